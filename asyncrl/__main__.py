@@ -1,0 +1,29 @@
+"""`asyncrl` and `python -m asyncrl`: lists the commands and hands over to the one that is named."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+PAGES = {"a3c": "asynchronous advantage actor-critic (Mnih et al. 2016, Algorithm S3)"}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run `asyncrl <command> ...`; returns the exit code."""
+    words = sys.argv[1:] if words is None else words
+    if not words or words[0] in ("-h", "--help"):
+        print("usage: asyncrl COMMAND [OPTIONS]\n\ncommands:")
+        for name, text in PAGES.items():
+            print(f"  {name:16}{text}")
+        print("\n`asyncrl COMMAND --help` lists the options; `python -m asyncrl.COMMAND` is the same command.")
+        return 0
+    if words[0] not in PAGES:
+        print(f"asyncrl: error: no command {words[0]!r}; there are {', '.join(PAGES)}", file=sys.stderr)
+        return 2
+    from asyncrl.train import main as train
+
+    return train(f"asyncrl.{words[0]}", words[1:])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,146 @@
+"""Asynchronous advantage actor-critic: A3C.
+
+Mnih et al. 2016, "Asynchronous Methods for Deep Reinforcement Learning" (arXiv 1602.01783), Algorithm S3. Each
+actor-learner, with theta' its own copy of the shared parameters theta:
+
+    repeat
+        theta' <- theta
+        act t_max steps with a_t ~ pi(a | s_t; theta'), receiving r_t and s_{t+1}
+        R <- 0 for a terminal s_t, V(s_t; theta') otherwise                     (bootstrap)
+        for i = t-1, ..., t_start:
+            R <- r_i + gamma R
+            d theta += grad log pi(a_i | s_i) (R - V(s_i)) + beta grad H(pi(s_i))   (ascent)
+            d theta -= value_cost grad (R - V(s_i))^2                               (descent)
+        update theta with d theta, asynchronously and without a lock
+    until T > T_max
+
+The loop itself is `asyncrl.runtime.worker.work`; this page is what makes it A3C. Run it with `python -m asyncrl.a3c`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncrl.core.config import RunConfig
+from asyncrl.core.exploration import greedy, sample
+from asyncrl.core.losses import categorical_entropy, policy_gradient_loss, squared_error
+from asyncrl.core.returns import lambda_returns
+from asyncrl.core.rollout import Rollout, State
+from asyncrl.envs.spec import Spaces
+from asyncrl.nets.actor_critic import ActorCritic
+from asyncrl.nets.bodies import make_body
+
+
+@dataclass(frozen=True)
+class Config(RunConfig):
+    """A3C: asynchronous advantage actor-critic (Mnih et al. 2016, Algorithm S3)."""
+
+    gae_lambda: float = 1.0
+    """lambda of the returns (GAE); 1 is the paper's n-step return."""
+    entropy_weights: tuple[float, ...] = (0.01,)
+    """beta: weight of the policy's entropy. Several values are dealt out to the workers in turn."""
+    value_cost: float = 0.5
+    """Weight of the squared value error."""
+    normalize_advantages: bool = False
+    """Scale the advantages of a rollout to mean 0 and standard deviation 1."""
+
+
+def preset(name: str, spaces: Spaces) -> dict[str, Any]:
+    """The settings of a preset, as far as they differ from the fields' defaults."""
+    if name == "paper" or spaces.is_image:
+        return {}
+    return {
+        "envs_per_worker": 8,
+        "t_max": 8,
+        "optimizer": "adam",
+        "optimizer_decay": 0.999,
+        "optimizer_epsilon": 1e-5,
+        "learning_rate": 2e-3,
+        "max_gradient_norm": 0.5,
+        "reward_clip": 0.0,
+        "gae_lambda": 0.95,
+    }
+
+
+def make_network(config: Config, spaces: Spaces) -> ActorCritic:
+    """Policy and value on the body the configuration names."""
+    body = make_body(config.network, spaces.observation_shape, spaces.observation_dtype, config.hidden_sizes)
+    return ActorCritic(body, spaces.actions, "torch7" if config.preset == "paper" else "orthogonal")
+
+
+class A3C:
+    """One worker's policy and value, and its loss."""
+
+    def __init__(
+        self, config: Config, spaces: Spaces, network: ActorCritic, worker: int, generator: torch.Generator
+    ) -> None:
+        self.config = config
+        self.network = network
+        self.generator = generator
+        self.choose_best = worker < 0 and config.evaluation_policy == "greedy"
+        self.entropy_weight = config.entropy_weights[max(worker, 0) % len(config.entropy_weights)]
+        self.exploration = {"entropy_weight": self.entropy_weight}
+
+    def initial_state(self, environments: int) -> State:
+        """Nothing to remember: the networks are feed-forward."""
+        return None
+
+    @torch.inference_mode()
+    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
+        """a_t ~ pi(a_t | s_t; theta'), `[E]`."""
+        logits, _ = self.network(observations)
+        return greedy(logits) if self.choose_best else sample(logits, self.generator), state
+
+    def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        """Summed over the T steps, as the paper accumulates its gradient, and averaged over the E environments."""
+        config = self.config
+        logits, values = self.network(rollout.observations[:-1])
+        rewards = rollout.rewards
+        if config.reward_clip:
+            rewards = np.clip(rewards, -config.reward_clip, config.reward_clip)
+        returns = torch.from_numpy(
+            lambda_returns(
+                rewards, rollout.discounts, self._next_values(rollout, values), rollout.last, config.gae_lambda
+            )
+        )
+        surprise = returns - values.detach()
+        advantages = surprise
+        if config.normalize_advantages:
+            advantages = (surprise - surprise.mean()) / (surprise.std(correction=0) + 1e-8)
+
+        log_probabilities = torch.log_softmax(logits, -1)
+        taken = log_probabilities.gather(-1, rollout.actions.unsqueeze(-1)).squeeze(-1)
+        policy_loss = policy_gradient_loss(taken, advantages)
+        value_loss = squared_error(values, returns)
+        entropy = categorical_entropy(log_probabilities)
+        environments = values.shape[1]
+        loss = (policy_loss + config.value_cost * value_loss - self.entropy_weight * entropy).sum() / environments
+        return loss, {
+            "policy_gradient_loss": policy_loss.detach().mean(),
+            "value_loss": value_loss.detach().mean(),
+            "entropy": entropy.detach().mean(),
+            "explained_variance": 1 - surprise.var(correction=0) / (returns.var(correction=0) + 1e-8),
+        }
+
+    @torch.no_grad()
+    def _next_values(self, rollout: Rollout, values: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """V(s_{t+1}; theta') `[T, E]`: within the rollout, beyond its end, and where a time limit cut an episode."""
+        _, bootstrap = self.network(rollout.observations[-1])
+        final_values = None
+        if rollout.final_observations is not None:
+            final_values = self.network(rollout.final_observations)[1].numpy()
+        return rollout.next_values(values.detach().numpy(), bootstrap.numpy(), final_values)
+
+
+make_agent = A3C
+
+
+if __name__ == "__main__":
+    from asyncrl.train import main
+
+    raise SystemExit(main("asyncrl.a3c"))

@@ -1,0 +1,66 @@
+"""How a run ends, whichever backend ran it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run: its state, why, and the command's exit code."""
+
+    state: str
+    """finished, stopped or failed."""
+    reason: str
+    exit_code: int
+    traceback: str | None = None
+
+
+def finished(reason: str) -> Outcome:
+    """The run did what it was asked to."""
+    return Outcome("finished", reason, 0)
+
+
+def stopped(number: int) -> Outcome:
+    """A signal ended the run; exit code 128 + its number, as shells expect."""
+    return Outcome("stopped", f"received {signal.Signals(number).name}", 128 + number)
+
+
+def failed(reason: str, traceback: str | None = None) -> Outcome:
+    """Something broke."""
+    return Outcome("failed", reason, 1, traceback)
+
+
+@dataclass
+class Signals:
+    """SIGINT and SIGTERM as a flag that loops look at: the first asks for an orderly end, a second for haste."""
+
+    received: list[int] = field(default_factory=list)
+
+    @property
+    def first(self) -> int | None:
+        """The signal that asked for the end, or None."""
+        return self.received[0] if self.received else None
+
+    @property
+    def urgent(self) -> bool:
+        """Whether somebody asked twice."""
+        return len(self.received) > 1
+
+    @contextmanager
+    def caught(self) -> Iterator[Signals]:
+        """Catch both signals while the block runs."""
+
+        def note(number: int, _: FrameType | None) -> None:
+            self.received.append(number)
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

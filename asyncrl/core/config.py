@@ -1,0 +1,181 @@
+"""The part of the configuration that every algorithm shares. Each page adds its own fields to it, once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from asyncrl.core.errors import UsageError
+from asyncrl.core.updates import UpdateRule
+
+ConfigT = TypeVar("ConfigT", bound="RunConfig")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What every page takes. The field is the flag is the key in config.json; the text below it is its help.
+
+    *Steps* are agent steps, summed over all workers. A *frame* is an emulator frame: 4 per step on Atari.
+    Constructing one checks it and raises UsageError with one line for the first impossible value.
+    """
+
+    env_id: str = "ALE/Pong-v5"
+    """Environment: an Atari id (ALE/Pong-v5), any Gymnasium id, Chain, Catch, or module:factory."""
+    env_kwargs: tuple[str, ...] = ()
+    """Arguments of the environment, as key=value."""
+    workers: int = 16
+    """Actor-learners, each with its own environments and exploration. May exceed the cores."""
+    envs_per_worker: int = 1
+    """Environments of each worker (E), acted on as one batch. 1 is the paper."""
+    t_max: int = 5
+    """Steps of each environment between two updates."""
+    total_steps: int = 10_000_000
+    """T_max: steps of all workers together after which the run is finished."""
+    seed: int = 1
+    """Seed of everything random. The serial backend repeats a run bit by bit."""
+    preset: Literal["default", "paper"] = "default"
+    """Where the other settings start from: what trains best here, or exactly the paper's."""
+
+    backend: Literal["local", "serial"] = "local"
+    """local: a process per worker. serial: all workers in turn in one process, repeatable."""
+    schedule: Literal["round-robin", "random", "delays"] = "round-robin"
+    """Serial backend: whose turn is next."""
+    delays: tuple[float, ...] = ()
+    """Serial backend, schedule delays: duration of a turn of worker 0, 1, ... in any unit; the list repeats."""
+    update: Literal["hogwild", "locked"] = "hogwild"
+    """Whether pushes to the shared parameters take a lock. The paper's do not."""
+    statistics: Literal["shared", "per-worker"] = "shared"
+    """Who owns the optimiser's statistics: all workers together or each its own (the paper compares both)."""
+
+    runs_dir: str = "runs"
+    """Folder under which RUNS_DIR/page/environment/name is made."""
+    run_name: str = ""
+    """Name of the run's folder; empty: made from workers, seed and time."""
+    resume: str = ""
+    """Folder of a run to go on with, from its newest checkpoint."""
+    quiet: bool = False
+    """Print the run folder and errors only."""
+    max_seconds: float = 0.0
+    """Finish after so many seconds of training; 0: no limit."""
+    stop_at_score: float | None = None
+    """Finish when the mean of an evaluation's episodes reaches this score."""
+
+    evaluation_interval_steps: int = 100_000
+    """Steps between two evaluations; 0: none by steps."""
+    evaluation_interval_seconds: float = 0.0
+    """Seconds between two evaluations; 0: none by time. Local backend only."""
+    evaluation_episodes: int = 10
+    """Whole episodes per evaluation."""
+    evaluation_policy: Literal["greedy", "sampled"] = "greedy"
+    """Whether the evaluator takes the best action or explores as the workers do."""
+    evaluation_cpu_share: float = 0.15
+    """The evaluator waits rather than use more than this share of all CPU time."""
+    checkpoint_interval_steps: int = 500_000
+    """Steps between two checkpoints; there is one at the end and at a stop as well. 0: only those."""
+    checkpoints_kept: int = 3
+    """How many checkpoints stay, beside the best one."""
+    record_interval_seconds: float = 2.0
+    """Seconds between two rows of a worker's records."""
+
+    gamma: float = 0.99
+    """Discount of a step's future."""
+    optimizer: Literal["rmsprop", "adam", "momentum-sgd"] = "rmsprop"
+    """Update rule."""
+    learning_rate: float = 7e-4
+    """eta at the first step."""
+    anneal_learning_rate: bool = True
+    """Take eta linearly to 0 over total_steps."""
+    optimizer_decay: float = 0.99
+    """alpha of rmsprop and momentum-sgd, beta_2 of adam."""
+    optimizer_epsilon: float = 0.1
+    """rmsprop: inside the root. adam: beside the root."""
+    optimizer_momentum: float = 0.9
+    """beta_1 of adam."""
+    max_gradient_norm: float = 40.0
+    """A gradient with a larger L2 norm is scaled down to it; 0: never."""
+    reward_clip: float = 1.0
+    """Rewards are clipped to [-x, x] inside the loss; 0: not. Scores stay raw."""
+
+    network: Literal["auto", "paper", "nature", "mlp"] = "auto"
+    """Body of the network. auto: paper (16-32-256) for images, mlp for vectors."""
+    hidden_sizes: tuple[int, ...] = ()
+    """Widths of the fully connected layers; empty: the body's own (256, 512, or 64 64)."""
+
+    frame_skip: int = 4
+    """Atari: frames per step."""
+    frame_stack: int = 4
+    """Atari: screens per observation."""
+    image_size: int = 84
+    """Atari: height and width of a screen in pixels."""
+    noop_max: int = 30
+    """Atari: up to so many no-ops begin an episode."""
+    sticky_actions: float = 0.0
+    """Atari: probability that the emulator repeats the last action, whatever the id's default."""
+    life_loss: bool = False
+    """Atari: in training, a lost life ends the return (the game goes on)."""
+    full_action_space: bool = False
+    """Atari: all 18 actions."""
+    max_episode_steps: int = 0
+    """Truncate episodes at so many steps; 0: Atari 27 000 (30 minutes), others as registered."""
+
+    def __post_init__(self) -> None:
+        for name in _AT_LEAST_ONE:
+            self._require(name, getattr(self, name) >= 1, "must be at least 1")
+        for name in _NOT_NEGATIVE:
+            self._require(name, getattr(self, name) >= 0, "must not be negative")
+        for name in ("gamma", "sticky_actions", "optimizer_decay", "optimizer_momentum"):
+            self._require(name, 0 <= getattr(self, name) <= 1, "must lie between 0 and 1")
+        self._require("learning_rate", 0 < self.learning_rate < math.inf, "must be a positive number")
+        self._require("optimizer_epsilon", 0 < self.optimizer_epsilon < math.inf, "must be a positive number")
+        self._require("evaluation_cpu_share", 0 < self.evaluation_cpu_share <= 1, "must lie in (0, 1]")
+        self._require("seed", 0 <= self.seed < 2**63, "must lie between 0 and 2^63")
+        self._require("image_size", self.image_size >= 36, "must be at least 36: the convolutions need room")
+        self._require("hidden_sizes", all(size >= 1 for size in self.hidden_sizes), "must be positive")
+        self._require("delays", all(0 < delay < math.inf for delay in self.delays), "must be positive")
+        if self.stop_at_score is not None:
+            self._require("stop_at_score", math.isfinite(self.stop_at_score), "must be a number")
+        if (self.schedule == "delays") != bool(self.delays):
+            raise UsageError("--delays and --schedule delays belong together: give both or neither")
+        if self.backend != "serial" and self.schedule != "round-robin":
+            raise UsageError("--schedule is for --backend serial; processes are scheduled by the system")
+
+    def _require(self, field: str, condition: bool, demand: str) -> None:
+        if not condition:
+            raise UsageError(f"{flag(field)} {demand}, got {getattr(self, field)}")
+
+    @property
+    def update_rule(self) -> UpdateRule:
+        """The optimiser these settings describe."""
+        return UpdateRule(self.optimizer, self.optimizer_decay, self.optimizer_epsilon, self.optimizer_momentum)
+
+
+_AT_LEAST_ONE = (
+    "workers", "envs_per_worker", "t_max", "total_steps", "evaluation_episodes", "checkpoints_kept",
+    "frame_skip", "frame_stack",
+)  # fmt: skip
+_NOT_NEGATIVE = (
+    "max_seconds", "evaluation_interval_steps", "evaluation_interval_seconds", "checkpoint_interval_steps",
+    "record_interval_seconds", "max_gradient_norm", "reward_clip", "noop_max", "max_episode_steps",
+)  # fmt: skip
+
+
+def flag(field: str) -> str:
+    """The command-line flag of a field: `t_max` is `--t-max`."""
+    return "--" + field.replace("_", "-")
+
+
+def to_plain(config: RunConfig) -> dict[str, Any]:
+    """The configuration as plain data for config.json."""
+    return dataclasses.asdict(config)
+
+
+def from_plain(cls: type[ConfigT], data: dict[str, Any]) -> ConfigT:
+    """A configuration from what config.json holds. Raises UsageError for a field this version does not know."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    unknown = sorted(set(data) - set(fields))
+    if unknown:
+        raise UsageError(f"the stored configuration has fields this version does not know: {', '.join(unknown)}")
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    return cls(**values)

@@ -1,0 +1,62 @@
+"""All parameters of a network as one flat vector, so that a pull is one copy and a snapshot one clone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+def flatten_parameters(network: nn.Module) -> Tensor:
+    """Move the parameters of `network` into one new flat float32 vector `[P]` and make them views of it.
+
+    Afterwards a write to the vector is seen by the network at once. The order is that of `network.parameters()`.
+    Raises ValueError for parameters that are not float32: they could not share one buffer.
+    """
+    parameters = list(network.parameters())
+    for name, parameter in network.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise ValueError(f"parameter {name} is {parameter.dtype}; the shared store holds float32 only")
+    flat = torch.empty(sum(parameter.numel() for parameter in parameters))
+    for parameter, view in zip(parameters, split_like(flat, parameters), strict=True):
+        view.copy_(parameter.detach())
+        parameter.data = view
+    return flat
+
+
+def split_like(flat: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Views of `flat` `[P]` with the shapes of `parameters`, in their order."""
+    views, start = [], 0
+    for parameter in parameters:
+        end = start + parameter.numel()
+        views.append(flat[start:end].view(parameter.shape))
+        start = end
+    return views
+
+
+def gradient_of(loss: Tensor, network: nn.Module, out: Tensor) -> Tensor:
+    """The gradient of `loss` in the parameters of `network`, written to the flat vector `out` `[P]` and returned.
+
+    The gradient is a value that is handed on, never state that hangs on a parameter: with `.grad` shared between
+    processes, torch 2 applies stale or accumulated gradients without a word. A parameter the loss does not touch
+    gets zeros.
+    """
+    parameters = list(network.parameters())
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    pieces = [
+        torch.zeros_like(parameter).view(-1) if gradient is None else gradient.reshape(-1)
+        for gradient, parameter in zip(gradients, parameters, strict=True)
+    ]
+    return torch.cat(pieces, out=out)
+
+
+def clip_by_norm(gradient: Tensor, max_norm: float) -> float:
+    """Scale the flat `gradient` in place to an L2 norm of at most `max_norm` (0: no limit); returns the norm before.
+
+    The norm of a gradient with a NaN or an infinity is not finite, and such a gradient is left as it is.
+    """
+    norm = float(torch.linalg.vector_norm(gradient))
+    if 0 < max_norm < norm < float("inf"):
+        gradient.mul_(max_norm / norm)
+    return norm

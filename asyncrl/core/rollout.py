@@ -1,0 +1,59 @@
+"""What a worker has seen between two updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+State: TypeAlias = tuple[Tensor, ...] | None
+"""The recurrent state of E environments, each tensor `[E, ...]`; None for a feed-forward network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """T steps of E environments, time first. The arrays are reused by the next rollout: do not keep them.
+
+    An episode that *terminated* at step t has `discounts[t] = 0`. One that was *truncated* (a time limit) keeps its
+    discount, and what it bootstraps from is its own last observation, kept in `final_observations`: the row
+    `observations[t + 1]` already belongs to the next episode. `last[t]` is True in both cases.
+    """
+
+    observations: Tensor
+    """`[T + 1, E, ...]` uint8 or float32: observation t is what action t was chosen on."""
+    actions: Tensor
+    """`[T, E]` int64."""
+    rewards: NDArray[np.float32]
+    """`[T, E]` raw, never clipped: clipping is a matter of the loss."""
+    discounts: NDArray[np.float32]
+    """`[T, E]` gamma, or 0 where the episode terminated (or a life was lost and that counts as the end)."""
+    last: NDArray[np.bool_]
+    """`[T, E]` True where the return is cut: the episode ended here in either way."""
+    truncated: tuple[NDArray[np.intp], NDArray[np.intp]]
+    """Times and environments `([K], [K])` of the truncated episodes."""
+    final_observations: Tensor | None
+    """`[K, ...]` the last real observations of those episodes; None when there are none."""
+    state: State = None
+    """The recurrent state in which the rollout began."""
+
+    @property
+    def steps(self) -> int:
+        """Agent steps in this rollout: T x E."""
+        return int(self.rewards.size)
+
+    def next_values(
+        self, values: NDArray[np.float32], bootstrap: NDArray[np.float32], final_values: NDArray[np.float32] | None
+    ) -> NDArray[np.float32]:
+        """The value of the state each step leads to, `[T, E]`.
+
+        `values` `[T, E]` of the observations 0..T-1, `bootstrap` `[E]` of observation T and `final_values` `[K]` of
+        the truncated episodes' last observations. Rows where an episode terminated are multiplied by a discount of
+        0 later, so what stands there does not matter.
+        """
+        following = np.concatenate([values[1:], bootstrap[None]])
+        if final_values is not None:
+            following[self.truncated] = final_values
+        return following

@@ -1,0 +1,89 @@
+"""Update rules: what one gradient does to the flat parameters and to the statistics that go with them.
+
+Each works in place on flat float32 vectors `[P]`. Whether the statistics are shared by all workers or private to one
+is only a question of who owns the tensor: the rule is the same (Mnih et al. 2016, section 7 of the supplement).
+Other processes may write to the same memory at the same time; that is Hogwild, and no rule here takes a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """The name and the constants of an update rule. `apply` is the rule itself."""
+
+    name: str
+    decay: float = 0.99
+    """alpha: how much of the old statistics survives an update (rmsprop, momentum); beta_2 for adam."""
+    epsilon: float = 0.1
+    """rmsprop: added *inside* the root, as in the paper. adam: added to the root, as in its own paper."""
+    momentum: float = 0.9
+    """beta_1 of adam."""
+
+    @property
+    def statistics(self) -> int:
+        """How many flat vectors of statistics the rule keeps."""
+        return 2 if self.name == "adam" else 1
+
+    def apply(self, theta: Tensor, gradient: Tensor, statistics: Tensor, learning_rate: float, updates: int) -> None:
+        """Change `theta` `[P]` and `statistics` `[S, P]` in place by one `gradient` `[P]`.
+
+        `updates` is the number of updates these statistics have seen before this one. The gradient may be
+        overwritten: it is the caller's scratch space afterwards.
+        """
+        RULES[self.name](self, theta, gradient, statistics, learning_rate, updates)
+
+
+def rmsprop(
+    rule: UpdateRule, theta: Tensor, gradient: Tensor, statistics: Tensor, learning_rate: float, updates: int
+) -> None:
+    """g <- alpha g + (1 - alpha) d^2;  theta <- theta - eta d / sqrt(g + eps)   (equations S2 and S3).
+
+    torch.optim.RMSprop divides by sqrt(g) + eps, which with the authors' eps of 0.1 is another optimiser.
+    """
+    g = statistics[0]
+    g.mul_(rule.decay).addcmul_(gradient, gradient, value=1.0 - rule.decay)
+    theta.addcmul_(gradient, torch.add(g, rule.epsilon).rsqrt_(), value=-learning_rate)
+
+
+def momentum_sgd(
+    rule: UpdateRule, theta: Tensor, gradient: Tensor, statistics: Tensor, learning_rate: float, updates: int
+) -> None:
+    """m <- alpha m + (1 - alpha) d;  theta <- theta - eta m   (section 7)."""
+    m = statistics[0]
+    m.mul_(rule.decay).add_(gradient, alpha=1.0 - rule.decay)
+    theta.add_(m, alpha=-learning_rate)
+
+
+def adam(
+    rule: UpdateRule, theta: Tensor, gradient: Tensor, statistics: Tensor, learning_rate: float, updates: int
+) -> None:
+    """Adam (Kingma & Ba 2015, Algorithm 1) by torch's fused kernel, one pass over the memory.
+
+    The step of the bias correction comes from the caller's exact count instead of a shared cell that workers race on.
+    """
+    torch._fused_adam_(
+        [theta],
+        [gradient],
+        [statistics[0]],
+        [statistics[1]],
+        [],
+        [torch.tensor(float(updates + 1))],
+        lr=learning_rate,
+        beta1=rule.momentum,
+        beta2=rule.decay,
+        weight_decay=0.0,
+        eps=rule.epsilon,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+Rule = Callable[[UpdateRule, Tensor, Tensor, Tensor, float, int], None]
+RULES: dict[str, Rule] = {"rmsprop": rmsprop, "momentum-sgd": momentum_sgd, "adam": adam}

@@ -1,0 +1,318 @@
+"""Atari 2600 games on the Arcade Learning Environment, preprocessed as since Mnih et al. 2015.
+
+Each action is held for `frame_skip` frames; the last two frames, in grey, are merged by their maximum (sprites flicker
+on odd and even frames), shrunk to 84 x 84, and the latest 4 such images make an observation. An episode begins with 1
+to 30 frames without action. The observations are, pixel for pixel, those of Gymnasium's `AtariPreprocessing` and
+`FrameStackObservation(4, padding_type="zero")` for the same seed and actions, and a test holds them to it. Where this
+differs from them: a lost life is reported without restarting the game, and the step limit counts agent steps.
+
+The emulator takes most of the time of a step, so the rest is kept small: the screen is read only for the two frames
+that count, into arrays that stay, and only the rows that changed are shrunk again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ale_py
+import cv2
+import numpy as np
+from ale_py import roms
+from numpy.typing import NDArray
+
+from asyncrl.core.errors import UsageError
+from asyncrl.envs.spec import ATARI_STEP_CAP, Spaces
+
+if TYPE_CHECKING:
+    from asyncrl.envs.spec import EnvSpec
+
+NOOP = 0
+_ID = re.compile(
+    r"(?:ale_py:)?(?P<ale>ALE/)?(?P<name>\w+?)(?P<ram>-ram)?(?P<kind>NoFrameskip|Deterministic)?-v(?P<version>\d+)"
+)
+_MULTI_PLAYER_ONLY = frozenset({"combat", "joust", "maze_craze", "warlords"})
+_RING_STACKS = 4
+"""Length of the ring of images, in stacks. At its end the newest images are copied to its start, so that the latest
+`frame_stack` images always lie side by side and an observation is a view. Short enough to stay in the cache."""
+
+
+class AtariEnvironment:
+    """One Atari game. Observations are uint8 [frame_stack, image_size, image_size], oldest image first.
+
+    They are views of a ring of images: copy them before the next call. Rewards are the raw change of the score.
+    """
+
+    def __init__(
+        self,
+        rom: Path,
+        seed: int,
+        *,
+        frame_skip: int = 4,
+        noop_max: int = 30,
+        sticky_actions: float = 0.0,
+        life_loss: bool = False,
+        full_action_space: bool = False,
+        image_size: int = 84,
+        frame_stack: int = 4,
+        max_episode_steps: int = ATARI_STEP_CAP,
+        mode: int | None = None,
+        difficulty: int | None = None,
+    ) -> None:
+        """Load the game. Raises `UsageError` for a mode or difficulty that it does not have."""
+        cv2.setNumThreads(1)  # a pool of OpenCV's own in every worker would fight over the cores
+        # Gymnasium's two seeds, so that its episodes and ours are the same: one for the no-ops, one for the emulator.
+        noop_seed, emulator_seed = np.random.SeedSequence(seed).generate_state(2)
+        self._random = np.random.default_rng(int(noop_seed))
+        self._ale = _load(rom, int(emulator_seed.astype(np.int32)), sticky_actions, mode, difficulty)
+
+        action_set = self._ale.getLegalActionSet() if full_action_space else self._ale.getMinimalActionSet()
+        self._actions = tuple(action.value for action in action_set)
+        self.spaces = Spaces(
+            observation_shape=(frame_stack, image_size, image_size),
+            observation_dtype="uint8",
+            actions=len(self._actions),
+        )
+        self._countdown = range(frame_skip - 1, -1, -1)  # frames left after this one
+        self._noop_max = noop_max
+        self._life_loss = life_loss
+        self._max_episode_steps = max_episode_steps
+
+        height, width = self._ale.getScreenDims()
+        self._penultimate = np.zeros((height, width), np.uint8)  # the frame before the last of a step
+        self._merged = np.zeros((height, width), np.uint8)  # the maximum of both, of the latest step
+        self._scratch = np.zeros((height, width), np.uint8)  # the same of the step before, to be overwritten
+        self._shrink = _Shrinker(height, width, image_size)
+
+        self._ring = np.zeros((_RING_STACKS * frame_stack, image_size, image_size), np.uint8)
+        self._images = tuple(self._ring)
+        self._stacks = tuple(self._ring[max(i + 1 - frame_stack, 0) : i + 1] for i in range(len(self._ring)))
+        self._frame_stack = frame_stack
+        self._newest = frame_stack - 1
+
+        self._lives = 0
+        self._elapsed = 0
+        self._running = False
+
+    def reset(self) -> NDArray[np.uint8]:
+        """Start the game again and let a random number of frames pass without action."""
+        ale = self._ale
+        ale.reset_game()
+        for _ in range(self._random.integers(1, self._noop_max + 1) if self._noop_max > 0 else 0):
+            ale.act(NOOP)
+            if ale.game_over():
+                ale.reset_game()
+        self._lives = ale.lives()
+        self._elapsed = 0
+        self._running = True
+        ale.getScreenGrayscale(self._merged)
+        self._penultimate.fill(0)
+        self._newest = self._frame_stack - 1
+        self._ring[: self._newest] = 0
+        self._shrink.whole(self._merged, self._images[self._newest])
+        return self._stacks[self._newest]
+
+    def step(self, action: int) -> tuple[NDArray[np.uint8], float, bool, bool, bool]:
+        """Hold the action for `frame_skip` frames; raises ValueError for one that does not exist."""
+        if not self._running:
+            raise RuntimeError("step() before reset(): no episode is running")
+        if not 0 <= action < len(self._actions):
+            raise ValueError(f"this game has the actions 0 to {len(self._actions) - 1}, not {action}")
+        ale = self._ale
+        pressed = self._actions[action]
+        reward = 0
+        over = False
+        before, merged = self._merged, self._scratch
+        for left in self._countdown:
+            reward += ale.act(pressed)
+            if ale.game_over():
+                over = True
+                # As in Gymnasium: the screen of a frame that ended the game is not read, what was seen last remains.
+                np.copyto(merged, before)
+                break
+            if left == 1:
+                ale.getScreenGrayscale(self._penultimate)
+            elif left == 0:
+                ale.getScreenGrayscale(merged)
+        np.maximum(merged, self._penultimate, out=merged)
+        self._merged, self._scratch = merged, before
+        observation = self._observe(before, merged)
+
+        self._elapsed += 1
+        truncated = not over and self._elapsed >= self._max_episode_steps
+        self._running = not (over or truncated)
+        lives = ale.lives()
+        life_lost = self._life_loss and lives < self._lives and not over
+        self._lives = lives
+        return observation, float(reward), over, truncated, life_lost
+
+    def close(self) -> None:
+        """Nothing to release: the emulator goes with the object."""
+
+    def state(self) -> dict[str, Any]:
+        """Everything the future depends on, as plain data: about 80 KB of bytes, arrays, numbers and flags.
+
+        Another environment made from the same spec goes on exactly from there, the emulator's random numbers
+        included. Two games are an exception in ale-py 0.12.1, whose state of Qbert and of Tetris is incomplete.
+        """
+        return {
+            "emulator": self._ale.cloneState(include_rng=True).serialize(),
+            "random": self._random.bit_generator.state,
+            "stack": self._stacks[self._newest].copy(),
+            "merged": self._merged.copy(),
+            "lives": self._lives,
+            "elapsed": self._elapsed,
+            "running": self._running,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to a state taken by `state` of an environment of the same spec."""
+        self._ale.restoreState(ale_py.ALEState(state["emulator"]))
+        self._random.bit_generator.state = state["random"]
+        self._newest = self._frame_stack - 1
+        self._stacks[self._newest][:] = state["stack"]
+        self._merged[:] = state["merged"]
+        self._penultimate.fill(0)  # what it showed is in the merged screen
+        self._lives, self._elapsed, self._running = state["lives"], state["elapsed"], state["running"]
+
+    def _observe(self, before: NDArray[np.uint8], merged: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Append the image of the merged screen to the ring; `before` is the screen that made the newest image."""
+        previous = self._images[self._newest]
+        self._newest += 1
+        if self._newest == len(self._images):
+            kept = self._frame_stack - 1
+            self._ring[:kept] = self._ring[len(self._ring) - kept :]
+            self._newest = kept
+        self._shrink.changes(before, merged, previous, self._images[self._newest])
+        return self._stacks[self._newest]
+
+
+class _Shrinker:
+    """cv2's INTER_AREA to a square image, again only for the rows that changed since the last image.
+
+    Where 210 rows become 84, every 5 rows become 2 and depend on nothing else: the image falls into 42 bands that can
+    be shrunk by themselves, with the same arithmetic and so the same pixels. Most of a screen stands still (a third of
+    Pong's changes in a step), so a step takes up to a tenth less time. In general there are gcd(height, size) bands.
+    """
+
+    def __init__(self, height: int, width: int, size: int) -> None:
+        # Bands are the same arithmetic only if the scale is a machine number and no row is interpolated.
+        exact = Fraction(height / size) == Fraction(height, size) and size <= min(height, width)
+        bands = math.gcd(height, size) if exact else 1
+        self._size = size
+        self._source_rows = height // bands
+        self._target_rows = size // bands
+        self._band_pixels = self._source_rows * width
+
+    def whole(self, screen: NDArray[np.uint8], image: NDArray[np.uint8]) -> None:
+        """Shrink a screen [H, W] into an image [size, size]."""
+        cv2.resize(screen, (self._size, self._size), image, interpolation=cv2.INTER_AREA)
+
+    def changes(
+        self,
+        before: NDArray[np.uint8],
+        screen: NDArray[np.uint8],
+        image_before: NDArray[np.uint8],
+        image: NDArray[np.uint8],
+    ) -> None:
+        """The same, where `image_before` is already the image of the screen `before`."""
+        np.copyto(image, image_before)
+        # Compared eight pixels at a time. Only the span from the first to the last change is shrunk: one call of cv2.
+        changed = np.flatnonzero(before.view(np.uint64) != screen.view(np.uint64))
+        if changed.size:
+            first, last = 8 * int(changed[0]) // self._band_pixels, 8 * int(changed[-1]) // self._band_pixels
+            bands = last + 1 - first
+            rows = screen[first * self._source_rows : (last + 1) * self._source_rows]
+            target = image[first * self._target_rows : (last + 1) * self._target_rows]
+            cv2.resize(rows, (self._size, bands * self._target_rows), target, interpolation=cv2.INTER_AREA)
+
+
+def _load(rom: Path, seed: int, sticky_actions: float, mode: int | None, difficulty: int | None) -> ale_py.ALEInterface:
+    """An emulator running the game in `rom`. The settings come first: loading is what makes them count."""
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # or every process prints a banner
+    ale = ale_py.ALEInterface()
+    ale.setInt("random_seed", seed)
+    ale.setFloat("repeat_action_probability", sticky_actions)
+    ale.loadROM(rom)
+    for name, value, available, choose in (
+        ("mode", mode, ale.getAvailableModes(), ale.setMode),
+        ("difficulty", difficulty, ale.getAvailableDifficulties(), ale.setDifficulty),
+    ):
+        if value is None:
+            continue
+        if value not in available:
+            raise UsageError(f"{rom.stem} has no {name} {value}; it has {', '.join(map(str, available))}")
+        choose(value)
+    return ale
+
+
+def make_atari(spec: EnvSpec, seed: int, evaluation: bool) -> AtariEnvironment:
+    """Make the game that a spec names. Raises `UsageError` for an id or a setting that does not exist."""
+    rom = roms.get_rom_path(find_game(spec.env_id))
+    assert rom is not None  # find_game knows only games whose ROM comes with ale-py
+    settings = dict(spec.env_kwargs)
+    for name in settings:
+        if name not in ("mode", "difficulty"):
+            raise UsageError(f"{spec.env_id} takes mode and difficulty in env_kwargs, not {name}{_ours(name)}")
+    return AtariEnvironment(
+        rom,
+        seed,
+        frame_skip=spec.frame_skip,
+        noop_max=spec.noop_max,
+        sticky_actions=spec.sticky_actions,
+        life_loss=spec.life_loss and not evaluation,
+        full_action_space=spec.full_action_space,
+        image_size=spec.image_size,
+        frame_stack=spec.frame_stack,
+        max_episode_steps=spec.step_cap,
+        **settings,
+    )
+
+
+def find_game(env_id: str) -> str:
+    """The name of the ROM for an id: "ALE/Pong-v5" and "PongNoFrameskip-v4" are "pong". `UsageError` for others."""
+    form = _ID.fullmatch(env_id)
+    name = form["name"] if form else env_id.removeprefix("ALE/")
+    rom = games().get(name)
+    if form is None or rom is None:
+        near = _similar(name)
+        remedy = f"did you mean {' or '.join(near)}?" if near else "ids are like ALE/Pong-v5"
+        raise UsageError(f"no Atari game for the id {env_id}: {remedy}")
+    usual = f"ALE/{name}-v5"
+    if form["ram"]:
+        raise UsageError(f"{env_id} observes the memory, not the screen, which is not supported: use {usual}")
+    if form["kind"] == "Deterministic":
+        raise UsageError(f"{env_id} is no longer part of ale-py: use {usual}, which here has no sticky actions")
+    if (form["ale"], form["kind"], form["version"]) == (None, "NoFrameskip", "0"):
+        raise UsageError(f"{env_id} stands for sticky actions: use {usual} with sticky_actions 0.25")
+    if (form["ale"], form["kind"], form["version"]) not in {("ALE/", None, "5"), (None, "NoFrameskip", "4")}:
+        raise UsageError(f"{env_id} is not offered here: use {usual}")
+    return rom
+
+
+def games() -> dict[str, str]:
+    """The ROM's name of every game that one can play alone, by the name that ids use: SpaceInvaders, space_invaders."""
+    return {rom.title().replace("_", ""): rom for rom in roms.get_all_rom_ids() if rom not in _MULTI_PLAYER_ONLY}
+
+
+def _similar(name: str) -> list[str]:
+    """Ids of the games with almost this name: one if only upper and lower case differ, else up to three."""
+    known = {game.lower(): f"ALE/{game}-v5" for game in games()}
+    if name.lower() in known:
+        return [known[name.lower()]]
+    return [known[near] for near in difflib.get_close_matches(name.lower(), known, n=3)]
+
+
+def _ours(name: str) -> str:
+    """Where an argument of ale-py's own environment is found here, as the end of a sentence."""
+    fields = {
+        "frameskip": "frame_skip",
+        "repeat_action_probability": "sticky_actions",
+        "full_action_space": "full_action_space",
+        "max_num_frames_per_episode": "max_episode_steps",
+    }
+    return f"; set {fields[name]} instead" if name in fields else ""

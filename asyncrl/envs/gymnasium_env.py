@@ -1,0 +1,320 @@
+"""Any single-agent Gymnasium environment, by id or from a user's factory, behind the contract of `envs.spec`.
+
+What comes out: images and planes [rows, columns, channels] as [C, H, W] (uint8 stays uint8, all else is float32),
+vectors as float32, Discrete and MultiDiscrete as one-hot float32. Discrete actions count from 0 whatever the space's
+own start is. Each step is checked cheaply, since a NaN or a wrong shape would poison the shared network for everybody:
+the violation raises `BadEnvironment` with the environment's id.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import math
+import re
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from asyncrl.core.errors import UsageError
+from asyncrl.envs.spec import BadEnvironment, Spaces, one_line
+
+if TYPE_CHECKING:
+    from asyncrl.envs.spec import EnvSpec
+
+Encoder = Callable[[Any], NDArray[Any]]
+"""From an observation of Gymnasium to ours. Raises ValueError, with the reason, for one that is not in its space."""
+
+
+class GymnasiumEnvironment:
+    """One Gymnasium environment. Raises `UsageError` for spaces that no network here could use."""
+
+    def __init__(
+        self,
+        environment: gymnasium.Env[Any, Any],
+        env_id: str,
+        seed: int,
+        max_episode_steps: int = 0,
+        notices: tuple[str, ...] = (),
+    ) -> None:
+        self._environment = environment
+        self._id = env_id
+        self._seed: int | None = seed
+        self._max_episode_steps = max_episode_steps
+        self.notices = notices
+        """What Gymnasium warned of when the environment was made."""
+        shape, dtype, self._encode = _encoder(environment.observation_space, env_id)
+        self._action_space = environment.action_space
+        actions, low, high = _actions(self._action_space, env_id)
+        self.spaces = Spaces(shape, dtype, actions, low, high)
+        self._first_action = int(self._action_space.start) if isinstance(self._action_space, spaces.Discrete) else 0
+        self._elapsed = 0
+        self._running = False
+
+    def reset(self) -> NDArray[Any]:
+        """Begin a new episode; the seed counts for the first and so for all that follow."""
+        result = self._environment.reset(seed=self._seed)
+        self._seed = None
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise self._bad("reset() must return (observation, info)")
+        self._elapsed = 0
+        self._running = True
+        return self._observe(result[0])
+
+    def step(self, action: int | NDArray[Any]) -> tuple[NDArray[Any], float, bool, bool, bool]:
+        """Act once; raises ValueError for an action outside the space, `BadEnvironment` for a broken promise."""
+        if not self._running:
+            raise RuntimeError("step() before reset(): no episode is running")
+        result = self._environment.step(self._native(action))
+        if not (isinstance(result, tuple) and len(result) == 5):
+            raise self._bad("step() must return (observation, reward, terminated, truncated, info)")
+        self._elapsed += 1
+        reward = self._reward(result[1])
+        terminated = bool(result[2])
+        truncated = bool(result[3]) or (not terminated and self._elapsed == self._max_episode_steps)
+        self._running = not (terminated or truncated)
+        return self._observe(result[0]), reward, terminated, truncated, False
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._environment.close()
+
+    def _native(self, action: int | NDArray[Any]) -> Any:
+        if self.spaces.is_continuous:
+            vector = np.asarray(action, self._action_space.dtype).reshape(self._action_space.shape)
+            if not np.isfinite(vector).all():
+                raise ValueError(f"{self._id} was given an action that is not finite: {action}")
+            return vector
+        if not 0 <= cast(int, action) < self.spaces.actions:
+            raise ValueError(f"{self._id} has the actions 0 to {self.spaces.actions - 1}, not {action}")
+        return self._first_action + cast(int, action)
+
+    def _reward(self, reward: Any) -> float:
+        try:
+            number = float(reward)
+        except (TypeError, ValueError):
+            raise self._bad(f"the reward is {type(reward).__name__}, not a number") from None
+        if not math.isfinite(number):
+            raise self._bad(f"the reward is {number}")
+        return number
+
+    def _observe(self, observation: Any) -> NDArray[Any]:
+        try:
+            return self._encode(observation)
+        except (TypeError, ValueError) as error:
+            raise self._bad(str(error)) from error
+
+    def _bad(self, what: str) -> BadEnvironment:
+        return BadEnvironment(f"{self._id} broke its contract in step {self._elapsed} of an episode: {what}")
+
+
+def _encoder(space: spaces.Space[Any], env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
+    """Shape, dtype and conversion of the observations of a space."""
+    if isinstance(space, spaces.Box):
+        return _box_encoder(space, env_id)
+    if isinstance(space, spaces.Discrete):
+        # One category is a MultiDiscrete of one: the same one-hot vector.
+        return _one_hot_encoder(np.array([space.n]), np.array([space.start]))
+    if isinstance(space, spaces.MultiDiscrete):
+        return _one_hot_encoder(space.nvec.ravel(), space.start.ravel())
+    if isinstance(space, spaces.MultiBinary):
+        return _vector_encoder(space.shape)
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        raise UsageError(
+            f"{env_id} observes a {type(space).__name__} of several parts: give a module:factory that wraps it in "
+            "gymnasium.wrappers.FlattenObservation"
+        )
+    raise UsageError(f"{env_id} observes a {type(space).__name__}, which is not supported: wrap it to observe a Box")
+
+
+def _box_encoder(space: spaces.Box, env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
+    shape = space.shape
+    if 0 in shape or len(shape) > 3:
+        raise UsageError(f"{env_id} observes an array {list(shape)}: wrap it to observe a vector or an image [H, W, C]")
+    if len(shape) < 2:
+        return _vector_encoder(shape)
+    dtype = np.uint8 if space.dtype == np.uint8 else np.float32
+    if len(shape) == 2:
+        return (1, *shape), dtype.__name__, lambda image: _array(image, shape, space.dtype, dtype)[np.newaxis]
+    # Channels come last in Gymnasium, first after wrappers that stack frames or follow torch.
+    if shape[0] < min(shape[1:]):
+        return shape, dtype.__name__, lambda image: _array(image, shape, space.dtype, dtype)
+    height, width, channels = shape
+    return (
+        (channels, height, width),
+        dtype.__name__,
+        lambda image: _array(image, shape, space.dtype, dtype).transpose(2, 0, 1),
+    )
+
+
+def _array(observation: Any, shape: tuple[int, ...], promised: Any, dtype: type[np.generic]) -> NDArray[Any]:
+    array = np.asarray(observation)
+    if array.shape != shape:
+        raise ValueError(f"the observation has the shape {list(array.shape)}, not {list(shape)}")
+    if dtype is np.uint8 and array.dtype != np.uint8:
+        # Casting would turn an image scaled to 0..1 into zeros without a word.
+        raise ValueError(f"the observation is {array.dtype}, not {promised}")
+    return array.astype(dtype, copy=False)
+
+
+def _vector_encoder(shape: tuple[int, ...]) -> tuple[tuple[int, ...], str, Encoder]:
+    size = math.prod(shape)
+
+    def encode(observation: Any) -> NDArray[Any]:
+        vector = np.asarray(observation, np.float32)
+        if vector.shape != shape:
+            raise ValueError(f"the observation has the shape {list(vector.shape)}, not {list(shape)}")
+        if not np.isfinite(vector).all():
+            raise ValueError("the observation holds a NaN or an infinity")
+        return vector.reshape(size)
+
+    return (size,), "float32", encode
+
+
+def _one_hot_encoder(sizes: NDArray[Any], starts: NDArray[Any]) -> tuple[tuple[int, ...], str, Encoder]:
+    """One-hot vectors of several categories, side by side."""
+    offsets = np.cumsum(sizes) - sizes
+    vector = np.zeros(int(sizes.sum()), np.float32)
+
+    def encode(observation: Any) -> NDArray[Any]:
+        values = np.asarray(observation).reshape(sizes.shape) - starts
+        if not ((values >= 0) & (values < sizes)).all():
+            raise ValueError(f"the observation {observation} is not in its space")
+        vector.fill(0.0)
+        vector[offsets + values] = 1.0
+        return vector
+
+    return vector.shape, "float32", encode
+
+
+def _actions(space: spaces.Space[Any], env_id: str) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
+    """Number of discrete actions, or the bounds of continuous ones."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n), (), ()
+    if isinstance(space, spaces.Box) and math.prod(space.shape) > 0:
+        return 0, tuple(map(float, space.low.ravel())), tuple(map(float, space.high.ravel()))
+    raise UsageError(f"{env_id} has actions in {space}, which is not supported: wrap it to take Discrete or Box")
+
+
+def make_gymnasium(spec: EnvSpec, seed: int) -> GymnasiumEnvironment:
+    """Make the environment that a spec names. Raises `UsageError` when that cannot be done."""
+    env_id = spec.env_id
+    arguments = dict(spec.env_kwargs)
+    module, _, attribute = env_id.partition(":")
+    # Gymnasium has ids of its own with a colon, "module:Name-v0"; those are no Python names.
+    if attribute.isidentifier():
+        environment = _from_factory(env_id, module, attribute, arguments)
+        return GymnasiumEnvironment(environment, env_id, seed, spec.max_episode_steps)
+    environment, notices = _from_registry(env_id, arguments)
+    return GymnasiumEnvironment(environment, env_id, seed, spec.max_episode_steps, notices)
+
+
+def _from_factory(env_id: str, module: str, attribute: str, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    try:
+        factory = getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
+            raise UsageError(f"{env_id}: there is no module {module} here; install it or set PYTHONPATH") from error
+        raise UsageError(f"{env_id}: importing {module} failed: {one_line(error)}") from error
+    except Exception as error:
+        raise UsageError(f"{env_id}: importing {module} failed: {one_line(error)}") from error
+    if factory is None:
+        raise UsageError(f"{env_id}: the module {module} has no {attribute}")
+    if not callable(factory):
+        raise UsageError(f"{env_id}: {attribute} is a {type(factory).__name__}, not a function that makes one")
+    try:
+        environment = factory(**arguments)
+    except Exception as error:
+        raise UsageError(f"{env_id}: {attribute}() failed: {one_line(error)}") from error
+    if not isinstance(environment, gymnasium.Env):
+        raise UsageError(f"{env_id}: {attribute}() returned a {type(environment).__name__}, not a gymnasium.Env")
+    return environment
+
+
+def _from_registry(env_id: str, arguments: dict[str, Any]) -> tuple[gymnasium.Env[Any, Any], tuple[str, ...]]:
+    _register_package_of(env_id)
+    _refuse_raw_atari(env_id)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        environment = _make(env_id, arguments)
+    notices = tuple(dict.fromkeys(_plain(str(warning.message)) for warning in caught))
+    if env_id.startswith(("MiniGrid-", "BabyAI-")) and isinstance(environment.observation_space, spaces.Dict):
+        environment = importlib.import_module("minigrid.wrappers").ImgObsWrapper(environment)
+    return environment, notices
+
+
+def _make(env_id: str, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    try:
+        return gymnasium.make(env_id, disable_env_checker=True, **arguments)
+    except gymnasium.error.DependencyNotInstalled as error:
+        extra = _extra_of(env_id)
+        remedy = f'pip install "asyncrl[{extra}]"' if extra else one_line(error)
+        raise UsageError(f"{env_id} needs an extra: {remedy}") from error
+    except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound) as error:
+        near = _similar(env_id)
+        remedy = f"did you mean {' or '.join(near)}?" if near else "is the package that registers it installed?"
+        raise UsageError(f"no environment has the id {env_id}: {remedy}") from error
+    except Exception as error:
+        raise UsageError(f"{env_id} could not be made: {one_line(error)}") from error
+
+
+def _register_package_of(env_id: str) -> None:
+    """Import what registers the ids of other packages, which Gymnasium does not do by itself."""
+    try:
+        if env_id.startswith("MinAtar/"):
+            _register_minatar(env_id)
+        elif env_id.startswith(("MiniGrid-", "BabyAI-")):
+            importlib.import_module("minigrid")
+    except ImportError as error:
+        extra = "minatar" if env_id.startswith("MinAtar/") else "minigrid"
+        raise UsageError(f'{env_id} needs an extra: pip install "asyncrl[{extra}]"') from error
+
+
+def _register_minatar(env_id: str) -> None:
+    if env_id in gymnasium.registry:
+        return
+    # It complains about seaborn, which only drawing needs, through the root logger of whoever imports it.
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        minatar = importlib.import_module("minatar.gym")
+    finally:
+        logging.disable(level)
+    if "MinAtar/Breakout-v1" not in gymnasium.registry:
+        minatar.register_envs()
+
+
+def _refuse_raw_atari(env_id: str) -> None:
+    """Ids like Pong-v4 would come as colour screens with a random frame skip: say which id is meant."""
+    form = re.fullmatch(r"(\w+)-v[04]", env_id)
+    registered = gymnasium.registry.get(env_id)
+    if form is None or (registered is not None and not str(registered.entry_point).startswith("ale_py")):
+        return
+    from asyncrl.envs.atari import games
+
+    if form[1] in games():
+        raise UsageError(f"{env_id} skips a random number of frames, which is not supported: use ALE/{form[1]}-v5")
+
+
+def _extra_of(env_id: str) -> str | None:
+    """The extra of this package that brings what an environment of Gymnasium's own needs."""
+    registered = gymnasium.registry.get(env_id)
+    form = re.match(r"gymnasium\.envs\.(box2d|mujoco)", str(registered.entry_point if registered else ""))
+    return form[1] if form else None
+
+
+def _similar(env_id: str) -> list[str]:
+    """Up to three existing ids that look like this one, upper and lower case alike."""
+    known = {known_id.lower(): known_id for known_id in [*gymnasium.registry, "Chain", "Catch"]}
+    return [known[near] for near in difflib.get_close_matches(env_id.lower(), known, n=3, cutoff=0.7)]
+
+
+def _plain(text: str) -> str:
+    """A warning of Gymnasium's without colours and without its prefix."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text).removeprefix("WARN: ")

@@ -1,0 +1,221 @@
+"""`EnvSpec`: which environment to train on, as plain data, and the small contract every environment keeps.
+
+A spec is frozen and picklable, so it can cross a process border; each process then makes its own environments with
+`make`. The parent calls `probe` once before any process starts, so that a mistake of the user is reported as one line.
+
+Importing this module costs nothing: the emulator, OpenCV and Gymnasium are imported only when an environment is made.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from asyncrl.envs.atari import AtariEnvironment
+    from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
+    from asyncrl.envs.toy import Catch, Chain
+
+ATARI_STEP_CAP = 27_000
+"""Longest Atari episode in agent steps: 108,000 frames, half an hour of play, at the usual frame skip of 4."""
+
+_ATARI_ID = re.compile(r"(?:ale_py:)?(?:ALE/.*|\w+(?:NoFrameskip|Deterministic)-v\d+|\w+-ram\w*-v\d+)")
+_TOY_IDS = ("Chain", "Catch")
+
+
+class BadEnvironment(RuntimeError):
+    """The environment broke its own promises: a wrong shape, a NaN, a step that is not five values. Names the id."""
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """What goes in and out of an environment, which is all that a network has to know of it."""
+
+    observation_shape: tuple[int, ...]
+    """[C, H, W] for images and planes, [n] for vectors."""
+    observation_dtype: str
+    """"uint8" (images, 0 to 255) or "float32"."""
+    actions: int
+    """Number of discrete actions; 0 when actions are continuous."""
+    action_low: tuple[float, ...] = ()
+    """Lower bound of each component of a continuous action."""
+    action_high: tuple[float, ...] = ()
+    """Upper bound of each component of a continuous action."""
+
+    @property
+    def is_image(self) -> bool:
+        """Whether an observation has channels, rows and columns."""
+        return len(self.observation_shape) == 3
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether an action is a vector of real numbers."""
+        return self.actions == 0
+
+
+class Environment(Protocol):
+    """One environment, in which one agent acts.
+
+    The array returned by `reset` and `step` may be overwritten by the next call: copy it at once.
+    """
+
+    def reset(self) -> NDArray[Any]:
+        """Begin a new episode and return its first observation."""
+        ...
+
+    def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool, bool]:
+        """Act once: (observation, raw reward, terminated, truncated, life lost).
+
+        After `terminated` or `truncated` the observation is the last one of the ended episode and the caller must call
+        `reset`. `life lost` asks to be learnt from as a termination (discount 0), but the game goes on: no reset.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what the environment holds; it is not used afterwards."""
+        ...
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """An environment and its settings. Impossible values raise `UsageError` at once."""
+
+    env_id: str
+    """A Gymnasium id, "ALE/Pong-v5" (or the older "PongNoFrameskip-v4"), "Chain", "Catch", or "module:factory"."""
+    env_kwargs: tuple[tuple[str, Any], ...] = ()
+    """Passed to gymnasium.make or to the factory; for Atari `mode` and `difficulty`."""
+    frame_skip: int = 4
+    """Atari: frames for which each action is held; the last two are merged by their maximum."""
+    noop_max: int = 30
+    """Atari: an episode begins with 1 to this many frames without action; 0 for none."""
+    sticky_actions: float = 0.0
+    """Atari: probability, per frame, that the previous action is repeated instead (Machado et al. 2018: 0.25)."""
+    life_loss: bool = False
+    """Atari: report a lost life, to be learnt from as a termination. The game itself goes on."""
+    full_action_space: bool = False
+    """Atari: all 18 actions instead of those that have an effect in the game."""
+    image_size: int = 84
+    """Atari: height and width of an observation in pixels."""
+    frame_stack: int = 4
+    """Atari: how many of the latest images make an observation."""
+    max_episode_steps: int = 0
+    """Our own limit in agent steps, ending in a truncation; 0 for 27,000 on Atari and none elsewhere."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that no environment could be made from."""
+        for name in ("frame_skip", "image_size", "frame_stack"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("noop_max", "max_episode_steps"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must not be negative, not {getattr(self, name)}")
+        if not 0.0 <= self.sticky_actions <= 1.0:
+            raise UsageError(f"sticky_actions is a probability from 0 to 1, not {self.sticky_actions}")
+
+    @property
+    def is_atari(self) -> bool:
+        """Whether the id is one of an Atari game, as far as its form tells."""
+        return _ATARI_ID.fullmatch(self.env_id) is not None
+
+    @property
+    def step_cap(self) -> int:
+        """Longest episode in agent steps that we allow; 0 when there is no limit of ours."""
+        return self.max_episode_steps or (ATARI_STEP_CAP if self.is_atari else 0)
+
+    def make(self, seed: int, evaluation: bool) -> Environment:
+        """Make one environment. Equal seeds and actions give equal episodes.
+
+        In evaluation a lost life is not reported: the score is that of the whole game. Raises `UsageError` when the
+        environment cannot be made.
+        """
+        return self._build(seed, evaluation)
+
+    def probe(self) -> Spaces:
+        """Make an environment, reset it, take one step, close it, and return its spaces.
+
+        Raises `UsageError` with one line that says what is wrong and what to do. Warnings about the id itself (a newer
+        version exists) are shown here and nowhere else, so that they appear once and not once per worker.
+        """
+        environment = self._build(seed=0, evaluation=False)
+        try:
+            for notice in getattr(environment, "notices", ()):
+                warnings.warn(notice, stacklevel=2)
+            self._try_out(environment)
+        finally:
+            environment.close()
+        return environment.spaces
+
+    def describe(self, spaces: Spaces | None = None) -> str:
+        """One line about the environment, for the start of a run; probes it when its spaces are not given."""
+        spaces = self.probe() if spaces is None else spaces
+        line = f"{self.env_id}: {_actions_in_words(spaces)}, observation {spaces.observation_dtype} "
+        line += str(list(spaces.observation_shape))
+        if self.is_atari:
+            line += ", " + self._atari_settings()
+        elif self.step_cap:
+            line += f", at most {self.step_cap} steps"
+        if self.env_kwargs:
+            line += ", " + " ".join(f"{key}={value}" for key, value in self.env_kwargs)
+        return line
+
+    def _atari_settings(self) -> str:
+        merged = " (maximum of the last 2)" if self.frame_skip > 1 else ""
+        return ", ".join(
+            [
+                "full action set" if self.full_action_space else "minimal action set",
+                f"frame skip {self.frame_skip}{merged}",
+                f"sticky actions {self.sticky_actions:g}",
+                f"1 to {self.noop_max} no-ops" if self.noop_max else "no no-ops",
+                "a lost life ends learning's episode" if self.life_loss else "a lost life ends nothing",
+                f"images {self.image_size}x{self.image_size} stack {self.frame_stack}",
+                f"at most {self.step_cap} steps = {self.step_cap * self.frame_skip} frames",
+            ]
+        )
+
+    def _build(self, seed: int, evaluation: bool) -> AtariEnvironment | Chain | Catch | GymnasiumEnvironment:
+        if self.is_atari:
+            from asyncrl.envs.atari import make_atari
+
+            return make_atari(self, seed, evaluation)
+        if self.env_id in _TOY_IDS:
+            from asyncrl.envs.toy import make_toy
+
+            return make_toy(self, seed)
+        from asyncrl.envs.gymnasium_env import make_gymnasium
+
+        return make_gymnasium(self, seed)
+
+    def _try_out(self, environment: AtariEnvironment | Chain | Catch | GymnasiumEnvironment) -> None:
+        spaces = environment.spaces
+        action: Any = 0
+        if spaces.is_continuous:
+            action = np.clip(0.0, spaces.action_low, spaces.action_high).astype(np.float32)
+        try:
+            observations = [environment.reset(), environment.step(action)[0]]
+        except BadEnvironment as error:
+            raise UsageError(str(error)) from error
+        except Exception as error:
+            raise UsageError(f"{self.env_id} failed in its first reset or step: {one_line(error)}") from error
+        for observation in observations:
+            if (observation.shape, observation.dtype.name) != (spaces.observation_shape, spaces.observation_dtype):
+                raise UsageError(
+                    f"{self.env_id} promises {spaces.observation_dtype} {list(spaces.observation_shape)} but observes "
+                    f"{observation.dtype.name} {list(observation.shape)}: correct its observation_space"
+                )
+
+
+def one_line(error: BaseException) -> str:
+    """The type and message of an exception on one line, cut to a length that a terminal shows."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def _actions_in_words(spaces: Spaces) -> str:
+    return f"{len(spaces.action_low)} continuous actions" if spaces.is_continuous else f"{spaces.actions} actions"

@@ -1,0 +1,173 @@
+"""Two toys whose optimum is known by arithmetic and which a random agent fails: Chain and Catch.
+
+They cost a few microseconds a step, so that a test can tell within seconds whether an algorithm learns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.core.errors import UsageError
+from asyncrl.envs.spec import Spaces, one_line
+
+if TYPE_CHECKING:
+    from asyncrl.envs.spec import EnvSpec
+
+_OVER = "step() before reset(): no episode is running"
+
+
+class Chain:
+    """A row of states; the agent starts at the left end and is paid 1 for reaching the right end, nothing else.
+
+    Observation: one-hot float32 [length]. Actions: 0 moves left (at the left end: stays), 1 moves right. Reaching the
+    right end terminates the episode; `limit` steps truncate it. With 8 states and 12 steps a random agent arrives in
+    250 of 4096 episodes: often enough for learning to begin, far too seldom to be taken for learning.
+
+    The chain has no chance in it: every seed gives the same episodes.
+    """
+
+    OPTIMUM = 1.0
+    """Return of the best policy, in length - 1 = 7 steps."""
+    RANDOM = 250 / 4096
+    """Expected return of a uniformly random agent (8 states, limit 12)."""
+    LIMIT = 12
+    """Steps after which an episode is truncated."""
+
+    def __init__(self, seed: int = 0, length: int = 8, limit: int = LIMIT) -> None:
+        if length < 2 or limit < 1:
+            raise UsageError(f"Chain needs a length of at least 2 and a limit of at least 1, not {length} and {limit}")
+        self.spaces = Spaces(observation_shape=(length,), observation_dtype="float32", actions=2)
+        self._length = length
+        self._limit = limit
+        self._observation = np.zeros(length, np.float32)
+        self._position = 0
+        self._elapsed = 0
+        self._running = False
+
+    def reset(self) -> NDArray[np.float32]:
+        """Stand at the left end."""
+        self._position = 0
+        self._elapsed = 0
+        self._running = True
+        return self._observe()
+
+    def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, bool]:
+        """Move one state; raises ValueError for an action other than 0 and 1."""
+        if not self._running:
+            raise RuntimeError(_OVER)
+        if action not in (0, 1):
+            raise ValueError(f"Chain has the actions 0 and 1, not {action}")
+        self._position = max(self._position + (1 if action == 1 else -1), 0)
+        self._elapsed += 1
+        terminated = self._position == self._length - 1
+        truncated = not terminated and self._elapsed >= self._limit
+        self._running = not (terminated or truncated)
+        return self._observe(), float(terminated), terminated, truncated, False
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def state(self) -> dict[str, Any]:
+        """Everything the future depends on, as plain data."""
+        return {"position": self._position, "elapsed": self._elapsed, "running": self._running}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to a state taken by `state`."""
+        self._position, self._elapsed, self._running = state["position"], state["elapsed"], state["running"]
+
+    def _observe(self) -> NDArray[np.float32]:
+        self._observation.fill(0.0)
+        self._observation[self._position] = 1.0
+        return self._observation
+
+
+class Catch:
+    """A ball falls down a board of 10 rows and 5 columns; the paddle in the bottom row must be under it.
+
+    The game of the behaviour suite (Osband et al. 2020). Observation: the board as a float32 vector [50], row by row,
+    1 where the ball and the paddle are. Actions: 0 left, 1 stay, 2 right. The ball starts in a random column of the
+    top row, the paddle in the middle; after 9 steps the episode terminates with reward +1 (caught) or -1 (missed).
+    """
+
+    OPTIMUM = 1.0
+    """Return of the best policy."""
+    RANDOM = -0.6
+    """Expected return of any policy that ignores the ball: it is caught in 1 of 5 episodes."""
+    ROWS = 10
+    COLUMNS = 5
+    LIMIT = ROWS - 1
+    """Steps of an episode, which ends by itself; only a shorter limit truncates it."""
+
+    def __init__(self, seed: int = 0, limit: int = LIMIT) -> None:
+        if limit < 1:
+            raise UsageError(f"Catch needs a limit of at least 1, not {limit}")
+        self.spaces = Spaces(observation_shape=(self.ROWS * self.COLUMNS,), observation_dtype="float32", actions=3)
+        self._random = np.random.default_rng(seed)
+        self._limit = limit
+        self._observation = np.zeros(self.ROWS * self.COLUMNS, np.float32)
+        self._column = 0
+        self._row = 0
+        self._paddle = 0
+        self._running = False
+
+    def reset(self) -> NDArray[np.float32]:
+        """Drop a new ball."""
+        self._column = int(self._random.integers(self.COLUMNS))
+        self._row = 0
+        self._paddle = self.COLUMNS // 2
+        self._running = True
+        return self._observe()
+
+    def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, bool]:
+        """Move the paddle, let the ball fall one row; raises ValueError for an action other than 0, 1 and 2."""
+        if not self._running:
+            raise RuntimeError(_OVER)
+        if action not in (0, 1, 2):
+            raise ValueError(f"Catch has the actions 0, 1 and 2, not {action}")
+        self._paddle = min(max(self._paddle + int(action) - 1, 0), self.COLUMNS - 1)
+        self._row += 1
+        terminated = self._row == self.ROWS - 1
+        truncated = not terminated and self._row >= self._limit
+        self._running = not (terminated or truncated)
+        reward = (1.0 if self._column == self._paddle else -1.0) if terminated else 0.0
+        return self._observe(), reward, terminated, truncated, False
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def state(self) -> dict[str, Any]:
+        """Everything the future depends on, as plain data."""
+        return {
+            "column": self._column,
+            "row": self._row,
+            "paddle": self._paddle,
+            "running": self._running,
+            "random": self._random.bit_generator.state,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to a state taken by `state`."""
+        self._column, self._row, self._paddle = state["column"], state["row"], state["paddle"]
+        self._running = state["running"]
+        self._random.bit_generator.state = state["random"]
+
+    def _observe(self) -> NDArray[np.float32]:
+        self._observation.fill(0.0)
+        self._observation[self._row * self.COLUMNS + self._column] = 1.0
+        self._observation[(self.ROWS - 1) * self.COLUMNS + self._paddle] = 1.0
+        return self._observation
+
+
+def make_toy(spec: EnvSpec, seed: int) -> Chain | Catch:
+    """Make the toy that a spec names; the spec's `max_episode_steps`, where shorter, replaces the toy's own limit."""
+    toy: type[Chain | Catch] = Chain if spec.env_id == "Chain" else Catch
+    arguments = dict(spec.env_kwargs)
+    try:
+        if spec.max_episode_steps:
+            arguments["limit"] = min(arguments.get("limit", toy.LIMIT), spec.max_episode_steps)
+        return toy(seed=seed, **arguments)
+    except TypeError as error:
+        raise UsageError(f"{spec.env_id} could not be made: {one_line(error)}") from error

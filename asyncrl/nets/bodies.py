@@ -1,0 +1,124 @@
+"""Bodies: observations in, features out. Which one a page uses is chosen by `make_body`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asyncrl.core.errors import UsageError
+
+CONVOLUTIONS = {
+    # out channels, kernel, stride
+    "paper": ((16, 8, 4), (32, 4, 2)),  # Mnih et al. 2013, used for figures 1 to 4 of Mnih et al. 2016
+    "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. 2015
+}
+WIDTHS = {"paper": (256,), "nature": (512,), "mlp": (64, 64)}
+
+
+class Body(nn.Module):
+    """What the heads need to know of a body."""
+
+    rank: int
+    """Dimensions of one observation: 3 for an image, 1 for a vector."""
+    features: int
+    """Width of the output."""
+
+
+class ConvolutionalBody(Body):
+    """Convolutions and fully connected layers with ReLU after each. `[B, C, H, W]` uint8 or float -> `[B, features]`.
+
+    Pixels are divided by 255 inside the first layer's weights: that is 4 096 divisions for the paper's network where
+    one observation has 28 224 pixels.
+    """
+
+    rank = 3
+
+    def __init__(
+        self, shape: tuple[int, ...], layers: Sequence[tuple[int, int, int]], widths: Sequence[int], scale: float
+    ) -> None:
+        super().__init__()
+        self.scale = scale
+        channels, height, width = shape
+        convolutions = []
+        for out, kernel, stride in layers:
+            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            if min(height, width) < 1:
+                raise UsageError(f"an image of {shape[1]}x{shape[2]} pixels is too small for this --network")
+            convolutions.append(nn.Conv2d(channels, out, kernel, stride))
+            channels = out
+        self.convolutions = nn.ModuleList(convolutions)
+        self.linear = linear_layers((channels * height * width, *widths))
+        self.features = widths[-1] if widths else channels * height * width
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Features `[B, F]` of observations `[B, C, H, W]`."""
+        hidden = observations.float()
+        for i, layer in enumerate(self.convolutions):
+            assert isinstance(layer, nn.Conv2d)
+            weight = layer.weight * self.scale if i == 0 and self.scale != 1.0 else layer.weight
+            hidden = F.relu(F.conv2d(hidden, weight, layer.bias, layer.stride))
+        hidden = hidden.flatten(1)
+        for layer in self.linear:
+            hidden = F.relu(layer(hidden))
+        return hidden
+
+
+class VectorBody(Body):
+    """Fully connected layers with tanh after each. `[B, n]` -> `[B, features]`."""
+
+    rank = 1
+
+    def __init__(self, inputs: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.linear = linear_layers((inputs, *widths))
+        self.features = widths[-1] if widths else inputs
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Features `[B, F]` of observations `[B, n]`."""
+        hidden = observations
+        for layer in self.linear:
+            hidden = torch.tanh(layer(hidden))
+        return hidden
+
+
+def linear_layers(sizes: Sequence[int]) -> nn.ModuleList:
+    """Linear layers between consecutive `sizes`."""
+    return nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))
+
+
+def make_body(name: str, shape: tuple[int, ...], dtype: str, hidden_sizes: Sequence[int]) -> Body:
+    """The body `name` ("auto": by the observation) for observations of `shape` and `dtype`.
+
+    Raises UsageError for a body that cannot take such observations.
+    """
+    is_image = len(shape) == 3
+    if name == "auto":
+        name = "paper" if is_image else "mlp"
+    if is_image == (name == "mlp"):
+        kind = "an image" if is_image else "a vector"
+        raise UsageError(f"--network {name} cannot take {kind} of shape {shape}; use --network auto")
+    widths = tuple(hidden_sizes) or WIDTHS[name]
+    if name == "mlp":
+        return VectorBody(shape[0], widths)
+    return ConvolutionalBody(shape, CONVOLUTIONS[name], widths, 1 / 255 if dtype == "uint8" else 1.0)
+
+
+def orthogonal_(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
+    """Initialise a layer with an orthogonal weight of the given gain and no bias (Saxe et al. 2014)."""
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def torch7_uniform_(network: nn.Module) -> None:
+    """U(+-1/sqrt(fan_in)) for weights and biases: "default Torch initialisation", as the paper's author calls it."""
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            bound = float(layer.weight[0].numel()) ** -0.5
+            nn.init.uniform_(layer.weight, -bound, bound)
+            if layer.bias is not None:
+                nn.init.uniform_(layer.bias, -bound, bound)

@@ -1,0 +1,114 @@
+"""Learning curves: evaluation score over steps, frames or minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from asyncrl.core.errors import UsageError
+from asyncrl.storage.files import read_json
+from asyncrl.storage.records import read_records
+
+AXES = {
+    "steps": ("steps", "agent steps, all workers"),
+    "frames": ("frames", "emulator frames, all workers"),
+    "minutes": ("seconds", "wall clock"),
+}
+"""Name on the command line: key in evaluator.jsonl, label."""
+UNTOLD = ("seed", "run_name", "runs_dir", "resume", "quiet")
+"""Settings that do not tell two curves apart."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The evaluations of one run."""
+
+    path: Path
+    config: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+    @property
+    def env_id(self) -> str:
+        """The environment's id."""
+        return str(self.config["env_id"])
+
+
+def read_curve(path: Path) -> Curve:
+    """The curve of the run in folder `path`. Raises UsageError if it is none, or has no evaluations yet."""
+    try:
+        stored = read_json(path / "config.json")
+    except (OSError, ValueError):
+        raise UsageError(f"{path} is not the folder of a run: it has no readable config.json") from None
+    rows = [row for row in read_records(path / "evaluator.jsonl") if row.get("mean") is not None]
+    if not rows:
+        raise UsageError(f"{path} has no evaluations yet")
+    return Curve(path, {"page": stored["page"].rpartition(".")[2], **stored["config"]}, rows)
+
+
+def label_curves(curves: Sequence[Curve]) -> list[str]:
+    """A name for each curve from the settings in which the curves differ; equal but for the seed: equal names."""
+    keys = [key for key in curves[0].config if key not in UNTOLD]
+    telling = [key for key in keys if len({repr(curve.config.get(key)) for curve in curves}) > 1]
+    if not telling:
+        return [f"{curves[0].config['page']}, {curves[0].config['workers']} workers"] * len(curves)
+    return [", ".join(f"{key} {_plain(curve.config.get(key))}" for key in telling) for curve in curves]
+
+
+def _plain(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def draw_curves(curves: Sequence[Curve], axis: str = "steps", title: str = "") -> Figure:
+    """A figure with one line per run; runs that differ only in their seed share colour and legend entry."""
+    figure, axes = plt.subplots(figsize=(8, 4.8), layout="constrained")
+    names = label_curves(curves)
+    colours = {name: f"C{i % 10}" for i, name in enumerate(dict.fromkeys(names))}
+    key, text = AXES[axis]
+    unit, size = unit_of(axis, max(row[key] for curve in curves for row in curve.rows))
+    for name in colours:
+        group = [curve for curve, label in zip(curves, names, strict=True) if label == name]
+        for i, curve in enumerate(group):
+            seeds = f" ({len(group)} seeds)" if len(group) > 1 else ""
+            points = sorted((row[key] / size, row["mean"]) for row in curve.rows)
+            axes.plot(
+                *zip(*points, strict=True),
+                color=colours[name],
+                label=name + seeds if i == 0 else None,
+                marker="o",
+                markersize=3,
+                linewidth=1.5,
+                alpha=0.85,
+            )
+    axes.set_xlabel(f"{text} ({unit})")
+    axes.set_ylabel("evaluation score\n(mean raw return of whole episodes)")
+    axes.set_title(title or ", ".join(sorted({curve.env_id for curve in curves})))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return figure
+
+
+def unit_of(axis: str, most: float) -> tuple[str, float]:
+    """The unit to write on an axis that reaches `most`, and how much of the recorded quantity it is."""
+    if axis == "minutes":
+        return "minutes", 60.0
+    return ("millions", 1e6) if most >= 1e6 else ("thousands", 1e3)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write the figure in the format of the suffix. Raises UsageError if that cannot be done."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot write {path}: {error}") from None
+    finally:
+        plt.close(figure)

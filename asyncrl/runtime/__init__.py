@@ -1,0 +1,1 @@
+"""What each process of a run does, ignorant of any algorithm."""

@@ -1,0 +1,185 @@
+"""The evaluator: whole episodes with a snapshot of theta, beside the training and without a share in it."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from asyncrl.envs.spec import Environment, Spaces
+from asyncrl.runtime.plan import RunPlan, build_agent, build_environments
+from asyncrl.runtime.progress import ENDED, READY, RUNNING
+from asyncrl.runtime.protocols import EVALUATOR, Agent
+from asyncrl.runtime.snapshots import take_checkpoint
+from asyncrl.storage import checkpoints
+from asyncrl.storage.records import RecordWriter, read_records
+
+MOST_ENVIRONMENTS = 8
+"""Episodes are played side by side: one batch of 8 costs a third of 8 single observations."""
+POLL_SECONDS = 0.1
+
+
+class Evaluator:
+    """Plays evaluations, writes a row for each, keeps the best checkpoint."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan = plan
+        self._config = plan.config
+        self._agent, self._theta = build_agent(plan, EVALUATOR)
+        count = min(self._config.evaluation_episodes, MOST_ENVIRONMENTS)
+        self._environments = build_environments(plan, EVALUATOR, count, evaluation=True)
+        earlier = read_records(plan.folder.evaluator_file)
+        self._best = max((row["mean"] for row in earlier if row.get("mean") is not None), default=-math.inf)
+        self._writer = RecordWriter(plan.folder.evaluator_file)
+        self._due_steps = self._next_multiple(plan.progress.steps)
+        self._due_seconds = plan.progress.seconds + self._config.evaluation_interval_seconds
+        self._evaluated_at = -1
+        self._cpu_before = time.process_time()
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+        for environment in self._environments:
+            environment.close()
+
+    def _next_multiple(self, steps: int) -> int:
+        interval = self._config.evaluation_interval_steps
+        return (steps // interval + 1) * interval if interval else -1
+
+    def due(self) -> bool:
+        """Whether T has crossed the next multiple of the interval, or the time has come."""
+        progress = self._plan.progress
+        by_steps = self._due_steps >= 0 and progress.steps >= self._due_steps
+        by_time = self._config.evaluation_interval_seconds > 0 and progress.seconds >= self._due_seconds
+        return by_steps or by_time
+
+    def within_share(self) -> bool:
+        """Whether the evaluator has used less than its share of the CPU time that this part of the run had."""
+        return self.cpu_share() <= self._config.evaluation_cpu_share
+
+    def cpu_share(self) -> float:
+        """CPU seconds of this process since it was built over those that all usable cores had since the start."""
+        elapsed = self._plan.progress.seconds_of_this_part
+        return (time.process_time() - self._cpu_before) / max(1e-9, elapsed * usable_cores())
+
+    def evaluate(self) -> dict[str, Any] | None:
+        """One evaluation of theta as it is now; None when the run is being left before its end."""
+        progress, store = self._plan.progress, self._plan.store
+        version = store.pull(self._theta)
+        steps, seconds = progress.steps, progress.seconds
+        self._due_steps = self._next_multiple(steps)
+        self._due_seconds = seconds + self._config.evaluation_interval_seconds
+        began, cpu = time.perf_counter(), time.process_time()
+        episodes = play(
+            self._agent, self._environments, self._plan.spaces, self._config.evaluation_episodes, steps,
+            progress.leaving,
+        )  # fmt: skip
+        if episodes is None:
+            return None
+        self._evaluated_at = steps
+        scores = [score for score, _ in episodes]
+        mean = float(np.mean(scores))
+        row = {
+            "steps": steps,
+            "frames": steps * (self._plan.spec.frame_skip if self._plan.spec.is_atari else 1),
+            "seconds": round(seconds, 3),
+            "updates": version,
+            "returns": scores,
+            "lengths": [length for _, length in episodes],
+            "mean": mean,
+            "median": float(np.median(scores)),
+            "std": float(np.std(scores)),
+            "policy": self._config.evaluation_policy,
+            "evaluation_seconds": round(time.perf_counter() - began, 3),
+            "evaluation_cpu_seconds": round(time.process_time() - cpu, 3),
+            "cpu_share": round(self.cpu_share(), 4),
+            "best": mean > self._best,
+        }
+        if mean > self._best:
+            self._best = mean
+            checkpoint = take_checkpoint(self._plan, self._theta, steps, seconds, {"best_score": mean})
+            checkpoints.save_best(self._plan.folder.checkpoints, checkpoint)
+        # The row comes last: whoever reads it finds the checkpoint it speaks of.
+        self._writer.write(row)
+        return row
+
+    def evaluated_last(self) -> bool:
+        """Whether the newest evaluation is of theta as it is now."""
+        return self._evaluated_at == self._plan.progress.steps
+
+
+def serve(evaluator: Evaluator, plan: RunPlan) -> None:
+    """Evaluate whenever it is due until the run ends, then evaluate the final theta. The evaluator's process."""
+    progress = plan.progress
+    progress.enter(EVALUATOR, READY)
+    while not progress.started() and not progress.leaving():
+        time.sleep(POLL_SECONDS / 5)
+    progress.enter(EVALUATOR, RUNNING)
+    while not progress.finished():
+        if evaluator.due() and evaluator.within_share():
+            evaluator.evaluate()
+        time.sleep(POLL_SECONDS)
+    while not progress.leaving() and any(phase != ENDED for phase in progress.phases()):
+        time.sleep(POLL_SECONDS / 5)
+    if not progress.leaving() and not evaluator.evaluated_last():
+        evaluator.evaluate()
+    progress.enter(EVALUATOR, ENDED)
+
+
+def play(
+    agent: Agent,
+    environments: Sequence[Environment],
+    spaces: Spaces,
+    episodes: int,
+    steps: int,
+    interrupted: Any = None,
+) -> list[tuple[float, int]] | None:
+    """Raw returns and lengths of whole `episodes`, played side by side; None if `interrupted()` became true.
+
+    Episode i belongs to environment i mod E from the start: taking whichever episodes end first would favour short
+    ones.
+    """
+    count = len(environments)
+    dtype = getattr(torch, spaces.observation_dtype)
+    observations = torch.zeros((count, *spaces.observation_shape), dtype=dtype)
+    rows = observations.numpy()
+    left = [len(range(e, episodes, count)) for e in range(count)]
+    results: list[list[tuple[float, int]]] = [[] for _ in range(count)]
+    scores, lengths = [0.0] * count, [0] * count
+    state = agent.initial_state(count)
+    for e, environment in enumerate(environments):
+        rows[e] = environment.reset()
+    while any(left):
+        if interrupted is not None and interrupted():
+            return None
+        actions, state = agent.act(observations, state, steps)
+        for e, action in enumerate(actions.tolist()):
+            if not left[e]:
+                continue
+            observation, reward, terminated, truncated, _ = environments[e].step(action)
+            scores[e] += reward
+            lengths[e] += 1
+            if terminated or truncated:
+                results[e].append((scores[e], lengths[e]))
+                scores[e], lengths[e] = 0.0, 0
+                left[e] -= 1
+                observation = environments[e].reset()
+                if state is not None:
+                    fresh = agent.initial_state(count)
+                    assert fresh is not None
+                    for old, new in zip(state, fresh, strict=True):
+                        old[e] = new[e]
+            rows[e] = observation
+    return [results[i % count][i // count] for i in range(episodes)]
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,240 @@
+"""The supervisor's bookkeeping: reads what the others wrote, decides when a run is over, writes what people read."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncrl.core.schedules import crossed
+from asyncrl.runtime.plan import RunPlan
+from asyncrl.runtime.snapshots import take_checkpoint
+from asyncrl.storage import checkpoints
+from asyncrl.storage.files import write_json
+from asyncrl.storage.records import RecordReader, RecordWriter
+from asyncrl.storage.tensorboard import TensorBoardWriter
+
+INTERVAL_SECONDS = 2.0
+"""Time between two rows of supervisor.jsonl, TensorBoard and status.json."""
+EPISODES_AVERAGED = 100
+
+
+@dataclass
+class Summary:
+    """What is known about a run right now, for the terminal and status.json."""
+
+    steps: int = 0
+    total_steps: int = 0
+    frames_per_step: int = 1
+    seconds: float = 0.0
+    steps_per_second: float = 0.0
+    updates: int = 0
+    dropped_gradients: int = 0
+    score_mean: float | None = None
+    """Mean raw return of the last training episodes."""
+    length_mean: float | None = None
+    evaluation: float | None = None
+    best_score: float | None = None
+    staleness_mean: float = 0.0
+    learning_rate: float = 0.0
+    worker_rates: list[float] = field(default_factory=list)
+    """Steps per second of each worker since the last look."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Expected time to total_steps at the present speed."""
+        if self.steps_per_second <= 0:
+            return None
+        return max(0, self.total_steps - self.steps) / self.steps_per_second
+
+
+class Monitor:
+    """Follows one run. `look` is called often and does little; every two seconds it writes."""
+
+    def __init__(self, plan: RunPlan, best_score: float | None = None) -> None:
+        self.plan = plan
+        self.summary = Summary(
+            total_steps=plan.config.total_steps,
+            frames_per_step=plan.spec.frame_skip if plan.spec.is_atari else 1,
+            best_score=best_score,
+            steps=plan.progress.steps,
+            seconds=plan.progress.seconds,
+        )
+        self._writer = RecordWriter(plan.folder.supervisor_file)
+        self._workers = [RecordReader(plan.folder.worker_file(k)) for k in range(plan.config.workers)]
+        self._evaluator = RecordReader(plan.folder.evaluator_file)
+        for reader in (*self._workers, self._evaluator):
+            reader.new()  # what earlier parts of the run wrote has been reported then
+        self._tensorboard = TensorBoardWriter(plan.folder.tensorboard, plan.progress.steps if plan.part else None)
+        self._scores: deque[float] = deque(maxlen=EPISODES_AVERAGED)
+        self._lengths: deque[float] = deque(maxlen=EPISODES_AVERAGED)
+        self._looked_at = time.monotonic()
+        self._looked_steps = plan.progress.steps
+        self._looked_worker_steps = plan.progress.worker_steps()
+        self._saved_steps = plan.progress.steps if plan.part else -1
+        self._checkpoint_checked = plan.progress.steps
+        self._score_reached = False
+
+    def begin(self, exploration: Mapping[str, Any]) -> None:
+        """The run starts: write down what was chosen."""
+        config = "\n".join(f"| {key} | {value} |" for key, value in vars(self.plan.config).items())
+        self._tensorboard.text("config", f"| setting | value |\n|---|---|\n{config}", self.plan.progress.steps)
+        event = "resumed" if self.plan.part else "started"
+        self._writer.write({"event": event, "steps": self.plan.progress.steps, "exploration": exploration})
+        self.write_status("running")
+
+    def look(self, now: bool = False) -> bool:
+        """Read, save and decide what is due; True when a new summary has been written."""
+        self._save_if_due()
+        if not now and time.monotonic() - self._looked_at < INTERVAL_SECONDS:
+            return False
+        self.look_at_evaluations()
+        self._write_row(self._read_workers())
+        self.write_status("running")
+        return True
+
+    def verdict(self) -> str | None:
+        """Why the run is over, or None."""
+        config, progress = self.plan.config, self.plan.progress
+        if self._score_reached:
+            return f"an evaluation reached {config.stop_at_score}"
+        if progress.steps >= config.total_steps:
+            return "total_steps reached"
+        if config.max_seconds and progress.seconds >= config.max_seconds:
+            return "max_seconds reached"
+        return None
+
+    def look_at_evaluations(self) -> None:
+        """Read new evaluations; remember the best, and whether it was good enough to stop."""
+        target = self.plan.config.stop_at_score
+        for row in self._evaluator.new():
+            mean = row.get("mean")
+            if mean is None:
+                continue
+            summary = self.summary
+            summary.evaluation = mean
+            summary.best_score = mean if summary.best_score is None else max(summary.best_score, mean)
+            if target is not None and mean >= target:
+                self._score_reached = True
+            self._tensorboard.scalars(
+                {
+                    "eval/mean_reward": mean,
+                    "eval/mean_ep_length": statistics.fmean(row["lengths"]),
+                    "eval/cpu_share": row["cpu_share"],
+                },
+                row["steps"],
+            )
+
+    def _read_workers(self) -> list[dict[str, Any]]:
+        rows = [row for reader in self._workers for row in reader.new() if "updates" in row]
+        for row in rows:
+            for score, length in row["episodes"]:
+                self._scores.append(score)
+                self._lengths.append(length)
+        return rows
+
+    def _write_row(self, rows: list[dict[str, Any]]) -> None:
+        """Everything since the last look as one row, in supervisor.jsonl and in TensorBoard."""
+        progress, store, summary = self.plan.progress, self.plan.store, self.summary
+        now, steps, worker_steps = time.monotonic(), progress.steps, progress.worker_steps()
+        elapsed = max(1e-9, now - self._looked_at)
+        updates = store.updates
+        updates_per_second = (updates - summary.updates) / elapsed if summary.updates else 0.0
+        summary.steps, summary.seconds, summary.updates = steps, progress.seconds, updates
+        summary.steps_per_second = (steps - self._looked_steps) / elapsed
+        summary.worker_rates = [
+            (after - before) / elapsed for before, after in zip(self._looked_worker_steps, worker_steps, strict=True)
+        ]
+        summary.dropped_gradients = store.dropped
+        if self._scores:
+            summary.score_mean, summary.length_mean = statistics.fmean(self._scores), statistics.fmean(self._lengths)
+        self._looked_at, self._looked_steps, self._looked_worker_steps = now, steps, worker_steps
+        scalars: dict[str, float | None] = {
+            "rollout/ep_rew_mean": summary.score_mean,
+            "rollout/ep_len_mean": summary.length_mean,
+            "time/fps": summary.steps_per_second,
+            "time/frames_per_second": summary.steps_per_second * summary.frames_per_step,
+            "time/time_elapsed": summary.seconds,
+            "async/updates_per_second": updates_per_second,
+            "async/dropped_gradients": summary.dropped_gradients,
+        }
+        if rows:
+            summary.staleness_mean = weighted_mean(rows, "staleness_mean")
+            summary.learning_rate = rows[-1]["learning_rate"]
+            scalars["async/staleness_mean"] = summary.staleness_mean
+            scalars["async/staleness_max"] = max(row["staleness_max"] for row in rows)
+            scalars["train/learning_rate"] = summary.learning_rate
+            scalars["train/gradient_norm"] = weighted_mean(rows, "gradient_norm")
+            for name in rows[-1]["metrics"]:
+                values = [row["metrics"][name] for row in rows if row["metrics"].get(name) is not None]
+                scalars[f"train/{name}"] = statistics.fmean(values) if values else None
+            scalars.update(time_shares(rows))
+        present = {tag: value for tag, value in scalars.items() if value is not None}
+        self._tensorboard.scalars(present, steps)
+        self._writer.write({"steps": steps, "seconds": round(summary.seconds, 3), "updates": updates, **present})
+
+    def _save_if_due(self) -> None:
+        steps = self.plan.progress.steps
+        if crossed(self._checkpoint_checked, steps, self.plan.config.checkpoint_interval_steps):
+            self.save_checkpoint()
+        self._checkpoint_checked = steps
+
+    def save_checkpoint(self) -> None:
+        """Save the run as it is, unless just that has been saved. A NaN in theta is reported, never saved."""
+        steps = self.plan.progress.steps
+        if steps == self._saved_steps:
+            return
+        facts = {"best_score": self.summary.best_score}
+        checkpoint = take_checkpoint(self.plan, None, steps, self.plan.progress.seconds, facts)
+        checkpoints.save(self.plan.folder.checkpoints, checkpoint, keep=self.plan.config.checkpoints_kept)
+        self._saved_steps = steps
+        self._writer.write({"event": "checkpoint", "steps": steps, "seconds": round(self.plan.progress.seconds, 3)})
+
+    def write_status(
+        self, state: str, reason: str = "", exit_code: int | None = None, traceback: str | None = None
+    ) -> None:
+        """status.json: which state the run is in, and why."""
+        progress, store = self.plan.progress, self.plan.store
+        status = {
+            "state": state,
+            "reason": reason,
+            "exit_code": exit_code,
+            "steps": progress.steps,
+            "frames": progress.steps * self.summary.frames_per_step,
+            "total_steps": self.plan.config.total_steps,
+            "updates": store.updates,
+            "seconds": round(progress.seconds, 3),
+            "steps_per_second": round(self.summary.steps_per_second, 1),
+            "best_score": self.summary.best_score,
+            "last_evaluation": self.summary.evaluation,
+            "dropped_gradients": store.dropped,
+            "worker_steps": progress.worker_steps(),
+            "part": self.plan.part,
+        }
+        write_json(self.plan.folder.status_file, status | ({"traceback": traceback} if traceback else {}))
+
+    def end(self) -> None:
+        """Write the last row and close the files."""
+        self.look_at_evaluations()
+        self._write_row(self._read_workers())
+        self._writer.close()
+        self._tensorboard.close()
+
+
+def weighted_mean(rows: Iterable[Mapping[str, Any]], key: str) -> float:
+    """Mean over updates of a quantity that each row gives as its own mean."""
+    pairs = [(row[key], row["updates"]) for row in rows if row[key] is not None]
+    return float(sum(value * weight for value, weight in pairs) / max(1, sum(weight for _, weight in pairs)))
+
+
+def time_shares(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Where the workers' time went, as shares that add up to 1, by phase."""
+    sums: dict[str, float] = {}
+    for row in rows:
+        for phase, seconds in row["time"].items():
+            sums[phase] = sums.get(phase, 0.0) + seconds
+    total = sum(sums.values())
+    return {f"async/time_share_{phase}": seconds / total for phase, seconds in sums.items()} if total > 0 else {}

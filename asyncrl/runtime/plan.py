@@ -1,0 +1,93 @@
+"""A run as data: everything a process needs to build its part, picklable, and how each part is built from it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from asyncrl.core.config import RunConfig
+from asyncrl.core.flat import flatten_parameters
+from asyncrl.core.schedules import linear
+from asyncrl.envs.spec import Environment, EnvSpec, Spaces
+from asyncrl.runtime.collect import Collector
+from asyncrl.runtime.progress import Progress
+from asyncrl.runtime.protocols import Agent, Page
+from asyncrl.runtime.report import WorkerReport
+from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, NETWORK, derive, generator
+from asyncrl.runtime.store import SharedStore
+from asyncrl.runtime.worker import work
+from asyncrl.storage.records import RecordWriter
+from asyncrl.storage.run_folder import RunFolder
+
+Layout = tuple[tuple[str, tuple[int, ...]], ...]
+"""Name and shape of each parameter, in the order of the flat vector."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One run, or one part of a resumed run."""
+
+    page: str
+    """Module of the algorithm, for example "asyncrl.a3c"."""
+    config: RunConfig
+    spec: EnvSpec
+    spaces: Spaces
+    folder: RunFolder
+    layout: Layout
+    store: SharedStore
+    progress: Progress
+    part: int = 0
+    """How often the run has been resumed: each part draws new random streams."""
+
+
+def load_page(module: str) -> Page:
+    """The page of that name. Only this function brings pages and runtime together."""
+    return cast(Page, importlib.import_module(module))
+
+
+def initial_parameters(page: str, config: RunConfig, spaces: Spaces) -> tuple[Tensor, Layout]:
+    """theta `[P]` at the beginning of a run with this seed, and its layout."""
+    torch.manual_seed(derive(config.seed, NETWORK))
+    network = load_page(page).make_network(config, spaces)
+    layout = tuple((name, tuple(parameter.shape)) for name, parameter in network.named_parameters())
+    return flatten_parameters(network), layout
+
+
+def build_agent(plan: RunPlan, worker: int) -> tuple[Agent, Tensor]:
+    """An agent and the flat vector `[P]` under its parameters, which the caller fills by a pull."""
+    page = load_page(plan.page)
+    network = page.make_network(plan.config, plan.spaces)
+    theta = flatten_parameters(network)
+    random = generator(plan.config.seed, ACTIONS, worker, plan.part)
+    return page.make_agent(plan.config, plan.spaces, network, worker, random), theta
+
+
+def build_environments(plan: RunPlan, worker: int, count: int, evaluation: bool) -> list[Environment]:
+    """The environments of one worker, each with its own seed."""
+    return [
+        plan.spec.make(derive(plan.config.seed, ENVIRONMENT, worker, e, plan.part), evaluation=evaluation)
+        for e in range(count)
+    ]
+
+
+def build_worker(plan: RunPlan, worker: int) -> Iterator[None]:
+    """An actor-learner, ready to go: environments reset, memory allocated."""
+    config = plan.config
+    agent, theta = build_agent(plan, worker)
+    environments = build_environments(plan, worker, config.envs_per_worker, evaluation=False)
+    collector = Collector(environments, agent, plan.spaces, config.t_max, config.gamma, plan.progress)
+    writer = RecordWriter(plan.folder.worker_file(worker))
+    writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration})
+    report = WorkerReport(worker, collector, plan.progress, writer, config.record_interval_seconds)
+    return work(worker, agent, theta, collector, plan.store, plan.progress, learning_rate_of(config), report)
+
+
+def learning_rate_of(config: RunConfig) -> Callable[[int], float]:
+    """eta as a function of T."""
+    end = 0.0 if config.anneal_learning_rate else config.learning_rate
+    return lambda steps: linear(config.learning_rate, end, steps, config.total_steps)

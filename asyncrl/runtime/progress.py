@@ -1,0 +1,112 @@
+"""T and everything else the processes of a run tell each other: one shared table, one writer per row, no lock."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.runtime.memory import shared_zeros
+
+STEPS, HEARTBEAT, PHASE = range(3)
+"""Columns of a worker's row."""
+STOP, STARTED_AT, BASE_STEPS, BASE_MILLISECONDS = range(4)
+"""Columns of the supervisor's row."""
+BUILDING, READY, RUNNING, ENDED = range(4)
+"""Phases of a worker or the evaluator."""
+GO_ON, FINISH, LEAVE = range(3)
+"""Values of STOP: go on; end as finished, with a last evaluation; leave as soon as possible."""
+
+_CACHE_LINE = 8  # int64 per row: 64 bytes, so that no two writers share a line
+
+
+class Progress:
+    """Counters in shared memory: row k is worker k's, the last but one the evaluator's, the last the supervisor's.
+
+    A process that is killed leaves its row as it was and blocks nobody. T is the sum of what each worker counted:
+    exact without a lock, because every cell has a single writer and an aligned 8-byte store is not torn.
+    """
+
+    def __init__(self, workers: int, total_steps: int, base_steps: int = 0, base_seconds: float = 0.0) -> None:
+        """`base_steps` and `base_seconds` are what earlier parts of a resumed run have done."""
+        self.workers = workers
+        self.total_steps = total_steps
+        self._cells = shared_zeros(workers + 2, _CACHE_LINE, dtype=torch.int64)
+        self._attach()
+        self._control[BASE_STEPS] = base_steps
+        self._control[BASE_MILLISECONDS] = round(base_seconds * 1000)
+
+    def _attach(self) -> None:
+        self._table: NDArray[np.int64] = self._cells.numpy()
+        self._control = self._table[-1]
+        self._steps = self._table[: self.workers, STEPS]
+
+    def __getstate__(self) -> tuple[int, int, Tensor]:
+        return self.workers, self.total_steps, self._cells
+
+    def __setstate__(self, state: tuple[int, int, Tensor]) -> None:
+        self.workers, self.total_steps, self._cells = state
+        self._attach()
+
+    @property
+    def steps(self) -> int:
+        """T: steps of all workers, earlier parts of the run included."""
+        return int(self._steps.sum()) + int(self._control[BASE_STEPS])
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since all workers were ready, earlier parts of the run included."""
+        return self.seconds_of_this_part + float(self._control[BASE_MILLISECONDS]) / 1000
+
+    @property
+    def seconds_of_this_part(self) -> float:
+        """Seconds since all workers of this part of the run were ready."""
+        started = int(self._control[STARTED_AT])
+        return (time.monotonic_ns() - started) / 1e9 if started else 0.0
+
+    def worker_steps(self) -> list[int]:
+        """Steps of each worker since this part of the run began."""
+        return [int(steps) for steps in self._steps]
+
+    def phases(self) -> list[int]:
+        """Phase of each worker."""
+        return [int(phase) for phase in self._table[: self.workers, PHASE]]
+
+    def heartbeat_age(self, worker: int) -> float:
+        """Seconds since the worker last counted."""
+        return (time.monotonic_ns() - int(self._table[worker, HEARTBEAT])) / 1e9
+
+    def count(self, worker: int, steps: int) -> None:
+        """T <- T + steps, by the worker that made them."""
+        row = self._table[worker]
+        row[STEPS] += steps
+        row[HEARTBEAT] = time.monotonic_ns()
+
+    def enter(self, worker: int, phase: int) -> None:
+        """Worker (or EVALUATOR) says that it is now in `phase`."""
+        row = self._table[self.workers if worker < 0 else worker]
+        row[PHASE] = phase
+        row[HEARTBEAT] = time.monotonic_ns()
+
+    def start(self) -> None:
+        """The supervisor starts the clock; workers that wait for it go."""
+        self._control[STARTED_AT] = time.monotonic_ns()
+
+    def started(self) -> bool:
+        """Whether the clock runs."""
+        return bool(self._control[STARTED_AT])
+
+    def stop(self, how: int) -> None:
+        """The supervisor ends the run: FINISH or LEAVE. LEAVE is not taken back."""
+        self._control[STOP] = max(int(self._control[STOP]), how)
+
+    def leaving(self) -> bool:
+        """Whether everybody is asked to leave as soon as possible."""
+        return bool(self._control[STOP] == LEAVE)
+
+    def finished(self) -> bool:
+        """Whether workers should make no further rollout."""
+        return bool(self._control[STOP] != GO_ON) or self.steps >= self.total_steps

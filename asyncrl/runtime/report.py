@@ -1,0 +1,100 @@
+"""What a worker writes down about itself."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+from torch import Tensor
+
+from asyncrl.runtime.collect import Collector
+from asyncrl.runtime.progress import Progress
+from asyncrl.runtime.protocols import Push
+from asyncrl.storage.records import RecordWriter
+
+
+class WorkerReport:
+    """Sums over updates, written as one row every `interval` seconds to the worker's own file.
+
+    Rows are rare and tensors become numbers only for a row, so that keeping records costs the training nothing
+    worth measuring.
+    """
+
+    def __init__(
+        self, worker: int, collector: Collector, progress: Progress, writer: RecordWriter, interval: float
+    ) -> None:
+        self._worker = worker
+        self._collector = collector
+        self._progress = progress
+        self._writer = writer
+        self._interval = interval
+        self._mark = time.perf_counter()
+        self._due = self._mark + interval
+        self._clear()
+
+    def _clear(self) -> None:
+        self._seconds = dict.fromkeys(("pull", "rollout", "loss", "wait", "push"), 0.0)
+        self._updates = self._dropped = self._steps = 0
+        self._norms = 0.0
+        self._staleness: Counter[int] = Counter()
+        self._collector.episodes.clear()
+        self._collector.environment_seconds = self._collector.acting_seconds = 0.0
+
+    def lap(self, phase: str) -> None:
+        """Book the time since the last lap under `phase`."""
+        now = time.perf_counter()
+        self._seconds[phase] += now - self._mark
+        self._mark = now
+
+    def update(self, push: Push, metrics: dict[str, Tensor], learning_rate: float, steps: int) -> None:
+        """One update was made of so many steps; write a row if one is due."""
+        self._steps += steps
+        if push.applied:
+            self._updates += 1
+            self._norms += push.norm
+            self._staleness[push.staleness] += 1
+        else:
+            self._dropped += 1
+        if self._mark >= self._due:
+            self.write(metrics, learning_rate)
+
+    def write(self, metrics: dict[str, Tensor], learning_rate: float) -> None:
+        """Write a row now and begin the next."""
+        if not self._updates and not self._dropped:
+            return
+        seconds = self._seconds
+        collector = self._collector
+        pushes = max(1, self._updates)
+        self._writer.write(
+            {
+                "worker": self._worker,
+                "steps": self._progress.steps,
+                "seconds": round(self._progress.seconds, 3),
+                "worker_steps": self._steps,
+                "updates": self._updates,
+                "dropped_gradients": self._dropped,
+                "episodes": [[episode.score, episode.length] for episode in collector.episodes],
+                "learning_rate": learning_rate,
+                "gradient_norm": self._norms / pushes,
+                "staleness_mean": sum(lag * count for lag, count in self._staleness.items()) / pushes,
+                "staleness_max": max(self._staleness, default=0),
+                "staleness_counts": {str(lag): count for lag, count in sorted(self._staleness.items())},
+                "metrics": {name: float(value) for name, value in metrics.items()},
+                "time": {
+                    "environment": round(collector.environment_seconds, 6),
+                    "act": round(collector.acting_seconds, 6),
+                    "collect": round(seconds["rollout"] - collector.environment_seconds - collector.acting_seconds, 6),
+                    "loss": round(seconds["loss"], 6),
+                    "pull": round(seconds["pull"], 6),
+                    "push": round(seconds["push"], 6),
+                    "wait": round(seconds["wait"], 6),
+                },
+            }
+        )
+        self._clear()
+        self._due = time.perf_counter() + self._interval
+
+    def close(self, metrics: dict[str, Tensor], learning_rate: float) -> None:
+        """Write what is left and close the file."""
+        self.write(metrics, learning_rate)
+        self._writer.close()

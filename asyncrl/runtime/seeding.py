@@ -1,0 +1,25 @@
+"""One seed in, an independent stream for everybody out."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+ENVIRONMENT, ACTIONS, SCHEDULE, NETWORK, EXPLORATION = range(5)
+"""What a stream is for."""
+
+
+def derive(seed: int, purpose: int, *place: int) -> int:
+    """A 31-bit seed for one purpose at one place (worker, environment, part of a resumed run).
+
+    By numpy's SeedSequence, so that neighbouring seeds and workers have unrelated streams. 31 bits, because the
+    Atari emulator takes no more.
+    """
+    # An entropy pool must not be negative: the evaluator's place is -1.
+    sequence = np.random.SeedSequence(seed, spawn_key=(purpose, *(number + 1 for number in place)))
+    return int(sequence.generate_state(1, np.uint32)[0]) >> 1
+
+
+def generator(seed: int, purpose: int, *place: int) -> torch.Generator:
+    """A torch generator with its own stream."""
+    return torch.Generator().manual_seed(derive(seed, purpose, *place))

@@ -1,0 +1,127 @@
+"""The shared parameters of one machine: Hogwild, as in Mnih et al. 2016."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.core.flat import clip_by_norm
+from asyncrl.core.updates import UpdateRule
+from asyncrl.runtime.memory import shared_zeros
+from asyncrl.runtime.protocols import Push
+
+UPDATES, DROPPED = range(2)
+
+
+class SharedStore:
+    """theta `[P]` and the optimiser's statistics in shared memory, read and written by everybody without a lock.
+
+    What that means: updates of two workers may overwrite each other element by element, and a pull may see half of
+    another's update. Aligned 4-byte stores are not torn, so every element is some worker's value. A snapshot is such
+    a mixture too. With `lock_file` pushes and pulls are serialised instead, by a lock that the kernel takes back from
+    a process that dies.
+    """
+
+    def __init__(
+        self,
+        initial: Tensor,
+        rule: UpdateRule,
+        workers: int,
+        max_gradient_norm: float = 0.0,
+        per_worker_statistics: bool = False,
+        lock_file: str | None = None,
+    ) -> None:
+        self.theta: Tensor = shared_zeros(initial.numel())
+        self.theta.copy_(initial)
+        owners = workers if per_worker_statistics else 1
+        # Allocated here and now: statistics created at the first step would be private to the process that steps.
+        self.statistics: Tensor = shared_zeros(owners, rule.statistics, initial.numel())
+        self.rule = rule
+        self.workers = workers
+        self.max_gradient_norm = max_gradient_norm
+        self.lock_file = lock_file
+        self._lock: int | None = None
+        # One row per worker, one writer per row; the last row is what earlier parts of the run counted.
+        self._cells = shared_zeros(workers + 1, 8, dtype=torch.int64)
+        self._counts: NDArray[np.int64] = self._cells.numpy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_counts"} | {"_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._counts = self._cells.numpy()
+
+    @property
+    def updates(self) -> int:
+        """Updates applied to theta so far."""
+        return int(self._counts[:, UPDATES].sum())
+
+    @property
+    def dropped(self) -> int:
+        """Gradients dropped because they were not finite."""
+        return int(self._counts[:, DROPPED].sum())
+
+    def pull(self, into: Tensor) -> int:
+        """theta' <- theta. Copies to `into` `[P]` and returns the number of updates seen."""
+        with self._exclusive():
+            version = self.updates
+            into.copy_(self.theta)
+        return version
+
+    def push(self, worker: int, gradient: Tensor, learning_rate: float, version: int) -> Push:
+        """theta <- theta - update(gradient), exactly once; `gradient` `[P]` is clipped in place.
+
+        A gradient that is not finite is counted and not applied: one NaN would reach every worker and stay in the
+        statistics for ever.
+        """
+        norm = clip_by_norm(gradient, self.max_gradient_norm)
+        counts = self._counts[worker]
+        if not math.isfinite(norm):
+            counts[DROPPED] += 1
+            return Push(False, norm, 0)
+        with self._exclusive():
+            before = self.updates
+            own = worker if len(self.statistics) > 1 else 0
+            seen = int(counts[UPDATES]) if len(self.statistics) > 1 else before
+            self.rule.apply(self.theta, gradient, self.statistics[own], learning_rate, seen)
+            counts[UPDATES] += 1
+        return Push(True, norm, before - version)
+
+    def snapshot(self) -> Tensor:
+        """A private copy of theta `[P]`, taken while others may be writing."""
+        return self.theta.clone()
+
+    def restore(self, theta: Tensor, statistics: Tensor, updates: int, dropped: int) -> None:
+        """Put back what a checkpoint holds. Raises ValueError if it does not fit."""
+        if theta.shape != self.theta.shape or statistics.shape != self.statistics.shape:
+            raise ValueError(
+                f"the checkpoint holds parameters {tuple(theta.shape)} and statistics {tuple(statistics.shape)}; "
+                f"this run has {tuple(self.theta.shape)} and {tuple(self.statistics.shape)}"
+            )
+        self.theta.copy_(theta)
+        self.statistics.copy_(statistics)
+        self._counts[-1, UPDATES], self._counts[-1, DROPPED] = updates, dropped
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        if self.lock_file is None:
+            yield
+            return
+        import fcntl  # POSIX only, and only --update locked needs it
+
+        if self._lock is None:  # each process opens the file for itself: a lock belongs to the open file
+            self._lock = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)

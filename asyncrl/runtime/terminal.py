@@ -1,0 +1,167 @@
+"""What a person sees while a run is going: a live panel on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.runtime.monitor import Summary
+
+PLAIN_INTERVAL_SECONDS = 10.0
+
+
+class View(Protocol):
+    """Shows summaries."""
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+        ...
+
+    def show(self, summary: Summary) -> None:
+        """Show the present state."""
+        ...
+
+    def close(self, summary: Summary) -> None:
+        """Show the last state and leave the terminal as it was."""
+        ...
+
+
+class QuietView:
+    """Nothing but what must be said."""
+
+    def say(self, line: str) -> None:
+        """Say nothing: --quiet."""
+
+    def show(self, summary: Summary) -> None:
+        """Show nothing."""
+
+    def close(self, summary: Summary) -> None:
+        """Nothing to close."""
+
+
+class PlainView:
+    """A line every ten seconds, for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._shown_at = time.monotonic()
+        self._evaluation: float | None = None
+
+    def say(self, line: str) -> None:
+        """Print the line."""
+        print(line, flush=True)
+
+    def show(self, summary: Summary) -> None:
+        """Print a line if the last is old enough."""
+        now = time.monotonic()
+        if now - self._shown_at >= PLAIN_INTERVAL_SECONDS:
+            self._shown_at = now
+            self.say(one_line(summary))
+
+    def close(self, summary: Summary) -> None:
+        """Print the last state."""
+        self.say(one_line(summary))
+
+
+class LiveView:
+    """A panel that renews itself: progress, speed, scores, staleness and a lamp per worker."""
+
+    def __init__(self) -> None:
+        self._console = Console()
+        self._live = Live(console=self._console, refresh_per_second=4, transient=False)
+        self._running = False
+
+    def say(self, line: str) -> None:
+        """Print the line above the panel."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, summary: Summary) -> None:
+        """Renew the panel."""
+        if not self._running:
+            self._live.start()
+            self._running = True
+        self._live.update(panel(summary))
+
+    def close(self, summary: Summary) -> None:
+        """Leave the last panel on the screen."""
+        if self._running:
+            self._live.update(panel(summary))
+            self._live.stop()
+            self._running = False
+
+
+def make_view(quiet: bool) -> View:
+    """The view that suits the output."""
+    if quiet:
+        return QuietView()
+    return LiveView() if sys.stdout.isatty() else PlainView()
+
+
+def duration(seconds: float | None) -> str:
+    """Hours, minutes and seconds as people write them; "-" for None."""
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def number(value: float | None) -> str:
+    """A score for reading; "-" for None."""
+    return "-" if value is None else f"{value:.1f}"
+
+
+def speed(summary: Summary) -> str:
+    """Steps per second, and frames per second where they differ."""
+    text = f"{summary.steps_per_second:,.0f} steps/s"
+    if summary.frames_per_step > 1:
+        text += f" ({summary.steps_per_second * summary.frames_per_step:,.0f} frames/s)"
+    return text
+
+
+def one_line(summary: Summary) -> str:
+    """A summary in one line."""
+    share = 100 * summary.steps / summary.total_steps
+    parts = [
+        f"{duration(summary.seconds)}  {summary.steps:,} steps ({share:.0f} %)",
+        speed(summary),
+        f"left {duration(summary.seconds_left)}",
+        f"return {number(summary.score_mean)}",
+        f"evaluation {number(summary.evaluation)} (best {number(summary.best_score)})",
+        f"staleness {summary.staleness_mean:.1f}",
+    ]
+    if summary.dropped_gradients:
+        parts.append(f"dropped {summary.dropped_gradients}")
+    return " | ".join(parts)
+
+
+def panel(summary: Summary) -> Panel:
+    """A summary as a rich renderable."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    share = 100 * summary.steps / summary.total_steps
+    grid.add_row("steps", f"{summary.steps:,} of {summary.total_steps:,}  ({share:.1f} %)")
+    grid.add_row("", ProgressBar(total=summary.total_steps, completed=summary.steps, width=40))
+    grid.add_row("time", f"{duration(summary.seconds)}, about {duration(summary.seconds_left)} left")
+    grid.add_row("speed", speed(summary))
+    grid.add_row("training return", f"{number(summary.score_mean)}  (mean of the last episodes, raw)")
+    grid.add_row("evaluation", f"{number(summary.evaluation)}  (best {number(summary.best_score)})")
+    grid.add_row(
+        "updates",
+        f"{summary.updates:,}, staleness {summary.staleness_mean:.1f}, learning rate {summary.learning_rate:.2e}"
+        + (f", dropped {summary.dropped_gradients}" if summary.dropped_gradients else ""),
+    )
+    lamps = Text()
+    for rate in summary.worker_rates:
+        lamps.append("●", style="green" if rate > 0 else "yellow")
+    lamps.append(f"  {sum(rate > 0 for rate in summary.worker_rates)} of {len(summary.worker_rates)} busy", style="dim")
+    grid.add_row("workers", lamps)
+    return Panel(grid, title="asyncrl", title_align="left", border_style="cyan", expand=False)

@@ -1,0 +1,280 @@
+"""Checkpoints: a folder each, published by one rename, checked by content, free of pickles.
+
+    checkpoints/
+        step_000001200000/            the run after 1,200,000 steps
+            weights.safetensors       the network's parameters only: safe to share
+            state.safetensors         every other tensor: optimiser statistics, target network, random states
+            manifest.json             counters and facts, and the size and SHA-256 of the two files and of itself
+        step_000001200000.1/          the same step saved again; takes the place of the one above
+        best_000000900000/            the best evaluation so far
+
+A checkpoint is written under a hidden name, synced, read back, and renamed once. A kill at any moment, a full disk or a
+power cut therefore leaves the earlier checkpoints as they were, and no name that looks like a checkpoint but is none.
+Nothing is ever renamed over an existing checkpoint: a folder cannot be replaced in one step, so a new one gets a new
+name, and the old one goes when the new one is safe. Loading believes a folder only after its sums agree.
+
+Each kind ("step", "best") has one writer at a time. It may be another process for each kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from asyncrl.storage.files import plain, read_json, sync_folder, write_synced
+from asyncrl.storage.run_folder import versions
+
+FORMAT = "asyncrl checkpoint"
+SCHEMA = 1
+WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
+
+# Hidden names: nothing that looks for checkpoints can take one of these for a checkpoint.
+_SAVING, _DELETING = ".saving-", ".deleting-"
+
+
+class BadCheckpoint(Exception):
+    """A checkpoint that cannot be used; the message is one line that names the file and the reason."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What a run needs to go on."""
+
+    steps: int
+    """Agent steps made."""
+    updates: int
+    """Updates applied to the parameters."""
+    seconds: float
+    """Seconds trained, over all parts of the run."""
+    parameters: dict[str, Tensor]
+    """The network's parameters by name."""
+    tensors: dict[str, Tensor]
+    """Every other tensor by name; a random state is a uint8 tensor."""
+    facts: dict[str, Any]
+    """Plain JSON data. It comes back as JSON gives it: tuples as lists, keys as strings, nan and infinity as None."""
+
+
+def save(folder: Path, checkpoint: Checkpoint, keep: int = 3) -> Path:
+    """Write a checkpoint into `folder`, keep the newest `keep` up to this one, and return its path.
+
+    Raises ValueError, before anything is written, when a parameter is not finite, and OSError when the disk is full or
+    fails; the earlier checkpoints are valid then, and nothing unfinished is left.
+    """
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1, got {keep}")
+    return _save(folder, "step", checkpoint, keep)
+
+
+def save_best(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write the best checkpoint into `folder`, in place of the one before, and return its path. Raises as `save`."""
+    return _save(folder, "best", checkpoint, keep=1)
+
+
+def load(path: Path) -> Checkpoint:
+    """Return the checkpoint in the folder `path`. Raises BadCheckpoint when it is missing, damaged or foreign."""
+    manifest = _read_manifest(path)
+    counters = manifest["steps"], manifest["updates"], manifest["seconds"]
+    parameters, tensors = (_read_tensors(path / name, manifest["files"][name]) for name in (WEIGHTS, STATE))
+    return Checkpoint(*counters, parameters, tensors, manifest["facts"])
+
+
+def load_newest(folder: Path) -> tuple[Checkpoint, list[str]]:
+    """Return the newest valid checkpoint in `folder`, and one line for each newer one that had to be skipped.
+
+    Raises BadCheckpoint when there is none.
+    """
+    return _load_newest(folder, "step")
+
+
+def load_best(folder: Path) -> tuple[Checkpoint, list[str]]:
+    """Return the best checkpoint in `folder`, and one line for each damaged one. Raises BadCheckpoint without any."""
+    return _load_newest(folder, "best")
+
+
+def find(folder: Path, kind: str = "step") -> list[Path]:
+    """Return the paths of all checkpoints of a kind, "step" or "best", oldest first; they need not be valid."""
+    return [path for _, path in _find(folder, kind)]
+
+
+def clean(folder: Path) -> None:
+    """Remove what a killed save left. Call it before the writers start, never while one may be saving."""
+    for pattern in (_SAVING, _DELETING):
+        for path in folder.glob(f"{pattern}*"):
+            shutil.rmtree(path)
+
+
+def _save(folder: Path, kind: str, checkpoint: Checkpoint, keep: int) -> Path:
+    _refuse_non_finite(checkpoint.parameters)
+    temporary = folder / f"{_SAVING}{kind}"
+    if temporary.exists():  # left by a writer of this kind that was killed
+        shutil.rmtree(temporary)
+    try:
+        _write(temporary, checkpoint)
+        path = _free_name(folder, kind, checkpoint.steps)
+        os.rename(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_folder(folder)
+    _delete_older(folder, kind, path, keep)
+    return path
+
+
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write the three files, wait for the disk, and read them back."""
+    folder.mkdir(parents=True)
+    files = {}
+    for name, tensors in ((WEIGHTS, checkpoint.parameters), (STATE, checkpoint.tensors)):
+        content = safetensors.torch.save(_own(tensors), metadata={"format": "pt"})
+        write_synced(folder / name, content)
+        files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    manifest = plain(
+        {
+            "format": FORMAT,
+            "schema": SCHEMA,
+            "steps": checkpoint.steps,
+            "updates": checkpoint.updates,
+            "seconds": checkpoint.seconds,
+            "versions": versions(),
+            "files": files,
+            "facts": checkpoint.facts,
+        }
+    )
+    manifest["sha256"] = _sum_of(manifest)
+    write_synced(folder / MANIFEST, (json.dumps(manifest, indent=2, allow_nan=False) + "\n").encode())
+    sync_folder(folder)
+    try:
+        load(folder)
+    except BadCheckpoint as error:
+        raise OSError(f"a checkpoint was written but does not read back: {error}") from error
+
+
+def _own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies: the sums must be of what is written, also while others go on writing to the originals.
+
+    Copies also separate views of one tensor, which safetensors refuses.
+    """
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+
+
+def _refuse_non_finite(parameters: Mapping[str, Tensor]) -> None:
+    for name, tensor in parameters.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"parameter {name} is not finite; such a checkpoint is not saved")
+
+
+def _free_name(folder: Path, kind: str, steps: int) -> Path:
+    """Return the next unused path for these steps: step_000000000100, then step_000000000100.1 and so on."""
+    revisions = [revision for (found, revision), _ in _find(folder, kind) if found == steps]
+    suffix = f".{max(revisions) + 1}" if revisions else ""
+    return folder / f"{kind}_{steps:012d}{suffix}"
+
+
+def _find(folder: Path, kind: str) -> list[tuple[tuple[int, int], Path]]:
+    """Return ((steps, revision), path) of every checkpoint of a kind, in that order."""
+    name = re.compile(rf"{kind}_(\d+)(?:\.(\d+))?")
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = name.fullmatch(path.name)
+        if match:
+            found.append(((int(match[1]), int(match[2] or 0)), path))
+    return sorted(found)
+
+
+def _delete_older(folder: Path, kind: str, saved: Path, keep: int) -> None:
+    """Delete what the checkpoint just saved makes superfluous.
+
+    Of the "best" kind that is every other one. Of the "step" kind, those further on stay: they are what an earlier part
+    of the run left, and are not this writer's to judge.
+    """
+    paths = find(folder, kind)
+    older = paths[: paths.index(saved)]
+    if kind == "best":
+        superfluous = [path for path in paths if path != saved]
+    else:
+        steps = saved.name.partition(".")[0]
+        replaced = [path for path in older if path.name.partition(".")[0] == steps]
+        others = [path for path in older if path not in replaced]
+        superfluous = replaced + others[: max(0, len(others) - (keep - 1))]
+    for path in superfluous:
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    """Delete a checkpoint; it vanishes as a whole before its files go."""
+    hidden = path.with_name(f"{_DELETING}{path.name}")
+    if hidden.exists():
+        shutil.rmtree(hidden)
+    os.rename(path, hidden)
+    shutil.rmtree(hidden)
+
+
+def _load_newest(folder: Path, kind: str) -> tuple[Checkpoint, list[str]]:
+    skipped: list[str] = []
+    for path in reversed(find(folder, kind)):
+        try:
+            return load(path), skipped
+        except BadCheckpoint as error:
+            skipped.append(f"skipped a checkpoint: {error}")
+    reasons = "".join(f"; {line}" for line in skipped)
+    raise BadCheckpoint(f"{folder}: no valid checkpoint{reasons}")
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint once its own sum agrees."""
+    file = path / MANIFEST
+    if not path.is_dir():
+        raise BadCheckpoint(f"{path}: no such checkpoint")
+    try:
+        manifest = read_json(file)
+    except FileNotFoundError:
+        raise BadCheckpoint(f"{file}: missing") from None
+    except OSError as error:
+        raise BadCheckpoint(f"{file}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise BadCheckpoint(f"{file}: damaged, not valid JSON") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise BadCheckpoint(f"{file}: not a checkpoint of asyncrl")
+    if manifest.get("schema") != SCHEMA:
+        raise BadCheckpoint(f"{file}: has schema {manifest.get('schema')}, this version of asyncrl reads {SCHEMA}")
+    if manifest.pop("sha256", None) != _sum_of(manifest):
+        raise BadCheckpoint(f"{file}: damaged, its SHA-256 differs")
+    return manifest
+
+
+def _read_tensors(file: Path, expected: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a file once its size and sum agree with the manifest."""
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        raise BadCheckpoint(f"{file}: missing") from None
+    except OSError as error:
+        raise BadCheckpoint(f"{file}: cannot be read ({error.strerror})") from error
+    if len(content) != expected["bytes"]:
+        raise BadCheckpoint(f"{file}: damaged, {len(content)} bytes in place of {expected['bytes']}")
+    if hashlib.sha256(content).hexdigest() != expected["sha256"]:
+        raise BadCheckpoint(f"{file}: damaged, its SHA-256 differs")
+    with contextlib.suppress(safetensors.SafetensorError):
+        return dict(safetensors.torch.load(content))
+    raise BadCheckpoint(f"{file}: not a safetensors file")
+
+
+def _sum_of(manifest: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a manifest's content, whatever its layout on disk."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,95 @@
+"""Records: JSON Lines files, one row per line, one writer per file, any number of readers.
+
+The writer appends each row with one system call, so a killed process can tear at most its last line. Readers follow a
+file while it grows and skip what a kill or a power cut spoiled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from asyncrl.storage.files import append_whole, plain
+
+
+class RecordWriter:
+    """Append rows to the file at `path`; an existing file is continued.
+
+    A last line torn by an earlier kill is closed with a newline first, so that it cannot spoil the next row.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by close)
+        if self._file.seek(0, os.SEEK_END) > 0:
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b"\n":
+                self._file.write(b"\n")
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one row, at once visible to readers. A number that is not finite is written as null.
+
+        Raises OSError when the disk is full; the file then ends with the row before.
+        """
+        line = (json.dumps(plain(row), separators=(",", ":"), allow_nan=False) + "\n").encode()
+        append_whole(self._file, line)
+
+    def close(self) -> None:
+        """Close the file; closing twice is harmless."""
+        self._file.close()
+
+    def __enter__(self) -> RecordWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class RecordReader:
+    """Follow the file at `path` while its writer appends to it. The file need not exist yet.
+
+    `skipped` counts the complete lines that held no row.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.skipped = 0
+        self._path = path
+        self._offset = 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """Return the rows completed since the last call; one `stat` when there are none."""
+        try:
+            size = os.stat(self._path).st_size
+        except FileNotFoundError:
+            return []
+        if size == self._offset:
+            return []
+        if size < self._offset:  # the file was replaced by another
+            self._offset = 0
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            content = file.read()
+        complete = content[: content.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        rows = [_parse(line) for line in complete.split(b"\n")[:-1]]
+        self.skipped += rows.count(None)
+        return [row for row in rows if row is not None]
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return all complete rows of a file; none when it does not exist."""
+    return RecordReader(path).new()
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Return the row on a line, or None when a kill or a power cut spoiled it."""
+    try:
+        row = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None

@@ -1,0 +1,201 @@
+"""The folder of a run: where it lies, which files it holds, and what it says about its host.
+
+    runs/<page>/<environment>/<name>/
+        config.json  host.json  status.json
+        worker-00.jsonl ...  evaluator.jsonl  supervisor.jsonl     records, one writer each
+        <role>.traceback.txt                                       only when something failed
+        checkpoints/  tb/
+
+Nothing here imports torch: commands that only read runs start quickly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncrl import __version__
+from asyncrl.core.errors import UsageError
+
+MAX_NAME_LENGTH = 100
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
+_UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.+=-]")
+
+_PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "safetensors", "tensorboard", "opencv-python-headless")
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of one run. `path` is absolute, so that an environment that changes directory moves nothing."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, runs_dir: Path, page: str, env_id: str, name: str) -> RunFolder:
+        """Make the folder of a new run, with its empty `checkpoints` and `tb`.
+
+        Raises UsageError for a name that is no safe folder name, for a run that exists already and for a place that
+        cannot be written; then nothing is left behind.
+        """
+        if len(name) > MAX_NAME_LENGTH or not _SAFE_NAME.fullmatch(name):
+            raise UsageError(
+                f"{name!r} cannot name a run: use at most {MAX_NAME_LENGTH} letters, digits and _ . + = -, "
+                "starting with a letter, a digit or _"
+            )
+        run = cls(Path(os.path.abspath(runs_dir)) / _safe(page) / _safe(env_id) / name)
+        made: list[Path] = []
+        try:
+            _make_folders(run.path.parent, made)
+            for folder in (run.path, run.checkpoints, run.tensorboard):
+                folder.mkdir()
+                made.append(folder)
+        except OSError as error:
+            _remove_folders(made)
+            if isinstance(error, FileExistsError) and run.path.is_dir():
+                raise UsageError(
+                    f"{run.path} exists already: continue it with --resume {run.path}, or choose another --run-name"
+                ) from error
+            raise UsageError(f"cannot make the run folder {run.path}: {error.strerror}") from error
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Return the existing run at `path`. Raises UsageError when there is none."""
+        run = cls(Path(os.path.abspath(path)))
+        if not run.path.is_dir():
+            raise UsageError(f"{run.path} is not a run: no such folder")
+        if not run.config_file.is_file():
+            raise UsageError(f"{run.path} is not a run: it holds no {run.config_file.name}")
+        return run
+
+    @property
+    def config_file(self) -> Path:
+        """The configuration the run was started with."""
+        return self.path / "config.json"
+
+    @property
+    def host_file(self) -> Path:
+        """What `host_facts` said at the start."""
+        return self.path / "host.json"
+
+    @property
+    def status_file(self) -> Path:
+        """Whether the run is going on, and how it ended."""
+        return self.path / "status.json"
+
+    @property
+    def supervisor_file(self) -> Path:
+        """The supervisor's records."""
+        return self.path / "supervisor.jsonl"
+
+    @property
+    def evaluator_file(self) -> Path:
+        """The evaluator's records."""
+        return self.path / "evaluator.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder of TensorBoard event files."""
+        return self.path / "tb"
+
+    def worker_file(self, rank: int) -> Path:
+        """The records of one worker; ranks count from 0."""
+        return self.path / f"worker-{rank:02d}.jsonl"
+
+    def traceback_file(self, role: str) -> Path:
+        """Where a process that fails leaves its traceback; `role` is such as "worker-03" or "evaluator"."""
+        return self.path / f"{role}.traceback.txt"
+
+
+def default_name(seed: int, workers: int) -> str:
+    """Return a name for a run that tells its size, its seed and the local time: `w16-s1-20261121-052310`."""
+    return f"w{workers}-s{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of Python, of asyncrl and of the packages a result depends on; None for one not installed."""
+    own = {"python": platform.python_version(), "asyncrl": __version__}
+    return own | {name: _version(name) for name in _PACKAGES}
+
+
+def host_facts() -> dict[str, Any]:
+    """Return what a reader must know of the machine to judge a result.
+
+    This is an allow-list. Nothing else of the host belongs into a file that people publish: no names, no paths, no
+    environment but the three variables that set the number of threads.
+    """
+    return {
+        "versions": versions(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": _cpu_model(),
+        "cores_logical": os.cpu_count(),
+        "cores_usable": _usable_cores(),
+        "memory_gib": _memory_gib(),
+        "threads": {name: os.environ.get(name) for name in _THREAD_VARIABLES},
+    }
+
+
+def _safe(part: str) -> str:
+    """Return `part` as one folder name: "ALE/Pong-v5" becomes "ALE_Pong-v5"."""
+    return _UNSAFE_CHARACTERS.sub("_", part)[:MAX_NAME_LENGTH].lstrip(".-") or "_"
+
+
+def _make_folders(path: Path, made: list[Path]) -> None:
+    """Make a folder and its missing parents, noting each one made."""
+    if path.is_dir():
+        return
+    _make_folders(path.parent, made)
+    with contextlib.suppress(FileExistsError):  # another run may be making the same parents
+        path.mkdir()
+        made.append(path)
+
+
+def _remove_folders(made: list[Path]) -> None:
+    """Remove the folders made, last first; those that others have filled since stay."""
+    for folder in reversed(made):
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str | None:
+    """Return the processor's name as Linux tells it, elsewhere as Python does."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            models = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+            return next(models, None)
+    except OSError:
+        return platform.processor() or None
+
+
+def _usable_cores() -> int | None:
+    """Return the cores this process may run on: fewer than the logical ones under taskset or a batch system."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, ValueError, OSError):
+        return None

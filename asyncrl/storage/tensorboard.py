@@ -1,0 +1,74 @@
+"""TensorBoard event files, written synchronously.
+
+`torch.utils.tensorboard.SummaryWriter` hands events to a background thread: an error reaches the caller late or never,
+up to two minutes of events are lost by a kill, and the process that starts workers gains a thread. A run writes a few
+dozen numbers every few seconds, so here each call writes one event to the file, and an error is raised where it occurs.
+The format is TensorBoard's own, through its protocol buffers and record writer.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asyncrl.storage.files import append_whole
+
+
+class TensorBoardWriter:
+    """Write one new event file into `folder`, which is made when missing.
+
+    `purge_step` is the step at which a run is resumed: TensorBoard hides the points at and after it in earlier files.
+    Not for several writers at once: TensorBoard follows only the last file of a folder.
+    """
+
+    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
+        # Here and not above: the import takes a fifth of a second, and not every command that reads this module writes.
+        from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2
+        from tensorboard.plugins.text import metadata
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = event_pb2, summary_pb2
+        self._tensor, self._shape = tensor_pb2, tensor_shape_pb2
+        self._text_metadata = metadata.create_summary_metadata(display_name="", description="")
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files of a folder in the order of their names, so the time comes first.
+        seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+        self.path = folder / f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{os.getpid()}"
+        self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115 (closed by close)
+        self._frame = RecordWriter
+        self._write(time.time(), file_version="brain.Event:2")
+        if purge_step is not None:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(time.time(), step=purge_step, session_log=start)
+
+    def scalars(self, values: Mapping[str, float], step: int, walltime: float | None = None) -> None:
+        """Write one number for each tag at a step; `walltime` is in seconds since 1970, now when not given.
+
+        Raises OSError when it cannot be written.
+        """
+        points = [self._summary.Summary.Value(tag=tag, simple_value=float(value)) for tag, value in values.items()]
+        self._write(walltime, step=step, summary=self._summary.Summary(value=points))
+
+    def text(self, tag: str, text: str, step: int = 0) -> None:
+        """Write a text in Markdown. Raises OSError when it cannot be written."""
+        tensor = self._tensor.TensorProto(
+            dtype="DT_STRING",
+            string_val=[text.encode()],
+            tensor_shape=self._shape.TensorShapeProto(dim=[self._shape.TensorShapeProto.Dim(size=1)]),
+        )
+        value = self._summary.Summary.Value(tag=f"{tag}/text_summary", metadata=self._text_metadata, tensor=tensor)
+        self._write(None, step=step, summary=self._summary.Summary(value=[value]))
+
+    def close(self) -> None:
+        """Close the file; closing twice is harmless."""
+        self._file.close()
+
+    def _write(self, walltime: float | None, **content: Any) -> None:
+        event = self._event.Event(wall_time=time.time() if walltime is None else walltime, **content)
+        record = io.BytesIO()
+        self._frame(record).write(event.SerializeToString())
+        append_whole(self._file, record.getvalue())

@@ -1,0 +1,226 @@
+"""The command behind every page: `python -m asyncrl.a3c ...` and its siblings."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncrl.backends import local, serial
+from asyncrl.backends.outcome import Outcome, Signals, failed
+from asyncrl.commandline import parse, run_command
+from asyncrl.core.config import RunConfig, flag, from_plain, to_plain
+from asyncrl.core.errors import UsageError
+from asyncrl.envs.spec import EnvSpec, Spaces
+from asyncrl.runtime.evaluator import usable_cores
+from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.plan import RunPlan, initial_parameters, load_page
+from asyncrl.runtime.progress import Progress
+from asyncrl.runtime.snapshots import check_fits, flat_parameters
+from asyncrl.runtime.store import SharedStore
+from asyncrl.runtime.terminal import make_view, number
+from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+from asyncrl.storage import checkpoints
+from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
+from asyncrl.storage.files import read_json, write_json
+from asyncrl.storage.run_folder import RunFolder, default_name, host_facts
+
+
+def main(page: str, words: Sequence[str] | None = None) -> int:
+    """Train as the command line `words` say, with the algorithm of module `page`; returns the exit code."""
+    words = sys.argv[1:] if words is None else words
+    request_one_thread()
+    enforce_one_thread()
+    program = "asyncrl " + short(page)
+    return run_command(program, lambda: train(page, words, program))
+
+
+def short(page: str) -> str:
+    """The page's name in commands and folders: the last part of its module."""
+    return page.rpartition(".")[2]
+
+
+def train(page: str, words: Sequence[str], program: str) -> int:
+    """One run from the first check to the last line. Raises UsageError before anything is made or started."""
+    config, spec, spaces, changes, facts = configure(page, words, program)
+    theta, layout = initial_parameters(page, config, spaces)
+    checkpoint = load_for_resume(page, config, layout) if config.resume else None
+    folder = open_folder(page, config)
+    progress = Progress(
+        config.workers,
+        config.total_steps,
+        base_steps=checkpoint.steps if checkpoint else 0,
+        base_seconds=checkpoint.seconds if checkpoint else 0.0,
+    )
+    lock_file = str(folder.path / "store.lock") if config.update == "locked" else None
+    store = SharedStore(
+        theta, config.update_rule, config.workers, config.max_gradient_norm, config.statistics == "per-worker",
+        lock_file,
+    )  # fmt: skip
+    if checkpoint:
+        restore(store, checkpoint, layout)
+    part = 1 + int(checkpoint.facts.get("part", 0)) if checkpoint else 0
+    plan = RunPlan(page, config, spec, spaces, folder, layout, store, progress, part)
+    view = make_view(config.quiet)
+    print(f"run folder: {folder.path}", flush=True)
+    for line in [*introduction(plan), *changes]:
+        view.say(line)
+    write_json(folder.config_file, {"page": page, "config": to_plain(config), "environment": facts})
+    write_json(folder.host_file, host_facts())
+    with Signals().caught() as signals:
+        monitor = Monitor(plan, checkpoint.facts.get("best_score") if checkpoint else None)
+        monitor.write_status("starting")
+        backend = serial if config.backend == "serial" else local
+        outcome = conclude(backend.run(plan, monitor, view, signals), monitor)
+    view.close(monitor.summary)
+    if outcome.traceback:
+        print(outcome.traceback, file=sys.stderr, flush=True)
+    print(f"{outcome.state}: {outcome.reason}; best evaluation {number(monitor.summary.best_score)}", flush=True)
+    print(f"run folder: {folder.path}", flush=True)
+    return outcome.exit_code
+
+
+def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
+    """Last checkpoint, last rows, last status; what goes wrong here makes the run a failed one."""
+    try:
+        monitor.save_checkpoint()
+        monitor.end()
+    except (OSError, ValueError) as error:
+        if outcome.state != "failed":
+            outcome = failed(f"could not save the end of the run: {error}")
+    monitor.write_status(outcome.state, outcome.reason, outcome.exit_code, outcome.traceback)
+    return outcome
+
+
+def configure(
+    page: str, words: Sequence[str], program: str
+) -> tuple[RunConfig, EnvSpec, Spaces, list[str], dict[str, Any]]:
+    """Configuration, environment and what was changed on resume, as lines to print. Raises UsageError."""
+    module = load_page(page)
+    first = parse(module.Config, words, program)
+    if first.resume:
+        stored = stored_config(page, Path(first.resume))
+        config = parse(module.Config, words, program, default=stored)
+        changes = differences(stored, config)
+        spec = make_spec(config)
+        spaces = spec.probe()
+    else:
+        changes = []
+        spec = make_spec(first)
+        spaces = spec.probe()
+        settings = module.preset(first.preset, spaces) | {"preset": first.preset}
+        config = parse(module.Config, words, program, default=dataclasses.replace(module.Config(), **settings))
+    if spaces.is_continuous:
+        raise UsageError(f"{config.env_id} has continuous actions; {program} chooses between discrete ones")
+    if config.backend == "serial" and config.evaluation_interval_seconds:
+        raise UsageError("--evaluation-interval-seconds would make a serial run depend on the clock; give steps")
+    if config.update == "locked" and sys.platform == "win32":
+        raise UsageError("--update locked needs a POSIX system")
+    return config, spec, spaces, changes, {"id": config.env_id, **dataclasses.asdict(spaces)}
+
+
+def make_spec(config: RunConfig) -> EnvSpec:
+    """The environment the configuration describes."""
+    return EnvSpec(
+        env_id=config.env_id,
+        env_kwargs=tuple(parse_argument(word) for word in config.env_kwargs),
+        frame_skip=config.frame_skip,
+        frame_stack=config.frame_stack,
+        image_size=config.image_size,
+        noop_max=config.noop_max,
+        sticky_actions=config.sticky_actions,
+        life_loss=config.life_loss,
+        full_action_space=config.full_action_space,
+        max_episode_steps=config.max_episode_steps,
+    )
+
+
+def parse_argument(word: str) -> tuple[str, Any]:
+    """A key=value word of --env-kwargs: a Python literal if it is one, else text."""
+    key, equals, value = word.partition("=")
+    if not equals or not key.isidentifier():
+        raise UsageError(f"--env-kwargs takes key=value, got {word!r}")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+def open_folder(page: str, config: RunConfig) -> RunFolder:
+    """The folder to write to: a new one, or the resumed run's."""
+    if config.resume:
+        return RunFolder.open(Path(config.resume))
+    name = config.run_name or default_name(config.seed, config.workers)
+    return RunFolder.create(Path(config.runs_dir), short(page), config.env_id, name)
+
+
+def stored_config(page: str, path: Path) -> RunConfig:
+    """The configuration of the run in `path`. Raises UsageError if it is not a run of this page."""
+    folder = RunFolder.open(path)
+    try:
+        stored = read_json(folder.config_file)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder.config_file} cannot be read: {error}") from None
+    if stored["page"] != page:
+        raise UsageError(f"{path} is a run of {short(stored['page'])}; resume it with that command")
+    return from_plain(load_page(page).Config, stored["config"])
+
+
+def differences(stored: RunConfig, config: RunConfig) -> list[str]:
+    """A line for each setting that the command line changes in a resumed run."""
+    before, after = to_plain(stored), to_plain(config)
+    names = [name for name in after if name != "resume" and before[name] != after[name]]
+    return [f"changed on resume: {flag(name)} {before[name]} -> {after[name]}" for name in names]
+
+
+def load_for_resume(page: str, config: RunConfig, layout: Any) -> Checkpoint:
+    """The newest valid checkpoint of the run to resume. Raises UsageError if there is none that fits."""
+    try:
+        checkpoint, skipped = checkpoints.load_newest(RunFolder.open(Path(config.resume)).checkpoints)
+    except BadCheckpoint as error:
+        raise UsageError(f"nothing to resume in {config.resume}: {error}") from None
+    for line in skipped:
+        print(line, file=sys.stderr)
+    check_fits(checkpoint, page, config.env_id, config.optimizer, layout)
+    if checkpoint.steps >= config.total_steps:
+        raise UsageError(
+            f"the run has made {checkpoint.steps} of {config.total_steps} steps; give a larger --total-steps to go on"
+        )
+    return checkpoint
+
+
+def restore(store: SharedStore, checkpoint: Checkpoint, layout: Any) -> None:
+    """Put the checkpoint's parameters, statistics and counts into the store."""
+    try:
+        store.restore(
+            flat_parameters(checkpoint, layout),
+            checkpoint.tensors["statistics"],
+            checkpoint.updates,
+            int(checkpoint.facts.get("dropped_gradients", 0)),
+        )
+    except ValueError as error:
+        raise UsageError(f"{error}; --statistics per-worker resumes with the same --workers only") from None
+
+
+def introduction(plan: RunPlan) -> list[str]:
+    """What a run says at its start."""
+    config = plan.config
+    lines = [
+        plan.spec.describe(),
+        f"{short(plan.page)}, preset {config.preset}: {plan.store.theta.numel():,} parameters, "
+        f"{config.workers} workers x {config.envs_per_worker} environments, t_max {config.t_max}, "
+        f"{config.optimizer} {config.learning_rate:g}, {config.update} updates, {config.statistics} statistics",
+    ]
+    cores = usable_cores()
+    if config.backend == "local" and config.workers > cores:
+        lines.append(f"{config.workers} workers share {cores} cores: no faster than {cores} would be")
+    if plan.part:
+        lines.append(
+            f"resumed at {plan.progress.steps:,} steps after {plan.progress.seconds:.0f} s; "
+            "environments begin new episodes"
+        )
+    lines.append(f"watch it: tensorboard --logdir {plan.folder.path}")
+    return lines

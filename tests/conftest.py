@@ -1,0 +1,42 @@
+"""What holds for every test: one thread, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+
+import psutil
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+_LASTING = ("forkserver", "resource_tracker")
+"""Helpers of multiprocessing that serve the whole test session."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaves a process behind, or a file in shared memory."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    files = _shared_memory_files()
+    yield
+    left = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            command = " ".join(child.cmdline())
+            if child.pid not in before and not any(name in command for name in _LASTING):
+                left.append(f"{child.pid}: {command}")
+        except psutil.Error:
+            continue
+    assert not left, f"left running: {left}"
+    assert _shared_memory_files() <= files
+
+
+def _shared_memory_files() -> set[str]:
+    try:
+        return {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+    except OSError:
+        return set()

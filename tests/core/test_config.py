@@ -1,0 +1,57 @@
+"""The configuration refuses what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncrl.core.config import RunConfig, from_plain, to_plain
+from asyncrl.core.errors import UsageError
+
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    ({"workers": 0}, "--workers must be at least 1, got 0"),
+    ({"envs_per_worker": 0}, "--envs-per-worker must be at least 1"),
+    ({"t_max": 0}, "--t-max must be at least 1"),
+    ({"total_steps": 0}, "--total-steps must be at least 1"),
+    ({"seed": -1}, "--seed must lie between 0 and"),
+    ({"gamma": 1.5}, "--gamma must lie between 0 and 1, got 1.5"),
+    ({"gamma": float("nan")}, "--gamma must lie between 0 and 1"),
+    ({"learning_rate": 0.0}, "--learning-rate must be a positive number"),
+    ({"learning_rate": float("inf")}, "--learning-rate must be a positive number"),
+    ({"optimizer_epsilon": 0.0}, "--optimizer-epsilon must be a positive number"),
+    ({"sticky_actions": 2.0}, "--sticky-actions must lie between 0 and 1"),
+    ({"evaluation_episodes": 0}, "--evaluation-episodes must be at least 1"),
+    ({"evaluation_cpu_share": 0.0}, "--evaluation-cpu-share must lie in"),
+    ({"max_seconds": -1.0}, "--max-seconds must not be negative"),
+    ({"checkpoint_interval_steps": -5}, "--checkpoint-interval-steps must not be negative"),
+    ({"stop_at_score": float("nan")}, "--stop-at-score must be a number"),
+    ({"hidden_sizes": (0,)}, "--hidden-sizes must be positive"),
+    ({"image_size": 8}, "--image-size must be at least 36"),
+    ({"delays": (1.0,)}, "--delays and --schedule delays belong together"),
+    ({"schedule": "random"}, "--schedule is for --backend serial"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), IMPOSSIBLE, ids=lambda case: str(case)[:40])
+def test_an_impossible_value_is_refused_with_its_flag(fields: dict[str, Any], message: str) -> None:
+    """One line that names the flag and the value."""
+    with pytest.raises(UsageError) as error:
+        RunConfig(**fields)
+
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_config_json_gives_the_same_configuration_back() -> None:
+    """Tuples survive the way through lists."""
+    config = RunConfig(hidden_sizes=(32, 16), env_kwargs=("a=1",), stop_at_score=3.0)
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in to_plain(config).items()}
+
+    assert from_plain(RunConfig, plain) == config
+
+
+def test_a_field_of_another_version_is_refused() -> None:
+    """Rather than silently ignored."""
+    with pytest.raises(UsageError, match="warp_speed"):
+        from_plain(RunConfig, {"warp_speed": 9})

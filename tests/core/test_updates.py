@@ -1,0 +1,67 @@
+"""Update rules by hand and against torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from asyncrl.core.updates import UpdateRule
+
+
+def test_rmsprop_has_epsilon_inside_the_root() -> None:
+    """d = 2, alpha = 0.99, eps = 0.1: g = 0.04, step = 2 / sqrt(0.14) = 5.3452 eta (torch's own form gives 6.667)."""
+    theta, statistics = torch.zeros(1), torch.zeros(1, 1)
+
+    UpdateRule("rmsprop", decay=0.99, epsilon=0.1).apply(theta, torch.tensor([2.0]), statistics, 1.0, 0)
+
+    assert statistics.item() == pytest.approx(0.04)
+    assert theta.item() == pytest.approx(-5.34522, rel=1e-5)
+
+
+def test_rmsprop_second_step_decays_the_first() -> None:
+    """g = 0.99 * 0.04 + 0.01 * 1 = 0.0496; step = 1 / sqrt(0.1496) = 2.58544."""
+    rule, theta, statistics = UpdateRule("rmsprop"), torch.zeros(1), torch.tensor([[0.04]])
+
+    rule.apply(theta, torch.tensor([1.0]), statistics, 0.5, 1)
+
+    assert statistics.item() == pytest.approx(0.0496)
+    assert theta.item() == pytest.approx(-0.5 * 2.58544, rel=1e-5)
+
+
+def test_momentum_sgd_follows_the_paper() -> None:
+    """m = 0.9 * 1 + 0.1 * 2 = 1.1; theta = 3 - 0.5 * 1.1 = 2.45."""
+    theta, statistics = torch.tensor([3.0]), torch.ones(1, 1)
+
+    UpdateRule("momentum-sgd", decay=0.9).apply(theta, torch.tensor([2.0]), statistics, 0.5, 1)
+
+    assert statistics.item() == pytest.approx(1.1)
+    assert theta.item() == pytest.approx(2.45)
+
+
+def test_adam_equals_torch_over_ten_steps() -> None:
+    """The same parameters as torch.optim.Adam given the same gradients."""
+    torch.manual_seed(0)
+    reference = torch.nn.Parameter(torch.randn(7))
+    optimizer = torch.optim.Adam([reference], lr=0.01, betas=(0.8, 0.99), eps=1e-5)
+    theta, statistics = reference.detach().clone(), torch.zeros(2, 7)
+    rule = UpdateRule("adam", decay=0.99, epsilon=1e-5, momentum=0.8)
+
+    for step in range(10):
+        gradient = torch.randn(7)
+        reference.grad = gradient.clone()
+        optimizer.step()
+        rule.apply(theta, gradient, statistics, 0.01, step)
+
+    torch.testing.assert_close(theta, reference.detach())
+
+
+@pytest.mark.parametrize("name", ["rmsprop", "momentum-sgd", "adam"])
+def test_every_rule_descends_and_only_touches_what_it_owns(name: str) -> None:
+    """One step along a positive gradient lowers theta, and the number of statistics is the one announced."""
+    rule = UpdateRule(name)
+    theta, statistics = torch.zeros(3), torch.zeros(rule.statistics, 3)
+
+    rule.apply(theta, torch.ones(3), statistics, 0.1, 0)
+
+    assert (theta < 0).all()
+    assert (statistics != 0).all()

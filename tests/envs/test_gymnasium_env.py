@@ -1,0 +1,332 @@
+"""Gymnasium environments: conversions, checks, and one line for every mistake."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from asyncrl.core.errors import UsageError
+from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
+from asyncrl.envs.spec import BadEnvironment, EnvSpec
+
+UNIT = spaces.Box(-1.0, 1.0, (3,), np.float32)
+
+
+class Scripted(gymnasium.Env[Any, Any]):
+    """Returns whatever a test wants; records what it was given."""
+
+    def __init__(self, space: Any = UNIT, actions: Any = None, step: Any = None, reset: Any = None) -> None:
+        self.observation_space = space
+        self.action_space = spaces.Discrete(2) if actions is None else actions
+        self.first = space.sample()
+        self.step_result = (self.first, 0.0, False, False, {}) if step is None else step
+        self.reset_result = (self.first, {}) if reset is None else reset
+        self.given: list[Any] = []
+        self.seeds: list[int | None] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.seeds.append(seed)
+        return self.reset_result
+
+    def step(self, action: Any) -> Any:
+        self.given.append(action)
+        if isinstance(self.step_result, Exception):
+            raise self.step_result
+        return self.step_result
+
+
+def adapt(scripted: Scripted) -> GymnasiumEnvironment:
+    return GymnasiumEnvironment(scripted, "Scripted-v0", seed=5)
+
+
+def observe(space: spaces.Space[Any], observation: Any) -> tuple[GymnasiumEnvironment, Any]:
+    adapter = adapt(Scripted(space, reset=(observation, {})))
+    return adapter, adapter.reset()
+
+
+# --- Observations ------------------------------------------------------------------------------------------------
+
+
+def test_a_colour_image_has_its_channels_first() -> None:
+    """Pixel (row, column) of channel c is at [c, row, column]; bytes stay bytes."""
+    image = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
+    adapter, observation = observe(spaces.Box(0, 255, (4, 5, 3), np.uint8), image)
+    assert adapter.spaces.observation_shape == (3, 4, 5)
+    assert observation.dtype == np.uint8
+    assert observation[2, 1, 3] == image[1, 3, 2]
+
+
+def test_an_image_whose_channels_are_first_stays_as_it_is() -> None:
+    """As wrappers that stack frames make it."""
+    image = np.arange(4 * 8 * 8, dtype=np.uint8).reshape(4, 8, 8)
+    adapter, observation = observe(spaces.Box(0, 255, (4, 8, 8), np.uint8), image)
+    assert adapter.spaces.observation_shape == (4, 8, 8)
+    assert np.array_equal(observation, image)
+
+
+def test_as_many_planes_as_rows_are_still_last() -> None:
+    """MinAtar's Seaquest observes [10, 10, 10]."""
+    planes = np.zeros((10, 10, 10), bool)
+    planes[1, 2, 3] = True
+    adapter, observation = observe(spaces.Box(0.0, 1.0, (10, 10, 10), bool), planes)
+    assert adapter.spaces.observation_dtype == "float32"
+    assert np.argwhere(observation).tolist() == [[3, 1, 2]]
+
+
+def test_a_grey_image_gets_one_channel() -> None:
+    """[H, W] becomes [1, H, W]."""
+    _, observation = observe(spaces.Box(0, 255, (4, 5), np.uint8), np.full((4, 5), 7, np.uint8))
+    assert observation.shape == (1, 4, 5)
+    assert observation.dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("space", "observation", "expected"),
+    [
+        (spaces.Box(-9.0, 9.0, (2,), np.float64), np.array([1.5, 2.5]), [1.5, 2.5]),
+        (spaces.Box(0, 9, (2,), np.int64), np.array([3, 4]), [3.0, 4.0]),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([3, 255], np.uint8), [3.0, 255.0]),
+        (spaces.Box(0.0, 9.0, (), np.float32), np.float32(2.0), [2.0]),
+        (spaces.Discrete(3), 1, [0.0, 1.0, 0.0]),
+        (spaces.Discrete(3, start=5), np.int64(7), [0.0, 0.0, 1.0]),
+        (spaces.MultiBinary(3), np.array([1, 0, 1], np.int8), [1.0, 0.0, 1.0]),
+        (spaces.MultiDiscrete([2, 3]), np.array([1, 0]), [0.0, 1.0, 1.0, 0.0, 0.0]),
+    ],
+)
+def test_everything_else_becomes_a_float_vector(space: Any, observation: Any, expected: list[float]) -> None:
+    """Numbers as they are, categories as one-hot vectors side by side."""
+    adapter, result = observe(space, observation)
+    assert result.dtype == np.float32
+    assert result.tolist() == expected
+    assert adapter.spaces.observation_shape == (len(expected),)
+
+
+# --- Actions and episodes ----------------------------------------------------------------------------------------
+
+
+def test_discrete_actions_count_from_zero() -> None:
+    """Whatever the space's own first action is."""
+    scripted = Scripted(actions=spaces.Discrete(3, start=-1))
+    adapter = adapt(scripted)
+    adapter.reset()
+    for action in range(3):
+        adapter.step(action)
+    assert scripted.given == [-1, 0, 1]
+
+
+def test_a_continuous_action_is_a_vector_within_bounds_that_spaces_tell() -> None:
+    """It reaches the environment in the shape and type of its space."""
+    scripted = Scripted(actions=spaces.Box(np.array([[-1.0], [0.0]]), np.array([[1.0], [2.0]]), dtype=np.float64))
+    adapter = adapt(scripted)
+    assert adapter.spaces.is_continuous
+    assert (adapter.spaces.action_low, adapter.spaces.action_high) == ((-1.0, 0.0), (1.0, 2.0))
+    adapter.reset()
+    adapter.step(np.array([0.5, 1.5], np.float32))
+    assert scripted.given[0].tolist() == [[0.5], [1.5]]
+    assert scripted.given[0].dtype == np.float64
+    with pytest.raises(ValueError, match="not finite"):
+        adapter.step(np.array([0.5, np.nan]))
+
+
+def test_a_continuous_environment_of_gymnasium_can_be_probed() -> None:
+    """Pendulum takes a torque from -2 to 2."""
+    found = EnvSpec("Pendulum-v1").probe()
+    assert (found.observation_shape, found.actions, found.action_low, found.action_high) == ((3,), 0, (-2.0,), (2.0,))
+
+
+def test_only_the_first_reset_is_seeded() -> None:
+    """Otherwise every episode would be the same."""
+    scripted = Scripted()
+    adapter = adapt(scripted)
+    adapter.reset()
+    adapter.reset()
+    assert scripted.seeds == [5, None]
+
+
+def test_a_time_limit_shows_the_last_real_observation() -> None:
+    """The 200th state of MountainCar, not the first of the next episode."""
+    adapter = EnvSpec("MountainCar-v0").make(0, evaluation=False)
+    assert isinstance(adapter, GymnasiumEnvironment)
+    start = adapter.reset().copy()
+    for _ in range(200):
+        observation, _, terminated, truncated, _ = adapter.step(2)
+    assert (terminated, truncated) == (False, True)
+    assert observation.tolist() == np.asarray(adapter._environment.unwrapped.state, np.float32).tolist()  # type: ignore[attr-defined]
+    assert not np.array_equal(observation, start)
+
+
+# --- Broken promises ---------------------------------------------------------------------------------------------
+
+GOOD = np.zeros(3, np.float32)
+IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "result", "line"),
+    [
+        (UNIT, (np.zeros(4, np.float32), 0.0, False, False, {}), r"the shape \[4\], not \[3\]"),
+        (UNIT, (np.array([0.0, np.nan, 0.0]), 0.0, False, False, {}), "holds a NaN or an infinity"),
+        (UNIT, (np.array([0.0, np.inf, 0.0]), 0.0, False, False, {}), "holds a NaN or an infinity"),
+        (UNIT, ("text", 0.0, False, False, {}), "could not convert string to float"),
+        (UNIT, (GOOD, float("nan"), False, False, {}), "the reward is nan"),
+        (UNIT, (GOOD, None, False, False, {}), "the reward is NoneType, not a number"),
+        (UNIT, (GOOD, 0.0, False, {}), r"step\(\) must return \(observation, reward, terminated, truncated, info\)"),
+        (spaces.Discrete(3), (3, 0.0, False, False, {}), "the observation 3 is not in its space"),
+        (IMAGE, (np.zeros((8, 8, 4), np.uint8), 0.0, False, False, {}), r"the shape \[8, 8, 4\], not \[8, 8, 3\]"),
+        (IMAGE, (np.zeros((8, 8, 3)), 0.0, False, False, {}), "the observation is float64, not uint8"),
+    ],
+)
+def test_a_broken_promise_names_the_environment_and_the_step(space: Any, result: Any, line: str) -> None:
+    """Nothing of it reaches a network."""
+    adapter = adapt(Scripted(space, step=result))
+    adapter.reset()
+    with pytest.raises(BadEnvironment, match=rf"^Scripted-v0 broke its contract in step \d of an episode: .*{line}"):
+        adapter.step(0)
+
+
+def test_a_reset_of_the_old_interface_is_a_broken_promise() -> None:
+    """It returned the observation alone."""
+    with pytest.raises(BadEnvironment, match=r"reset\(\) must return \(observation, info\)"):
+        adapt(Scripted(reset=GOOD)).reset()
+
+
+# --- Mistakes of the user ----------------------------------------------------------------------------------------
+
+HERE = __name__
+not_callable = 3
+
+
+def make_scripted(**arguments: Any) -> Scripted:
+    return Scripted(**arguments)
+
+
+def make_nothing() -> None:
+    return None
+
+
+def make_trouble() -> Scripted:
+    raise OSError("no\nmotor")
+
+
+def make_nan() -> Scripted:
+    return Scripted(step=(np.full(3, np.nan), 0.0, False, False, {}))
+
+
+def make_crash() -> Scripted:
+    return Scripted(step=KeyError("left"))
+
+
+def with_space(space: Any) -> Callable[[], Scripted]:
+    return lambda: Scripted(space)
+
+
+make_dict = with_space(spaces.Dict(a=UNIT, b=UNIT))
+make_tuple = with_space(spaces.Tuple([UNIT, UNIT]))
+make_text = with_space(spaces.Text(5))
+make_video = with_space(spaces.Box(0, 255, (4, 8, 8, 3), np.uint8))
+
+
+def make_two_sticks() -> Scripted:
+    return Scripted(actions=spaces.MultiDiscrete([2, 3]))
+
+
+def test_a_factory_s_environment_takes_its_arguments() -> None:
+    """They are the spec's env_kwargs."""
+    spec = EnvSpec(f"{HERE}:make_scripted", env_kwargs=(("actions", spaces.Discrete(9)),))
+    assert spec.probe().actions == 9
+
+
+@pytest.mark.parametrize(
+    ("env_id", "line"),
+    [
+        ("CartPol-v1", r"no environment has the id CartPol-v1: did you mean CartPole-v1"),
+        ("chain", r"no environment has the id chain: did you mean Chain\?"),
+        ("NoSuchThing-v1", "no environment has the id NoSuchThing-v1: is the package that registers it installed"),
+        ("nowhere/Thing-v1", "no environment has the id nowhere/Thing-v1"),
+        ("CartPole-v7", "CartPole-v7 could not be made: VersionNotFound"),
+        ("Taxi-v1", "Taxi-v1 could not be made: DeprecatedEnv: .*Taxi-v"),
+        ("not an id", "not an id could not be made: Error: Malformed environment ID"),
+        ("Pong-v4", "Pong-v4 skips a random number of frames, which is not supported: use ALE/Pong-v5"),
+        ("no.such.module:make", "no.such.module:make: there is no module no.such.module here; install it or set PYTH"),
+        ("no_such_module:Thing-v0", "no_such_module:Thing-v0 could not be made: ModuleNotFoundError"),
+        (f"{HERE}:missing", f"the module {HERE} has no missing"),
+        (f"{HERE}:not_callable", "not_callable is a int, not a function"),
+        (f"{HERE}:make_nothing", r"make_nothing\(\) returned a NoneType, not a gymnasium.Env"),
+        (f"{HERE}:make_trouble", r"make_trouble\(\) failed: OSError: no motor"),
+        (f"{HERE}:make_nan", "broke its contract in step 1 of an episode: the observation holds a NaN"),
+        (f"{HERE}:make_crash", "failed in its first reset or step: KeyError: 'left'"),
+        (f"{HERE}:make_dict", "observes a Dict of several parts: .*gymnasium.wrappers.FlattenObservation"),
+        (f"{HERE}:make_tuple", "observes a Tuple of several parts: .*gymnasium.wrappers.FlattenObservation"),
+        (f"{HERE}:make_text", "observes a Text, which is not supported"),
+        (f"{HERE}:make_video", r"observes an array \[4, 8, 8, 3\]"),
+        (f"{HERE}:make_two_sticks", r"has actions in MultiDiscrete\(.*wrap it to take Discrete or Box"),
+    ],
+)
+def test_a_mistake_gets_one_line(env_id: str, line: str) -> None:
+    """That says what is wrong, and what to do where we know."""
+    with pytest.raises(UsageError, match=line) as caught:
+        EnvSpec(env_id).probe()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_that_fails_to_import_is_told_from_a_missing_one(tmp_path: Any, monkeypatch: Any) -> None:
+    """The user's own bug is shown, not "no such module"."""
+    (tmp_path / "half_installed.py").write_text("import package_that_is_missing\n")
+    (tmp_path / "misspelt.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match=r"importing half_installed failed: ModuleNotFoundError: .*package_that_is"):
+        EnvSpec("half_installed:make").probe()
+    with pytest.raises(UsageError, match="importing misspelt failed: ZeroDivisionError"):
+        EnvSpec("misspelt:make").probe()
+
+
+def test_wrong_arguments_get_one_line() -> None:
+    """With the name of the argument that does not exist."""
+    with pytest.raises(UsageError, match=r"CartPole-v1 could not be made: TypeError: .*'colour'"):
+        EnvSpec("CartPole-v1", env_kwargs=(("colour", 1),)).probe()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "package", "extra"),
+    [
+        ("MinAtar/Breakout-v1", "minatar", "minatar"),
+        ("MiniGrid-Empty-5x5-v0", "minigrid", "minigrid"),
+        ("LunarLander-v3", "Box2D", "box2d"),
+        ("Ant-v5", "mujoco", "mujoco"),
+    ],
+)
+def test_a_missing_package_names_the_extra(env_id: str, package: str, extra: str, monkeypatch: Any) -> None:
+    """With the command that installs it."""
+    for name in list(sys.modules):
+        if name.split(".")[0] == package or name.startswith(f"gymnasium.envs.{extra}"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    for registered in [name for name in gymnasium.registry if name.startswith("MinAtar/")]:
+        monkeypatch.delitem(gymnasium.registry, registered)
+    with pytest.raises(UsageError, match=rf'^{env_id} needs an extra: pip install "asyncrl\[{extra}\]"$'):
+        EnvSpec(env_id).probe()
+
+
+def test_an_outdated_id_is_mentioned_by_the_probe_only() -> None:
+    """Once in the parent, not once per worker."""
+    spec = EnvSpec("CartPole-v0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        spec.make(0, evaluation=False).close()
+    with pytest.warns(UserWarning, match=r"^The environment CartPole-v0 is out of date.*`v1`"):
+        spec.probe()
+
+
+def test_making_a_minatar_game_leaves_logging_as_it_was() -> None:
+    """The package logs a complaint about a library that only drawing needs."""
+    pytest.importorskip("minatar")
+    EnvSpec("MinAtar/Seaquest-v1").probe()
+    assert logging.root.manager.disable == logging.NOTSET

@@ -1,0 +1,118 @@
+"""The worker's loop: the order of calls, and what reaches the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncrl.core.flat import flatten_parameters
+from asyncrl.core.rollout import Rollout
+from asyncrl.core.updates import UpdateRule
+from asyncrl.runtime.collect import Collector
+from asyncrl.runtime.progress import Progress
+from asyncrl.runtime.protocols import Push
+from asyncrl.runtime.report import WorkerReport
+from asyncrl.runtime.store import SharedStore
+from asyncrl.runtime.worker import work
+from asyncrl.storage.records import RecordWriter, read_records
+from tests.support import COUNTING, Counting, FixedAgent
+
+
+class TapedStore(SharedStore):
+    """Writes down what is asked of it, and the gradients."""
+
+    def __init__(self, tape: list[str], workers: int) -> None:
+        super().__init__(torch.tensor([1.0]), UpdateRule("momentum-sgd", decay=0.0), workers)
+        self.tape = tape
+        self.gradients: list[float] = []
+
+    def pull(self, into: Tensor) -> int:
+        self.tape.append("pull")
+        return super().pull(into)
+
+    def push(self, worker: int, gradient: Tensor, learning_rate: float, version: int) -> Push:
+        self.tape.append(f"push {worker}")
+        self.gradients.append(gradient.item())
+        return super().push(worker, gradient, learning_rate, version)
+
+
+class TapedAgent(FixedAgent):
+    """Its loss is theta' squared, so that its gradient tells at which theta' it was computed."""
+
+    def __init__(self, tape: list[str]) -> None:
+        super().__init__()
+        self.tape = tape
+        self.theta = flatten_parameters(self.network)
+
+    def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        self.tape.append("loss")
+        weight = next(self.network.parameters())
+        return weight.square().sum(), {"weight": weight.detach().sum()}
+
+
+def worker_of(tape: list[str], store: TapedStore, progress: Progress, rank: int, folder: Path) -> Iterator[None]:
+    agent = TapedAgent(tape)
+    collector = Collector([Counting(100, False)], agent, COUNTING, t_max=5, gamma=0.9, progress=progress)
+
+    def rollouts() -> Iterator[Rollout]:
+        for rollout in collector:
+            tape.append("rollout")
+            yield rollout
+
+    report = WorkerReport(rank, collector, progress, RecordWriter(folder / f"{rank}.jsonl"), interval=1e9)
+    return work(rank, agent, agent.theta, rollouts(), store, progress, lambda steps: 0.25, report)
+
+
+def test_the_loop_is_the_pseudo_code(tmp_path: Path) -> None:
+    """Pull, act, differentiate, push; again until T has reached its end; T counts every step."""
+    tape: list[str] = []
+    store, progress = TapedStore(tape, 1), Progress(1, total_steps=12)
+
+    for _ in worker_of(tape, store, progress, 0, tmp_path):
+        pass
+
+    assert tape == ["pull", "rollout", "loss", "push 0"] * 3
+    assert progress.steps == 15
+
+
+def test_the_gradient_is_that_of_the_fresh_copy_every_time(tmp_path: Path) -> None:
+    """theta = 1, 0.5, 0.25 (eta = 1/4, gradient 2 theta): the local copy is renewed before each rollout."""
+    store = TapedStore([], 1)
+
+    for _ in worker_of([], store, Progress(1, total_steps=15), 0, tmp_path):
+        pass
+
+    assert store.gradients == [2.0, 1.0, 0.5]
+    assert store.theta.item() == 0.125
+
+
+def test_two_workers_in_turns_push_what_they_computed_from_what_they_pulled(tmp_path: Path) -> None:
+    """Both pull theta = 1 and push gradient 2; only then does each see what the other did. Staleness is 1."""
+    store, progress = TapedStore([], 2), Progress(2, total_steps=15)
+    workers = [worker_of([], store, progress, rank, tmp_path) for rank in range(2)]
+
+    for _ in range(2):
+        for worker in workers:
+            next(worker)
+
+    # theta: 1 -> (worker 0 pushes 2) 0.5 -> (worker 1 pushes 2, stale by one) 0
+    assert store.gradients == [2.0, 2.0]
+    assert store.theta.item() == 0.0
+
+
+def test_the_records_hold_every_update(tmp_path: Path) -> None:
+    """Steps and updates of the rows add up to what was done."""
+    progress = Progress(1, total_steps=25)
+
+    for _ in worker_of([], TapedStore([], 1), progress, 0, tmp_path):
+        pass
+
+    rows = read_records(tmp_path / "0.jsonl")
+    assert sum(row["updates"] for row in rows) == 5
+    assert sum(row["worker_steps"] for row in rows) == progress.steps == 25
+    assert rows[-1]["staleness_counts"] == {"0": 5}
+    assert np.isfinite(rows[-1]["metrics"]["weight"])

@@ -1,0 +1,202 @@
+"""A run gets a folder of its own, or one clear line that says why not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import asyncrl
+from asyncrl.core.errors import UsageError
+from asyncrl.storage.files import write_json
+from asyncrl.storage.run_folder import RunFolder, default_name, host_facts, versions
+
+
+def test_a_run_lies_under_its_page_and_environment(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "runs", "a3c", "ALE/Pong-v5", "first")
+    assert run.path == tmp_path / "runs" / "a3c" / "ALE_Pong-v5" / "first"
+    assert sorted(os.listdir(run.path)) == ["checkpoints", "tb"]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "folder"),
+    [
+        ("CartPole-v1", "CartPole-v1"),
+        ("my.module:factory", "my.module_factory"),
+        ("../../etc", "_.._etc"),
+        ("..", "_"),
+        (".hidden", "hidden"),
+        ("", "_"),
+        ("a b\n", "a_b_"),
+        ("x" * 300, "x" * 100),
+        ("Größe", "Gr__e"),
+    ],
+)
+def test_an_environment_id_becomes_one_safe_folder(tmp_path: Path, env_id: str, folder: str) -> None:
+    run = RunFolder.create(tmp_path, "a3c", env_id, "first")
+    assert run.path == tmp_path / "a3c" / folder / "first"
+    assert run.path.is_dir()
+
+
+def test_every_file_has_its_name(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    names = [
+        run.config_file, run.host_file, run.status_file, run.supervisor_file, run.evaluator_file, run.checkpoints,
+        run.tensorboard, run.worker_file(0), run.worker_file(31), run.worker_file(128), run.traceback_file("worker-03"),
+    ]  # fmt: skip
+    assert [path.relative_to(tmp_path).as_posix() for path in names] == [
+        "config.json", "host.json", "status.json", "supervisor.jsonl", "evaluator.jsonl", "checkpoints",
+        "tb", "worker-00.jsonl", "worker-31.jsonl", "worker-128.jsonl", "worker-03.traceback.txt",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", ".", "..", "../../x", "a/b", "/etc", "a\\b", ".hidden", "-flag", "~",
+        "a b", "a\nb", "a\n", "a\0b", "ü", "x" * 101,
+    ],
+)  # fmt: skip
+def test_a_name_that_is_no_safe_folder_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot name a run") as raised:
+        RunFolder.create(tmp_path / "runs", "a3c", "Chain", name)
+    assert "\n" not in str(raised.value)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["x" * 100, "lr=0.01", "v1.2", "_a", "7"])
+def test_a_name_of_safe_characters_is_taken(tmp_path: Path, name: str) -> None:
+    assert RunFolder.create(tmp_path, "a3c", "Chain", name).path.name == name
+
+
+def test_an_existing_run_is_never_written_into(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "a3c", "Chain", "first")
+    (run.path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"exists already: continue it with --resume .*, or choose another --run-name"):
+        RunFolder.create(tmp_path, "a3c", "Chain", "first")
+    assert sorted(os.listdir(run.path)) == ["checkpoints", "config.json", "tb"]
+
+
+def test_a_place_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"cannot make the run folder .*: Not a directory"):
+        RunFolder.create(tmp_path / "file" / "runs", "a3c", "Chain", "first")
+
+
+def test_a_file_in_place_of_the_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a3c" / "Chain").mkdir(parents=True)
+    (tmp_path / "a3c" / "Chain" / "first").write_text("")
+    with pytest.raises(UsageError, match=r"cannot make the run folder .*: File exists"):
+        RunFolder.create(tmp_path, "a3c", "Chain", "first")
+
+
+@pytest.mark.parametrize("failing", range(1, 7))
+def test_a_failure_on_the_way_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """runs, page, environment, run, checkpoints, tb: whichever of the six fails, the ones before it go again."""
+    calls = 0
+    mkdir = Path.mkdir
+
+    def fail_once(path: Path) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == failing:
+            raise OSError(28, "No space left on device")
+        mkdir(path)
+
+    monkeypatch.setattr(Path, "mkdir", fail_once)
+    with pytest.raises(UsageError, match="No space left on device"):
+        RunFolder.create(tmp_path / "runs", "a3c", "Chain", "first")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failure_leaves_the_runs_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = RunFolder.create(tmp_path / "runs", "a3c", "Chain", "other")
+    mkdir = Path.mkdir
+
+    def fail_for_tb(path: Path) -> None:
+        if path.name == "tb":
+            raise OSError(28, "No space left on device")
+        mkdir(path)
+
+    monkeypatch.setattr(Path, "mkdir", fail_for_tb)
+    with pytest.raises(UsageError):
+        RunFolder.create(tmp_path / "runs", "a3c", "Chain", "first")
+    assert os.listdir(other.path.parent) == ["other"]
+
+
+def test_a_run_can_be_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder.create(tmp_path, "a3c", "Chain", "first")
+    write_json(run.config_file, {"page": "asyncrl.a3c"})
+    assert RunFolder.open(run.path) == run
+    monkeypatch.chdir(run.path)
+    assert RunFolder.open(Path(".")) == run
+
+
+def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="absent is not a run: no such folder"):
+        RunFolder.open(tmp_path / "absent")
+    with pytest.raises(UsageError, match=r"is not a run: it holds no config\.json"):
+        RunFolder.open(tmp_path)
+
+
+def test_paths_are_absolute_so_that_a_change_of_directory_moves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunFolder.create(Path("runs"), "a3c", "Chain", "first")
+    assert run.path == tmp_path / "runs" / "a3c" / "Chain" / "first"
+
+
+def test_a_run_folder_is_frozen(tmp_path: Path) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RunFolder(tmp_path).path = tmp_path / "x"  # type: ignore[misc]
+
+
+def test_the_default_name_tells_workers_seed_and_time(tmp_path: Path) -> None:
+    name = default_name(seed=1, workers=16)
+    assert re.fullmatch(r"w16-s1-\d{8}-\d{6}", name)
+    RunFolder.create(tmp_path, "a3c", "Chain", name)
+
+
+def test_host_facts_hold_an_allow_list_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    facts = host_facts()
+    assert sorted(facts) == [
+        "cores_logical", "cores_usable", "cpu", "memory_gib", "platform", "threads", "versions",
+    ]  # fmt: skip
+    assert facts["threads"]["OMP_NUM_THREADS"] == "1"
+    assert facts["threads"]["MKL_NUM_THREADS"] is None
+    assert 1 <= facts["cores_usable"] <= facts["cores_logical"]
+    text = json.dumps(facts)
+    assert "hunter2" not in text
+    assert str(Path.home()) not in text
+
+
+def test_versions_name_what_is_installed_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert versions()["asyncrl"] == asyncrl.__version__
+    assert versions()["numpy"] == __import__("numpy").__version__
+    assert versions()["python"] == ".".join(map(str, sys.version_info[:3]))
+    monkeypatch.setattr("asyncrl.storage.run_folder._PACKAGES", ("no-such-package-of-this-name",))
+    assert versions()["no-such-package-of-this-name"] is None
+
+
+def test_nothing_but_checkpoints_imports_torch() -> None:
+    """Commands that only read records start in a fraction of a second."""
+    code = (
+        "import sys, asyncrl.storage.files, asyncrl.storage.records, asyncrl.storage.run_folder as run_folder\n"
+        "import asyncrl.storage.tensorboard\n"
+        "run_folder.host_facts()\n"
+        "print([name for name in ('torch', 'numpy', 'gymnasium', 'tensorboard') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"

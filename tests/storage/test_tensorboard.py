@@ -1,0 +1,82 @@
+"""TensorBoard reads what was written, and a full disk is not passed over."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from asyncrl.storage.tensorboard import TensorBoardWriter
+from tests.storage.limits import no_file_beyond
+
+
+def read(folder: Path) -> Any:
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    return accumulator
+
+
+def points(folder: Path, tag: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in read(folder).Scalars(tag)]
+
+
+def test_scalars_are_read_back_by_tensorboard(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(tmp_path / "tb", purge_step=None)
+    writer.scalars({"rollout/ep_rew_mean": -20.5, "time/fps": 800}, step=1000, walltime=1_700_000_000.5)
+    writer.scalars({"rollout/ep_rew_mean": -19.5}, step=2_000_000_000_000)
+    writer.close()
+    writer.close()
+    assert points(tmp_path / "tb", "rollout/ep_rew_mean") == [(1000, -20.5), (2_000_000_000_000, -19.5)]
+    assert points(tmp_path / "tb", "time/fps") == [(1000, 800.0)]
+    assert read(tmp_path / "tb").Scalars("time/fps")[0].wall_time == 1_700_000_000.5
+
+
+def test_a_point_can_be_read_before_the_file_is_closed(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(tmp_path)
+    writer.scalars({"a": 1.0}, step=1)
+    assert points(tmp_path, "a") == [(1, 1.0)]
+    writer.close()
+
+
+def test_text_is_shown_by_the_text_plugin(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(tmp_path)
+    writer.text("config", "| seed | 1 |", 5)
+    writer.close()
+    accumulator = read(tmp_path)
+    (event,) = accumulator.Tensors("config/text_summary")
+    assert (event.step, event.tensor_proto.string_val[0]) == (5, b"| seed | 1 |")
+    assert accumulator.SummaryMetadata("config/text_summary").plugin_data.plugin_name == "text"
+
+
+def test_resuming_hides_the_points_that_will_be_made_again(tmp_path: Path) -> None:
+    first = TensorBoardWriter(tmp_path, purge_step=None)
+    for step in (100, 200, 300):
+        first.scalars({"a": 1.0}, step)
+    first.close()
+    second = TensorBoardWriter(tmp_path, purge_step=200)
+    second.scalars({"a": 2.0}, 200)
+    second.close()
+    assert points(tmp_path, "a") == [(100, 1.0), (200, 2.0)]
+
+
+def test_no_thread_is_started(tmp_path: Path) -> None:
+    before = threading.active_count()
+    writer = TensorBoardWriter(tmp_path)
+    writer.scalars({"a": 1.0}, 1)
+    assert threading.active_count() == before
+    writer.close()
+
+
+def test_a_full_disk_raises_and_tears_no_event(tmp_path: Path) -> None:
+    writer = TensorBoardWriter(tmp_path)
+    writer.scalars({"a": 1.0}, 1)
+    size = writer.path.stat().st_size
+    with no_file_beyond(size + 10), pytest.raises(OSError, match=r"No space left|File too large"):
+        writer.scalars({"a": 2.0}, 2)
+    assert writer.path.stat().st_size == size
+    writer.scalars({"a": 3.0}, 3)
+    writer.close()
+    assert points(tmp_path, "a") == [(1, 1.0), (3, 3.0)]

@@ -1,0 +1,111 @@
+"""Small worlds and plans for the tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from asyncrl import a3c
+from asyncrl.core.rollout import State
+from asyncrl.envs.spec import EnvSpec, Spaces
+from asyncrl.runtime.plan import RunPlan, initial_parameters
+from asyncrl.runtime.progress import Progress
+from asyncrl.runtime.store import SharedStore
+from asyncrl.storage.records import read_records
+from asyncrl.storage.run_folder import RunFolder
+
+COUNTING = Spaces(observation_shape=(1,), observation_dtype="float32", actions=2)
+
+
+class Counting:
+    """Observations are 0, 1, 2, ...; the episode ends after `length` steps, by its end or by a time limit."""
+
+    def __init__(self, length: int, truncates: bool, reward: float = 1.0, start: float = 0.0) -> None:
+        self.length, self.truncates, self.reward, self.start = length, truncates, reward, start
+        self.at = 0
+
+    def _observation(self) -> np.ndarray:
+        return np.array([self.start + self.at], np.float32)
+
+    def reset(self) -> np.ndarray:
+        self.at = 0
+        return self._observation()
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, bool]:
+        self.at += 1
+        over = self.at == self.length
+        return self._observation(), self.reward, over and not self.truncates, over and self.truncates, False
+
+    def close(self) -> None:
+        pass
+
+
+class FixedAgent:
+    """Takes action 0; its network is one weight, its loss whatever the test says."""
+
+    def __init__(self) -> None:
+        self.network: nn.Module = nn.Linear(1, 1, bias=False)
+        self.exploration: dict[str, float] = {}
+
+    def initial_state(self, environments: int) -> State:
+        return None
+
+    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
+        return torch.zeros(len(observations), dtype=torch.int64), state
+
+
+def make_plan(folder: Path, **settings: Any) -> RunPlan:
+    """A plan for A3C on Catch, ready to run."""
+    defaults = {"env_id": "Catch", "workers": 2, "total_steps": 2000, "backend": "serial", "quiet": True}
+    config = a3c.Config(**(a3c.preset("default", COUNTING) | defaults | settings))
+    spec = EnvSpec(config.env_id)
+    spaces = spec.probe()
+    theta, layout = initial_parameters("asyncrl.a3c", config, spaces)
+    run_folder = RunFolder.create(folder, "a3c", config.env_id, "test")
+    store = SharedStore(
+        theta, config.update_rule, config.workers, config.max_gradient_norm, config.statistics == "per-worker"
+    )
+    progress = Progress(config.workers, config.total_steps)
+    return RunPlan("asyncrl.a3c", config, spec, spaces, run_folder, layout, store, progress)
+
+
+def run_command(
+    *words: str, timeout: float = 120, page: str = "a3c", **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """`python -m asyncrl.<page> words...` as a user types it."""
+    return subprocess.run(
+        [sys.executable, "-m", f"asyncrl.{page}", *words],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        **options,
+    )
+
+
+def the_run(runs_dir: Path) -> Path:
+    """The only run folder below `runs_dir`."""
+    (config,) = runs_dir.glob("*/*/*/config.json")
+    return config.parent
+
+
+def status_of(run: Path) -> dict[str, Any]:
+    """status.json of a run."""
+    status: dict[str, Any] = json.loads((run / "status.json").read_text())
+    return status
+
+
+def evaluations_of(run: Path) -> list[dict[str, Any]]:
+    """The evaluations of a run."""
+    return read_records(run / "evaluator.jsonl")
+
+
+__all__ = [
+    "COUNTING", "Counting", "FixedAgent", "evaluations_of", "make_plan", "run_command", "status_of", "the_run",
+]  # fmt: skip

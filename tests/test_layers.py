@@ -1,0 +1,49 @@
+"""Imports point down only."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import asyncrl
+
+ROOT = Path(asyncrl.__file__).parent
+MAY_IMPORT = {
+    "core": {"core"},
+    "nets": {"nets", "core"},
+    "envs": {"envs", "core"},
+    "storage": {"storage", "core"},
+    "runtime": {"runtime", "envs", "storage", "core"},
+    "backends": {"backends", "runtime", "storage", "core"},
+    "plots": {"plots", "storage", "core"},
+    "page": {"nets", "envs", "core"},
+}
+PAGES = {"a3c", "one_step_q", "one_step_sarsa", "n_step_q"}
+
+
+def layer_of(module: str) -> str:
+    part = module.split(".")[1] if "." in module else ""
+    return "page" if part in PAGES else part
+
+
+def imports_of(file: Path) -> list[str]:
+    """The modules of this package that a file imports, the guard at the bottom of a page left out."""
+    tree = ast.parse(file.read_text())
+    guards = [top for top in tree.body if isinstance(top, ast.If) and "__main__" in ast.dump(top.test)]
+    guarded = {id(node) for guard in guards for node in ast.walk(guard)}
+    nodes = [node for node in ast.walk(tree) if id(node) not in guarded]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return [name for name in names if name.startswith("asyncrl.")]
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_layer_imports_only_what_is_below_it(file: Path) -> None:
+    """Pages and runtime never see each other; commands, at the top, may import everything."""
+    module = ".".join(["asyncrl", *file.relative_to(ROOT).with_suffix("").parts])
+    allowed = MAY_IMPORT.get(layer_of(module))
+    if allowed is None:
+        return
+    assert [name for name in imports_of(file) if layer_of(name) not in allowed] == []
