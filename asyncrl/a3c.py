@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.core.config import RunConfig
+from asyncrl.core.config import PAPER, RunConfig
 from asyncrl.core.exploration import greedy, sample
 from asyncrl.core.losses import categorical_entropy, policy_gradient_loss, squared_error
 from asyncrl.core.returns import lambda_returns
@@ -52,7 +52,14 @@ class Config(RunConfig):
 
 def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""
-    if name == "paper" or spaces.is_image:
+    if name == "paper":
+        return PAPER | {
+            "gae_lambda": 1.0,
+            "entropy_weights": (0.01,),
+            "value_cost": 0.5,
+            "normalize_advantages": False,
+        }
+    if spaces.is_image:
         return {}
     return {
         "envs_per_worker": 8,

@@ -71,7 +71,7 @@ def train(page: str, words: Sequence[str], program: str) -> int:
     write_json(folder.config_file, {"page": page, "config": to_plain(config), "environment": facts})
     write_json(folder.host_file, host_facts())
     with Signals().caught() as signals:
-        monitor = Monitor(plan, checkpoint.facts.get("best_score") if checkpoint else None)
+        monitor = Monitor(plan)
         monitor.write_status("starting")
         backend = serial if config.backend == "serial" else local
         outcome = conclude(backend.run(plan, monitor, view, signals), monitor)

@@ -98,10 +98,10 @@ class RunConfig:
     reward_clip: float = 1.0
     """Rewards are clipped to [-x, x] inside the loss; 0: not. Scores stay raw."""
 
-    network: Literal["auto", "paper", "nature", "mlp"] = "auto"
-    """Body of the network. auto: paper (16-32-256) for images, mlp for vectors."""
+    network: Literal["auto", "small", "paper", "nature", "mlp"] = "auto"
+    """Body of the network. auto: small for images, mlp for vectors; paper is 16-32-256."""
     hidden_sizes: tuple[int, ...] = ()
-    """Widths of the fully connected layers; empty: the body's own (256, 512, or 64 64)."""
+    """Widths of the fully connected layers; empty: the body's own (256, nature 512, mlp 64 64)."""
 
     frame_skip: int = 4
     """Atari: frames per step."""
@@ -150,6 +150,32 @@ class RunConfig:
         """The optimiser these settings describe."""
         return UpdateRule(self.optimizer, self.optimizer_decay, self.optimizer_epsilon, self.optimizer_momentum)
 
+
+PAPER: dict[str, Any] = {
+    # Section 8 of the paper; what it leaves out is from its author's published answers (epsilon, learning rate,
+    # reward clipping, length) and from the re-implementations that reproduce it (norm of 40).
+    "workers": 16,
+    "envs_per_worker": 1,
+    "t_max": 5,
+    "total_steps": 80_000_000,
+    "gamma": 0.99,
+    "optimizer": "rmsprop",
+    "optimizer_decay": 0.99,
+    "optimizer_epsilon": 0.1,
+    "learning_rate": 7e-4,
+    "anneal_learning_rate": True,
+    "max_gradient_norm": 40.0,
+    "reward_clip": 1.0,
+    "update": "hogwild",
+    "statistics": "shared",
+    "network": "paper",
+    "frame_skip": 4,
+    "frame_stack": 4,
+    "image_size": 84,
+    "noop_max": 30,
+    "sticky_actions": 0.0,
+}
+"""What all methods of Mnih et al. 2016 share; the preset "paper" of each page begins with it."""
 
 _AT_LEAST_ONE = (
     "workers", "envs_per_worker", "t_max", "total_steps", "evaluation_episodes", "checkpoints_kept",

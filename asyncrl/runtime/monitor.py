@@ -54,20 +54,22 @@ class Summary:
 class Monitor:
     """Follows one run. `look` is called often and does little; every two seconds it writes."""
 
-    def __init__(self, plan: RunPlan, best_score: float | None = None) -> None:
+    def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
         self.summary = Summary(
             total_steps=plan.config.total_steps,
             frames_per_step=plan.spec.frame_skip if plan.spec.is_atari else 1,
-            best_score=best_score,
             steps=plan.progress.steps,
             seconds=plan.progress.seconds,
         )
         self._writer = RecordWriter(plan.folder.supervisor_file)
         self._workers = [RecordReader(plan.folder.worker_file(k)) for k in range(plan.config.workers)]
         self._evaluator = RecordReader(plan.folder.evaluator_file)
-        for reader in (*self._workers, self._evaluator):
-            reader.new()  # what earlier parts of the run wrote has been reported then
+        # What earlier parts of the run wrote has been reported then; only their best score still counts.
+        for reader in self._workers:
+            reader.new()
+        means = [row["mean"] for row in self._evaluator.new() if row.get("mean") is not None]
+        self.summary.best_score = max(means, default=None)
         self._tensorboard = TensorBoardWriter(plan.folder.tensorboard, plan.progress.steps if plan.part else None)
         self._scores: deque[float] = deque(maxlen=EPISODES_AVERAGED)
         self._lengths: deque[float] = deque(maxlen=EPISODES_AVERAGED)

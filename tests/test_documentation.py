@@ -1,0 +1,81 @@
+"""The documentation and the program say the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from asyncrl import a3c
+from asyncrl.storage.records import read_records
+from asyncrl.train import main
+from tests.support import the_run
+
+ROOT = Path(__file__).parent.parent
+METRICS = (ROOT / "docs" / "metrics.md").read_text()
+
+
+def documented(section: str) -> set[str]:
+    """The keys in the first column of the table under a heading."""
+    text = METRICS.split(f"## {section}\n")[1].split("\n## ")[0]
+    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    return {key for cell in cells for key in re.findall(r"`([^`]+)`", cell)}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run with everything in it."""
+    folder = tmp_path_factory.mktemp("runs")
+    words = ["--env-id", "Catch", "--workers", "2", "--total-steps", "3000", "--backend", "serial", "--quiet"]
+    assert main("asyncrl.a3c", [*words, "--runs-dir", str(folder), "--evaluation-interval-steps", "1000"]) == 0
+    return the_run(folder)
+
+
+def test_status_keys_are_documented(run: Path) -> None:
+    """All of status.json, and nothing else but the traceback of a failure."""
+    assert documented("status.json") == set(json.loads((run / "status.json").read_text())) | {"traceback"}
+
+
+def test_metrics_are_documented(run: Path) -> None:
+    """All tags of TensorBoard and all keys of supervisor.jsonl."""
+    accumulator = EventAccumulator(str(run / "tb"))
+    accumulator.Reload()
+    keys = {key for row in read_records(run / "supervisor.jsonl") for key in row if "/" in key}
+
+    tags = set(accumulator.Tags()["scalars"])
+    assert keys <= tags
+    assert documented("supervisor.jsonl and TensorBoard") == tags
+
+
+def test_worker_keys_are_documented(run: Path) -> None:
+    """Every key of a worker's rows."""
+    keys = {key for row in read_records(run / "worker-00.jsonl") for key in row}
+
+    assert documented("worker-NN.jsonl") == keys
+
+
+def test_evaluation_keys_are_documented(run: Path) -> None:
+    """Every key of an evaluation."""
+    keys = {key for row in read_records(run / "evaluator.jsonl") for key in row}
+
+    assert documented("evaluator.jsonl") == keys
+
+
+def test_every_setting_has_its_help() -> None:
+    """A sentence under each field: it is the help of the flag."""
+    for cls in (a3c.Config, *a3c.Config.__mro__[1:-1]):
+        source = Path(str(__import__(cls.__module__, fromlist=["x"]).__file__)).read_text()
+        for field in dataclasses.fields(cls):
+            if field.name in cls.__annotations__:
+                assert re.search(rf"    {field.name}: .*\n    \"\"\"[A-Zthaersgm1][^\n]+\"\"\"\n", source), field.name
+
+
+def test_the_readme_shows_real_pictures_and_pages() -> None:
+    """Every local link of README and docs leads somewhere."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        for link in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
