@@ -5,7 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-PAGES = {"a3c": "asynchronous advantage actor-critic (Mnih et al. 2016, Algorithm S3)"}
+PAGES = {
+    "a3c": "asynchronous advantage actor-critic (Mnih et al. 2016, Algorithm S3)",
+    "one_step_q": "asynchronous one-step Q-learning (Algorithm 1)",
+    "one_step_sarsa": "asynchronous one-step Sarsa",
+    "n_step_q": "asynchronous n-step Q-learning (Algorithm S2)",
+}
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.config import PAPER, RunConfig
@@ -34,6 +35,11 @@ from asyncrl.core.rollout import Rollout, State
 from asyncrl.envs.spec import Spaces
 from asyncrl.nets.actor_critic import ActorCritic
 from asyncrl.nets.bodies import make_body
+from asyncrl.nets.memory import Trunk, at_end, at_places
+
+HAS_TARGET = False
+PRIVATE_COPY = True
+LOOKS_AHEAD = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,8 @@ class Config(RunConfig):
     """beta: weight of the policy's entropy. Several values are dealt out to the workers in turn."""
     value_cost: float = 0.5
     """Weight of the squared value error."""
+    lstm_cells: int = 0
+    """Cells of an LSTM after the last hidden layer (the paper's has 256); 0: feed-forward."""
     normalize_advantages: bool = False
     """Scale the advantages of a rollout to mean 0 and standard deviation 1."""
 
@@ -77,14 +85,22 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
 def make_network(config: Config, spaces: Spaces) -> ActorCritic:
     """Policy and value on the body the configuration names."""
     body = make_body(config.network, spaces.observation_shape, spaces.observation_dtype, config.hidden_sizes)
-    return ActorCritic(body, spaces.actions, "torch7" if config.preset == "paper" else "orthogonal")
+    return ActorCritic(
+        Trunk(body, config.lstm_cells), spaces.actions, "torch7" if config.preset == "paper" else "orthogonal"
+    )
 
 
 class A3C:
     """One worker's policy and value, and its loss."""
 
     def __init__(
-        self, config: Config, spaces: Spaces, network: ActorCritic, worker: int, generator: torch.Generator
+        self,
+        config: Config,
+        spaces: Spaces,
+        network: ActorCritic,
+        target: None,
+        worker: int,
+        generator: torch.Generator,
     ) -> None:
         self.config = config
         self.network = network
@@ -94,25 +110,25 @@ class A3C:
         self.exploration = {"entropy_weight": self.entropy_weight}
 
     def initial_state(self, environments: int) -> State:
-        """Nothing to remember: the networks are feed-forward."""
-        return None
+        """The LSTM's state with which episodes begin, or None."""
+        return self.network.trunk.initial_state(environments)
 
     @torch.inference_mode()
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
         """a_t ~ pi(a_t | s_t; theta'), `[E]`."""
-        logits, _ = self.network(observations)
-        return greedy(logits) if self.choose_best else sample(logits, self.generator), state
+        logits, _, states = self.network(observations[None], state)
+        return greedy(logits[0]) if self.choose_best else sample(logits[0], self.generator), at_end(states)
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """Summed over the T steps, as the paper accumulates its gradient, and averaged over the E environments."""
         config = self.config
-        logits, values = self.network(rollout.observations[:-1])
+        logits, values, states = self.network(rollout.observations[:-1], rollout.state, torch.from_numpy(rollout.last))
         rewards = rollout.rewards
         if config.reward_clip:
             rewards = np.clip(rewards, -config.reward_clip, config.reward_clip)
         returns = torch.from_numpy(
             lambda_returns(
-                rewards, rollout.discounts, self._next_values(rollout, values), rollout.last, config.gae_lambda
+                rewards, rollout.discounts, self._next_values(rollout, values, states), rollout.last, config.gae_lambda
             )
         )
         surprise = returns - values.detach()
@@ -135,13 +151,14 @@ class A3C:
         }
 
     @torch.no_grad()
-    def _next_values(self, rollout: Rollout, values: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _next_values(self, rollout: Rollout, values: Tensor, states: State) -> NDArray[np.float32]:
         """V(s_{t+1}; theta') `[T, E]`: within the rollout, beyond its end, and where a time limit cut an episode."""
-        _, bootstrap = self.network(rollout.observations[-1])
+        _, bootstrap, _ = self.network(rollout.observations[-1:], at_end(states))
         final_values = None
         if rollout.final_observations is not None:
-            final_values = self.network(rollout.final_observations)[1].numpy()
-        return rollout.next_values(values.detach().numpy(), bootstrap.numpy(), final_values)
+            before = at_places(states, *map(torch.from_numpy, rollout.truncated))
+            final_values = self.network(rollout.final_observations[None], before)[1][0].numpy()
+        return rollout.next_values(torch.cat([values[1:], bootstrap]).numpy(), final_values)
 
 
 make_agent = A3C

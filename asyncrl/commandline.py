@@ -4,46 +4,90 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from asyncrl.core.errors import UsageError
 
 T = TypeVar("T")
+Reader = Callable[[str], Any]
+"""One word to a value; raises ValueError with what follows the flag's name in the message."""
 
 
 def parse_integer(text: str) -> int:
     """A whole number as people write them: 10000000, 10_000_000 or 1e7. Raises ValueError otherwise."""
     with contextlib.suppress(ValueError):
         return int(text)
-    try:
+    with contextlib.suppress(ValueError, OverflowError):
         number = float(text)
-        whole = int(number)
-    except (ValueError, OverflowError):
-        raise ValueError(f"{text} is not a whole number") from None
-    if whole != number:
-        raise ValueError(f"{text} is not a whole number")
-    return whole
+        if number == int(number):
+            return int(number)
+    raise ValueError(f"takes a whole number, got {text!r}")
 
 
-def _integer_rule(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[int] | None:
-    if info.type is not int:
+def parse_number(text: str) -> float:
+    """A finite number: JSON has no word for another, and no setting a use. Raises ValueError otherwise."""
+    with contextlib.suppress(ValueError):
+        number = float(text)
+        if math.isfinite(number):
+            return number
+    raise ValueError(f"takes a number, got {text!r}")
+
+
+def parse_number_or_none(text: str) -> float | None:
+    """A finite number, or "none". Raises ValueError otherwise."""
+    return None if text.lower() == "none" else parse_number(text)
+
+
+def parse_choice(choices: Sequence[str], text: str) -> str:
+    """One of the choices. Raises ValueError otherwise."""
+    if text not in choices:
+        *most, last = choices
+        raise ValueError(f"takes {', '.join(most)} or {last}, got {text!r}")
+    return text
+
+
+_READERS: dict[Any, tuple[Reader, str]] = {
+    int: (parse_integer, "INT"),
+    float: (parse_number, "FLOAT"),
+    float | None: (parse_number_or_none, "FLOAT"),
+    str: (str, "TEXT"),
+}
+"""How a word becomes a value of a type, and how help calls it."""
+
+
+def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """How tyro reads a field of this type: our readers instead of its own, so that mistakes are told in our words."""
+    reader: Reader
+    kind, arguments = get_origin(info.type), get_args(info.type)
+    if kind is Literal:
+        reader, metavar = partial(parse_choice, arguments), "{" + ",".join(arguments) + "}"
+    elif kind is tuple and arguments[1:] == (Ellipsis,):
+        item, name = _READERS[arguments[0]]
+        return _spec("*", f"[{name} ...]", lambda words: tuple(map(item, words)), lambda values: list(map(str, values)))
+    elif info.type in _READERS:
+        reader, metavar = _READERS[info.type]
+    else:
         return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="INT",
-        instance_from_str=lambda words: parse_integer(words[0]),
-        is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
-        str_from_instance=lambda value: [str(value)],
-    )
+    return _spec(1, metavar, lambda words: reader(words[0]), lambda value: [str(value)])
+
+
+def _spec(
+    nargs: Literal[1, "*"], metavar: str, read: Callable[[list[str]], Any], write: Callable[[Any], list[str]]
+) -> PrimitiveConstructorSpec[Any]:
+    return PrimitiveConstructorSpec(nargs, metavar, read, is_instance=lambda value: True, str_from_instance=write)
 
 
 _registry = tyro.constructors.ConstructorRegistry()
-_registry.primitive_rule(_integer_rule)
+_registry.primitive_rule(_rule)
 
 
 def parse(cls: type[T], words: Sequence[str], program: str, default: T | None = None) -> T:
@@ -51,25 +95,25 @@ def parse(cls: type[T], words: Sequence[str], program: str, default: T | None = 
 
     Raises UsageError with one line for words it does not understand, and SystemExit(0) after --help.
     """
-    errors = io.StringIO()
-    options: dict[str, Any] = {} if default is None else {"default": default}
+    options: dict[str, Any] = {"prog": program, "registry": _registry}
+    if default is not None:
+        options["default"] = default
+    if any(word in ("-h", "--help") or word.startswith("--tyro-") for word in words):
+        tyro.cli(cls, args=list(words), **options)
+    complaint = io.StringIO()
     try:
-        with contextlib.redirect_stderr(errors), _wide_output(words):
-            return cast(T, tyro.cli(cls, args=list(words), prog=program, registry=_registry, **options))
-    except SystemExit as end:
-        if end.code in (0, None):
-            raise
-        raise UsageError(_one_line(errors.getvalue())) from None
+        # With stdout put aside as well, tyro draws its message without frames and colours.
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(complaint), _wide_terminal():
+            return cast(T, tyro.cli(cls, args=list(words), **options))
+    except SystemExit:
+        raise UsageError(_one_line(complaint.getvalue(), words)) from None
 
 
 @contextlib.contextmanager
-def _wide_output(words: Sequence[str]) -> Any:
-    """Let an error message stand on one line however narrow the terminal is; help keeps the terminal's width."""
-    if {"-h", "--help"} & set(words):
-        yield
-        return
+def _wide_terminal() -> Iterator[None]:
+    """Let a message stand on one line however narrow the terminal is."""
     before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "1000"
+    os.environ["COLUMNS"] = "10000"
     try:
         yield
     finally:
@@ -78,23 +122,33 @@ def _wide_output(words: Sequence[str]) -> Any:
             os.environ["COLUMNS"] = before
 
 
-def _one_line(box: str) -> str:
-    """The message in tyro's box, without the box; a suggestion is kept, the pointer to the help is not."""
-    sections: list[list[str]] = [[]]
-    for line in box.splitlines():
-        text = line.strip("│╭╰╮╯─ \t")
-        if "│" not in line:
-            continue
-        if text:
-            sections[-1].append(text)
-        else:
-            sections.append([])
-    message = " ".join(sections[0]) or box.strip()
-    for section in sections[1:]:
-        if section and section[0].startswith("Perhaps you meant"):
-            flags = [line.split()[0] for line in section[1:] if line.startswith("--")]
-            message += f"; perhaps you meant {' or '.join(flags)}"
+def _one_line(complaint: str, words: Sequence[str]) -> str:
+    """tyro's message in one line: title, message and more stand between rules of dashes.
+
+    A suggestion is kept, the pointer to the help is not. A message in words that are new to us stays as it is.
+    """
+    _, message, *more = re.split(r"\n\s*-{3,}\s*\n", complaint) if "---" in complaint else ("", complaint)
+    message = " ".join(message.split())
+    if match := re.fullmatch(r"Error parsing (\S+): (.*)", message):
+        return f"{match[1]} {match[2]}"
+    if match := re.fullmatch(r"Missing value for argument '(.*)'\..*", message):
+        return f"{match[1]} needs a value"
+    if match := re.fullmatch(r"Unrecognized options:\s*(.*?)(, .*)?", message):
+        if match[1].startswith("-"):
+            flags = [flag for text in more for flag in re.findall(r"^\s*(--[\w-]+)", text, re.MULTILINE)]
+            return f"there is no {match[1]}" + (f"; perhaps you meant {' or '.join(flags)}" if flags else "")
+        return _misplaced(match[1], words)
     return message
+
+
+def _misplaced(word: str, words: Sequence[str]) -> str:
+    """What to say of a word that belongs to no flag; most often it follows one that is only switched on."""
+    for before, after in zip(["", *words], words, strict=False):
+        flag, _, value = after.partition("=")
+        holder = before if after == word else flag if value == word else ""
+        if holder.startswith("--"):
+            return f"{holder} takes no value, got {word!r}"
+    return f"nothing takes the word {word!r}"
 
 
 def run_command(program: str, command: Callable[[], int]) -> int:

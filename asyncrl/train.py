@@ -58,7 +58,7 @@ def train(page: str, words: Sequence[str], program: str) -> int:
     lock_file = str(folder.path / "store.lock") if config.update == "locked" else None
     store = SharedStore(
         theta, config.update_rule, config.workers, config.max_gradient_norm, config.statistics == "per-worker",
-        lock_file,
+        lock_file, load_page(page).HAS_TARGET,
     )  # fmt: skip
     if checkpoint:
         restore(store, checkpoint, layout)
@@ -198,6 +198,7 @@ def restore(store: SharedStore, checkpoint: Checkpoint, layout: Any) -> None:
         store.restore(
             flat_parameters(checkpoint, layout),
             checkpoint.tensors["statistics"],
+            checkpoint.tensors.get("target"),
             checkpoint.updates,
             int(checkpoint.facts.get("dropped_gradients", 0)),
         )

@@ -30,7 +30,7 @@ class RunConfig:
     envs_per_worker: int = 1
     """Environments of each worker (E), acted on as one batch. 1 is the paper."""
     t_max: int = 5
-    """Steps of each environment between two updates."""
+    """Steps of each environment between two updates (I_AsyncUpdate; --async-update-interval is the same)."""
     total_steps: int = 10_000_000
     """T_max: steps of all workers together after which the run is finished."""
     seed: int = 1
@@ -121,6 +121,10 @@ class RunConfig:
     """Truncate episodes at so many steps; 0: Atari 27 000 (30 minutes), others as registered."""
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
         for name in _AT_LEAST_ONE:
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
         for name in _NOT_NEGATIVE:

@@ -1,9 +1,16 @@
-"""How an action is chosen from the scores of all actions."""
+"""How an action is chosen from the scores of all actions, and how workers come to explore differently."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
 import torch
 from torch import Tensor
+
+from asyncrl.core.schedules import linear
 
 
 def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
@@ -14,3 +21,85 @@ def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
 def greedy(scores: Tensor) -> Tensor:
     """The best action of each row, `[E]` from scores `[E, A]`; the first of equals."""
     return scores.argmax(-1)
+
+
+class Exploration(Protocol):
+    """A worker's way to explore, given the values of all actions."""
+
+    def choose(self, values: Tensor, steps: int, generator: torch.Generator) -> Tensor:
+        """Actions `[E]` from action values `[E, A]` when all workers have made `steps` steps."""
+        ...
+
+    def probabilities(self, values: Tensor, steps: int) -> Tensor:
+        """The distribution `[E, A]` that `choose` draws from."""
+        ...
+
+    def facts(self) -> dict[str, float]:
+        """What distinguishes this worker, for the records."""
+        ...
+
+
+@dataclass(frozen=True)
+class EpsilonGreedy:
+    """The best action, but with probability epsilon any; epsilon goes from 1 to `final` over the first `over` steps."""
+
+    final: float
+    over: int = 0
+
+    def epsilon(self, steps: int) -> float:
+        """epsilon at T = `steps`."""
+        return linear(1.0, self.final, steps, self.over)
+
+    def choose(self, values: Tensor, steps: int, generator: torch.Generator) -> Tensor:
+        """Actions `[E]`; each environment explores by itself."""
+        environments, actions = values.shape
+        explore = torch.rand(environments, generator=generator) < self.epsilon(steps)
+        anything = torch.randint(actions, (environments,), generator=generator)
+        return torch.where(explore, anything, greedy(values))
+
+    def probabilities(self, values: Tensor, steps: int) -> Tensor:
+        """epsilon / A for every action and the rest for the best."""
+        epsilon = self.epsilon(steps)
+        probabilities = torch.full_like(values, epsilon / values.shape[-1])
+        return probabilities.scatter_add(
+            -1, greedy(values).unsqueeze(-1), torch.full_like(values[..., :1], 1.0 - epsilon)
+        )
+
+    def facts(self) -> dict[str, float]:
+        """The final epsilon."""
+        return {"final_epsilon": self.final}
+
+
+@dataclass(frozen=True)
+class Boltzmann:
+    """Actions with probability proportional to exp(Q / temperature)."""
+
+    temperature: float
+
+    def choose(self, values: Tensor, steps: int, generator: torch.Generator) -> Tensor:
+        """Actions `[E]`."""
+        return sample(values / self.temperature, generator)
+
+    def probabilities(self, values: Tensor, steps: int) -> Tensor:
+        """softmax(Q / temperature)."""
+        return torch.softmax(values / self.temperature, -1)
+
+    def facts(self) -> dict[str, float]:
+        """The temperature."""
+        return {"temperature": self.temperature}
+
+
+def draw_epsilon(epsilons: Sequence[float], probabilities: Sequence[float], seed: Sequence[int]) -> float:
+    """One worker's final epsilon, drawn as in section 8 of the paper: {0.1, 0.01, 0.5} with {0.4, 0.3, 0.3}."""
+    return float(np.random.default_rng(seed).choice(epsilons, p=np.asarray(probabilities) / np.sum(probabilities)))
+
+
+def ladder_epsilon(worker: int, workers: int, base: float = 0.4, alpha: float = 7.0) -> float:
+    """epsilon_i = epsilon^(1 + alpha i / (N - 1)), fixed for worker i of N (Horgan et al. 2018, Ape-X)."""
+    return float(base ** (1 + alpha * worker / max(1, workers - 1)))
+
+
+def spread_temperature(worker: int, workers: int, low: float, high: float) -> float:
+    """Temperatures from `low` to `high`, equally spaced in their logarithm over the workers."""
+    share = worker / max(1, workers - 1)
+    return float(low ** (1 - share) * high**share)

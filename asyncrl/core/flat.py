@@ -14,15 +14,19 @@ def flatten_parameters(network: nn.Module) -> Tensor:
     Afterwards a write to the vector is seen by the network at once. The order is that of `network.parameters()`.
     Raises ValueError for parameters that are not float32: they could not share one buffer.
     """
-    parameters = list(network.parameters())
     for name, parameter in network.named_parameters():
         if parameter.dtype != torch.float32:
             raise ValueError(f"parameter {name} is {parameter.dtype}; the shared store holds float32 only")
-    flat = torch.empty(sum(parameter.numel() for parameter in parameters))
-    for parameter, view in zip(parameters, split_like(flat, parameters), strict=True):
-        view.copy_(parameter.detach())
-        parameter.data = view
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in network.parameters()])
+    bind_parameters(network, flat)
     return flat
+
+
+def bind_parameters(network: nn.Module, flat: Tensor) -> None:
+    """Make the parameters of `network` views of `flat` `[P]`, whatever they were before."""
+    parameters = list(network.parameters())
+    for parameter, view in zip(parameters, split_like(flat, parameters), strict=True):
+        parameter.data = view
 
 
 def split_like(flat: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:

@@ -38,6 +38,8 @@ class Rollout:
     """`[K, ...]` the last real observations of those episodes; None when there are none."""
     state: State = None
     """The recurrent state in which the rollout began."""
+    next_actions: Tensor | None = None
+    """`[T, E]` what was then done in observation t + 1; only for pages that look ahead (Sarsa)."""
 
     @property
     def steps(self) -> int:
@@ -45,15 +47,16 @@ class Rollout:
         return int(self.rewards.size)
 
     def next_values(
-        self, values: NDArray[np.float32], bootstrap: NDArray[np.float32], final_values: NDArray[np.float32] | None
+        self, following: NDArray[np.float32], final_values: NDArray[np.float32] | None
     ) -> NDArray[np.float32]:
         """The value of the state each step leads to, `[T, E]`.
 
-        `values` `[T, E]` of the observations 0..T-1, `bootstrap` `[E]` of observation T and `final_values` `[K]` of
-        the truncated episodes' last observations. Rows where an episode terminated are multiplied by a discount of
-        0 later, so what stands there does not matter.
+        `following` `[T, E]` are values of the observations 1..T and `final_values` `[K]` of the truncated episodes'
+        last ones, which stand nowhere among them. Where an episode terminated the value is multiplied by a discount
+        of 0 later, so what stands there does not matter.
         """
-        following = np.concatenate([values[1:], bootstrap[None]])
-        if final_values is not None:
-            following[self.truncated] = final_values
-        return following
+        if final_values is None:
+            return following
+        values = following.copy()
+        values[self.truncated] = final_values
+        return values

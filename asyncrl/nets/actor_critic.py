@@ -1,35 +1,28 @@
-"""Policy and value on one body."""
+"""Policy and value on one trunk."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from asyncrl.nets.bodies import Body, orthogonal_, torch7_uniform_
+from asyncrl.core.rollout import State
+from asyncrl.nets.bodies import initialise
+from asyncrl.nets.memory import Trunk
 
 
 class ActorCritic(nn.Module):
-    """Logits of a categorical policy and a state value; all layers but the two outputs are shared (section 4).
+    """Logits of a categorical policy and a state value; all layers but the two outputs are shared (section 4)."""
 
-    `initialisation` is "orthogonal", or "torch7" for what the paper's code did.
-    """
-
-    def __init__(self, body: Body, actions: int, initialisation: str = "orthogonal") -> None:
+    def __init__(self, trunk: Trunk, actions: int, initialisation: str = "orthogonal") -> None:
         super().__init__()
-        self.body = body
-        self.policy = nn.Linear(body.features, actions)
-        self.value = nn.Linear(body.features, 1)
-        if initialisation == "torch7":
-            torch7_uniform_(self)
-            return
-        for layer in self.body.modules():
-            if isinstance(layer, nn.Linear | nn.Conv2d):
-                orthogonal_(layer, 2**0.5)
+        self.trunk = trunk
+        self.policy = nn.Linear(trunk.features, actions)
+        self.value = nn.Linear(trunk.features, 1)
         # A small policy head: the first policy is nearly uniform whatever the body says.
-        orthogonal_(self.policy, 0.01)
-        orthogonal_(self.value, 1.0)
+        initialise(self, initialisation, {self.policy: 0.01, self.value: 1.0})
 
-    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits `[..., A]` and values `[...]` of observations `[..., *shape]`, whatever the leading dimensions."""
-        leading = observations.shape[: observations.dim() - self.body.rank]
-        features = self.body(observations.reshape(-1, *observations.shape[len(leading) :]))
-        return self.policy(features).view(*leading, -1), self.value(features).view(leading)
+    def forward(
+        self, observations: Tensor, state: State = None, last: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, State]:
+        """Logits `[T, E, A]`, values `[T, E]` and states after each step, of observations `[T, E, *shape]`."""
+        features, states = self.trunk(observations, state, last)
+        return self.policy(features), self.value(features).squeeze(-1), states

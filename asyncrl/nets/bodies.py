@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncrl.core.errors import UsageError
-
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,6 @@ MLP_WIDTHS = (64, 64)
 class Body(nn.Module):
     """What the heads need to know of a body."""
 
-    rank: int
-    """Dimensions of one observation: 3 for an image, 1 for a vector."""
     features: int
     """Width of the output."""
 
@@ -55,11 +52,7 @@ class ConvolutionalBody(Body):
     most of a game's screen is a constant background, and what moves is what is left.
     """
 
-    rank = 3
-
-    def __init__(
-        self, shape: tuple[int, ...], convolutions: Convolutions, widths: Sequence[int], scale: float
-    ) -> None:
+    def __init__(self, shape: tuple[int, ...], convolutions: Convolutions, widths: Sequence[int], scale: float) -> None:
         super().__init__()
         self.standardize = convolutions.standardize
         self.scale = 1.0 if self.standardize else scale
@@ -92,8 +85,6 @@ class ConvolutionalBody(Body):
 
 class VectorBody(Body):
     """Fully connected layers with tanh after each. `[B, n]` -> `[B, features]`."""
-
-    rank = 1
 
     def __init__(self, inputs: int, widths: Sequence[int]) -> None:
         super().__init__()
@@ -131,18 +122,20 @@ def make_body(name: str, shape: tuple[int, ...], dtype: str, hidden_sizes: Seque
     return ConvolutionalBody(shape, convolutions, widths, 1 / 255 if dtype == "uint8" else 1.0)
 
 
-def orthogonal_(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
-    """Initialise a layer with an orthogonal weight of the given gain and no bias (Saxe et al. 2014)."""
-    nn.init.orthogonal_(layer.weight, gain)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
+def initialise(network: nn.Module, how: str, head_gains: Mapping[nn.Module, float]) -> None:
+    """Initialise every layer of `network` but the memory, which has done so itself.
 
-
-def torch7_uniform_(network: nn.Module) -> None:
-    """U(+-1/sqrt(fan_in)) for weights and biases: "default Torch initialisation", as the paper's author calls it."""
+    "orthogonal": orthogonal weights with gain sqrt(2), those of the heads with their own gain, and no bias (Saxe et
+    al. 2014). "torch7": U(+-1/sqrt(fan_in)) for weights and biases, which the paper's author calls default Torch
+    initialisation.
+    """
     for layer in network.modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
+        if not isinstance(layer, nn.Linear | nn.Conv2d) or layer.bias is None:
+            continue
+        if how == "torch7":
             bound = float(layer.weight[0].numel()) ** -0.5
             nn.init.uniform_(layer.weight, -bound, bound)
-            if layer.bias is not None:
-                nn.init.uniform_(layer.bias, -bound, bound)
+            nn.init.uniform_(layer.bias, -bound, bound)
+        else:
+            nn.init.orthogonal_(layer.weight, head_gains.get(layer, 2**0.5))
+            nn.init.zeros_(layer.bias)

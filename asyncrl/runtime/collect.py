@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.rollout import Rollout, State
@@ -39,7 +40,9 @@ class Collector(Iterator[Rollout]):
         t_max: int,
         gamma: float,
         progress: Progress,
+        look_ahead: bool = False,
     ) -> None:
+        """With `look_ahead` the action after a rollout's last observation is chosen at its end, and then taken."""
         self.episodes: list[Episode] = []
         self.environment_seconds = 0.0
         self.acting_seconds = 0.0
@@ -60,24 +63,26 @@ class Collector(Iterator[Rollout]):
         self._scores = np.zeros(len(environments))
         self._lengths = np.zeros(len(environments), np.int64)
         self._state: State = agent.initial_state(len(environments))
+        self._look_ahead = look_ahead
+        self._chosen: Tensor | None = None
         for e, environment in enumerate(environments):
             self._rows[-1, e] = environment.reset()
 
     def __next__(self) -> Rollout:
         steps = self._progress.steps
-        state_before = self._state
+        # Copied: acting happens in inference mode, and what is made there cannot take part in a gradient.
+        state_before = None if self._state is None else tuple(part.clone() for part in self._state)
         self._rows[0] = self._rows[-1]
         truncated: list[tuple[int, int]] = []
         finals: list[Tensor] = []
         for t in range(len(self._rewards)):
             began = time.perf_counter()
-            actions, self._state = self._agent.act(self._observations[t], self._state, steps)
+            actions = self._choose(t, steps)
             self._actions[t] = actions
             acted = time.perf_counter()
             for e, action in enumerate(actions.tolist()):
                 self._step(t, e, action, truncated, finals)
-            if self._state is not None and self._last[t].any():
-                self._reset_state(self._last[t])
+            self._state = reset_state(self._agent, self._state, self._last[t])
             self.acting_seconds += acted - began
             self.environment_seconds += time.perf_counter() - acted
         times, places = np.array(truncated, np.intp).reshape(-1, 2).T
@@ -90,7 +95,21 @@ class Collector(Iterator[Rollout]):
             truncated=(times, places),
             final_observations=torch.stack(finals) if finals else None,
             state=state_before,
+            next_actions=self._next_actions(steps) if self._look_ahead else None,
         )
+
+    def _choose(self, t: int, steps: int) -> Tensor:
+        """Actions `[E]` for observation t; those that have been chosen already are taken."""
+        if self._chosen is not None:
+            actions, self._chosen = self._chosen, None
+            return actions
+        actions, self._state = self._agent.act(self._observations[t], self._state, steps)
+        return actions
+
+    def _next_actions(self, steps: int) -> Tensor:
+        """What is done in observations 1..T, `[T, E]`; the last row is chosen now and taken in the next rollout."""
+        self._chosen = self._choose(len(self._rewards), steps)
+        return torch.cat([self._actions[1:], self._chosen[None]])
 
     def _step(self, t: int, e: int, action: int, truncated: list[tuple[int, int]], finals: list[Tensor]) -> None:
         """Step one environment into row t; the observation of row t + 1 begins a new episode where one ended."""
@@ -110,12 +129,15 @@ class Collector(Iterator[Rollout]):
             observation = environment.reset()
         self._rows[t + 1, e] = observation
 
-    def _reset_state(self, last: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> None:
-        assert self._state is not None
-        keep = torch.from_numpy(~last)
-        fresh = self._agent.initial_state(len(last))
-        assert fresh is not None
-        self._state = tuple(
-            torch.where(keep.view(-1, *[1] * (old.dim() - 1)), old, new)
-            for old, new in zip(self._state, fresh, strict=True)
-        )
+
+def reset_state(agent: Agent, state: State, ended: NDArray[np.bool_]) -> State:
+    """The recurrent state `[E, ...]` with the initial one wherever an episode `ended` `[E]`."""
+    if state is None or not ended.any():
+        return state
+    fresh = agent.initial_state(len(ended))
+    assert fresh is not None
+    ended_here = torch.from_numpy(ended)
+    return tuple(
+        torch.where(ended_here.view(-1, *[1] * (old.dim() - 1)), new, old)
+        for old, new in zip(state, fresh, strict=True)
+    )

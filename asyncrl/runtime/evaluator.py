@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from asyncrl.envs.spec import Environment, Spaces
+from asyncrl.runtime.collect import reset_state
 from asyncrl.runtime.plan import RunPlan, build_agent, build_environments
 from asyncrl.runtime.progress import ENDED, READY, RUNNING
 from asyncrl.runtime.protocols import EVALUATOR, Agent
@@ -160,6 +161,7 @@ def play(
         if interrupted is not None and interrupted():
             return None
         actions, state = agent.act(observations, state, steps)
+        ended = np.zeros(count, np.bool_)
         for e, action in enumerate(actions.tolist()):
             if not left[e]:
                 continue
@@ -167,16 +169,13 @@ def play(
             scores[e] += reward
             lengths[e] += 1
             if terminated or truncated:
+                ended[e] = True
                 results[e].append((scores[e], lengths[e]))
                 scores[e], lengths[e] = 0.0, 0
                 left[e] -= 1
                 observation = environments[e].reset()
-                if state is not None:
-                    fresh = agent.initial_state(count)
-                    assert fresh is not None
-                    for old, new in zip(state, fresh, strict=True):
-                        old[e] = new[e]
             rows[e] = observation
+        state = reset_state(agent, state, ended)
     return [results[i % count][i // count] for i in range(episodes)]
 
 

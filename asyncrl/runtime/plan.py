@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.config import RunConfig
-from asyncrl.core.flat import flatten_parameters
+from asyncrl.core.flat import bind_parameters, flatten_parameters
 from asyncrl.core.schedules import linear
 from asyncrl.envs.spec import Environment, EnvSpec, Spaces
 from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.progress import Progress
-from asyncrl.runtime.protocols import Agent, Page
+from asyncrl.runtime.protocols import EVALUATOR, Agent, Page
 from asyncrl.runtime.report import WorkerReport
 from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, NETWORK, derive, generator
 from asyncrl.runtime.store import SharedStore
@@ -59,12 +59,24 @@ def initial_parameters(page: str, config: RunConfig, spaces: Spaces) -> tuple[Te
 
 
 def build_agent(plan: RunPlan, worker: int) -> tuple[Agent, Tensor]:
-    """An agent and the flat vector `[P]` under its parameters, which the caller fills by a pull."""
+    """An agent and the flat vector `[P]` under its parameters, which a pull fills.
+
+    For the methods that act on the shared parameters themselves it is theta, and a pull copies nothing. The target
+    network lies on the shared theta^- in any case.
+    """
     page = load_page(plan.page)
     network = page.make_network(plan.config, plan.spaces)
-    theta = flatten_parameters(network)
+    if page.PRIVATE_COPY or worker == EVALUATOR:
+        theta = flatten_parameters(network)
+    else:
+        theta = plan.store.theta
+        bind_parameters(network, theta)
+    target = None
+    if plan.store.target is not None:
+        target = page.make_network(plan.config, plan.spaces)
+        bind_parameters(target, plan.store.target)
     random = generator(plan.config.seed, ACTIONS, worker, plan.part)
-    return page.make_agent(plan.config, plan.spaces, network, worker, random), theta
+    return page.make_agent(plan.config, plan.spaces, network, target, worker, random), theta
 
 
 def build_environments(plan: RunPlan, worker: int, count: int, evaluation: bool) -> list[Environment]:
@@ -77,14 +89,17 @@ def build_environments(plan: RunPlan, worker: int, count: int, evaluation: bool)
 
 def build_worker(plan: RunPlan, worker: int) -> Iterator[None]:
     """An actor-learner, ready to go: environments reset, memory allocated."""
-    config = plan.config
+    config, page = plan.config, load_page(plan.page)
     agent, theta = build_agent(plan, worker)
     environments = build_environments(plan, worker, config.envs_per_worker, evaluation=False)
-    collector = Collector(environments, agent, plan.spaces, config.t_max, config.gamma, plan.progress)
+    collector = Collector(environments, agent, plan.spaces, config.t_max, config.gamma, plan.progress, page.LOOKS_AHEAD)
     writer = RecordWriter(plan.folder.worker_file(worker))
     writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration})
     report = WorkerReport(worker, collector, plan.progress, writer, config.record_interval_seconds)
-    return work(worker, agent, theta, collector, plan.store, plan.progress, learning_rate_of(config), report)
+    target_interval = getattr(config, "target_interval_steps", 0)
+    return work(
+        worker, agent, theta, collector, plan.store, plan.progress, learning_rate_of(config), report, target_interval
+    )
 
 
 def learning_rate_of(config: RunConfig) -> Callable[[int], float]:

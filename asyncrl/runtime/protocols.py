@@ -50,6 +50,12 @@ class Page(Protocol):
     """The module of one algorithm."""
 
     Config: type[RunConfig]
+    HAS_TARGET: bool
+    """Whether there is a target network."""
+    PRIVATE_COPY: bool
+    """Whether a worker acts with its own copy theta' of the parameters, or on theta itself while others write it."""
+    LOOKS_AHEAD: bool
+    """Whether the loss needs to know the action after a rollout's last observation (Sarsa)."""
 
     def preset(self, name: str, spaces: Spaces) -> dict[str, Any]:
         """The settings in which preset `name` for such an environment differs from the Config's own defaults."""
@@ -60,9 +66,15 @@ class Page(Protocol):
         ...
 
     def make_agent(
-        self, config: Any, spaces: Spaces, network: nn.Module, worker: int, generator: torch.Generator
+        self,
+        config: Any,
+        spaces: Spaces,
+        network: nn.Module,
+        target: nn.Module | None,
+        worker: int,
+        generator: torch.Generator,
     ) -> Agent:
-        """The agent of a worker; `worker` is EVALUATOR for the evaluator's."""
+        """The agent of a worker; `worker` is EVALUATOR for the evaluator's. `target` is the network on theta^-."""
         ...
 
 
@@ -75,6 +87,10 @@ class Store(Protocol):
 
     def push(self, worker: int, gradient: Tensor, learning_rate: float, version: int) -> Push:
         """Apply `gradient` `[P]`, computed at theta of `version`, once; it may be overwritten."""
+        ...
+
+    def refresh_target(self, steps: int, period: int) -> bool:
+        """theta^- <- theta if T = `steps` has crossed a multiple of `period` since the last time."""
         ...
 
 

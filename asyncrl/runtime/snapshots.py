@@ -20,13 +20,17 @@ def take_checkpoint(
 
     Workers go on writing meanwhile, so the snapshot may mix neighbouring updates; its steps are counted just before.
     """
-    snapshot = plan.store.snapshot() if theta is None else theta.clone()
+    store = plan.store
+    snapshot = store.snapshot() if theta is None else theta.clone()
+    tensors = {"statistics": store.statistics.clone()}
+    if store.target is not None:
+        tensors["target"] = store.target.clone()
     return Checkpoint(
         steps=steps,
         updates=plan.store.updates,
         seconds=seconds,
         parameters=name_parameters(snapshot, plan.layout),
-        tensors={"statistics": plan.store.statistics.clone()},
+        tensors=tensors,
         facts={
             "page": plan.page,
             "env_id": plan.spec.env_id,

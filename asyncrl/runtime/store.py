@@ -19,6 +19,8 @@ from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.protocols import Push
 
 UPDATES, DROPPED = range(2)
+TARGET_PERIOD = 2
+"""Column of the last row: which multiple of the target's period has been reached."""
 
 
 class SharedStore:
@@ -38,12 +40,18 @@ class SharedStore:
         max_gradient_norm: float = 0.0,
         per_worker_statistics: bool = False,
         lock_file: str | None = None,
+        target: bool = False,
     ) -> None:
         self.theta: Tensor = shared_zeros(initial.numel())
         self.theta.copy_(initial)
         owners = workers if per_worker_statistics else 1
         # Allocated here and now: statistics created at the first step would be private to the process that steps.
         self.statistics: Tensor = shared_zeros(owners, rule.statistics, initial.numel())
+        self.target: Tensor | None = None
+        """theta^- `[P]`, the target network of the value-based methods; refreshed by whoever sees that it is due."""
+        if target:
+            self.target = shared_zeros(initial.numel())
+            self.target.copy_(initial)
         self.rule = rule
         self.workers = workers
         self.max_gradient_norm = max_gradient_norm
@@ -74,7 +82,8 @@ class SharedStore:
         """theta' <- theta. Copies to `into` `[P]` and returns the number of updates seen."""
         with self._exclusive():
             version = self.updates
-            into.copy_(self.theta)
+            if into is not self.theta:
+                into.copy_(self.theta)
         return version
 
     def push(self, worker: int, gradient: Tensor, learning_rate: float, version: int) -> Push:
@@ -96,11 +105,23 @@ class SharedStore:
             counts[UPDATES] += 1
         return Push(True, norm, before - version)
 
+    def refresh_target(self, steps: int, period: int) -> bool:
+        """theta^- <- theta if T = `steps` has crossed a multiple of `period` since the last time; True if it had.
+
+        Two workers that see the same crossing at the same time copy twice, which does no harm. `T mod period == 0`
+        of the pseudo-code would miss most crossings: T grows by whole rollouts of many workers.
+        """
+        if self.target is None or steps // period <= self._counts[-1, TARGET_PERIOD]:
+            return False
+        self._counts[-1, TARGET_PERIOD] = steps // period
+        self.target.copy_(self.theta)
+        return True
+
     def snapshot(self) -> Tensor:
         """A private copy of theta `[P]`, taken while others may be writing."""
         return self.theta.clone()
 
-    def restore(self, theta: Tensor, statistics: Tensor, updates: int, dropped: int) -> None:
+    def restore(self, theta: Tensor, statistics: Tensor, target: Tensor | None, updates: int, dropped: int) -> None:
         """Put back what a checkpoint holds. Raises ValueError if it does not fit."""
         if theta.shape != self.theta.shape or statistics.shape != self.statistics.shape:
             raise ValueError(
@@ -109,6 +130,8 @@ class SharedStore:
             )
         self.theta.copy_(theta)
         self.statistics.copy_(statistics)
+        if self.target is not None and target is not None:
+            self.target.copy_(target)
         self._counts[-1, UPDATES], self._counts[-1, DROPPED] = updates, dropped
 
     @contextlib.contextmanager

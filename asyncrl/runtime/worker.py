@@ -23,6 +23,7 @@ def work(
     progress: Progress,
     learning_rate: Callable[[int], float],
     report: WorkerReport,
+    target_interval_steps: int = 0,
 ) -> Iterator[None]:
     """Learn until the run is finished. `theta` `[P]` is the memory under the agent's own parameters (theta').
 
@@ -46,6 +47,8 @@ def work(
             eta = learning_rate(progress.steps)
             push = store.push(worker, gradient, eta, version)  # asynchronous update of theta with d theta
             progress.count(worker, rollout.steps)  # T <- T + t_max
+            if target_interval_steps:
+                store.refresh_target(progress.steps, target_interval_steps)  # theta^- <- theta
             report.lap("push")
             report.update(push, metrics, eta, rollout.steps)
     finally:

@@ -11,7 +11,7 @@ from torch import nn
 
 from asyncrl import a3c
 from asyncrl.core.flat import flatten_parameters, gradient_of
-from asyncrl.core.rollout import Rollout
+from asyncrl.core.rollout import Rollout, State
 from asyncrl.envs.spec import Spaces
 
 SPACES = Spaces(observation_shape=(1,), observation_dtype="float32", actions=2)
@@ -25,14 +25,16 @@ class Table(nn.Module):
         self.v = nn.Parameter(torch.tensor([v]))
         self.logit = nn.Parameter(torch.tensor([logit]))
 
-    def forward(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        state = observations[..., 0]
-        return torch.stack([torch.zeros_like(state), self.logit + 0 * state], -1), self.v * state
+    def forward(
+        self, observations: torch.Tensor, state: State = None, last: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, State]:
+        number = observations[..., 0]
+        return torch.stack([torch.zeros_like(number), self.logit + 0 * number], -1), self.v * number, None
 
 
 def agent_of(network: nn.Module, worker: int = 0, **settings: Any) -> a3c.A3C:
     config = a3c.Config(**({"entropy_weights": (0.0,), "reward_clip": 0.0, "gamma": 0.5} | settings))
-    return a3c.A3C(config, SPACES, network, worker, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+    return a3c.A3C(config, SPACES, network, None, worker, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
 
 
 def rollout_of(
@@ -185,4 +187,4 @@ def test_the_paper_preset_is_the_paper() -> None:
     network = a3c.make_network(config, spaces)
     assert sum(p.numel() for p in network.parameters()) == 677_943
     bound = 256**-0.5  # fan-in of the first convolution: 4 x 8 x 8
-    assert float(network.body.convolutions[0].weight.detach().abs().max()) <= bound  # type: ignore[union-attr, operator]
+    assert float(network.trunk.body.convolutions[0].weight.detach().abs().max()) <= bound  # type: ignore[union-attr, operator]

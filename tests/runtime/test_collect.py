@@ -18,10 +18,9 @@ def collector_of(environments: list[Counting], t_max: int, gamma: float = 0.5) -
 
 def returns_of(rollout: Rollout) -> np.ndarray:
     """Returns when V(s) is ten times the number in the observation."""
-    values = rollout.observations[:-1, :, 0].numpy() * 10
-    bootstrap = rollout.observations[-1, :, 0].numpy() * 10
+    following = rollout.observations[1:, :, 0].numpy() * 10
     finals = None if rollout.final_observations is None else rollout.final_observations[:, 0].numpy() * 10
-    next_values = rollout.next_values(values, bootstrap, finals)
+    next_values = rollout.next_values(following, finals)
     return lambda_returns(rollout.rewards, rollout.discounts, next_values, rollout.last)
 
 

@@ -161,7 +161,7 @@ def test_restoring_something_of_another_shape_is_refused() -> None:
     store = SharedStore(torch.zeros(2), PLAIN_SGD, workers=1)
 
     with pytest.raises(ValueError, match="checkpoint holds"):
-        store.restore(torch.zeros(1), store.statistics, 0, 0)
+        store.restore(torch.zeros(1), store.statistics, None, 0, 0)
 
 
 def count_some(progress: Progress, worker: int) -> None:

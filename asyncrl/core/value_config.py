@@ -1,0 +1,78 @@
+"""What the three value-based methods have in common: a target network and exploration by action values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from asyncrl.core.config import PAPER, RunConfig
+from asyncrl.core.errors import UsageError
+from asyncrl.core.exploration import (
+    Boltzmann,
+    EpsilonGreedy,
+    Exploration,
+    draw_epsilon,
+    ladder_epsilon,
+    spread_temperature,
+)
+
+SAMPLED_EPSILON = 0.05
+"""Epsilon of the evaluator under --evaluation-policy sampled."""
+
+
+@dataclass(frozen=True)
+class ValueConfig(RunConfig):
+    """Settings of one-step Q, one-step Sarsa and n-step Q."""
+
+    target_interval_steps: int = 10_000
+    """I_target: the target network is renewed whenever T crosses a multiple of this (the paper's 40 000 frames)."""
+    double_q: bool = False
+    """Let theta choose the action that theta^- values (van Hasselt et al. 2016)."""
+    exploration: Literal["drawn", "ladder", "boltzmann", "equal"] = "drawn"
+    """How workers differ: final epsilon drawn per worker (the paper's), Ape-X's ladder, temperatures, or not at all."""
+    epsilons: tuple[float, ...] = (0.1, 0.01, 0.5)
+    """drawn: the final epsilons to draw from. equal: the first is everybody's."""
+    epsilon_probabilities: tuple[float, ...] = (0.4, 0.3, 0.3)
+    """drawn: with which probabilities."""
+    exploration_steps: int = 1_000_000
+    """drawn, equal: steps T over which epsilon goes from 1 to its final value (the paper's 4 million frames)."""
+    temperatures: tuple[float, float] = (0.01, 1.0)
+    """boltzmann: lowest and highest temperature; the workers lie between, equally spaced in the logarithm."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require("target_interval_steps", self.target_interval_steps >= 1, "must be at least 1")
+        self._require("exploration_steps", self.exploration_steps >= 0, "must not be negative")
+        self._require("epsilons", bool(self.epsilons) and all(0 <= e <= 1 for e in self.epsilons), "must lie in [0, 1]")
+        self._require("temperatures", all(0 < t < math.inf for t in self.temperatures), "must be positive")
+        weights = self.epsilon_probabilities
+        possible = all(0 <= weight < math.inf for weight in weights) and sum(weights) > 0
+        self._require("epsilon_probabilities", possible, "must be probabilities")
+        if self.exploration == "drawn" and len(weights) != len(self.epsilons):
+            raise UsageError("--epsilons and --epsilon-probabilities must be equally many")
+
+    def exploration_of(self, worker: int) -> Exploration:
+        """How a worker explores; `worker` below 0 is the evaluator."""
+        if worker < 0:
+            return EpsilonGreedy(0.0 if self.evaluation_policy == "greedy" else SAMPLED_EPSILON)
+        if self.exploration == "boltzmann":
+            return Boltzmann(spread_temperature(worker, self.workers, *self.temperatures))
+        if self.exploration == "ladder":
+            return EpsilonGreedy(ladder_epsilon(worker, self.workers))
+        if self.exploration == "equal":
+            return EpsilonGreedy(self.epsilons[0], self.exploration_steps)
+        final = draw_epsilon(self.epsilons, self.epsilon_probabilities, (self.seed, worker))
+        return EpsilonGreedy(final, self.exploration_steps)
+
+
+VALUE_PAPER: dict[str, Any] = PAPER | {
+    "target_interval_steps": 10_000,
+    "double_q": False,
+    "exploration": "drawn",
+    "epsilons": (0.1, 0.01, 0.5),
+    "epsilon_probabilities": (0.4, 0.3, 0.3),
+    "exploration_steps": 1_000_000,
+}
+"""The preset "paper" of the value-based pages."""

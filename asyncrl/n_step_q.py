@@ -1,0 +1,153 @@
+"""Asynchronous n-step Q-learning.
+
+Mnih et al. 2016, "Asynchronous Methods for Deep Reinforcement Learning" (arXiv 1602.01783), Algorithm S2. Each
+actor-learner, with theta' its own copy of the shared parameters theta and theta^- the shared target network:
+
+    repeat
+        theta' <- theta
+        act t_max steps by epsilon-greedy on Q(s_t, a; theta'), receiving r_t and s_{t+1}
+        R <- 0 for a terminal s_t, max_a Q(s_t, a; theta^-) otherwise               (bootstrap)
+        for i = t-1, ..., t_start:
+            R <- r_i + gamma R
+            d theta += grad (R - Q(s_i, a_i; theta'))^2
+        update theta with d theta, asynchronously and without a lock
+        every I_target steps of all workers: theta^- <- theta
+    until T > T_max
+
+The loop itself is `asyncrl.runtime.worker.work`; this page is what makes it n-step Q-learning. Run it with
+`python -m asyncrl.n_step_q`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.core.losses import squared_error
+from asyncrl.core.returns import lambda_returns
+from asyncrl.core.rollout import Rollout, State
+from asyncrl.core.value_config import VALUE_PAPER, ValueConfig
+from asyncrl.envs.spec import Spaces
+from asyncrl.nets.bodies import make_body
+from asyncrl.nets.memory import Trunk, at_end, at_places
+from asyncrl.nets.q_network import QNetwork
+
+HAS_TARGET = True
+PRIVATE_COPY = True
+LOOKS_AHEAD = False
+
+
+@dataclass(frozen=True)
+class Config(ValueConfig):
+    """Asynchronous n-step Q-learning (Mnih et al. 2016, Algorithm S2)."""
+
+    lstm_cells: int = 0
+    """Cells of an LSTM after the last hidden layer; 0: feed-forward."""
+
+
+def preset(name: str, spaces: Spaces) -> dict[str, Any]:
+    """The settings of a preset, as far as they differ from the fields' defaults."""
+    if name == "paper":
+        return VALUE_PAPER
+    if spaces.is_image:
+        return {}
+    return {
+        "envs_per_worker": 8,
+        "t_max": 8,
+        "optimizer": "adam",
+        "optimizer_decay": 0.999,
+        "optimizer_epsilon": 1e-5,
+        "learning_rate": 1e-3,
+        "max_gradient_norm": 10.0,
+        "reward_clip": 0.0,
+        "target_interval_steps": 1_000,
+        "exploration_steps": 50_000,
+    }
+
+
+def make_network(config: Config, spaces: Spaces) -> QNetwork:
+    """Q on the body the configuration names."""
+    body = make_body(config.network, spaces.observation_shape, spaces.observation_dtype, config.hidden_sizes)
+    return QNetwork(
+        Trunk(body, config.lstm_cells), spaces.actions, "torch7" if config.preset == "paper" else "orthogonal"
+    )
+
+
+class NStepQ:
+    """One worker's action values, its exploration, and its loss."""
+
+    def __init__(
+        self,
+        config: Config,
+        spaces: Spaces,
+        network: QNetwork,
+        target: QNetwork,
+        worker: int,
+        generator: torch.Generator,
+    ) -> None:
+        self.config = config
+        self.network = network
+        self.target = target
+        self.generator = generator
+        self.policy = config.exploration_of(worker)
+        self.exploration = self.policy.facts()
+
+    def initial_state(self, environments: int) -> State:
+        """The LSTM's state with which episodes begin, or None."""
+        return self.network.trunk.initial_state(environments)
+
+    @torch.inference_mode()
+    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
+        """a_t `[E]` by this worker's exploration over Q(s_t, a; theta')."""
+        q, states = self.network(observations[None], state)
+        return self.policy.choose(q[0], steps, self.generator), at_end(states)
+
+    def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        """Squared errors, summed over the T steps and averaged over the E environments."""
+        config = self.config
+        q, states = self.network(rollout.observations[:-1], rollout.state, torch.from_numpy(rollout.last))
+        values = q.gather(-1, rollout.actions.unsqueeze(-1)).squeeze(-1)
+        rewards = rollout.rewards
+        if config.reward_clip:
+            rewards = np.clip(rewards, -config.reward_clip, config.reward_clip)
+        targets = torch.from_numpy(
+            lambda_returns(rewards, rollout.discounts, self._next_values(rollout, states), rollout.last)  # R
+        )
+        errors = squared_error(values, targets)
+        return errors.sum() / values.shape[1], {
+            "value_loss": errors.detach().mean(),
+            "q_mean": values.detach().mean(),
+        }
+
+    @torch.no_grad()
+    def _next_values(self, rollout: Rollout, states: State) -> NDArray[np.float32]:
+        """max_a Q(s_{t+1}, a; theta^-) `[T, E]` where a return ends: after the last step and at a time limit."""
+        following = np.zeros_like(rollout.rewards)
+        following[-1] = self._best_value(rollout.observations[-1:], at_end(states))[0].numpy()
+        final_values = None
+        if rollout.final_observations is not None:
+            before = at_places(states, *map(torch.from_numpy, rollout.truncated))
+            final_values = self._best_value(rollout.final_observations[None], before)[0].numpy()
+        return rollout.next_values(following, final_values)
+
+    def _best_value(self, observations: Tensor, state: State) -> Tensor:
+        """max_a Q(s, a; theta^-) `[T, E]`; with double Q the maximum is where theta' has it."""
+        q_target: Tensor = self.target(observations, state)[0]
+        if not self.config.double_q:
+            return q_target.amax(-1)
+        q, _ = self.network(observations, state)
+        return q_target.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+make_agent = NStepQ
+
+
+if __name__ == "__main__":
+    from asyncrl.train import main
+
+    raise SystemExit(main("asyncrl.n_step_q"))

@@ -1,0 +1,138 @@
+"""Asynchronous one-step Q-learning.
+
+Mnih et al. 2016, "Asynchronous Methods for Deep Reinforcement Learning" (arXiv 1602.01783), Algorithm 1. Each
+actor-learner, with theta the shared parameters and theta^- the shared target network:
+
+    repeat
+        take a_t by epsilon-greedy on Q(s_t, a; theta), receiving r_t and s_{t+1}
+        y = r_t                                     for a terminal s_{t+1}
+        y = r_t + gamma max_a Q(s_{t+1}, a; theta^-)          otherwise
+        d theta += grad (y - Q(s_t, a_t; theta))^2
+        every I_target steps of all workers: theta^- <- theta
+        every I_AsyncUpdate steps: update theta with d theta, asynchronously and without a lock
+    until T > T_max
+
+The loop itself is `asyncrl.runtime.worker.work`; this page is what makes it one-step Q-learning. Run it with
+`python -m asyncrl.one_step_q`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncrl.core.losses import squared_error
+from asyncrl.core.rollout import Rollout, State
+from asyncrl.core.value_config import VALUE_PAPER, ValueConfig
+from asyncrl.envs.spec import Spaces
+from asyncrl.nets.bodies import make_body
+from asyncrl.nets.memory import Trunk
+from asyncrl.nets.q_network import QNetwork
+
+HAS_TARGET = True
+PRIVATE_COPY = False
+LOOKS_AHEAD = False
+
+
+@dataclass(frozen=True)
+class Config(ValueConfig):
+    """Asynchronous one-step Q-learning (Mnih et al. 2016, Algorithm 1)."""
+
+
+def preset(name: str, spaces: Spaces) -> dict[str, Any]:
+    """The settings of a preset, as far as they differ from the fields' defaults."""
+    if name == "paper":
+        return VALUE_PAPER
+    if spaces.is_image:
+        return {}
+    return {
+        "envs_per_worker": 8,
+        "t_max": 5,
+        "optimizer": "adam",
+        "optimizer_decay": 0.999,
+        "optimizer_epsilon": 1e-5,
+        "learning_rate": 1e-3,
+        "max_gradient_norm": 10.0,
+        "reward_clip": 0.0,
+        "target_interval_steps": 1_000,
+        "exploration_steps": 50_000,
+    }
+
+
+def make_network(config: Config, spaces: Spaces) -> QNetwork:
+    """Q on the body the configuration names."""
+    body = make_body(config.network, spaces.observation_shape, spaces.observation_dtype, config.hidden_sizes)
+    return QNetwork(Trunk(body), spaces.actions, "torch7" if config.preset == "paper" else "orthogonal")
+
+
+class OneStepQ:
+    """One worker's action values, its exploration, and its loss."""
+
+    def __init__(
+        self,
+        config: Config,
+        spaces: Spaces,
+        network: QNetwork,
+        target: QNetwork,
+        worker: int,
+        generator: torch.Generator,
+    ) -> None:
+        self.config = config
+        self.network = network
+        self.target = target
+        self.generator = generator
+        self.policy = config.exploration_of(worker)
+        self.exploration = self.policy.facts()
+
+    def initial_state(self, environments: int) -> State:
+        """Nothing to remember: the networks are feed-forward."""
+        return self.network.trunk.initial_state(environments)
+
+    @torch.inference_mode()
+    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
+        """a_t `[E]` by this worker's exploration over Q(s_t, a; theta)."""
+        q, _ = self.network(observations[None])
+        return self.policy.choose(q[0], steps, self.generator), state
+
+    def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        """Squared errors, summed over the T steps and averaged over the E environments."""
+        config = self.config
+        q, _ = self.network(rollout.observations[:-1])
+        values = q.gather(-1, rollout.actions.unsqueeze(-1)).squeeze(-1)
+        rewards = rollout.rewards
+        if config.reward_clip:
+            rewards = np.clip(rewards, -config.reward_clip, config.reward_clip)
+        next_values = rollout.next_values(
+            self._best_value(rollout.observations[1:]).numpy(),
+            None
+            if rollout.final_observations is None
+            else self._best_value(rollout.final_observations[None])[0].numpy(),
+        )
+        targets = torch.from_numpy(rewards + rollout.discounts * next_values)  # y
+        errors = squared_error(values, targets)
+        return errors.sum() / values.shape[1], {
+            "value_loss": errors.detach().mean(),
+            "q_mean": values.detach().mean(),
+        }
+
+    @torch.no_grad()
+    def _best_value(self, observations: Tensor) -> Tensor:
+        """max_a Q(s, a; theta^-) `[T, E]`; with double Q the maximum is where theta has it."""
+        q_target: Tensor = self.target(observations)[0]
+        if not self.config.double_q:
+            return q_target.amax(-1)
+        q, _ = self.network(observations)
+        return q_target.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+make_agent = OneStepQ
+
+
+if __name__ == "__main__":
+    from asyncrl.train import main
+
+    raise SystemExit(main("asyncrl.one_step_q"))
