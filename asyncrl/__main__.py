@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 
@@ -13,17 +14,22 @@ PAGES = {
 }
 
 
+COMMANDS = {"plot": "learning curves of any runs in one figure"}
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run `asyncrl <command> ...`; returns the exit code."""
     words = sys.argv[1:] if words is None else words
     if not words or words[0] in ("-h", "--help"):
         print("usage: asyncrl COMMAND [OPTIONS]\n\ncommands:")
-        for name, text in PAGES.items():
+        for name, text in (PAGES | COMMANDS).items():
             print(f"  {name:16}{text}")
         print("\n`asyncrl COMMAND --help` lists the options; `python -m asyncrl.COMMAND` is the same command.")
         return 0
+    if words[0] in COMMANDS:
+        return int(importlib.import_module(f"asyncrl.{words[0]}").main(words[1:]))
     if words[0] not in PAGES:
-        print(f"asyncrl: error: no command {words[0]!r}; there are {', '.join(PAGES)}", file=sys.stderr)
+        print(f"asyncrl: error: no command {words[0]!r}; there are {', '.join(PAGES | COMMANDS)}", file=sys.stderr)
         return 2
     from asyncrl.train import main as train
 

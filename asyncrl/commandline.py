@@ -16,6 +16,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from asyncrl.core.errors import UsageError
+from asyncrl.storage.files import disk_is_full
 
 T = TypeVar("T")
 Reader = Callable[[str], Any]
@@ -70,9 +71,11 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     kind, arguments = get_origin(info.type), get_args(info.type)
     if kind is Literal:
         reader, metavar = partial(parse_choice, arguments), "{" + ",".join(arguments) + "}"
-    elif kind is tuple and arguments[1:] == (Ellipsis,):
+    elif kind is tuple:
         item, name = _READERS[arguments[0]]
-        return _spec("*", f"[{name} ...]", lambda words: tuple(map(item, words)), lambda values: list(map(str, values)))
+        any_number = arguments[1:] == (Ellipsis,)
+        nargs, metavar = ("*", f"[{name} ...]") if any_number else (len(arguments), " ".join([name] * len(arguments)))
+        return _spec(nargs, metavar, lambda words: tuple(map(item, words)), lambda values: list(map(str, values)))
     elif info.type in _READERS:
         reader, metavar = _READERS[info.type]
     else:
@@ -81,7 +84,7 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 
 
 def _spec(
-    nargs: Literal[1, "*"], metavar: str, read: Callable[[list[str]], Any], write: Callable[[Any], list[str]]
+    nargs: int | Literal["*"], metavar: str, read: Callable[[list[str]], Any], write: Callable[[Any], list[str]]
 ) -> PrimitiveConstructorSpec[Any]:
     return PrimitiveConstructorSpec(nargs, metavar, read, is_instance=lambda value: True, str_from_instance=write)
 
@@ -131,8 +134,8 @@ def _one_line(complaint: str, words: Sequence[str]) -> str:
     message = " ".join(message.split())
     if match := re.fullmatch(r"Error parsing (\S+): (.*)", message):
         return f"{match[1]} {match[2]}"
-    if match := re.fullmatch(r"Missing value for argument '(.*)'\..*", message):
-        return f"{match[1]} needs a value"
+    if match := re.fullmatch(r"Missing value for argument '(.*)'\. Expected (\d+) values\.", message):
+        return f"{match[1]} needs {'a value' if match[2] == '1' else f'{match[2]} values'}"
     if match := re.fullmatch(r"Unrecognized options:\s*(.*?)(, .*)?", message):
         if match[1].startswith("-"):
             flags = [flag for text in more for flag in re.findall(r"^\s*(--[\w-]+)", text, re.MULTILINE)]
@@ -158,6 +161,11 @@ def run_command(program: str, command: Callable[[], int]) -> int:
     except UsageError as error:
         print(f"{program}: error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if not disk_is_full(error):
+            raise
+        print(f"{program}: error: the disk is full: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return 130

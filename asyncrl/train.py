@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.backends import local, serial
-from asyncrl.backends.outcome import Outcome, Signals, failed
+from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.commandline import parse, run_command
 from asyncrl.core.config import RunConfig, flag, from_plain, to_plain
 from asyncrl.core.errors import UsageError
@@ -21,7 +22,7 @@ from asyncrl.runtime.plan import RunPlan, initial_parameters, load_page
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.snapshots import check_fits, flat_parameters
 from asyncrl.runtime.store import SharedStore
-from asyncrl.runtime.terminal import make_view, number
+from asyncrl.runtime.terminal import View, make_view, number, say
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
@@ -46,6 +47,27 @@ def short(page: str) -> str:
 def train(page: str, words: Sequence[str], program: str) -> int:
     """One run from the first check to the last line. Raises UsageError before anything is made or started."""
     config, spec, spaces, changes, facts = configure(page, words, program)
+    # From here on a signal is noted instead: there is a folder that has to say how the run ended.
+    with Signals().caught() as signals:
+        plan = prepare(page, config, spec, spaces)
+        folder, view = plan.folder, make_view(config.quiet)
+        say(f"run folder: {folder.path}")
+        for line in [*introduction(plan), *changes]:
+            view.say(line)
+        write_json(folder.config_file, {"page": page, "config": to_plain(config), "environment": facts})
+        write_json(folder.host_file, host_facts())
+        monitor = Monitor(plan)
+        outcome = conclude(run(plan, monitor, view, signals), monitor)
+    view.close(monitor.summary)
+    if outcome.traceback:
+        print(outcome.traceback, file=sys.stderr, flush=True)
+    say(f"{outcome.state}: {outcome.reason}; best evaluation {number(monitor.summary.best_score)}")
+    say(f"run folder: {folder.path}")
+    return outcome.exit_code
+
+
+def prepare(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces) -> RunPlan:
+    """Folder, store and counters of a run, as its newest checkpoint has them on --resume. Raises UsageError."""
     theta, layout = initial_parameters(page, config, spaces)
     checkpoint = load_for_resume(page, config, layout) if config.resume else None
     folder = open_folder(page, config)
@@ -63,24 +85,17 @@ def train(page: str, words: Sequence[str], program: str) -> int:
     if checkpoint:
         restore(store, checkpoint, layout)
     part = 1 + int(checkpoint.facts.get("part", 0)) if checkpoint else 0
-    plan = RunPlan(page, config, spec, spaces, folder, layout, store, progress, part)
-    view = make_view(config.quiet)
-    print(f"run folder: {folder.path}", flush=True)
-    for line in [*introduction(plan), *changes]:
-        view.say(line)
-    write_json(folder.config_file, {"page": page, "config": to_plain(config), "environment": facts})
-    write_json(folder.host_file, host_facts())
-    with Signals().caught() as signals:
-        monitor = Monitor(plan)
+    return RunPlan(page, config, spec, spaces, folder, layout, store, progress, part)
+
+
+def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcome:
+    """Run the plan on its backend; an exception here ends the run as failed, its processes gone."""
+    backend = serial.run if plan.config.backend == "serial" else local.run
+    try:
         monitor.write_status("starting")
-        backend = serial if config.backend == "serial" else local
-        outcome = conclude(backend.run(plan, monitor, view, signals), monitor)
-    view.close(monitor.summary)
-    if outcome.traceback:
-        print(outcome.traceback, file=sys.stderr, flush=True)
-    print(f"{outcome.state}: {outcome.reason}; best evaluation {number(monitor.summary.best_score)}", flush=True)
-    print(f"run folder: {folder.path}", flush=True)
-    return outcome.exit_code
+        return backend(plan, monitor, view, signals)
+    except Exception as error:
+        return broken(error)
 
 
 def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
@@ -91,7 +106,8 @@ def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
     except (OSError, ValueError) as error:
         if outcome.state != "failed":
             outcome = failed(f"could not save the end of the run: {error}")
-    monitor.write_status(outcome.state, outcome.reason, outcome.exit_code, outcome.traceback)
+    with contextlib.suppress(OSError):  # on a full disk the exit code and the last line must do
+        monitor.write_status(outcome.state, outcome.reason, outcome.exit_code, outcome.traceback)
     return outcome
 
 
@@ -197,8 +213,7 @@ def restore(store: SharedStore, checkpoint: Checkpoint, layout: Any) -> None:
     try:
         store.restore(
             flat_parameters(checkpoint, layout),
-            checkpoint.tensors["statistics"],
-            checkpoint.tensors.get("target"),
+            checkpoint.tensors,
             checkpoint.updates,
             int(checkpoint.facts.get("dropped_gradients", 0)),
         )

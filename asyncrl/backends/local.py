@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import multiprocessing
+import multiprocessing.resource_tracker
 import os
 import signal
 import sys
@@ -11,7 +13,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -19,7 +20,7 @@ from types import ModuleType
 
 import torch.multiprocessing  # noqa: F401  (registers how shared tensors travel to a child)
 
-from asyncrl.backends.outcome import Outcome, Signals, failed, finished, stopped
+from asyncrl.backends.outcome import STOPPING, Outcome, Signals, failed, finished, stopped
 from asyncrl.runtime.evaluator import Evaluator, serve
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.plan import RunPlan, build_worker
@@ -27,32 +28,38 @@ from asyncrl.runtime.progress import BUILDING, ENDED, FINISH, LEAVE, READY, RUNN
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.terminal import View
 from asyncrl.runtime.threads import enforce_one_thread
+from asyncrl.storage.files import disk_is_full
 
 POLL_SECONDS = 0.1
 READY_SECONDS = 300.0
 """Time for all workers to build their environments."""
 LEAVE_SECONDS = 5.0
 """Time for a child to notice that it should leave, before it is killed."""
+DISK_FULL = 74
+"""Exit code of a child that found the disk full: it could not leave a file that says so."""
 
 
 def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """Run the plan to its end in processes of this machine. No process is left when it returns."""
     context = start_context(plan.page)
-    workers = [start(context, worker_process, plan, worker) for worker in range(plan.config.workers)]
-    evaluator = start(context, evaluator_process, plan, EVALUATOR)
+    processes: list[BaseProcess] = []
     try:
+        for worker in [*range(plan.config.workers), EVALUATOR]:
+            if signals.first is not None:
+                return stopped(signals.first)
+            processes.append(start(context, worker_process if worker >= 0 else evaluator_process, plan, worker))
+        *workers, evaluator = processes
         outcome = _await_ready(plan, workers, signals)
         if outcome is None:
             plan.progress.start()
-            monitor.begin({})
-            view.say(f"all {len(workers)} workers are ready")
+            view.say(f"all {len(workers)} workers are ready; {monitor.begin()}")
             outcome = _supervise(plan, workers, evaluator, monitor, view, signals)
         if outcome.state == "finished":
             _await_last_evaluation(evaluator, monitor, view, signals)
         return outcome
     finally:
         plan.progress.stop(LEAVE)
-        end_all([*workers, evaluator])
+        end_all(processes)
 
 
 def _await_ready(plan: RunPlan, workers: list[BaseProcess], signals: Signals) -> Outcome | None:
@@ -91,7 +98,7 @@ def _supervise(
         monitor.look_at_evaluations()
         if not evaluator_missed and evaluator.exitcode not in (None, 0):
             evaluator_missed = True  # training goes on without it
-            view.say(f"the evaluator ended with exit code {evaluator.exitcode}; training goes on without it")
+            view.say(f"the evaluator {how_it_died(evaluator)}; training goes on without it")
         if signals.first is not None:
             return stopped(signals.first)
         if (reason := monitor.verdict()) is not None:
@@ -117,6 +124,8 @@ def _first_failure(plan: RunPlan, workers: list[BaseProcess]) -> Outcome | None:
 def how_it_died(process: BaseProcess) -> str:
     """The end of a process in words."""
     code = process.exitcode
+    if code == DISK_FULL:
+        return "could not write its records: the disk is full"
     if code is not None and code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
@@ -146,12 +155,30 @@ def start(context: BaseContext, target: Callable[[RunPlan, int], None], plan: Ru
     """Start one child."""
     name = "evaluator" if worker == EVALUATOR else f"worker-{worker:02}"
     process: BaseProcess = context.Process(target=child, args=(target, plan, worker, name), name=name)  # type: ignore[attr-defined]
-    with no_main_module():
+    with no_main_module(), signals_held_back():
         process.start()
     return process
 
 
-@contextmanager
+@contextlib.contextmanager
+def signals_held_back() -> Iterator[None]:
+    """Let a process that is started now inherit SIGINT and SIGTERM as blocked.
+
+    Otherwise a Ctrl-C would end the fork server, or a child, while it still imports. What arrives here meanwhile is
+    delivered afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    multiprocessing.resource_tracker.ensure_running()  # it would unblock both when it starts
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
+@contextlib.contextmanager
 def no_main_module() -> Iterator[None]:
     """Keep multiprocessing from running the command's own module a second time in each child.
 
@@ -179,16 +206,21 @@ def end_all(processes: list[BaseProcess]) -> None:
 def child(target: Callable[[RunPlan, int], None], plan: RunPlan, worker: int, name: str) -> None:
     """The frame of every child: signals, threads, parent watch, and a traceback that survives it."""
     # The supervisor decides when to end; a Ctrl-C reaches the whole group and must not tear rollouts apart.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     leave_with_parent()
     enforce_one_thread()
     file = plan.folder.traceback_file(name)
     try:
         target(plan, worker)
-    except BaseException:
-        file.write_text(traceback.format_exc())
-        sys.stderr.flush()
+    except BaseException as error:
+        if disk_is_full(error):
+            os._exit(DISK_FULL)
+        with contextlib.suppress(OSError):
+            file.write_text(traceback.format_exc())
+            sys.stderr.flush()
         os._exit(1)
 
 

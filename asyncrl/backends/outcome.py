@@ -6,7 +6,13 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from traceback import format_exception
 from types import FrameType
+
+from asyncrl.storage.files import disk_is_full
+
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+"""The signals that ask a run to stop."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,13 @@ def failed(reason: str, traceback: str | None = None) -> Outcome:
     return Outcome("failed", reason, 1, traceback)
 
 
+def broken(error: Exception) -> Outcome:
+    """An exception ended the run. A full disk is the machine's trouble and needs one line, the rest a traceback."""
+    if disk_is_full(error):
+        return failed(f"the disk is full: {error}")
+    return failed(f"{type(error).__name__}: {error}", "".join(format_exception(error)))
+
+
 @dataclass
 class Signals:
     """SIGINT and SIGTERM as a flag that loops look at: the first asks for an orderly end, a second for haste."""
@@ -58,7 +71,7 @@ class Signals:
         def note(number: int, _: FrameType | None) -> None:
             self.received.append(number)
 
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, note) for number in STOPPING}
         try:
             yield self
         finally:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator
 
-from asyncrl.backends.outcome import Outcome, Signals, failed, finished, stopped
+from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
 from asyncrl.backends.schedules import make_schedule
 from asyncrl.runtime.evaluator import Evaluator
 from asyncrl.runtime.monitor import Monitor
@@ -17,15 +16,8 @@ from asyncrl.runtime.terminal import View
 
 def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """Run the plan to its end in this process."""
-    try:
-        return _run(plan, monitor, view, signals)
-    except Exception as error:
-        return failed(f"{type(error).__name__}: {error}", traceback.format_exc())
-
-
-def _run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     workers = [build_worker(plan, worker) for worker in range(plan.config.workers)]
-    with Evaluator(plan) as evaluator:
+    with Evaluator(plan, interrupted=lambda: signals.first is not None) as evaluator:
         return _take_turns(plan, workers, evaluator, monitor, view, signals)
 
 
@@ -44,7 +36,7 @@ def _take_turns(
     for worker in range(config.workers):
         progress.enter(worker, RUNNING)
     progress.start()
-    monitor.begin({})
+    view.say(monitor.begin())
     running = set(range(config.workers))
     while running:
         worker = next(schedule)

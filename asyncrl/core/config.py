@@ -56,7 +56,7 @@ class RunConfig:
     resume: str = ""
     """Folder of a run to go on with, from its newest checkpoint."""
     quiet: bool = False
-    """Print the run folder and errors only."""
+    """Print only the run folder, the outcome and errors."""
     max_seconds: float = 0.0
     """Finish after so many seconds of training; 0: no limit."""
     stop_at_score: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,10 @@ POLL_SECONDS = 0.1
 class Evaluator:
     """Plays evaluations, writes a row for each, keeps the best checkpoint."""
 
-    def __init__(self, plan: RunPlan) -> None:
+    def __init__(self, plan: RunPlan, interrupted: Callable[[], bool] | None = None) -> None:
+        """`interrupted` tells that an evaluation should be given up; else the supervisor's word does."""
         self._plan = plan
+        self._interrupted = interrupted or plan.progress.leaving
         self._config = plan.config
         self._agent, self._theta = build_agent(plan, EVALUATOR)
         count = min(self._config.evaluation_episodes, MOST_ENVIRONMENTS)
@@ -80,7 +82,7 @@ class Evaluator:
         began, cpu = time.perf_counter(), time.process_time()
         episodes = play(
             self._agent, self._environments, self._plan.spaces, self._config.evaluation_episodes, steps,
-            progress.leaving,
+            self._interrupted,
         )  # fmt: skip
         if episodes is None:
             return None
@@ -140,7 +142,7 @@ def play(
     spaces: Spaces,
     episodes: int,
     steps: int,
-    interrupted: Any = None,
+    interrupted: Callable[[], bool] | None = None,
 ) -> list[tuple[float, int]] | None:
     """Raw returns and lengths of whole `episodes`, played side by side; None if `interrupted()` became true.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,13 +80,22 @@ class Monitor:
         self._checkpoint_checked = plan.progress.steps
         self._score_reached = False
 
-    def begin(self, exploration: Mapping[str, Any]) -> None:
-        """The run starts: write down what was chosen."""
+    def begin(self) -> str:
+        """The workers are ready: write down what was chosen, and how each explores, which is returned in a line."""
+        ready = [row for reader in self._workers for row in reader.new() if row.get("event") == "ready"]
+        exploration = {row["worker"]: row["exploration"] for row in ready}
         config = "\n".join(f"| {key} | {value} |" for key, value in vars(self.plan.config).items())
         self._tensorboard.text("config", f"| setting | value |\n|---|---|\n{config}", self.plan.progress.steps)
         event = "resumed" if self.plan.part else "started"
         self._writer.write({"event": event, "steps": self.plan.progress.steps, "exploration": exploration})
+        table = "\n".join(f"| {worker} | {in_words(facts)} |" for worker, facts in exploration.items())
+        text = f"| worker | exploration |\n|---|---|\n{table}"
+        self._tensorboard.text("async/exploration", text, self.plan.progress.steps)
+        if not self.plan.part:
+            self.save_checkpoint()  # a run that is killed before its first interval can be resumed too
         self.write_status("running")
+        counts = Counter(in_words(facts) for facts in exploration.values())
+        return "exploration: " + ", ".join(f"{count} x {words}" for words, count in counts.most_common())
 
     def look(self, now: bool = False) -> bool:
         """Read, save and decide what is due; True when a new summary has been written."""
@@ -224,6 +233,11 @@ class Monitor:
         self._write_row(self._read_workers())
         self._writer.close()
         self._tensorboard.close()
+
+
+def in_words(facts: Mapping[str, float]) -> str:
+    """What distinguishes a worker's exploration, as text."""
+    return ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in facts.items())
 
 
 def weighted_mean(rows: Iterable[Mapping[str, Any]], key: str) -> float:

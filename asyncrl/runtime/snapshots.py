@@ -22,15 +22,12 @@ def take_checkpoint(
     """
     store = plan.store
     snapshot = store.snapshot() if theta is None else theta.clone()
-    tensors = {"statistics": store.statistics.clone()}
-    if store.target is not None:
-        tensors["target"] = store.target.clone()
     return Checkpoint(
         steps=steps,
         updates=plan.store.updates,
         seconds=seconds,
         parameters=name_parameters(snapshot, plan.layout),
-        tensors=tensors,
+        tensors=store.state(),
         facts={
             "page": plan.page,
             "env_id": plan.spec.env_id,

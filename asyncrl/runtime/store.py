@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,8 @@ from asyncrl.core.updates import UpdateRule
 from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.protocols import Push
 
-UPDATES, DROPPED = range(2)
-TARGET_PERIOD = 2
-"""Column of the last row: which multiple of the target's period has been reached."""
+UPDATES, DROPPED, EARLIER_UPDATES = range(3)
+"""Columns of a worker's row; the last is what it did in earlier parts of the run."""
 
 
 class SharedStore:
@@ -52,6 +51,7 @@ class SharedStore:
         if target:
             self.target = shared_zeros(initial.numel())
             self.target.copy_(initial)
+        self._target_period = shared_zeros(1, dtype=torch.int64)
         self.rule = rule
         self.workers = workers
         self.max_gradient_norm = max_gradient_norm
@@ -100,7 +100,7 @@ class SharedStore:
         with self._exclusive():
             before = self.updates
             own = worker if len(self.statistics) > 1 else 0
-            seen = int(counts[UPDATES]) if len(self.statistics) > 1 else before
+            seen = int(counts[UPDATES] + counts[EARLIER_UPDATES]) if len(self.statistics) > 1 else before
             self.rule.apply(self.theta, gradient, self.statistics[own], learning_rate, seen)
             counts[UPDATES] += 1
         return Push(True, norm, before - version)
@@ -111,9 +111,9 @@ class SharedStore:
         Two workers that see the same crossing at the same time copy twice, which does no harm. `T mod period == 0`
         of the pseudo-code would miss most crossings: T grows by whole rollouts of many workers.
         """
-        if self.target is None or steps // period <= self._counts[-1, TARGET_PERIOD]:
+        if self.target is None or steps // period <= int(self._target_period):
             return False
-        self._counts[-1, TARGET_PERIOD] = steps // period
+        self._target_period.fill_(steps // period)
         self.target.copy_(self.theta)
         return True
 
@@ -121,8 +121,19 @@ class SharedStore:
         """A private copy of theta `[P]`, taken while others may be writing."""
         return self.theta.clone()
 
-    def restore(self, theta: Tensor, statistics: Tensor, target: Tensor | None, updates: int, dropped: int) -> None:
+    def state(self) -> dict[str, Tensor]:
+        """Copies of all that belongs into a checkpoint beside theta."""
+        state = {
+            "statistics": self.statistics.clone(),
+            "worker_updates": torch.from_numpy(self._counts[:-1, UPDATES] + self._counts[:-1, EARLIER_UPDATES]),
+        }
+        if self.target is not None:
+            state |= {"target": self.target.clone(), "target_period": self._target_period.clone()}
+        return state
+
+    def restore(self, theta: Tensor, state: Mapping[str, Tensor], updates: int, dropped: int) -> None:
         """Put back what a checkpoint holds. Raises ValueError if it does not fit."""
+        statistics = state["statistics"]
         if theta.shape != self.theta.shape or statistics.shape != self.statistics.shape:
             raise ValueError(
                 f"the checkpoint holds parameters {tuple(theta.shape)} and statistics {tuple(statistics.shape)}; "
@@ -130,8 +141,11 @@ class SharedStore:
             )
         self.theta.copy_(theta)
         self.statistics.copy_(statistics)
-        if self.target is not None and target is not None:
-            self.target.copy_(target)
+        if len(statistics) > 1:
+            self._counts[:-1, EARLIER_UPDATES] = state["worker_updates"].numpy()
+        if self.target is not None:
+            self.target.copy_(state["target"])
+            self._target_period.copy_(state["target_period"])
         self._counts[-1, UPDATES], self._counts[-1, DROPPED] = updates, dropped
 
     @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Protocol
@@ -16,6 +17,15 @@ from rich.text import Text
 from asyncrl.runtime.monitor import Summary
 
 PLAIN_INTERVAL_SECONDS = 10.0
+
+
+def say(line: str) -> None:
+    """Print a line at once. When nobody can read it any more (`| head -1`) the training goes on without output."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        # The rest goes nowhere, and so does what Python still holds and would flush at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class View(Protocol):
@@ -56,7 +66,7 @@ class PlainView:
 
     def say(self, line: str) -> None:
         """Print the line."""
-        print(line, flush=True)
+        say(line)
 
     def show(self, summary: Summary) -> None:
         """Print a line if the last is old enough."""
@@ -101,7 +111,7 @@ def make_view(quiet: bool) -> View:
     """The view that suits the output."""
     if quiet:
         return QuietView()
-    return LiveView() if sys.stdout.isatty() else PlainView()
+    return LiveView() if sys.stdout and sys.stdout.isatty() else PlainView()
 
 
 def duration(seconds: float | None) -> str:

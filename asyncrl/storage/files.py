@@ -41,6 +41,11 @@ def plain(value: Any) -> Any:
     raise TypeError(f"not plain data for a JSON file: {value!r} of type {type(value).__name__}")
 
 
+def disk_is_full(error: BaseException) -> bool:
+    """Whether the error says that there is no room: on the disk, in the user's quota, or below a limit on files."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def write_json(path: Path, data: Any) -> None:
     """Replace the file at `path` by `data` as JSON (see `plain`): readers see the old content or the new, never a mix.
 

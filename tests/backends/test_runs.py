@@ -94,7 +94,9 @@ def test_the_run_folder_holds_what_the_documentation_says(tmp_path: Path) -> Non
         "worker-00.jsonl", "worker-01.jsonl", "checkpoints", "tb",
     }  # fmt: skip
     status = status_of(run)
-    assert {"state", "reason", "steps", "updates", "seconds", "best_score", "exit_code", "dropped_gradients"} <= set(status)
+    assert {"state", "reason", "steps", "updates", "seconds", "best_score", "exit_code", "dropped_gradients"} <= set(
+        status
+    )
     assert json.loads((run / "config.json").read_text())["config"]["total_steps"] == 3000
     for row in evaluations_of(run):
         assert {"steps", "frames", "seconds", "returns", "mean"} <= set(row)
@@ -213,7 +215,10 @@ def test_a_ctrl_c_to_the_whole_group_stops_the_run_in_order(tmp_path: Path) -> N
     """As a terminal sends it: workers get it too, and leave it to the supervisor."""
     command = [sys.executable, "-m", "asyncrl.a3c", *CATCH, "--workers", "2", "--total-steps", "1e9"]
     process = subprocess.Popen(
-        [*command, "--runs-dir", str(tmp_path)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        [*command, "--runs-dir", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     deadline = time.monotonic() + 60
     while not (list(tmp_path.glob("*/*/*/status.json")) and status_of(the_run(tmp_path)).get("steps", 0) > 0):

@@ -161,7 +161,7 @@ def test_restoring_something_of_another_shape_is_refused() -> None:
     store = SharedStore(torch.zeros(2), PLAIN_SGD, workers=1)
 
     with pytest.raises(ValueError, match="checkpoint holds"):
-        store.restore(torch.zeros(1), store.statistics, None, 0, 0)
+        store.restore(torch.zeros(1), store.state(), 0, 0)
 
 
 def count_some(progress: Progress, worker: int) -> None:
@@ -200,3 +200,36 @@ def test_phases_of_workers_do_not_mix_with_the_evaluator() -> None:
     progress.enter(0, READY)
 
     assert progress.phases() == [READY, 0]
+
+
+def test_the_target_is_renewed_when_t_crosses_a_multiple_and_not_between() -> None:
+    """Period 100: T = 95 keeps it, 105 renews, 199 keeps, 310 renews although 200 and 300 were jumped over."""
+    store = SharedStore(torch.zeros(1), PLAIN_SGD, workers=1, target=True)
+    assert store.target is not None
+    assert store.target.is_shared()
+    seen = []
+
+    for steps in (95, 105, 199, 310):
+        store.push(0, torch.tensor([-1.0]), 1.0, 0)
+        store.refresh_target(steps, 100)
+        seen.append(store.target.item())
+
+    assert seen == [0.0, 2.0, 2.0, 4.0]
+
+
+def test_a_restored_store_goes_on_as_if_nothing_had_happened() -> None:
+    """theta, target, statistics and Adam's count of updates: the next push moves both stores alike."""
+    stores = [SharedStore(torch.zeros(2), UpdateRule("adam"), 2, per_worker_statistics=True, target=True) for _ in "ab"]
+    for worker in (0, 0, 1):
+        stores[0].push(worker, torch.tensor([1.0, -2.0]), 0.1, 0)
+    stores[0].refresh_target(130, 100)
+
+    stores[1].restore(stores[0].theta, stores[0].state(), stores[0].updates, 5)
+    for store in stores:
+        store.push(1, torch.tensor([3.0, 3.0]), 0.1, 0)
+        assert not store.refresh_target(150, 100)
+
+    torch.testing.assert_close(stores[1].theta, stores[0].theta)
+    torch.testing.assert_close(stores[1].statistics, stores[0].statistics)
+    torch.testing.assert_close(stores[1].target, stores[0].target)
+    assert (stores[1].updates, stores[1].dropped) == (4, 5)

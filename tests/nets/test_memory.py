@@ -1,0 +1,132 @@
+"""The LSTM: against torch's own, over boundaries, and where episodes end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from asyncrl import a3c
+from asyncrl.envs.spec import Spaces
+from asyncrl.nets.bodies import make_body
+from asyncrl.nets.memory import Memory, Trunk, at_end, at_places
+from asyncrl.runtime.collect import Collector
+from asyncrl.runtime.plan import build_agent, build_environments
+from tests.support import make_plan
+
+
+def test_the_memory_is_torchs_lstm() -> None:
+    """Same weights, same outputs over six steps of three environments."""
+    torch.manual_seed(0)
+    memory, reference = Memory(4, 5), nn.LSTM(4, 5)
+    with torch.no_grad():
+        reference.weight_ih_l0.copy_(memory.input.weight)
+        reference.weight_hh_l0.copy_(memory.recurrent.weight)
+        reference.bias_ih_l0.copy_(memory.input.bias)
+        reference.bias_hh_l0.zero_()
+    features, (h, c) = torch.randn(6, 3, 4), (torch.randn(3, 5), torch.randn(3, 5))
+
+    hs, cs = memory(features, (h, c))
+
+    expected, (_, last_c) = reference(features, (h[None], c[None]))
+    torch.testing.assert_close(hs, expected)
+    torch.testing.assert_close(cs[-1], last_c[0])
+
+
+def test_a_rollout_in_two_halves_is_the_rollout() -> None:
+    """The state carried over a t_max boundary makes no difference forwards."""
+    torch.manual_seed(0)
+    memory = Memory(2, 3)
+    features = torch.randn(8, 2, 2)
+
+    whole = memory(features, memory.initial_state(2))
+    first = memory(features[:5], memory.initial_state(2))
+    second = memory(features[5:], at_end(first))  # type: ignore[arg-type]
+
+    torch.testing.assert_close(torch.cat([first[0], second[0]]), whole[0])
+
+
+def test_an_episodes_end_forgets_for_that_environment_only() -> None:
+    """After its end at step 1 environment 0 goes on as if it began at step 2; environment 1 does not notice."""
+    torch.manual_seed(0)
+    memory = Memory(2, 3)
+    features = torch.randn(4, 2, 2)
+    last = torch.tensor([[False, False], [True, False], [False, False], [False, False]])
+
+    with_end, _ = memory(features, memory.initial_state(2), last)
+
+    fresh, _ = memory(features[2:], memory.initial_state(2))
+    undisturbed, _ = memory(features, memory.initial_state(2))
+    torch.testing.assert_close(with_end[2:, 0], fresh[:, 0])
+    torch.testing.assert_close(with_end[:, 1], undisturbed[:, 1])
+
+
+def test_no_gradient_flows_over_the_end_of_an_episode() -> None:
+    """A loss after the end does not depend on features before it."""
+    memory = Memory(2, 3)
+    features = torch.randn(4, 1, 2, requires_grad=True)
+    last = torch.tensor([[False], [True], [False], [False]])
+
+    memory(features, memory.initial_state(1), last)[0][2:].sum().backward()
+
+    assert features.grad is not None
+    assert features.grad[:2].abs().sum() == 0
+    assert features.grad[2:].abs().sum() > 0
+
+
+def test_states_at_places() -> None:
+    """Time 1 of environment 0 and time 0 of environment 1."""
+    states = (torch.arange(6.0).view(3, 2, 1),)
+
+    picked = at_places(states, torch.tensor([1, 0]), torch.tensor([0, 1]))
+
+    assert picked is not None
+    assert picked[0].flatten().tolist() == [2.0, 1.0]
+
+
+def test_a_trunk_without_cells_has_no_state() -> None:
+    """Feed-forward is the same code with nothing to remember."""
+    trunk = Trunk(make_body("mlp", (3,), "float32", (4,)))
+
+    features, states = trunk(torch.randn(5, 2, 3), None)
+
+    assert features.shape == (5, 2, 4)
+    assert states is trunk.initial_state(2) is None
+
+
+def test_bootstrapping_does_not_advance_the_stored_state(tmp_path: Path) -> None:
+    """The loss is a function of the rollout: computed twice it gives the same, and the next rollout goes on from
+    the state that acting left."""
+    plan = make_plan(tmp_path, lstm_cells=4, workers=1)
+    agent, theta = build_agent(plan, 0)
+    plan.store.pull(theta)
+    environments = build_environments(plan, 0, 2, evaluation=False)
+    collector = Collector(environments, agent, plan.spaces, t_max=5, gamma=0.9, progress=plan.progress)
+    rollout = next(collector)
+    state = [part.clone() for part in collector._state]
+
+    first, second = (agent.loss(rollout)[0].item() for _ in range(2))
+
+    assert first == second
+    assert all(torch.equal(a, b) for a, b in zip(state, collector._state, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(state, next(collector).state, strict=True))
+
+
+def test_acting_step_by_step_equals_the_unrolled_loss(tmp_path: Path) -> None:
+    """The logits that chose the actions are those the loss differentiates."""
+    spaces = Spaces((3,), "float32", 2)
+    config = a3c.Config(lstm_cells=5)
+    torch.manual_seed(0)
+    network = a3c.make_network(config, spaces)
+    observations, last = torch.randn(6, 2, 3), torch.zeros(6, 2, dtype=torch.bool)
+    state = network.trunk.initial_state(2)
+    stepwise = []
+    for observation in observations:
+        logits, _, states = network(observation[None], state)
+        state = at_end(states)
+        stepwise.append(logits[0])
+
+    unrolled, _, _ = network(observations, network.trunk.initial_state(2), last)
+
+    torch.testing.assert_close(torch.stack(stepwise), unrolled)
