@@ -20,7 +20,7 @@ The loop itself is `asyncrl.runtime.worker.work`; this page is what makes it A3C
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,16 +28,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.config import PAPER, RunConfig
-from asyncrl.core.exploration import greedy, sample
-from asyncrl.core.losses import categorical_entropy, policy_gradient_loss, squared_error
+from asyncrl.core.losses import policy_gradient_loss, squared_error
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.envs.spec import Spaces
 from asyncrl.nets.actor_critic import ActorCritic
 from asyncrl.nets.bodies import make_body
+from asyncrl.nets.gaussian import GaussianActorCritic
 from asyncrl.nets.memory import Trunk, at_end, at_places
 
 HAS_TARGET = False
+TAKES_CONTINUOUS = True
 PRIVATE_COPY = True
 LOOKS_AHEAD = False
 
@@ -54,8 +55,27 @@ class Config(RunConfig):
     """Weight of the squared value error."""
     lstm_cells: int = 0
     """Cells of an LSTM after the last hidden layer (the paper's has 256); 0: feed-forward."""
+    variance: Literal["free", "state"] = "free"
+    """Continuous actions: a deviation per component, or the paper's one softplus variance that depends on the state."""
     normalize_advantages: bool = False
     """Scale the advantages of a rollout to mean 0 and standard deviation 1."""
+
+
+CONTINUOUS: dict[str, Any] = {
+    "envs_per_worker": 4,
+    "t_max": 16,
+    "optimizer": "adam",
+    "optimizer_decay": 0.999,
+    "optimizer_epsilon": 1e-5,
+    "learning_rate": 7e-4,
+    "max_gradient_norm": 5.0,
+    "reward_clip": 0.0,
+    "gae_lambda": 0.95,
+    "entropy_weights": (0.0,),
+    "normalize_observations": True,
+    "normalize_returns": True,
+}
+"""What trains best where actions are vectors: observations and returns have no common scale there."""
 
 
 def preset(name: str, spaces: Spaces) -> dict[str, Any]:
@@ -69,6 +89,8 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
         }
     if spaces.is_image:
         return {}
+    if spaces.is_continuous:
+        return CONTINUOUS
     return {
         "envs_per_worker": 8,
         "t_max": 8,
@@ -82,12 +104,17 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     }
 
 
-def make_network(config: Config, spaces: Spaces) -> ActorCritic:
-    """Policy and value on the body the configuration names."""
-    body = make_body(config.network, spaces.observation_shape, spaces.observation_dtype, config.hidden_sizes)
-    return ActorCritic(
-        Trunk(body, config.lstm_cells), spaces.actions, "torch7" if config.preset == "paper" else "orthogonal"
-    )
+def make_network(config: Config, spaces: Spaces) -> ActorCritic | GaussianActorCritic:
+    """Policy and value on the body the configuration names; they share it unless actions are continuous."""
+
+    def trunk() -> Trunk:
+        body = make_body(config.network, spaces.observation_shape, spaces.observation_dtype, config.hidden_sizes)
+        return Trunk(body, config.lstm_cells)
+
+    initialisation = "torch7" if config.preset == "paper" else "orthogonal"
+    if spaces.is_continuous:
+        return GaussianActorCritic(trunk(), trunk(), len(spaces.action_low), config.variance, initialisation)
+    return ActorCritic(trunk(), spaces.actions, initialisation)
 
 
 class A3C:
@@ -97,7 +124,7 @@ class A3C:
         self,
         config: Config,
         spaces: Spaces,
-        network: ActorCritic,
+        network: ActorCritic | GaussianActorCritic,
         target: None,
         worker: int,
         generator: torch.Generator,
@@ -111,19 +138,20 @@ class A3C:
 
     def initial_state(self, environments: int) -> State:
         """The LSTM's state with which episodes begin, or None."""
-        return self.network.trunk.initial_state(environments)
+        return self.network.initial_state(environments)
 
     @torch.inference_mode()
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
         """a_t ~ pi(a_t | s_t; theta'), `[E]`."""
-        logits, _, states = self.network(observations[None], state)
-        return greedy(logits[0]) if self.choose_best else sample(logits[0], self.generator), at_end(states)
+        policy, _, states = self.network(observations[None], state)
+        actions = policy.mode() if self.choose_best else policy.sample(self.generator)
+        return actions[0], at_end(states)
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """Summed over the T steps, as the paper accumulates its gradient, and averaged over the E environments."""
         config = self.config
-        logits, values, states = self.network(rollout.observations[:-1], rollout.state, torch.from_numpy(rollout.last))
-        rewards = rollout.rewards
+        policy, values, states = self.network(rollout.observations[:-1], rollout.state, torch.from_numpy(rollout.last))
+        rewards = rollout.rewards * np.float32(rollout.reward_scale)
         if config.reward_clip:
             rewards = np.clip(rewards, -config.reward_clip, config.reward_clip)
         returns = torch.from_numpy(
@@ -136,11 +164,9 @@ class A3C:
         if config.normalize_advantages:
             advantages = (surprise - surprise.mean()) / (surprise.std(correction=0) + 1e-8)
 
-        log_probabilities = torch.log_softmax(logits, -1)
-        taken = log_probabilities.gather(-1, rollout.actions.unsqueeze(-1)).squeeze(-1)
-        policy_loss = policy_gradient_loss(taken, advantages)
+        policy_loss = policy_gradient_loss(policy.log_probability(rollout.actions), advantages)
         value_loss = squared_error(values, returns)
-        entropy = categorical_entropy(log_probabilities)
+        entropy = policy.entropy()
         environments = values.shape[1]
         loss = (policy_loss + config.value_cost * value_loss - self.entropy_weight * entropy).sum() / environments
         return loss, {

@@ -21,6 +21,8 @@ from asyncrl.storage.files import disk_is_full
 T = TypeVar("T")
 Reader = Callable[[str], Any]
 """One word to a value; raises ValueError with what follows the flag's name in the message."""
+Shape = tuple[int | Literal["*"], str]
+"""How many words a flag takes, and how help calls them."""
 
 
 def parse_integer(text: str) -> int:
@@ -73,24 +75,40 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         reader, metavar = partial(parse_choice, arguments), "{" + ",".join(arguments) + "}"
     elif kind is tuple:
         item, name = _READERS[arguments[0]]
-        any_number = arguments[1:] == (Ellipsis,)
-        nargs, metavar = ("*", f"[{name} ...]") if any_number else (len(arguments), " ".join([name] * len(arguments)))
-        return _spec(nargs, metavar, lambda words: tuple(map(item, words)), lambda values: list(map(str, values)))
+        several: Shape = (len(arguments), " ".join([name] * len(arguments)))
+        if arguments[1:] == (Ellipsis,):
+            several = ("*", f"[{name} ...]")
+        return _spec(several, lambda words: tuple(map(item, words)), lambda values: list(map(_written, values)))
     elif info.type in _READERS:
         reader, metavar = _READERS[info.type]
     else:
         return None
-    return _spec(1, metavar, lambda words: reader(words[0]), lambda value: [str(value)])
+    return _spec((1, metavar), lambda words: reader(words[0]), lambda value: [_written(value)])
 
 
 def _spec(
-    nargs: int | Literal["*"], metavar: str, read: Callable[[list[str]], Any], write: Callable[[Any], list[str]]
+    shape: Shape, read: Callable[[list[str]], Any], write: Callable[[Any], list[str]]
 ) -> PrimitiveConstructorSpec[Any]:
-    return PrimitiveConstructorSpec(nargs, metavar, read, is_instance=lambda value: True, str_from_instance=write)
+    return PrimitiveConstructorSpec(*shape, read, is_instance=lambda value: True, str_from_instance=write)
+
+
+def _written(value: object) -> str:
+    """A default as help shows it: large numbers can be counted at a glance."""
+    return f"{value:_}" if isinstance(value, int) and value >= 10_000 else str(value)
 
 
 _registry = tyro.constructors.ConstructorRegistry()
 _registry.primitive_rule(_rule)
+
+
+def value_of(flag: str, words: Sequence[str]) -> str:
+    """What `words` say after one flag, before the others can be judged; "" if nothing."""
+    value = ""
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        name, equals, attached = word.partition("=")
+        if name == flag:
+            value = attached if equals else following
+    return value
 
 
 def parse(cls: type[T], words: Sequence[str], program: str, default: T | None = None) -> T:

@@ -38,6 +38,7 @@ from asyncrl.nets.memory import Trunk, at_end, at_places
 from asyncrl.nets.q_network import QNetwork
 
 HAS_TARGET = True
+TAKES_CONTINUOUS = False
 PRIVATE_COPY = True
 LOOKS_AHEAD = False
 
@@ -112,7 +113,7 @@ class NStepQ:
         config = self.config
         q, states = self.network(rollout.observations[:-1], rollout.state, torch.from_numpy(rollout.last))
         values = q.gather(-1, rollout.actions.unsqueeze(-1)).squeeze(-1)
-        rewards = rollout.rewards
+        rewards = rollout.rewards * np.float32(rollout.reward_scale)
         if config.reward_clip:
             rewards = np.clip(rewards, -config.reward_clip, config.reward_clip)
         targets = torch.from_numpy(

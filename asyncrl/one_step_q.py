@@ -34,6 +34,7 @@ from asyncrl.nets.memory import Trunk
 from asyncrl.nets.q_network import QNetwork
 
 HAS_TARGET = True
+TAKES_CONTINUOUS = False
 PRIVATE_COPY = False
 LOOKS_AHEAD = False
 
@@ -103,7 +104,7 @@ class OneStepQ:
         config = self.config
         q, _ = self.network(rollout.observations[:-1])
         values = q.gather(-1, rollout.actions.unsqueeze(-1)).squeeze(-1)
-        rewards = rollout.rewards
+        rewards = rollout.rewards * np.float32(rollout.reward_scale)
         if config.reward_clip:
             rewards = np.clip(rewards, -config.reward_clip, config.reward_clip)
         next_values = rollout.next_values(

@@ -5,17 +5,19 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from asyncrl.backends import local, serial
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
-from asyncrl.commandline import parse, run_command
+from asyncrl.commandline import parse, run_command, value_of
 from asyncrl.core.config import RunConfig, flag, from_plain, to_plain
 from asyncrl.core.errors import UsageError
-from asyncrl.envs.spec import EnvSpec, Spaces
+from asyncrl.envs.spec import EnvSpec, Spaces, one_line
 from asyncrl.runtime.evaluator import usable_cores
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.plan import RunPlan, initial_parameters, load_page
@@ -27,7 +29,7 @@ from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from asyncrl.storage.files import read_json, write_json
-from asyncrl.storage.run_folder import RunFolder, default_name, host_facts
+from asyncrl.storage.run_folder import RunExists, RunFolder, default_name, host_facts
 
 
 def main(page: str, words: Sequence[str] | None = None) -> int:
@@ -81,6 +83,7 @@ def prepare(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces) -> RunP
     store = SharedStore(
         theta, config.update_rule, config.workers, config.max_gradient_norm, config.statistics == "per-worker",
         lock_file, load_page(page).HAS_TARGET,
+        spaces.observation_shape[0] if config.normalize_observations else 0,
     )  # fmt: skip
     if checkpoint:
         restore(store, checkpoint, layout)
@@ -116,20 +119,22 @@ def configure(
 ) -> tuple[RunConfig, EnvSpec, Spaces, list[str], dict[str, Any]]:
     """Configuration, environment and what was changed on resume, as lines to print. Raises UsageError."""
     module = load_page(page)
-    first = parse(module.Config, words, program)
-    if first.resume:
-        stored = stored_config(page, Path(first.resume))
+    if resumed := value_of("--resume", words):
+        stored = stored_config(page, Path(resumed))
         config = parse(module.Config, words, program, default=stored)
         changes = differences(stored, config)
         spec = make_spec(config)
         spaces = spec.probe()
     else:
         changes = []
+        first = parse(module.Config, words, program)
         spec = make_spec(first)
         spaces = spec.probe()
         settings = module.preset(first.preset, spaces) | {"preset": first.preset}
         config = parse(module.Config, words, program, default=dataclasses.replace(module.Config(), **settings))
-    if spaces.is_continuous:
+    if config.normalize_observations and spaces.is_image:
+        raise UsageError("--normalize-observations is for vectors; images are scaled by the network")
+    if spaces.is_continuous and not module.TAKES_CONTINUOUS:
         raise UsageError(f"{config.env_id} has continuous actions; {program} chooses between discrete ones")
     if config.backend == "serial" and config.evaluation_interval_seconds:
         raise UsageError("--evaluation-interval-seconds would make a serial run depend on the clock; give steps")
@@ -169,8 +174,14 @@ def open_folder(page: str, config: RunConfig) -> RunFolder:
     """The folder to write to: a new one, or the resumed run's."""
     if config.resume:
         return RunFolder.open(Path(config.resume))
-    name = config.run_name or default_name(config.seed, config.workers)
-    return RunFolder.create(Path(config.runs_dir), short(page), config.env_id, name)
+    create = partial(RunFolder.create, Path(config.runs_dir), short(page), config.env_id)
+    if config.run_name:
+        return create(config.run_name)
+    name = default_name(config.seed, config.workers)
+    try:
+        return create(name)
+    except RunExists:  # a run like this one was started within the same second
+        return create(f"{name}-{os.getpid()}")
 
 
 def stored_config(page: str, path: Path) -> RunConfig:
@@ -178,11 +189,11 @@ def stored_config(page: str, path: Path) -> RunConfig:
     folder = RunFolder.open(path)
     try:
         stored = read_json(folder.config_file)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{folder.config_file} cannot be read: {error}") from None
-    if stored["page"] != page:
-        raise UsageError(f"{path} is a run of {short(stored['page'])}; resume it with that command")
-    return from_plain(load_page(page).Config, stored["config"])
+        if stored["page"] != page:
+            raise UsageError(f"{path} is a run of {short(stored['page'])}; resume it with that command")
+        return from_plain(load_page(page).Config, stored["config"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{folder.config_file} cannot be read: {one_line(error)}") from None
 
 
 def differences(stored: RunConfig, config: RunConfig) -> list[str]:

@@ -96,7 +96,12 @@ class RunConfig:
     max_gradient_norm: float = 40.0
     """A gradient with a larger L2 norm is scaled down to it; 0: never."""
     reward_clip: float = 1.0
-    """Rewards are clipped to [-x, x] inside the loss; 0: not. Scores stay raw."""
+    """Rewards are clipped to [-x, x] inside the loss, after any scaling; 0: not. Scores stay raw."""
+
+    normalize_observations: bool = False
+    """Bring the components of vector observations to mean 0 and deviation 1, by statistics of all workers."""
+    normalize_returns: bool = False
+    """Scale rewards in the loss by the spread of discounted returns, by statistics of all workers."""
 
     network: Literal["auto", "small", "paper", "nature", "mlp"] = "auto"
     """Body of the network. auto: small for images, mlp for vectors; paper is 16-32-256."""

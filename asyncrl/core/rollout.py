@@ -25,7 +25,7 @@ class Rollout:
     observations: Tensor
     """`[T + 1, E, ...]` uint8 or float32: observation t is what action t was chosen on."""
     actions: Tensor
-    """`[T, E]` int64."""
+    """`[T, E]` int64, or float32 `[T, E, n]` where actions are vectors."""
     rewards: NDArray[np.float32]
     """`[T, E]` raw, never clipped: clipping is a matter of the loss."""
     discounts: NDArray[np.float32]
@@ -38,6 +38,8 @@ class Rollout:
     """`[K, ...]` the last real observations of those episodes; None when there are none."""
     state: State = None
     """The recurrent state in which the rollout began."""
+    reward_scale: float = 1.0
+    """What the loss multiplies rewards by, where returns are normalised."""
     next_actions: Tensor | None = None
     """`[T, E]` what was then done in observation t + 1; only for pages that look ahead (Sarsa)."""
 

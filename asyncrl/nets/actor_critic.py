@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from asyncrl.core.distributions import Categorical
 from asyncrl.core.rollout import State
 from asyncrl.nets.bodies import initialise
 from asyncrl.nets.memory import Trunk
@@ -20,9 +21,13 @@ class ActorCritic(nn.Module):
         # A small policy head: the first policy is nearly uniform whatever the body says.
         initialise(self, initialisation, {self.policy: 0.01, self.value: 1.0})
 
+    def initial_state(self, environments: int) -> State:
+        """The state with which episodes begin, or None."""
+        return self.trunk.initial_state(environments)
+
     def forward(
         self, observations: Tensor, state: State = None, last: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, State]:
-        """Logits `[T, E, A]`, values `[T, E]` and states after each step, of observations `[T, E, *shape]`."""
+    ) -> tuple[Categorical, Tensor, State]:
+        """Policy at `[T, E]`, values `[T, E]` and states after each step, of observations `[T, E, *shape]`."""
         features, states = self.trunk(observations, state, last)
-        return self.policy(features), self.value(features).squeeze(-1), states
+        return Categorical(self.policy(features)), self.value(features).squeeze(-1), states

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.envs.spec import Environment, Spaces
+from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import Agent
 
@@ -41,6 +43,7 @@ class Collector(Iterator[Rollout]):
         gamma: float,
         progress: Progress,
         look_ahead: bool = False,
+        normalizer: Normalizer | None = None,
     ) -> None:
         """With `look_ahead` the action after a rollout's last observation is chosen at its end, and then taken."""
         self.episodes: list[Episode] = []
@@ -56,7 +59,12 @@ class Collector(Iterator[Rollout]):
             dtype=getattr(torch, spaces.observation_dtype),
         )
         self._rows = self._observations.numpy()
-        self._actions = torch.empty(shape, dtype=torch.int64)
+        self._spaces = spaces
+        self._normalizer = normalizer
+        if spaces.is_continuous:
+            self._actions = torch.empty((*shape, len(spaces.action_low)))
+        else:
+            self._actions = torch.empty(shape, dtype=torch.int64)
         self._rewards = np.empty(shape, np.float32)
         self._discounts = np.empty(shape, np.float32)
         self._last = np.empty(shape, np.bool_)
@@ -66,13 +74,15 @@ class Collector(Iterator[Rollout]):
         self._look_ahead = look_ahead
         self._chosen: Tensor | None = None
         for e, environment in enumerate(environments):
-            self._rows[-1, e] = environment.reset()
+            self._rows[-1, e] = self._seen(environment.reset())
 
     def __next__(self) -> Rollout:
         steps = self._progress.steps
         # Copied: acting happens in inference mode, and what is made there cannot take part in a gradient.
         state_before = None if self._state is None else tuple(part.clone() for part in self._state)
         self._rows[0] = self._rows[-1]
+        if self._normalizer is not None:
+            self._normalizer.renew()
         truncated: list[tuple[int, int]] = []
         finals: list[Tensor] = []
         for t in range(len(self._rewards)):
@@ -80,11 +90,15 @@ class Collector(Iterator[Rollout]):
             actions = self._choose(t, steps)
             self._actions[t] = actions
             acted = time.perf_counter()
-            for e, action in enumerate(actions.tolist()):
+            for e, action in enumerate(for_environments(actions, self._spaces)):
                 self._step(t, e, action, truncated, finals)
+            if self._normalizer is not None:
+                self._normalizer.reward(self._rewards[t], self._last[t])
             self._state = reset_state(self._agent, self._state, self._last[t])
             self.acting_seconds += acted - began
             self.environment_seconds += time.perf_counter() - acted
+        if self._normalizer is not None:
+            self._normalizer.share()
         times, places = np.array(truncated, np.intp).reshape(-1, 2).T
         return Rollout(
             observations=self._observations,
@@ -95,6 +109,7 @@ class Collector(Iterator[Rollout]):
             truncated=(times, places),
             final_observations=torch.stack(finals) if finals else None,
             state=state_before,
+            reward_scale=1.0 if self._normalizer is None else self._normalizer.reward_scale,
             next_actions=self._next_actions(steps) if self._look_ahead else None,
         )
 
@@ -111,7 +126,7 @@ class Collector(Iterator[Rollout]):
         self._chosen = self._choose(len(self._rewards), steps)
         return torch.cat([self._actions[1:], self._chosen[None]])
 
-    def _step(self, t: int, e: int, action: int, truncated: list[tuple[int, int]], finals: list[Tensor]) -> None:
+    def _step(self, t: int, e: int, action: Any, truncated: list[tuple[int, int]], finals: list[Tensor]) -> None:
         """Step one environment into row t; the observation of row t + 1 begins a new episode where one ended."""
         environment = self._environments[e]
         observation, reward, terminated, cut, life_lost = environment.step(action)
@@ -123,11 +138,27 @@ class Collector(Iterator[Rollout]):
         if terminated or cut:
             if cut and not terminated:
                 truncated.append((t, e))
-                finals.append(torch.from_numpy(np.array(observation)))
+                finals.append(torch.from_numpy(np.array(self._seen(observation))))
             self.episodes.append(Episode(float(self._scores[e]), int(self._lengths[e])))
             self._scores[e], self._lengths[e] = 0.0, 0
             observation = environment.reset()
-        self._rows[t + 1, e] = observation
+        self._rows[t + 1, e] = self._seen(observation)
+
+    def _seen(self, observation: NDArray[Any]) -> NDArray[Any]:
+        return observation if self._normalizer is None else self._normalizer.observe(observation)
+
+
+def for_environments(actions: Tensor, spaces: Spaces) -> Iterable[Any]:
+    """One action per environment: an int, or a vector that is clipped to the environment's box.
+
+    Only what the environment gets is clipped: the policy's gradient is about the action that was drawn.
+    """
+    if not spaces.is_continuous:
+        numbers: list[int] = actions.tolist()
+        return numbers
+    vectors: NDArray[np.float32] = actions.numpy()
+    low, high = (np.array(bound, np.float32) for bound in (spaces.action_low, spaces.action_high))
+    return vectors.clip(low, high)
 
 
 def reset_state(agent: Agent, state: State, ended: NDArray[np.bool_]) -> State:

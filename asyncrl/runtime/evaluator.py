@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from asyncrl.envs.spec import Environment, Spaces
-from asyncrl.runtime.collect import reset_state
-from asyncrl.runtime.plan import RunPlan, build_agent, build_environments
+from asyncrl.runtime.collect import for_environments, reset_state
+from asyncrl.runtime.normalize import Normalizer
+from asyncrl.runtime.plan import RunPlan, build_agent, build_environments, build_normalizer
 from asyncrl.runtime.progress import ENDED, READY, RUNNING
 from asyncrl.runtime.protocols import EVALUATOR, Agent
 from asyncrl.runtime.snapshots import take_checkpoint
@@ -36,6 +37,7 @@ class Evaluator:
         self._agent, self._theta = build_agent(plan, EVALUATOR)
         count = min(self._config.evaluation_episodes, MOST_ENVIRONMENTS)
         self._environments = build_environments(plan, EVALUATOR, count, evaluation=True)
+        self._normalizer = build_normalizer(plan, EVALUATOR)
         earlier = read_records(plan.folder.evaluator_file)
         self._best = max((row["mean"] for row in earlier if row.get("mean") is not None), default=-math.inf)
         self._writer = RecordWriter(plan.folder.evaluator_file)
@@ -76,13 +78,15 @@ class Evaluator:
         """One evaluation of theta as it is now; None when the run is being left before its end."""
         progress, store = self._plan.progress, self._plan.store
         version = store.pull(self._theta)
+        if self._normalizer is not None:
+            self._normalizer.renew()
         steps, seconds = progress.steps, progress.seconds
         self._due_steps = self._next_multiple(steps)
         self._due_seconds = seconds + self._config.evaluation_interval_seconds
         began, cpu = time.perf_counter(), time.process_time()
         episodes = play(
             self._agent, self._environments, self._plan.spaces, self._config.evaluation_episodes, steps,
-            self._interrupted,
+            self._interrupted, self._normalizer,
         )  # fmt: skip
         if episodes is None:
             return None
@@ -143,6 +147,7 @@ def play(
     episodes: int,
     steps: int,
     interrupted: Callable[[], bool] | None = None,
+    normalizer: Normalizer | None = None,
 ) -> list[tuple[float, int]] | None:
     """Raw returns and lengths of whole `episodes`, played side by side; None if `interrupted()` became true.
 
@@ -157,14 +162,15 @@ def play(
     results: list[list[tuple[float, int]]] = [[] for _ in range(count)]
     scores, lengths = [0.0] * count, [0] * count
     state = agent.initial_state(count)
+    seen = (lambda observation: observation) if normalizer is None else normalizer.observe
     for e, environment in enumerate(environments):
-        rows[e] = environment.reset()
+        rows[e] = seen(environment.reset())
     while any(left):
         if interrupted is not None and interrupted():
             return None
         actions, state = agent.act(observations, state, steps)
         ended = np.zeros(count, np.bool_)
-        for e, action in enumerate(actions.tolist()):
+        for e, action in enumerate(for_environments(actions, spaces)):
             if not left[e]:
                 continue
             observation, reward, terminated, truncated, _ = environments[e].step(action)
@@ -176,7 +182,7 @@ def play(
                 scores[e], lengths[e] = 0.0, 0
                 left[e] -= 1
                 observation = environments[e].reset()
-            rows[e] = observation
+            rows[e] = seen(observation)
         state = reset_state(agent, state, ended)
     return [results[i % count][i // count] for i in range(episodes)]
 

@@ -15,6 +15,7 @@ from asyncrl.core.flat import bind_parameters, flatten_parameters
 from asyncrl.core.schedules import linear
 from asyncrl.envs.spec import Environment, EnvSpec, Spaces
 from asyncrl.runtime.collect import Collector
+from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import EVALUATOR, Agent, Page
 from asyncrl.runtime.report import WorkerReport
@@ -92,13 +93,32 @@ def build_worker(plan: RunPlan, worker: int) -> Iterator[None]:
     config, page = plan.config, load_page(plan.page)
     agent, theta = build_agent(plan, worker)
     environments = build_environments(plan, worker, config.envs_per_worker, evaluation=False)
-    collector = Collector(environments, agent, plan.spaces, config.t_max, config.gamma, plan.progress, page.LOOKS_AHEAD)
+    collector = Collector(
+        environments,
+        agent,
+        plan.spaces,
+        config.t_max,
+        config.gamma,
+        plan.progress,
+        look_ahead=page.LOOKS_AHEAD,
+        normalizer=build_normalizer(plan, worker),
+    )
     writer = RecordWriter(plan.folder.worker_file(worker))
     writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration})
     report = WorkerReport(worker, collector, plan.progress, writer, config.record_interval_seconds)
     target_interval = getattr(config, "target_interval_steps", 0)
     return work(
         worker, agent, theta, collector, plan.store, plan.progress, learning_rate_of(config), report, target_interval
+    )
+
+
+def build_normalizer(plan: RunPlan, worker: int) -> Normalizer | None:
+    """The worker's view of the shared moments; None if nothing is normalised."""
+    config = plan.config
+    if not (config.normalize_observations or config.normalize_returns):
+        return None
+    return Normalizer(
+        plan.store, worker, config.normalize_observations, config.normalize_returns and worker >= 0, config.gamma
     )
 
 

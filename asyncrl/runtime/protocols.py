@@ -52,6 +52,8 @@ class Page(Protocol):
     Config: type[RunConfig]
     HAS_TARGET: bool
     """Whether there is a target network."""
+    TAKES_CONTINUOUS: bool
+    """Whether actions may be vectors."""
     PRIVATE_COPY: bool
     """Whether a worker acts with its own copy theta' of the parameters, or on theta itself while others write it."""
     LOOKS_AHEAD: bool

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.flat import clip_by_norm
+from asyncrl.core.moments import Moments
 from asyncrl.core.updates import UpdateRule
 from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.protocols import Push
@@ -40,6 +41,7 @@ class SharedStore:
         per_worker_statistics: bool = False,
         lock_file: str | None = None,
         target: bool = False,
+        observation_size: int = 0,
     ) -> None:
         self.theta: Tensor = shared_zeros(initial.numel())
         self.theta.copy_(initial)
@@ -51,6 +53,9 @@ class SharedStore:
         if target:
             self.target = shared_zeros(initial.numel())
             self.target.copy_(initial)
+        # Running moments of observations and of discounted returns: a row per worker and one for earlier parts.
+        self.observation_moments = shared_zeros(workers + 1, 1 + 2 * observation_size, dtype=torch.float64)
+        self.return_moments = shared_zeros(workers + 1, 3, dtype=torch.float64)
         self._target_period = shared_zeros(1, dtype=torch.int64)
         self.rule = rule
         self.workers = workers
@@ -126,6 +131,8 @@ class SharedStore:
         state = {
             "statistics": self.statistics.clone(),
             "worker_updates": torch.from_numpy(self._counts[:-1, UPDATES] + self._counts[:-1, EARLIER_UPDATES]),
+            "observation_moments": torch.from_numpy(Moments(self.observation_moments).merged()),
+            "return_moments": torch.from_numpy(Moments(self.return_moments).merged()),
         }
         if self.target is not None:
             state |= {"target": self.target.clone(), "target_period": self._target_period.clone()}
@@ -143,6 +150,8 @@ class SharedStore:
         self.statistics.copy_(statistics)
         if len(statistics) > 1:
             self._counts[:-1, EARLIER_UPDATES] = state["worker_updates"].numpy()
+        self.observation_moments[-1] = state["observation_moments"]
+        self.return_moments[-1] = state["return_moments"]
         if self.target is not None:
             self.target.copy_(state["target"])
             self._target_period.copy_(state["target_period"])

@@ -32,6 +32,10 @@ _PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "safetensors", "tensorboar
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
+class RunExists(UsageError):
+    """There is a run of that name already."""
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The paths of one run. `path` is absolute, so that an environment that changes directory moves nothing."""
@@ -42,8 +46,8 @@ class RunFolder:
     def create(cls, runs_dir: Path, page: str, env_id: str, name: str) -> RunFolder:
         """Make the folder of a new run, with its empty `checkpoints` and `tb`.
 
-        Raises UsageError for a name that is no safe folder name, for a run that exists already and for a place that
-        cannot be written; then nothing is left behind.
+        Raises UsageError for a name that is no safe folder name and for a place that cannot be written, RunExists for
+        a run that exists already; then nothing is left behind.
         """
         if len(name) > MAX_NAME_LENGTH or not _SAFE_NAME.fullmatch(name):
             raise UsageError(
@@ -60,7 +64,7 @@ class RunFolder:
         except OSError as error:
             _remove_folders(made)
             if isinstance(error, FileExistsError) and run.path.is_dir():
-                raise UsageError(
+                raise RunExists(
                     f"{run.path} exists already: continue it with --resume {run.path}, or choose another --run-name"
                 ) from error
             raise UsageError(f"cannot make the run folder {run.path}: {error.strerror}") from error

@@ -123,10 +123,10 @@ def test_acting_step_by_step_equals_the_unrolled_loss(tmp_path: Path) -> None:
     state = network.trunk.initial_state(2)
     stepwise = []
     for observation in observations:
-        logits, _, states = network(observation[None], state)
+        policy, _, states = network(observation[None], state)
         state = at_end(states)
-        stepwise.append(logits[0])
+        stepwise.append(policy.logits[0])
 
     unrolled, _, _ = network(observations, network.trunk.initial_state(2), last)
 
-    torch.testing.assert_close(torch.stack(stepwise), unrolled)
+    torch.testing.assert_close(torch.stack(stepwise), unrolled.logits)

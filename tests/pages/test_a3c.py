@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from asyncrl import a3c
+from asyncrl.core.distributions import Categorical
 from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.envs.spec import Spaces
@@ -27,9 +28,10 @@ class Table(nn.Module):
 
     def forward(
         self, observations: torch.Tensor, state: State = None, last: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, State]:
+    ) -> tuple[Categorical, torch.Tensor, State]:
         number = observations[..., 0]
-        return torch.stack([torch.zeros_like(number), self.logit + 0 * number], -1), self.v * number, None
+        logits = torch.stack([torch.zeros_like(number), self.logit + 0 * number], -1)
+        return Categorical(logits), self.v * number, None
 
 
 def agent_of(network: nn.Module, worker: int = 0, **settings: Any) -> a3c.A3C:

@@ -1,0 +1,87 @@
+"""Distributions over actions: what a policy network's outputs mean."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from asyncrl.core.exploration import greedy
+from asyncrl.core.losses import categorical_entropy
+
+
+class Distribution(Protocol):
+    """A policy at `[T, E]` states."""
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """Actions drawn from it."""
+        ...
+
+    def mode(self) -> Tensor:
+        """The most likely actions."""
+        ...
+
+    def log_probability(self, actions: Tensor) -> Tensor:
+        """log pi(a | s) `[T, E]` of given actions."""
+        ...
+
+    def entropy(self) -> Tensor:
+        """H(pi) `[T, E]` in nats."""
+        ...
+
+
+class Categorical:
+    """One of A actions, from logits `[T, E, A]`; actions are int64 `[T, E]`."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+        self.log_probabilities = torch.log_softmax(logits, -1)
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """Actions `[T, E]`."""
+        flat = self.log_probabilities.exp().flatten(0, -2)
+        return torch.multinomial(flat, 1, generator=generator).view(self.logits.shape[:-1])
+
+    def mode(self) -> Tensor:
+        """The best actions `[T, E]`, the first of equals."""
+        return greedy(self.logits)
+
+    def log_probability(self, actions: Tensor) -> Tensor:
+        """log pi(a | s) `[T, E]`."""
+        return self.log_probabilities.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        """-sum_a pi(a) log pi(a) `[T, E]`."""
+        return categorical_entropy(self.log_probabilities)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A vector of n real numbers, independent normals; actions are float32 `[T, E, n]`, not yet clipped to a box."""
+
+    mean: Tensor
+    """`[T, E, n]`."""
+    deviation: Tensor
+    """Standard deviation, `[T, E, n]` or broadcastable to it: `[T, E, 1]` is the paper's spherical Gaussian."""
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        """mean + deviation * noise, `[T, E, n]`."""
+        return self.mean + self.deviation * torch.randn(self.mean.shape, generator=generator)
+
+    def mode(self) -> Tensor:
+        """The mean."""
+        return self.mean
+
+    def log_probability(self, actions: Tensor) -> Tensor:
+        """Sum over the components of -(a - mu)^2 / (2 sigma^2) - log sigma - log(2 pi) / 2, `[T, E]`."""
+        deviation = self.deviation.expand_as(self.mean)
+        distance = (actions - self.mean) / deviation
+        return (-0.5 * distance.square() - deviation.log() - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Sum over the components of (log(2 pi sigma^2) + 1) / 2, `[T, E]` (section 9)."""
+        deviation = self.deviation.expand_as(self.mean)
+        return (deviation.log() + 0.5 * (math.log(2 * math.pi) + 1)).sum(-1)

@@ -1,0 +1,54 @@
+"""Running mean and variance, by rows that one writer each adds to and every reader merges."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Moments:
+    """Count, mean and sum of squared deviations of vectors `[n]`, one row per worker.
+
+    A worker adds to its own row only, so no update is lost and no lock is needed; a reader merges all rows by the
+    formula of Chan, Golub and LeVeque (1979). A reader may see a row in the middle of being written: its mean is then
+    off by a part of one batch, which changes a running mean of many thousands by next to nothing.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        """`rows` is float64 `[workers + 1, 1 + 2 n]`, zero or restored; the last row is that of earlier runs."""
+        self._rows: NDArray[np.float64] = rows.numpy()
+        self._n = (rows.shape[1] - 1) // 2
+
+    def add(self, worker: int, batch: NDArray[np.floating]) -> None:
+        """Add vectors `[B, n]` to a worker's row."""
+        count, mean = len(batch), batch.mean(0, dtype=np.float64)
+        squares = np.square(batch - mean).sum(0)
+        self._rows[worker] = merge(self._rows[worker], np.concatenate([[count], mean, squares]))
+
+    def merged(self) -> NDArray[np.float64]:
+        """All rows as one, `[1 + 2 n]`."""
+        total = np.zeros(self._rows.shape[1])
+        for row in self._rows:
+            total = merge(total, row)
+        return total
+
+    def mean_and_deviation(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Mean and standard deviation `[n]` of everything added; 0 and 1 before anything was."""
+        total = self.merged()
+        count, mean, squares = total[0], total[1 : 1 + self._n], total[1 + self._n :]
+        if count < 2:
+            return np.zeros(self._n, np.float32), np.ones(self._n, np.float32)
+        return mean.astype(np.float32), np.sqrt(squares / count + 1e-8).astype(np.float32)
+
+
+def merge(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Two rows (count, mean `[n]`, squared deviations `[n]`) of different samples as the row of all."""
+    n = (len(a) - 1) // 2
+    count = a[0] + b[0]
+    if count == 0:
+        return a.copy()
+    shift = b[1 : 1 + n] - a[1 : 1 + n]
+    mean = a[1 : 1 + n] + shift * (b[0] / count)
+    squares = a[1 + n :] + b[1 + n :] + np.square(shift) * (a[0] * b[0] / count)
+    return np.concatenate([[count], mean, squares])

@@ -1,0 +1,62 @@
+"""Policy and value for continuous actions (Mnih et al. 2016, section 9): two networks that share nothing."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asyncrl.core.distributions import Gaussian
+from asyncrl.core.rollout import State
+from asyncrl.nets.bodies import initialise
+from asyncrl.nets.memory import Trunk
+
+SMALLEST_DEVIATION = 1e-3
+"""Keeps log sigma finite when a variance dies."""
+
+
+class GaussianActorCritic(nn.Module):
+    """A Gaussian policy and a state value.
+
+    `variance` is "state": one softplus variance for all components, a function of the state (the paper's); or
+    "free": a deviation per component that depends on nothing, learnt as its logarithm (what most use today).
+    """
+
+    def __init__(
+        self, policy_trunk: Trunk, value_trunk: Trunk, components: int, variance: str, initialisation: str
+    ) -> None:
+        super().__init__()
+        self.policy_trunk, self.value_trunk = policy_trunk, value_trunk
+        self.mean = nn.Linear(policy_trunk.features, components)
+        self.value = nn.Linear(value_trunk.features, 1)
+        gains: dict[nn.Module, float] = {self.mean: 0.01, self.value: 1.0}
+        self.variance: nn.Linear | None = None
+        self.log_deviation: nn.Parameter | None = None
+        if variance == "state":
+            self.variance = nn.Linear(policy_trunk.features, 1)
+            gains[self.variance] = 0.01
+        else:
+            self.log_deviation = nn.Parameter(torch.zeros(components))
+        initialise(self, initialisation, gains)
+
+    def initial_state(self, environments: int) -> State:
+        """States of both memories, or None."""
+        policy = self.policy_trunk.initial_state(environments)
+        value = self.value_trunk.initial_state(environments)
+        return None if policy is None or value is None else (*policy, *value)
+
+    def forward(
+        self, observations: Tensor, state: State = None, last: Tensor | None = None
+    ) -> tuple[Gaussian, Tensor, State]:
+        """Policy at `[T, E]`, values `[T, E]` and states after each step, of observations `[T, E, *shape]`."""
+        half = None if state is None else len(state) // 2
+        features, policy_states = self.policy_trunk(observations, None if state is None else state[:half], last)
+        seen, value_states = self.value_trunk(observations, None if state is None else state[half:], last)
+        if self.variance is not None:
+            deviation = F.softplus(self.variance(features)).sqrt()
+        else:
+            assert self.log_deviation is not None
+            deviation = self.log_deviation.exp()
+        states = None if policy_states is None else (*policy_states, *value_states)
+        values = self.value(seen).squeeze(-1)
+        return Gaussian(self.mean(features), deviation.clamp_min(SMALLEST_DEVIATION)), values, states

@@ -1,0 +1,362 @@
+"""A mistake on the command line gets one clear line and exit code 2, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import gymnasium
+import numpy as np
+import pytest
+
+from asyncrl.__main__ import PAGES
+from asyncrl.__main__ import main as asyncrl
+from asyncrl.commandline import parse, parse_integer
+from asyncrl.core.config import RunConfig, flag
+from asyncrl.train import main
+from tests.support import run_command
+
+HERE = __name__
+
+WRONG_TEXT = {
+    "env_id": "Nowhere-v0",
+    "env_kwargs": "often",
+    "runs_dir": f"{__file__}/runs",
+    "run_name": "../../x",
+    "resume": "nowhere",
+}
+"""A text that each field of text refuses: others of its type accept any word."""
+
+
+@dataclasses.dataclass
+class Refusal:
+    """What a command said when it refused to run."""
+
+    code: int
+    line: str
+
+
+@pytest.fixture
+def refuse(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Refusal]:
+    """Run a page's command that must refuse its words: one line on stderr, nothing on stdout, no run folder."""
+
+    def run(*words: str, page: str = "a3c") -> Refusal:
+        runs = tmp_path / "runs"
+        code = main(f"asyncrl.{page}", ["--env-id", "Catch", "--runs-dir", str(runs), *words])
+        captured = capfd.readouterr()
+        assert captured.out == ""
+        assert captured.err.endswith("\n")
+        assert captured.err.count("\n") == 1
+        assert captured.err.startswith(f"asyncrl {page}: error: ")
+        assert not runs.exists()
+        return Refusal(code, captured.err.removeprefix(f"asyncrl {page}: error: ").rstrip())
+
+    return run
+
+
+def config_of(page: str) -> type[RunConfig]:
+    """The page's Config."""
+    config: type[RunConfig] = import_module(f"asyncrl.{page}").Config
+    return config
+
+
+def every_field() -> list[tuple[str, str]]:
+    """(page, field): all fields of a3c, and of the other pages those that they do not share with it."""
+    shared = {field.name for field in dataclasses.fields(config_of("a3c"))}
+    return [("a3c", name) for name in sorted(shared)] + [
+        (page, field.name)
+        for page in PAGES
+        if page != "a3c"
+        for field in dataclasses.fields(config_of(page))
+        if field.name not in shared
+    ]
+
+
+def wrong_values(page: str, name: str) -> list[list[str]]:
+    """Words after the flag that it cannot take."""
+    kind = get_type_hints(config_of(page))[name]
+    if kind is bool:
+        return [["often"]]
+    if get_origin(kind) is tuple:
+        wrong = [[WRONG_TEXT[name] if get_args(kind)[0] is str else "often"]]
+        return wrong if get_args(kind)[-1] is Ellipsis else [*wrong, []]  # no value at all: an empty list
+    if kind is str:
+        return [[WRONG_TEXT[name]], []]
+    assert kind in (int, float, float | None) or get_origin(kind) is Literal, f"a new type of field: {kind}"
+    return [["often"], []]
+
+
+@pytest.mark.parametrize(("page", "name"), every_field(), ids=lambda part: part)
+def test_every_flag_refuses_a_wrong_word(page: str, name: str, refuse: Callable[..., Refusal]) -> None:
+    """Text for a number, an unknown choice, a missing value; the line names the flag, or repeats the word."""
+    for values in wrong_values(page, name):
+        refusal = refuse(flag(name), *values, page=page)
+        assert refusal.code == 2
+        assert flag(name) in refusal.line or (values == [WRONG_TEXT.get(name)] and values[0] in refusal.line)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--workers often", "--workers takes a whole number, got 'often'"),
+        ("--workers 1.5", "--workers takes a whole number, got '1.5'"),
+        ("--total-steps 1e400", "--total-steps takes a whole number, got '1e400'"),
+        ("--seed nan", "--seed takes a whole number, got 'nan'"),
+        ("--gamma often", "--gamma takes a number, got 'often'"),
+        ("--gamma=", "--gamma takes a number, got ''"),
+        ("--max-seconds inf", "--max-seconds takes a number, got 'inf'"),
+        ("--stop-at-score high", "--stop-at-score takes a number, got 'high'"),
+        ("--hidden-sizes 64 wide", "--hidden-sizes takes a whole number, got 'wide'"),
+        ("--backend lokal", "--backend takes local or serial, got 'lokal'"),
+        ("--optimizer sgd", "--optimizer takes rmsprop, adam or momentum-sgd, got 'sgd'"),
+        ("--seed", "--seed needs a value"),
+        ("--quiet often", "--quiet takes no value, got 'often'"),
+        ("--quiet=often", "--quiet takes no value, got 'often'"),
+        ("--workers 2 3", "nothing takes the word '3'"),
+        ("--total-stepz 5", "there is no --total-stepz; perhaps you meant --total-steps"),
+        ("--total_stepz 5", "there is no --total_stepz; perhaps you meant --total-steps"),
+        ("--zebra 5", "there is no --zebra"),
+        ("-w 5", "there is no -w"),
+        ("--workers 0", "--workers must be at least 1, got 0"),
+        ("--delays 1 2", "--delays and --schedule delays belong together: give both or neither"),
+        ("--backend serial --schedule delays", "--delays and --schedule delays belong together: give both or neither"),
+        ("--schedule random", "--schedule is for --backend serial; processes are scheduled by the system"),
+        (
+            "--backend serial --evaluation-interval-seconds 5",
+            "--evaluation-interval-seconds would make a serial run depend on the clock; give steps",
+        ),
+        ("--env-kwargs often", "--env-kwargs takes key=value, got 'often'"),
+        ("--network nature", "--network nature cannot take a vector of shape (50,); use --network auto"),
+    ],
+)
+def test_the_line_says_what_was_expected(words: str, line: str, refuse: Callable[..., Refusal]) -> None:
+    """Word for word."""
+    assert refuse(*words.split()) == Refusal(2, line)
+
+
+@pytest.mark.parametrize("width", ["20", "80"])
+def test_the_line_is_the_same_on_any_terminal(width: str, tmp_path: Path) -> None:
+    """Neither frames nor colours nor line breaks, also where tyro would draw them: here in a narrow pseudo-terminal."""
+    pty = pytest.importorskip("pty")
+    supervisor, terminal = pty.openpty()
+    words = ["--hidden-sizes", "64", "wide", "--runs-dir", str(tmp_path)]
+    try:
+        result = subprocess.run(
+            [sys.executable, "-m", "asyncrl.a3c", *words],
+            stdin=subprocess.DEVNULL, stdout=terminal, stderr=subprocess.PIPE, text=True, timeout=60,
+            env={**os.environ, "COLUMNS": width, "TERM": "xterm"},
+        )  # fmt: skip
+    finally:
+        os.close(terminal)
+        os.close(supervisor)
+
+    assert result.stderr == "asyncrl a3c: error: --hidden-sizes takes a whole number, got 'wide'\n"
+    assert result.returncode == 2
+
+
+@pytest.mark.parametrize("text", ["10000000", "10_000_000", "1e7", "1E7", "10.0e6", "+10000000"])
+def test_whole_numbers_are_read_as_people_write_them(text: str) -> None:
+    """All of these are ten million."""
+    assert parse_integer(text) == 10_000_000
+    assert parse(config_of("a3c"), ["--total-steps", text], "asyncrl a3c").total_steps == 10_000_000
+
+
+@pytest.mark.parametrize("text", ["1.5", "1e400", "nan", "inf", "1e-3", "ten", "", "1,000", "0x10"])
+def test_what_is_no_whole_number_is_refused(text: str) -> None:
+    """1e400 is beyond what a float can hold."""
+    with pytest.raises(ValueError, match="takes a whole number, got "):
+        parse_integer(text)
+
+
+def test_every_type_of_field_is_read() -> None:
+    """Numbers, choices, switches, lists, nothing, flags with underscores; the last of two equal flags counts."""
+    words = (
+        "--workers 2 --workers 1_000 --gamma 0.5 --backend serial --no-quiet --life-loss --hidden-sizes 8 1e1 "
+        "--env-kwargs a=1 b=x --stop-at-score -5 --total_steps 7 --run-name here"
+    )
+    config = parse(RunConfig, words.split(), "asyncrl a3c")
+
+    assert config == RunConfig(
+        workers=1000, gamma=0.5, backend="serial", life_loss=True, hidden_sizes=(8, 10), env_kwargs=("a=1", "b=x"),
+        stop_at_score=-5.0, total_steps=7, run_name="here",
+    )  # fmt: skip
+    assert parse(RunConfig, ["--stop-at-score", "none"], "asyncrl a3c", default=config).stop_at_score is None
+    assert parse(RunConfig, ["--hidden-sizes"], "asyncrl a3c", default=config).hidden_sizes == ()
+
+
+class Still(gymnasium.Env[Any, Any]):
+    """An environment of the given spaces in which nothing happens."""
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+UNIT = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+
+
+def make_dict() -> Still:
+    return Still(gymnasium.spaces.Dict(left=UNIT, right=UNIT), gymnasium.spaces.Discrete(2))
+
+
+def make_continuous() -> Still:
+    return Still(UNIT, UNIT)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "parts"),
+    [
+        ("CartPol-v1", ["no environment has the id CartPol-v1", "did you mean CartPole-v1"]),
+        ("ALE/Pnog-v5", ["ALE/Pnog-v5", "ALE/Pong-v5"]),
+        ("no.such.module:make", ["there is no module no.such.module"]),
+        (f"{HERE}:make_dict", ["observes a Dict", "gymnasium.wrappers.FlattenObservation"]),
+        (f"{HERE}:make_continuous", ["continuous actions"]),
+        ("Pendulum-v1", ["Pendulum-v1 has continuous actions"]),
+    ],
+)
+def test_an_environment_it_cannot_take_is_refused(
+    env_id: str, parts: list[str], refuse: Callable[..., Refusal]
+) -> None:
+    """With the remedy where there is one."""
+    refusal = refuse("--env-id", env_id)
+
+    assert refusal.code == 2
+    assert all(part in refusal.line for part in parts), refusal.line
+
+
+def test_a_missing_extra_is_named(refuse: Callable[..., Refusal], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs it."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "minatar"]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in gymnasium.registry if name.startswith("MinAtar/")]:
+        monkeypatch.delitem(gymnasium.registry, name)
+    monkeypatch.setitem(sys.modules, "minatar", None)
+
+    line = 'MinAtar/Breakout-v1 needs an extra: pip install "asyncrl[minatar]"'
+    assert refuse("--env-id", "MinAtar/Breakout-v1") == Refusal(2, line)
+
+
+def test_a_file_in_place_of_the_runs_is_refused(tmp_path: Path, refuse: Callable[..., Refusal]) -> None:
+    """And stays what it is."""
+    place = tmp_path / "file"
+    place.write_text("mine")
+
+    refusal = refuse("--runs-dir", str(place))
+
+    assert (refusal.code, refusal.line.startswith(f"cannot make the run folder {place}")) == (2, True)
+    assert place.read_text() == "mine"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is read-only for root")
+def test_a_read_only_place_is_refused(tmp_path: Path, refuse: Callable[..., Refusal]) -> None:
+    """And stays empty."""
+    place = tmp_path / "locked"
+    place.mkdir(mode=0o500)
+
+    refusal = refuse("--runs-dir", str(place))
+
+    assert (refusal.code, "Permission denied" in refusal.line) == (2, True)
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", ".hidden", "with space", "x" * 101])
+def test_a_run_name_that_is_no_folder_s_is_refused(name: str, tmp_path: Path, refuse: Callable[..., Refusal]) -> None:
+    """Nothing is made outside the folder of runs either."""
+    refusal = refuse("--run-name", name)
+
+    assert (refusal.code, f"{name!r} cannot name a run" in refusal.line) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_exists_is_not_overwritten(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Both ways out are named."""
+    run = tmp_path / "a3c" / "Catch" / "mine"
+    run.mkdir(parents=True)
+
+    code = main("asyncrl.a3c", ["--env-id", "Catch", "--runs-dir", str(tmp_path), "--run-name", "mine"])
+
+    out, error = capfd.readouterr()
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert f"--resume {run}" in error
+    assert "--run-name" in error
+    assert list(run.iterdir()) == []
+
+
+def test_two_runs_within_a_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name that is made for them holds the time in seconds."""
+    monkeypatch.setattr("asyncrl.train.default_name", lambda seed, workers: "now")
+    words = ["--env-id", "Catch", "--runs-dir", str(tmp_path), "--quiet", "--backend", "serial", "--workers", "1"]
+
+    for _ in range(2):
+        assert main("asyncrl.a3c", [*words, "--total-steps", "1", "--evaluation-episodes", "1"]) == 0
+
+    assert {run.name for run in (tmp_path / "a3c" / "Catch").iterdir()} == {"now", f"now-{os.getpid()}"}
+
+
+def test_what_is_no_run_cannot_be_resumed(tmp_path: Path, refuse: Callable[..., Refusal]) -> None:
+    """A folder that is missing, empty, or whose configuration is damaged or from a later version."""
+    assert refuse("--resume", str(tmp_path / "nowhere")).line.endswith("nowhere is not a run: no such folder")
+    (tmp_path / "empty").mkdir()
+    assert refuse("--resume", str(tmp_path / "empty")).line.endswith("is not a run: it holds no config.json")
+    for content, line in [
+        ("{", "cannot be read"),
+        ("[]", "cannot be read"),
+        ('{"page": "asyncrl.n_step_q", "config": {}}', "is a run of n_step_q; resume it with that command"),
+        ('{"page": "asyncrl.a3c", "config": {"warp_speed": 9}}', "warp_speed"),
+        ('{"page": "asyncrl.a3c", "config": {"env_id": "Catch"}}', "nothing to resume in"),
+    ]:
+        (tmp_path / "empty" / "config.json").write_text(content)
+        refusal = refuse("--resume", str(tmp_path / "empty"))
+        assert (refusal.code, line in refusal.line) == (2, True), refusal.line
+
+
+def test_the_program_lists_its_commands(capfd: pytest.CaptureFixture[str]) -> None:
+    """Without words, with --help, and when there is no such command."""
+    for words in ([], ["--help"], ["-h"]):
+        assert asyncrl(words) == 0
+        out, error = capfd.readouterr()
+        assert all(f"  {page} " in out for page in PAGES)
+        assert error == ""
+    assert asyncrl(["nope"]) == 2
+    out, error = capfd.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert error.startswith("asyncrl: error: no command 'nope'; there are a3c, ")
+
+
+@pytest.mark.parametrize("page", list(PAGES))
+def test_help_names_every_flag(page: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 80 columns, each with a text, whatever else the line holds; nothing is started."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    with pytest.raises(SystemExit) as end:
+        asyncrl([page, "--workers", "2", "--help"])
+
+    out, error = capfd.readouterr()
+    assert (end.value.code or 0, error) == (0, "")
+    assert out.startswith(f"usage: asyncrl {page} ")
+    assert max(len(line) for line in out.splitlines()) <= 80
+    for field in dataclasses.fields(config_of(page)):
+        assert re.search(rf"{flag(field.name)}[ ,]", out), f"{field.name} is missing"
+
+
+def test_the_module_and_the_command_are_the_same() -> None:
+    """`python -m asyncrl.a3c` helps as `asyncrl a3c` does."""
+    as_module = run_command("--help")
+    as_command = subprocess.run(
+        [sys.executable, "-m", "asyncrl", "a3c", "--help"], capture_output=True, text=True, timeout=60
+    )
+
+    assert (as_module.returncode, as_module.stderr) == (0, "")
+    assert as_module.stdout == as_command.stdout

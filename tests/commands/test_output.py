@@ -1,0 +1,250 @@
+"""What happens to a run when its output goes nowhere, the disk is full, or Ctrl-C comes before it has begun."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from asyncrl.storage.checkpoints import load_newest
+from asyncrl.train import main
+from tests.storage.limits import no_file_beyond
+from tests.support import run_command, status_of, the_run
+
+CATCH = ("--env-id", "Catch", "--workers", "2", "--evaluation-episodes", "2")
+KILOBYTE = 1000
+
+
+def begin(runs_dir: Path, *words: str, **options: object) -> subprocess.Popen[str]:
+    """The command in the background, in a process group of its own."""
+    command = [sys.executable, "-m", "asyncrl.a3c", *CATCH, "--runs-dir", str(runs_dir), *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    return subprocess.Popen(command, **(pipes | options))  # type: ignore[call-overload, no-any-return]
+
+
+def left_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """What is still there of its group five seconds after its end, wherever it was started from."""
+    members = []
+    for other in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(other.pid) == process.pid and other.status() != psutil.STATUS_ZOMBIE:
+                members.append(other)
+    return psutil.wait_procs(members, timeout=5)[1]
+
+
+@pytest.mark.parametrize("backend", ["local", "serial"])
+def test_a_closed_stdout_does_not_end_the_training(tmp_path: Path, backend: str) -> None:
+    """As with `| head -1`: the first line is read, the rest goes nowhere, the run ends as it should."""
+    process = begin(tmp_path, "--total-steps", "20000", "--backend", backend)
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    process.stdout.close()
+
+    _, errors = process.communicate(timeout=120)
+
+    assert first.startswith("run folder: ")
+    assert (process.returncode, errors) == (0, "")
+    status = status_of(the_run(tmp_path))
+    assert (status["state"], status["exit_code"]) == ("finished", 0)
+    assert status["steps"] >= 20000
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_output_that_cannot_be_written_does_not_end_the_training(tmp_path: Path) -> None:
+    """`> log` on a full disk, the runs on another."""
+    with open("/dev/full", "w") as full:
+        process = begin(tmp_path, "--total-steps", "1000", "--backend", "serial", stdout=full)
+        _, errors = process.communicate(timeout=120)
+
+    assert (process.returncode, errors) == (0, "")
+    assert status_of(the_run(tmp_path))["state"] == "finished"
+
+
+def test_a_run_needs_no_stdout_at_all(tmp_path: Path) -> None:
+    """`>&-`, as some services start their programs."""
+    process = begin(
+        tmp_path, "--total-steps", "1000", "--backend", "serial", stdout=None, preexec_fn=lambda: os.close(1)
+    )
+    _, errors = process.communicate(timeout=120)
+
+    assert (process.returncode, errors) == (0, "")
+    assert status_of(the_run(tmp_path))["state"] == "finished"
+
+
+@pytest.mark.faults
+def test_a_disk_that_fills_up_ends_a_local_run_as_failed(tmp_path: Path) -> None:
+    """Workers fill it with their records: one line that says so, no traceback, the last checkpoint is whole."""
+    words = ("--total-steps", "1e9", "--record-interval-seconds", "0", "--checkpoint-interval-steps", "5000")
+    with no_file_beyond(1000 * KILOBYTE):  # inherited; room for checkpoints and the start of the records
+        process = begin(tmp_path, *words, "--quiet")
+    _, errors = process.communicate(timeout=120)
+
+    assert process.returncode == 1
+    assert errors == ""
+    run = the_run(tmp_path)
+    status = status_of(run)
+    assert (status["state"], status["exit_code"], "traceback" in status) == ("failed", 1, False)
+    assert "the disk is full" in status["reason"]
+    checkpoint, skipped = load_newest(run / "checkpoints")
+    assert (checkpoint.steps > 0, skipped) == (True, [])
+    assert not list(run.glob("*.traceback.txt"))
+    assert left_of(process) == []
+
+
+@pytest.mark.faults
+def test_a_disk_that_fills_up_ends_a_serial_run_as_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The same, in one process."""
+    words = ["--total-steps", "1e9", "--record-interval-seconds", "0", "--checkpoint-interval-steps", "5000"]
+
+    with no_file_beyond(300 * KILOBYTE):
+        code = main("asyncrl.a3c", [*CATCH, *words, "--runs-dir", str(tmp_path), "--backend", "serial", "--quiet"])
+
+    out, errors = capfd.readouterr()
+    assert (code, errors) == (1, "")
+    assert "\nfailed: the disk is full: " in out
+    status = status_of(the_run(tmp_path))
+    assert (status["state"], status["exit_code"], "traceback" in status) == ("failed", 1, False)
+    checkpoint, skipped = load_newest(the_run(tmp_path) / "checkpoints")
+    assert (checkpoint.steps > 0, skipped) == (True, [])
+
+
+@pytest.mark.faults
+def test_a_checkpoint_that_finds_the_disk_full_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing can be saved from then on, not even the status; the line and the exit code still tell."""
+    real, saved = os.fsync, []
+
+    def fsync(descriptor: int) -> None:
+        if saved:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    from asyncrl.storage import checkpoints
+
+    save = checkpoints.save
+
+    def save_once(*arguments: object, **options: object) -> Path:
+        path: Path = save(*arguments, **options)  # type: ignore[arg-type]
+        saved.append(path)
+        return path
+
+    monkeypatch.setattr(checkpoints, "save", save_once)
+    monkeypatch.setattr(os, "fsync", fsync)
+    words = ["--total-steps", "1e9", "--checkpoint-interval-steps", "1000", "--evaluation-interval-steps", "0"]
+    code = main("asyncrl.a3c", [*CATCH, *words, "--runs-dir", str(tmp_path), "--backend", "serial", "--quiet"])
+
+    out, errors = capfd.readouterr()
+    assert (code, errors) == (1, "")
+    assert "\nfailed: the disk is full: [Errno 28] No space left on device" in out
+    (path,) = saved
+    checkpoint, skipped = load_newest(the_run(tmp_path) / "checkpoints")
+    assert (checkpoint.steps, skipped) == (1024, [])
+    assert path.name == "step_000000001024"
+
+
+@pytest.mark.faults
+def test_a_disk_that_is_full_from_the_start_gets_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Before the first worker starts."""
+    with no_file_beyond(100):
+        code = main("asyncrl.a3c", [*CATCH, "--runs-dir", str(tmp_path), "--quiet"])
+
+    out, errors = capfd.readouterr()
+    assert code == 1
+    assert errors.startswith("asyncrl a3c: error: the disk is full: ")
+    assert errors.count("\n") == 1
+    assert out.startswith("run folder: ")
+
+
+def stop(process: subprocess.Popen[str], when: Callable[[], bool]) -> tuple[int, str, str]:
+    """Ctrl-C, as a terminal sends it to the whole group, once `when()` is true."""
+    deadline = time.monotonic() + 60
+    while not when():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGINT)
+    out, errors = process.communicate(timeout=60)
+    return process.returncode, out, errors
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("delay", [0.0, 0.2, 0.5, 1.0])
+def test_a_ctrl_c_before_the_workers_are_ready_stops_the_run_in_order(tmp_path: Path, delay: float) -> None:
+    """While the fork server imports, or while the workers build their environments."""
+    process = begin(tmp_path, "--workers", "4", "--total-steps", "1e9")
+
+    def begun() -> bool:
+        if not list(tmp_path.glob("*/*/*")):
+            return False
+        time.sleep(delay)
+        return True
+
+    code, out, errors = stop(process, begun)
+
+    assert (code, errors) == (130, "")
+    assert "\nstopped: received SIGINT; " in out
+    status = status_of(the_run(tmp_path))
+    assert (status["state"], status["exit_code"]) == ("stopped", 130)
+    assert left_of(process) == []
+
+
+@pytest.mark.faults
+def test_a_ctrl_c_before_the_run_has_a_folder_leaves_nothing(tmp_path: Path) -> None:
+    """Here in the environment's first reset."""
+    (tmp_path / "slow.py").write_text(
+        "import gymnasium, pathlib, time\n"
+        "class Slow(gymnasium.Wrapper):\n"
+        "    def reset(self, **options):\n"
+        f"        pathlib.Path({str(tmp_path / 'begun')!r}).touch()\n"
+        "        time.sleep(60)\n"
+        "def make(): return Slow(gymnasium.make('CartPole-v1'))\n"
+    )
+    path = {"env": {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}}
+    process = begin(tmp_path / "runs", "--env-id", "slow:make", **path)
+
+    code, out, errors = stop(process, (tmp_path / "begun").exists)
+
+    assert (code, out, errors) == (130, "", "asyncrl a3c: interrupted\n")
+    assert not (tmp_path / "runs").exists()
+    assert left_of(process) == []
+
+
+@pytest.mark.faults
+def test_a_ctrl_c_does_not_wait_for_a_serial_evaluation(tmp_path: Path) -> None:
+    """A hundred thousand episodes would take minutes."""
+    words = ("--backend", "serial", "--evaluation-episodes", "1e5", "--evaluation-interval-steps", "1000")
+    process = begin(tmp_path, *words, "--total-steps", "1e9")
+
+    def evaluating() -> bool:
+        time.sleep(0.5)
+        return bool(list(tmp_path.glob("*/*/*/status.json"))) and status_of(the_run(tmp_path))["steps"] >= 1000
+
+    # The status is renewed between turns only, so the evaluation is waited for by its effect: no step is counted.
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("*/*/*/supervisor.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1.5)
+
+    code, _, errors = stop(process, lambda: True)
+
+    assert (code, errors) == (130, "")
+    assert status_of(the_run(tmp_path))["state"] == "stopped"
+
+
+def test_the_first_and_the_last_line_name_the_run_folder(tmp_path: Path) -> None:
+    """Also under --quiet, where little else is said."""
+    result = run_command(*CATCH, "--total-steps", "500", "--runs-dir", str(tmp_path), "--backend", "serial", "--quiet")
+
+    first, middle, last = result.stdout.splitlines()
+    assert first == last == f"run folder: {the_run(tmp_path)}"
+    assert middle.startswith("finished: total_steps reached; best evaluation ")
+    assert result.stderr == ""
