@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import EnvSpec, Spaces, one_line
 from asyncrl.runtime.evaluator import usable_cores
 from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.normalize import moments_shape
 from asyncrl.runtime.plan import RunPlan, initial_parameters, load_page
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.snapshots import check_fits, flat_parameters
@@ -83,7 +85,7 @@ def prepare(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces) -> RunP
     store = SharedStore(
         theta, config.update_rule, config.workers, config.max_gradient_norm, config.statistics == "per-worker",
         lock_file, load_page(page).HAS_TARGET,
-        spaces.observation_shape[0] if config.normalize_observations else 0,
+        math.prod(moments_shape(spec, spaces)) if config.normalize_observations else 0,
     )  # fmt: skip
     if checkpoint:
         restore(store, checkpoint, layout)
@@ -104,8 +106,10 @@ def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcom
 def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
     """Last checkpoint, last rows, last status; what goes wrong here makes the run a failed one."""
     try:
-        monitor.save_checkpoint()
-        monitor.end()
+        try:
+            monitor.save_checkpoint()
+        finally:
+            monitor.end()
     except (OSError, ValueError) as error:
         if outcome.state != "failed":
             outcome = failed(f"could not save the end of the run: {error}")
@@ -132,8 +136,8 @@ def configure(
         spaces = spec.probe()
         settings = module.preset(first.preset, spaces) | {"preset": first.preset}
         config = parse(module.Config, words, program, default=dataclasses.replace(module.Config(), **settings))
-    if config.normalize_observations and spaces.is_image:
-        raise UsageError("--normalize-observations is for vectors; images are scaled by the network")
+    if config.normalize_observations:  # whatever the environment gives, the network gets real numbers
+        spaces = dataclasses.replace(spaces, observation_dtype="float32")
     if spaces.is_continuous and not module.TAKES_CONTINUOUS:
         raise UsageError(f"{config.env_id} has continuous actions; {program} chooses between discrete ones")
     if config.backend == "serial" and config.evaluation_interval_seconds:

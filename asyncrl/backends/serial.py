@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 
 from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
 from asyncrl.backends.schedules import make_schedule
@@ -16,14 +17,16 @@ from asyncrl.runtime.terminal import View
 
 def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """Run the plan to its end in this process."""
-    workers = [build_worker(plan, worker) for worker in range(plan.config.workers)]
-    with Evaluator(plan, interrupted=lambda: signals.first is not None) as evaluator:
+    with ExitStack() as stack:
+        # Each worker is closed whatever happens: that is when it writes its last row.
+        workers = [stack.enter_context(closing(build_worker(plan, worker))) for worker in range(plan.config.workers)]
+        evaluator = stack.enter_context(Evaluator(plan, interrupted=lambda: signals.first is not None))
         return _take_turns(plan, workers, evaluator, monitor, view, signals)
 
 
 def _take_turns(
     plan: RunPlan,
-    workers: list[Iterator[None]],
+    workers: Sequence[Iterator[None]],
     evaluator: Evaluator,
     monitor: Monitor,
     view: View,

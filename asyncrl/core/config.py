@@ -99,7 +99,7 @@ class RunConfig:
     """Rewards are clipped to [-x, x] inside the loss, after any scaling; 0: not. Scores stay raw."""
 
     normalize_observations: bool = False
-    """Bring the components of vector observations to mean 0 and deviation 1, by statistics of all workers."""
+    """Bring each component (pixel) of observations to mean 0 and deviation 1, by statistics of all workers."""
     normalize_returns: bool = False
     """Scale rewards in the loss by the spread of discounted returns, by statistics of all workers."""
 

@@ -26,6 +26,11 @@ class Moments:
         squares = np.square(batch - mean).sum(0)
         self._rows[worker] = merge(self._rows[worker], np.concatenate([[count], mean, squares]))
 
+    @property
+    def count(self) -> float:
+        """How many vectors have been added to all rows."""
+        return float(self._rows[:, 0].sum())
+
     def merged(self) -> NDArray[np.float64]:
         """All rows as one, `[1 + 2 n]`."""
         total = np.zeros(self._rows.shape[1])

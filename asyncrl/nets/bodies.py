@@ -22,7 +22,7 @@ class Convolutions:
     width: int
     """Units of the fully connected layer behind them."""
     standardize: bool = False
-    """Bring each observation to mean 0 and standard deviation 1 before the first layer."""
+    """Bring each observation of uint8 pixels to mean 0 and standard deviation 1 before the first layer."""
 
 
 CONVOLUTIONS = {
@@ -52,10 +52,12 @@ class ConvolutionalBody(Body):
     most of a game's screen is a constant background, and what moves is what is left.
     """
 
-    def __init__(self, shape: tuple[int, ...], convolutions: Convolutions, widths: Sequence[int], scale: float) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], convolutions: Convolutions, widths: Sequence[int], raw_pixels: bool
+    ) -> None:
         super().__init__()
-        self.standardize = convolutions.standardize
-        self.scale = 1.0 if self.standardize else scale
+        self.standardize = convolutions.standardize and raw_pixels
+        self.scale = 1 / 255 if raw_pixels and not self.standardize else 1.0
         channels, height, width = shape
         layers = []
         for out, kernel, stride, padding in convolutions.layers:
@@ -119,7 +121,7 @@ def make_body(name: str, shape: tuple[int, ...], dtype: str, hidden_sizes: Seque
         return VectorBody(shape[0], tuple(hidden_sizes) or MLP_WIDTHS)
     convolutions = CONVOLUTIONS[name]
     widths = tuple(hidden_sizes) or (convolutions.width,)
-    return ConvolutionalBody(shape, convolutions, widths, 1 / 255 if dtype == "uint8" else 1.0)
+    return ConvolutionalBody(shape, convolutions, widths, raw_pixels=dtype == "uint8")
 
 
 def initialise(network: nn.Module, how: str, head_gains: Mapping[nn.Module, float]) -> None:

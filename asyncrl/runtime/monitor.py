@@ -229,10 +229,12 @@ class Monitor:
 
     def end(self) -> None:
         """Write the last row and close the files."""
-        self.look_at_evaluations()
-        self._write_row(self._read_workers())
-        self._writer.close()
-        self._tensorboard.close()
+        try:
+            self.look_at_evaluations()
+            self._write_row(self._read_workers())
+        finally:
+            self._writer.close()
+            self._tensorboard.close()
 
 
 def in_words(facts: Mapping[str, float]) -> str:

@@ -8,23 +8,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.core.moments import Moments
+from asyncrl.envs.spec import EnvSpec, Spaces
 from asyncrl.runtime.store import SharedStore
 
-LARGEST = 10.0
+LARGEST = 5.0
 """A normalised component is clipped to this many standard deviations."""
+SMALLEST_PIXEL_DEVIATION = 2.0
+"""Grey levels: a pixel that has hardly ever changed is not blown up beyond this."""
+GROWTH = 1.01
+"""The moments are read again when there are so many times more samples than at the last time."""
+
+
+def moments_shape(spec: EnvSpec, spaces: Spaces) -> tuple[int, ...]:
+    """What moments are kept of: one image of an Atari stack, else the whole observation."""
+    return (1, *spaces.observation_shape[1:]) if spec.is_atari else spaces.observation_shape
 
 
 class Normalizer:
     """What one worker (or the evaluator, which only reads) does with the shared moments.
 
-    The moments are read once per rollout, like the parameters, and saved with them. Observations are shifted and
+    The moments are read between rollouts, like the parameters, and saved with them. Observations are shifted and
     scaled; rewards are only scaled, by the spread of discounted returns, so that their sign stays what it was.
+
+    Of images each pixel has its own moments: what stands still becomes 0 and what moves stands out, however small it
+    is. The images of an Atari stack share theirs, which are gathered from the newest one.
     """
 
-    def __init__(self, store: SharedStore, worker: int, observations: bool, returns: bool, gamma: float) -> None:
+    def __init__(self, store: SharedStore, worker: int, shape: tuple[int, ...], returns: bool, gamma: float) -> None:
+        """`shape` is that of the moments of observations, from `moments_shape`; empty: they are left alone."""
         self._worker = worker
         self._gamma = gamma
-        self._observations = Moments(store.observation_moments) if observations else None
+        self._shape = shape
+        self._observations = Moments(store.observation_moments) if shape else None
+        self._least = SMALLEST_PIXEL_DEVIATION if len(shape) == 3 else 0.0
+        self._read = -1.0
         self._returns = Moments(store.return_moments) if returns else None
         self._discounted: NDArray[np.float64] | None = None
         self._seen: list[NDArray[Any]] = []
@@ -35,8 +52,11 @@ class Normalizer:
 
     def renew(self) -> None:
         """Read what all workers have seen so far."""
-        if self._observations is not None:
-            self._mean, self._deviation = self._observations.mean_and_deviation()
+        if self._observations is not None and self._observations.count > GROWTH * self._read:
+            self._read = self._observations.count
+            mean, deviation = self._observations.mean_and_deviation()
+            self._mean = mean.reshape(self._shape)
+            self._scale = 1.0 / np.maximum(deviation, self._least).reshape(self._shape)
         if self._returns is not None:
             self.reward_scale = 1.0 / float(self._returns.mean_and_deviation()[1][0])
 
@@ -45,9 +65,10 @@ class Normalizer:
         if self._observations is None:
             return observation
         if self._worker >= 0:
-            self._seen.append(observation.copy())
-        scaled: NDArray[Any] = (observation - self._mean) / self._deviation
-        return scaled.clip(-LARGEST, LARGEST)
+            self._seen.append(observation[-self._shape[0] :].ravel().copy())
+        scaled = observation - self._mean
+        scaled *= self._scale
+        return np.clip(scaled, -LARGEST, LARGEST, out=scaled)
 
     def reward(self, rewards: NDArray[np.float32], ended: NDArray[np.bool_]) -> None:
         """Follow the discounted return of each environment, `[E]` rewards at a time."""

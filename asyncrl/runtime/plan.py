@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,7 +15,7 @@ from asyncrl.core.flat import bind_parameters, flatten_parameters
 from asyncrl.core.schedules import linear
 from asyncrl.envs.spec import Environment, EnvSpec, Spaces
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.normalize import Normalizer
+from asyncrl.runtime.normalize import Normalizer, moments_shape
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import EVALUATOR, Agent, Page
 from asyncrl.runtime.report import WorkerReport
@@ -88,7 +88,7 @@ def build_environments(plan: RunPlan, worker: int, count: int, evaluation: bool)
     ]
 
 
-def build_worker(plan: RunPlan, worker: int) -> Iterator[None]:
+def build_worker(plan: RunPlan, worker: int) -> Generator[None]:
     """An actor-learner, ready to go: environments reset, memory allocated."""
     config, page = plan.config, load_page(plan.page)
     agent, theta = build_agent(plan, worker)
@@ -117,9 +117,8 @@ def build_normalizer(plan: RunPlan, worker: int) -> Normalizer | None:
     config = plan.config
     if not (config.normalize_observations or config.normalize_returns):
         return None
-    return Normalizer(
-        plan.store, worker, config.normalize_observations, config.normalize_returns and worker >= 0, config.gamma
-    )
+    shape = moments_shape(plan.spec, plan.spaces) if config.normalize_observations else ()
+    return Normalizer(plan.store, worker, shape, config.normalize_returns and worker >= 0, config.gamma)
 
 
 def learning_rate_of(config: RunConfig) -> Callable[[int], float]:

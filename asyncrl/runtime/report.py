@@ -96,5 +96,7 @@ class WorkerReport:
 
     def close(self, metrics: dict[str, Tensor], learning_rate: float) -> None:
         """Write what is left and close the file."""
-        self.write(metrics, learning_rate)
-        self._writer.close()
+        try:
+            self.write(metrics, learning_rate)
+        finally:
+            self._writer.close()

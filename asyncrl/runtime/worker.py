@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ def work(
     learning_rate: Callable[[int], float],
     report: WorkerReport,
     target_interval_steps: int = 0,
-) -> Iterator[None]:
+) -> Generator[None]:
     """Learn until the run is finished. `theta` `[P]` is the memory under the agent's own parameters (theta').
 
     It yields once per update, between computing the gradient and pushing it. A process just runs through; the serial
