@@ -47,7 +47,11 @@ LOOKS_AHEAD = False
 class Config(RunConfig):
     """A3C: asynchronous advantage actor-critic (Mnih et al. 2016, Algorithm S3)."""
 
-    gae_lambda: float = 1.0
+    # A policy that still explores scores better than its most likely actions, which get stuck: sampled -16 against
+    # greedy -21 half-way through Pong.
+    evaluation_policy: Literal["greedy", "sampled"] = "sampled"
+    """Whether the evaluator takes the most likely action or draws from the policy as the workers do."""
+    gae_lambda: float = 0.95
     """lambda of the returns (GAE); 1 is the paper's n-step return."""
     entropy_weights: tuple[float, ...] = (0.01,)
     """beta: weight of the policy's entropy. Several values are dealt out to the workers in turn."""
@@ -74,6 +78,7 @@ CONTINUOUS: dict[str, Any] = {
     "entropy_weights": (0.0,),
     "normalize_observations": True,
     "normalize_returns": True,
+    "evaluation_policy": "greedy",
 }
 """What trains best where actions are vectors: observations and returns have no common scale there."""
 
@@ -100,7 +105,8 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
         "learning_rate": 2e-3,
         "max_gradient_norm": 0.5,
         "reward_clip": 0.0,
-        "gae_lambda": 0.95,
+        "normalize_observations": False,
+        "evaluation_policy": "greedy",
     }
 
 

@@ -66,6 +66,7 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
         "learning_rate": 1e-3,
         "max_gradient_norm": 10.0,
         "reward_clip": 0.0,
+        "normalize_observations": False,
         "target_interval_steps": 1_000,
         "exploration_steps": 50_000,
     }

@@ -133,9 +133,12 @@ def configure(
         changes = []
         first = parse(module.Config, words, program)
         spec = make_spec(first)
-        spaces = spec.probe()
+        spaces = spec.probe()  # only to know what kind of preset it wants
         settings = module.preset(first.preset, spaces) | {"preset": first.preset}
         config = parse(module.Config, words, program, default=dataclasses.replace(module.Config(), **settings))
+        if make_spec(config) != spec:
+            spec = make_spec(config)
+            spaces = spec.probe()
     if config.normalize_observations:  # whatever the environment gives, the network gets real numbers
         spaces = dataclasses.replace(spaces, observation_dtype="float32")
     if spaces.is_continuous and not module.TAKES_CONTINUOUS:

@@ -33,7 +33,11 @@ CONVOLUTIONS = {
     # Made for CPUs and 42 x 42 screens: half of the paper's multiplications and a fifth of its parameters, so that
     # acting, learning and pushing all cost less.
     "small": Convolutions(((16, 3, 2, 1), (32, 3, 2, 1), (32, 3, 2, 1), (32, 3, 2, 1)), 256, standardize=True),
+    # For boards of about ten by ten, such as MinAtar's; its own baselines use this one (Young & Tian 2019).
+    "board": Convolutions(((16, 3, 1, 0),), 128),
 }
+SMALLEST_SCREEN = 36
+"""Images with fewer rows are boards."""
 MLP_WIDTHS = (64, 64)
 
 
@@ -113,7 +117,7 @@ def make_body(name: str, shape: tuple[int, ...], dtype: str, hidden_sizes: Seque
     """
     is_image = len(shape) == 3
     if name == "auto":
-        name = "small" if is_image else "mlp"
+        name = ("small" if shape[1] >= SMALLEST_SCREEN else "board") if is_image else "mlp"
     if is_image == (name == "mlp"):
         kind = "an image" if is_image else "a vector"
         raise UsageError(f"--network {name} cannot take {kind} of shape {shape}; use --network auto")

@@ -61,6 +61,7 @@ class Monitor:
             frames_per_step=plan.spec.frame_skip if plan.spec.is_atari else 1,
             steps=plan.progress.steps,
             seconds=plan.progress.seconds,
+            updates=plan.store.updates,
         )
         self._writer = RecordWriter(plan.folder.supervisor_file)
         self._workers = [RecordReader(plan.folder.worker_file(k)) for k in range(plan.config.workers)]
@@ -94,6 +95,7 @@ class Monitor:
         if not self.plan.part:
             self.save_checkpoint()  # a run that is killed before its first interval can be resumed too
         self.write_status("running")
+        self._looked_at = time.monotonic()  # speeds are of the training, not of the start before it
         counts = Counter(in_words(facts) for facts in exploration.values())
         return "exploration: " + ", ".join(f"{count} x {words}" for words, count in counts.most_common())
 
@@ -153,7 +155,7 @@ class Monitor:
         now, steps, worker_steps = time.monotonic(), progress.steps, progress.worker_steps()
         elapsed = max(1e-9, now - self._looked_at)
         updates = store.updates
-        updates_per_second = (updates - summary.updates) / elapsed if summary.updates else 0.0
+        updates_per_second = (updates - summary.updates) / elapsed
         summary.steps, summary.seconds, summary.updates = steps, progress.seconds, updates
         summary.steps_per_second = (steps - self._looked_steps) / elapsed
         summary.worker_rates = [

@@ -18,6 +18,8 @@ import pytest
 
 from asyncrl.__main__ import PAGES
 from asyncrl.__main__ import main as asyncrl
+from asyncrl.backends import local, serial
+from asyncrl.backends.outcome import failed
 from asyncrl.commandline import parse, parse_integer
 from asyncrl.core.config import RunConfig, flag
 from asyncrl.train import main
@@ -44,8 +46,12 @@ class Refusal:
 
 
 @pytest.fixture
-def refuse(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Refusal]:
-    """Run a page's command that must refuse its words: one line on stderr, nothing on stdout, no run folder."""
+def refuse(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Refusal]:
+    """Run a page's command that must refuse its words: one line on stderr, nothing on stdout, no run, no folder."""
+    for backend in (local, serial):
+        monkeypatch.setattr(backend, "run", lambda *arguments: failed("began to run"))
 
     def run(*words: str, page: str = "a3c") -> Refusal:
         runs = tmp_path / "runs"
@@ -222,8 +228,6 @@ def make_continuous() -> Still:
         ("ALE/Pnog-v5", ["ALE/Pnog-v5", "ALE/Pong-v5"]),
         ("no.such.module:make", ["there is no module no.such.module"]),
         (f"{HERE}:make_dict", ["observes a Dict", "gymnasium.wrappers.FlattenObservation"]),
-        (f"{HERE}:make_continuous", ["continuous actions"]),
-        ("Pendulum-v1", ["Pendulum-v1 has continuous actions"]),
     ],
 )
 def test_an_environment_it_cannot_take_is_refused(
@@ -234,6 +238,15 @@ def test_an_environment_it_cannot_take_is_refused(
 
     assert refusal.code == 2
     assert all(part in refusal.line for part in parts), refusal.line
+
+
+@pytest.mark.parametrize("page", ["one_step_q", "one_step_sarsa", "n_step_q"])
+@pytest.mark.parametrize("env_id", [f"{HERE}:make_continuous", "Pendulum-v1"])
+def test_action_values_need_discrete_actions(page: str, env_id: str, refuse: Callable[..., Refusal]) -> None:
+    """A maximum over the actions is taken one by one."""
+    refusal = refuse("--env-id", env_id, page=page)
+
+    assert (refusal.code, f"{env_id} has continuous actions" in refusal.line) == (2, True), refusal.line
 
 
 def test_a_missing_extra_is_named(refuse: Callable[..., Refusal], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"checkpoint_interval_steps": -5}, "--checkpoint-interval-steps must not be negative"),
     ({"stop_at_score": float("nan")}, "--stop-at-score must be a number"),
     ({"hidden_sizes": (0,)}, "--hidden-sizes must be positive"),
-    ({"image_size": 8}, "--image-size must be at least 36"),
+    ({"image_size": 8}, "--image-size must be at least 16"),
     ({"delays": (1.0,)}, "--delays and --schedule delays belong together"),
     ({"schedule": "random"}, "--schedule is for --backend serial"),
 ]

@@ -35,7 +35,7 @@ class Table(nn.Module):
 
 
 def agent_of(network: nn.Module, worker: int = 0, **settings: Any) -> a3c.A3C:
-    config = a3c.Config(**({"entropy_weights": (0.0,), "reward_clip": 0.0, "gamma": 0.5} | settings))
+    config = a3c.Config(**({"entropy_weights": (0.0,), "reward_clip": 0.0, "gamma": 0.5, "gae_lambda": 1.0} | settings))
     return a3c.A3C(config, SPACES, network, None, worker, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
 
 
@@ -168,7 +168,7 @@ def test_the_evaluator_is_greedy_unless_asked_to_sample() -> None:
     """Logits (0, 5): always action 1 when greedy, sometimes 0 when sampling from (0, 0.1)."""
     observations = torch.ones(500, 1)
 
-    best, _ = agent_of(Table(logit=5.0), worker=-1).act(observations, None, 0)
+    best, _ = agent_of(Table(logit=5.0), worker=-1, evaluation_policy="greedy").act(observations, None, 0)
     sampled, _ = agent_of(Table(logit=0.1), worker=-1, evaluation_policy="sampled").act(observations, None, 0)
 
     assert best.tolist() == [1] * 500

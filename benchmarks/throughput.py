@@ -1,0 +1,176 @@
+"""How much of the emulator's speed training keeps.
+
+For each setting (workers; environments per worker; t_max) two runs alternate, several times, with the same number of
+processes on the same cores: the environments alone with random actions, and full training. What counts is the ratio
+of their steps per second within one repetition; absolute figures are the machine's.
+
+    python benchmarks/throughput.py                        # all five settings, ALE/Pong-v5
+    python benchmarks/throughput.py --settings 2,8,20 --repeats 5 --seconds 20 -- --network paper --image-size 84
+
+What follows `--` goes to the training command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.runtime.memory import shared_zeros
+from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+from asyncrl.storage.records import read_records
+
+SETTINGS = ((2, 1, 5), (2, 1, 20), (2, 8, 20), (16, 1, 20), (16, 8, 20))
+PHASES = ("environment", "act", "collect", "loss", "pull", "push")
+
+
+def step_environments(spec: EnvSpec, environments: int, counts: object, row: int, seconds: float) -> None:
+    """One process of the comparison: random actions, no network. Counts steps made in `seconds`."""
+    enforce_one_thread()
+    made = [spec.make(row * 100 + e, evaluation=False) for e in range(environments)]
+    actions = spec.probe().actions
+    rng = np.random.default_rng(row)
+    for environment in made:
+        environment.reset()
+    table = counts.numpy()  # type: ignore[attr-defined]
+    table[row, 1] = 1
+    while not table[:, 1].all():
+        time.sleep(0.001)
+    steps, end = 0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for environment, action in zip(made, rng.integers(actions, size=environments).tolist(), strict=True):
+            _, _, terminated, truncated, _ = environment.step(action)
+            if terminated or truncated:
+                environment.reset()
+            steps += 1
+    table[row, 0] = steps
+
+
+def environment_rate(spec: EnvSpec, workers: int, environments: int, seconds: float) -> float:
+    """Steps per second of `workers` processes that only step environments."""
+    import torch
+
+    counts = shared_zeros(workers, 2, dtype=torch.int64)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "gymnasium", "asyncrl.envs.atari", __name__])
+    processes = [
+        context.Process(target=step_environments, args=(spec, environments, counts, row, seconds))
+        for row in range(workers)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return float(counts[:, 0].sum()) / seconds
+
+
+def training_rate(
+    env_id: str, setting: Sequence[int], seconds: float, flags: Sequence[str]
+) -> tuple[float, dict[str, float], float]:
+    """Steps per second of a training run, where a worker's time went, and the run's peak memory in MB (PSS)."""
+    workers, environments, t_max = setting
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable, "-m", "asyncrl.a3c", "--env-id", env_id, "--workers", str(workers),
+            "--envs-per-worker", str(environments), "--t-max", str(t_max), "--max-seconds", str(seconds),
+            "--total-steps", "1e12", "--evaluation-interval-steps", "0", "--evaluation-episodes", "1",
+            "--record-interval-seconds", "1", "--runs-dir", folder, "--quiet", *flags,
+        ]  # fmt: skip
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        memory = PeakMemory(process.pid)
+        process.wait()
+        memory.stop()
+        if process.returncode:
+            raise SystemExit(f"training ended with exit code {process.returncode}")
+        (run,) = Path(folder).glob("*/*/*")
+        # The rows of workers, not the command's own clock: the last evaluation is not training.
+        rows = [row for file in run.glob("worker-*.jsonl") for row in read_records(file) if "updates" in row]
+        steps, last = sum(row["worker_steps"] for row in rows), max(row["seconds"] for row in rows)
+        spent = {phase: sum(row["time"][phase] for row in rows) for phase in PHASES}
+    total = sum(spent.values())
+    return steps / last, {phase: value / total for phase, value in spent.items()}, memory.peak
+
+
+class PeakMemory:
+    """The largest sum of proportional memory (PSS) of a process and all below it, in MB, looked at each second."""
+
+    def __init__(self, pid: int) -> None:
+        self.peak = 0.0
+        self._root = psutil.Process(pid)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(1.0):
+            total = 0
+            try:
+                for process in (self._root, *self._root.children(recursive=True)):
+                    total += process.memory_full_info().pss
+            except (psutil.Error, AttributeError):
+                continue
+            self.peak = max(self.peak, total / 1e6)
+
+    def stop(self) -> None:
+        """Stop looking."""
+        self._over.set()
+        self._thread.join()
+
+
+def main() -> None:
+    """Measure and print."""
+    words = sys.argv[1:]
+    flags = words[words.index("--") + 1 :] if "--" in words else []
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env-id", default="ALE/Pong-v5")
+    parser.add_argument("--settings", nargs="*", help="workers,environments,t_max")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = parser.parse_args(words[: words.index("--")] if "--" in words else words)
+    settings = [tuple(map(int, text.split(","))) for text in arguments.settings or ()] or list(SETTINGS)
+    request_one_thread()
+    spec = EnvSpec(arguments.env_id)
+    skip = spec.frame_skip if spec.is_atari else 1
+    print(f"{arguments.env_id}, {arguments.repeats} x {arguments.seconds:g} s each, medians", *flags)
+    print(
+        f"{'workers':>7} {'E':>3} {'t_max':>5} | {'env only':>9} {'training':>9} {'frames/s':>9} | {'kept':>5} "
+        f"{'range':>11} | " + " ".join(f"{phase:>11}" for phase in PHASES) + " | peak MB"
+    )
+    results = []
+    for setting in settings:
+        pairs = []
+        for _ in range(arguments.repeats):
+            alone = environment_rate(spec, setting[0], setting[1], arguments.seconds)
+            pairs.append((alone, *training_rate(arguments.env_id, setting, arguments.seconds, flags)))
+        ratios = [training / alone for alone, training, _, _ in pairs]
+        alone, training = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
+        shares = {phase: statistics.median(pair[2][phase] for pair in pairs) for phase in PHASES}
+        peak = max(pair[3] for pair in pairs)
+        print(
+            f"{setting[0]:>7} {setting[1]:>3} {setting[2]:>5} | {alone:>9,.0f} {training:>9,.0f} "
+            f"{training * skip:>9,.0f} | {statistics.median(ratios):>5.0%} "
+            f"{min(ratios):>5.0%}-{max(ratios):<5.0%} | "
+            + " ".join(f"{shares[phase]:>11.1%}" for phase in PHASES)
+            + f" | {peak:>7,.0f}",
+            flush=True,
+        )
+        results.append({"setting": setting, "environment": alone, "training": training, "ratios": ratios, **shares})
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,397 @@
+"""The evaluator: whole episodes, raw returns, when it is due, what it may cost, what it keeps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.runtime import evaluator as module
+from asyncrl.runtime.evaluator import Evaluator, play, serve
+from asyncrl.runtime.plan import RunPlan
+from asyncrl.runtime.progress import ENDED, FINISH, LEAVE, Progress
+from asyncrl.storage import checkpoints
+from asyncrl.storage.records import read_records
+from tests.support import COUNTING, Counting, FixedAgent, make_plan
+
+
+class Counted(Counting):
+    """Counts what is done to it."""
+
+    steps = 0
+    resets = 0
+
+    def reset(self) -> np.ndarray:
+        self.resets += 1
+        return super().reset()
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, bool]:
+        self.steps += 1
+        return super().step(action)
+
+
+class Watching(FixedAgent):
+    """Remembers the batches it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[float]] = []
+
+    def act(self, observations: torch.Tensor, state: Any, steps: int) -> tuple[torch.Tensor, Any]:
+        self.seen.append(observations[:, 0].tolist())
+        return super().act(observations, state, steps)
+
+
+def test_each_environment_plays_the_episodes_it_was_given_at_the_start() -> None:
+    """Five episodes on two environments: 0, 2 and 4 are short, 1 and 3 long; a race would find more short ones."""
+    short, long = Counted(1, truncates=False, reward=1.0), Counted(10, truncates=True, reward=100.0)
+
+    episodes = play(FixedAgent(), [short, long], COUNTING, 5, steps=0)
+
+    assert episodes == [(1.0, 1), (1000.0, 10), (1.0, 1), (1000.0, 10), (1.0, 1)]
+    assert (short.steps, long.steps) == (3, 20)
+
+
+def test_the_mean_does_not_favour_short_episodes() -> None:
+    """Half of the environments end at once with nothing: half of the episodes do, whatever their number."""
+    environments = [Counted(1, False, reward=0.0), Counted(50, False, reward=1.0)]
+
+    episodes = play(FixedAgent(), environments, COUNTING, 8, steps=0)
+
+    assert episodes is not None
+    assert np.mean([score for score, _ in episodes]) == 25.0
+
+
+@pytest.mark.parametrize("episodes", [1, 2, 3, 7])
+def test_exactly_so_many_whole_episodes_are_played(episodes: int) -> None:
+    """With three environments, some of which may have none to play."""
+    environments = [Counted(length, truncates=False) for length in (2, 3, 5)]
+
+    played = play(FixedAgent(), environments, COUNTING, episodes, steps=0)
+
+    assert played == [(float(length), length) for length in [2, 3, 5, 2, 3, 5, 2][:episodes]]
+    assert [one.steps for one in environments] == [
+        length * len(range(place, episodes, 3)) for place, length in enumerate((2, 3, 5))
+    ]
+
+
+def test_the_agent_sees_the_first_observation_of_each_episode() -> None:
+    """Not the last one of the episode before: 0, 1 and 0, 1 again."""
+    agent = Watching()
+
+    play(agent, [Counted(2, truncates=False)], COUNTING, 2, steps=0)
+
+    assert agent.seen == [[0.0], [1.0], [0.0], [1.0]]
+
+
+def test_an_evaluation_can_be_given_up_between_two_steps() -> None:
+    """None instead of a score from half an evaluation."""
+    answers = iter([False, False, True])
+    environment = Counted(100, truncates=False)
+
+    assert play(FixedAgent(), [environment], COUNTING, 1, 0, interrupted=lambda: next(answers)) is None
+    assert environment.steps == 2
+
+
+@pytest.fixture
+def evaluate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Evaluator]]:
+    """Make an evaluator of a plan whose evaluations give the scores that are put into its `scores`."""
+    made: list[Evaluator] = []
+
+    def make(plan: RunPlan, *scores: float | None) -> Evaluator:
+        results = iter(scores)
+
+        def give(*_: Any) -> list[tuple[float, int]] | None:
+            score = next(results)
+            return None if score is None else [(score - 1, 3), (score + 1, 5)]
+
+        monkeypatch.setattr(module, "play", give)
+        made.append(Evaluator(plan))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.__exit__()
+
+
+def test_raw_returns_are_what_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewards of 7 are clipped in the loss, not here; life loss is for training only."""
+    plan = make_plan(tmp_path, env_id="CartPole-v1", evaluation_episodes=3, reward_clip=1.0)
+    asked = []
+
+    class Paying(Counting):
+        def _observation(self) -> np.ndarray:
+            return np.zeros(4, np.float32)
+
+    def build(_: RunPlan, worker: int, count: int, evaluation: bool) -> list[Paying]:
+        asked.append((worker, count, evaluation))
+        return [Paying(2, truncates=False, reward=7.0) for _ in range(count)]
+
+    monkeypatch.setattr(module, "build_environments", build)
+
+    with Evaluator(plan) as evaluator:
+        row = evaluator.evaluate()
+
+    assert asked == [(-1, 3, True)]
+    assert row is not None
+    assert (row["returns"], row["lengths"], row["mean"], row["std"]) == ([14.0] * 3, [2] * 3, 14.0, 0.0)
+
+
+def test_no_more_than_eight_environments_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cost memory; a hundred episodes are played in turns."""
+    counts: list[int] = []
+    monkeypatch.setattr(module, "build_environments", lambda *arguments, evaluation: counts.append(arguments[2]) or [])
+
+    for place, episodes in enumerate((1, 8, 100)):
+        with Evaluator(make_plan(tmp_path / str(place), evaluation_episodes=episodes)):
+            pass
+
+    assert counts == [1, 8, 8]
+
+
+def test_a_row_says_of_which_parameters_it_speaks(
+    tmp_path: Path, evaluate: Callable[..., Evaluator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps, frames (four a step on Atari), seconds and updates of the snapshot."""
+    monkeypatch.setattr(module, "build_environments", lambda *arguments, **options: [])
+    plan = replace(make_plan(tmp_path), spec=EnvSpec("ALE/Pong-v5"))
+    evaluator = evaluate(plan, 4.0)
+    plan.progress.count(0, 100)
+    plan.store.push(0, torch.ones_like(plan.store.theta), 0.1, 0)
+
+    row = evaluator.evaluate()
+
+    assert row is not None
+    assert (row["steps"], row["frames"], row["updates"], row["seconds"]) == (100, 400, 1, 0.0)
+    assert (row["returns"], row["lengths"], row["mean"], row["median"]) == ([3.0, 5.0], [3, 5], 4.0, 4.0)
+    assert read_records(plan.folder.evaluator_file) == [row]
+
+
+def test_it_is_due_when_a_multiple_of_the_interval_is_crossed(
+    tmp_path: Path, evaluate: Callable[..., Evaluator]
+) -> None:
+    """1000, then 3000 after an evaluation at 2500: the one at 2000 is past."""
+    plan = make_plan(tmp_path, evaluation_interval_steps=1000)
+    evaluator = evaluate(plan, 1.0)
+
+    due = []
+    for steps in (0, 999, 1, 1500):
+        plan.progress.count(0, steps)
+        due.append(evaluator.due())
+    evaluator.evaluate()
+    for steps in (0, 499, 1):
+        plan.progress.count(0, steps)
+        due.append(evaluator.due())
+
+    assert due == [False, False, True, True, False, False, True]
+
+
+def test_a_resumed_run_waits_for_its_next_multiple(tmp_path: Path, evaluate: Callable[..., Evaluator]) -> None:
+    """From 2500 steps it is 3000."""
+    plan = make_plan(tmp_path, evaluation_interval_steps=1000)
+    plan.progress.count(0, 2500)
+    evaluator = evaluate(plan)
+
+    assert not evaluator.due()
+    plan.progress.count(0, 500)
+    assert evaluator.due()
+
+
+def test_it_is_due_so_many_seconds_after_the_last(
+    tmp_path: Path, evaluate: Callable[..., Evaluator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 10 s, and after an evaluation that began at 13 s, at 23 s."""
+    clock = [0.0]
+    monkeypatch.setattr(Progress, "seconds", property(lambda _: clock[0]))
+    plan = make_plan(tmp_path, evaluation_interval_steps=0, evaluation_interval_seconds=10.0, backend="local")
+    evaluator = evaluate(plan, 1.0)
+
+    due = []
+    for clock[0] in (0.0, 9.9, 10.0, 13.0):
+        due.append(evaluator.due())
+    evaluator.evaluate()
+    for clock[0] in (13.0, 22.9, 23.0):
+        due.append(evaluator.due())
+
+    assert due == [False, False, True, True, False, False, True]
+
+
+def test_without_intervals_it_is_never_due(
+    tmp_path: Path, evaluate: Callable[..., Evaluator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is the one at the end all the same."""
+    monkeypatch.setattr(Progress, "seconds", property(lambda _: 1e6))
+    plan = make_plan(tmp_path, evaluation_interval_steps=0)
+    evaluator = evaluate(plan)
+    plan.progress.count(0, 10**9)
+
+    assert not evaluator.due()
+
+
+def test_its_share_of_the_processor_is_bounded(
+    tmp_path: Path, evaluate: Callable[..., Evaluator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """15 % of two cores for 10 seconds are 3 seconds; building it does not count."""
+    used = [100.0]
+    monkeypatch.setattr(time, "process_time", lambda: used[0])
+    monkeypatch.setattr(module, "usable_cores", lambda: 2)
+    monkeypatch.setattr(Progress, "seconds_of_this_part", property(lambda _: 10.0))
+    evaluator = evaluate(make_plan(tmp_path, evaluation_cpu_share=0.15), 1.0)
+
+    shares = []
+    for used[0] in (100.0, 103.0, 103.1):
+        shares.append((round(evaluator.cpu_share(), 4), evaluator.within_share()))
+    row = evaluator.evaluate()
+
+    assert shares == [(0.0, True), (0.15, True), (0.155, False)]
+    assert row is not None
+    assert row["cpu_share"] == 0.155
+
+
+def test_the_best_checkpoint_is_kept_and_is_there_before_its_row(
+    tmp_path: Path, evaluate: Callable[..., Evaluator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores 1, 3, 2, 3: the first and second are saved, what is worse or equal is not."""
+    plan = make_plan(tmp_path)
+    saved = []
+    save_best = checkpoints.save_best
+
+    def save(folder: Path, checkpoint: checkpoints.Checkpoint) -> Path:
+        rows = len(read_records(plan.folder.evaluator_file))
+        saved.append((checkpoint.steps, rows, checkpoint.facts["best_score"]))
+        return save_best(folder, checkpoint)
+
+    monkeypatch.setattr(checkpoints, "save_best", save)
+    evaluator = evaluate(plan, 1.0, 3.0, 2.0, 3.0)
+    for _ in range(4):
+        plan.progress.count(0, 10)
+        plan.store.theta.add_(1.0)
+        if plan.progress.steps == 20:
+            theta = plan.store.theta.clone()
+        evaluator.evaluate()
+
+    assert saved == [(10, 0, 1.0), (20, 1, 3.0)]
+    assert [row["best"] for row in read_records(plan.folder.evaluator_file)] == [True, True, False, False]
+    best, skipped = checkpoints.load_best(plan.folder.checkpoints)
+    assert (best.steps, skipped) == (20, [])
+    assert torch.equal(torch.cat([best.parameters[name].flatten() for name, _ in plan.layout]), theta)
+
+
+def test_a_resumed_evaluator_knows_the_best_score_so_far(tmp_path: Path, evaluate: Callable[..., Evaluator]) -> None:
+    """A worse score after the resumption does not replace it."""
+    plan = make_plan(tmp_path)
+    evaluate(plan, 5.0).evaluate()
+
+    row = evaluate(plan, 4.0).evaluate()
+
+    assert row is not None
+    assert row["best"] is False
+
+
+def test_an_evaluation_that_was_given_up_leaves_no_trace(tmp_path: Path, evaluate: Callable[..., Evaluator]) -> None:
+    """No row, and the final theta still counts as not evaluated."""
+    plan = make_plan(tmp_path)
+    evaluator = evaluate(plan, None)
+
+    assert evaluator.evaluate() is None
+    assert not evaluator.evaluated_last()
+    assert read_records(plan.folder.evaluator_file) == []
+
+
+class Scripted:
+    """An evaluator in the hands of a test: `look` is called whenever it is asked whether an evaluation is due."""
+
+    def __init__(self, plan: RunPlan, look: Callable[[int], None], due: bool = True, within: bool = True) -> None:
+        self.plan, self.look, self.is_due, self.within = plan, look, due, within
+        self.looks = 0
+        self.evaluated: list[int] = []
+
+    def due(self) -> bool:
+        self.looks += 1
+        self.look(self.looks)
+        return self.is_due
+
+    def within_share(self) -> bool:
+        return self.within
+
+    def evaluate(self) -> None:
+        self.evaluated.append(self.plan.progress.steps)
+
+    def evaluated_last(self) -> bool:
+        return bool(self.evaluated) and self.evaluated[-1] == self.plan.progress.steps
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPlan:
+    """A plan that has begun."""
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.0)
+    plan = make_plan(tmp_path, total_steps=1000)
+    plan.progress.start()
+    return plan
+
+
+def end_of(plan: RunPlan, how: int = FINISH) -> None:
+    """The supervisor ends the run and the workers do."""
+    plan.progress.stop(how)
+    for worker in range(plan.config.workers):
+        plan.progress.enter(worker, ENDED)
+
+
+def test_the_final_parameters_are_evaluated(plan: RunPlan) -> None:
+    """Once the workers have ended: not due in between, one evaluation of the last theta."""
+
+    def look(times: int) -> None:
+        plan.progress.count(0, 100)
+        if times == 3:
+            end_of(plan)
+
+    scripted = Scripted(plan, look, due=False)
+
+    serve(scripted, plan)  # type: ignore[arg-type]
+
+    assert scripted.evaluated == [300]
+
+
+def test_the_final_parameters_are_not_evaluated_twice(plan: RunPlan) -> None:
+    """When the last evaluation was of them already."""
+
+    def look(times: int) -> None:
+        if times == 2:
+            end_of(plan)
+
+    scripted = Scripted(plan, look)
+
+    serve(scripted, plan)  # type: ignore[arg-type]
+
+    assert scripted.evaluated == [0, 0]
+
+
+def test_beyond_its_share_it_waits(plan: RunPlan) -> None:
+    """However long it is due; the final evaluation takes no time from any worker and is made."""
+
+    def look(times: int) -> None:
+        plan.progress.count(0, 10)
+        if times == 5:
+            end_of(plan)
+
+    scripted = Scripted(plan, look, within=False)
+
+    serve(scripted, plan)  # type: ignore[arg-type]
+
+    assert scripted.evaluated == [50]
+
+
+def test_who_is_asked_to_leave_evaluates_no_more(plan: RunPlan) -> None:
+    """Ctrl-C does not wait for a score."""
+    scripted = Scripted(plan, lambda times: end_of(plan, LEAVE), due=False)
+
+    serve(scripted, plan)  # type: ignore[arg-type]
+
+    assert scripted.evaluated == []

@@ -1,0 +1,319 @@
+"""The supervisor's bookkeeping: sums over workers' rows, when to save, when a run is over."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asyncrl.runtime.monitor import Monitor, Summary, in_words, time_shares, weighted_mean
+from asyncrl.runtime.plan import RunPlan
+from asyncrl.runtime.progress import Progress
+from asyncrl.storage.checkpoints import load_newest
+from asyncrl.storage.files import read_json
+from asyncrl.storage.records import RecordWriter, read_records
+from tests.support import make_plan
+
+
+def row(**fields: Any) -> dict[str, Any]:
+    """A worker's row."""
+    return {
+        "worker": 0,
+        "updates": 1,
+        "episodes": [],
+        "learning_rate": 1e-3,
+        "gradient_norm": 1.0,
+        "staleness_mean": 0.0,
+        "staleness_max": 0,
+        "metrics": {},
+        "time": {},
+        **fields,
+    }
+
+
+def evaluation(mean: float | None, steps: int = 10) -> dict[str, Any]:
+    """An evaluator's row."""
+    return {"steps": steps, "mean": mean, "lengths": [3, 5], "cpu_share": 0.1}
+
+
+def write(file: Path, *rows: dict[str, Any]) -> None:
+    """Append rows to somebody's records."""
+    with RecordWriter(file) as writer:
+        for one in rows:
+            writer.write(one)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds on the clock, in a list of one, for the test to set."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Progress, "seconds", property(lambda _: now[0] - 1000.0))
+    return now
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> RunPlan:
+    """Two workers on Catch, checkpoints every 1000 steps."""
+    return make_plan(tmp_path, total_steps=100_000, checkpoint_interval_steps=1000, checkpoints_kept=9)
+
+
+@pytest.fixture
+def monitor(plan: RunPlan, clock: list[float]) -> Iterator[Monitor]:
+    """A monitor at the start of the plan's run."""
+    monitor = Monitor(plan)
+    monitor.begin()
+    yield monitor
+    monitor.end()
+
+
+def test_a_mean_over_workers_counts_each_update_once() -> None:
+    """(2 x 3 + 8 x 1) / 4."""
+    rows = [{"updates": 3, "staleness_mean": 2.0}, {"updates": 1, "staleness_mean": 8.0}]
+
+    assert weighted_mean(rows, "staleness_mean") == 3.5
+
+
+def test_a_value_that_was_not_finite_is_left_out_of_the_mean() -> None:
+    """Records hold null for it."""
+    rows = [{"updates": 3, "gradient_norm": None}, {"updates": 1, "gradient_norm": 8.0}]
+
+    assert weighted_mean(rows, "gradient_norm") == 8.0
+    assert weighted_mean([], "gradient_norm") == 0.0
+
+
+def test_shares_of_time_add_up_to_one() -> None:
+    """Over all workers: 2 + 4 seconds in the environment, 1 + 1 in the loss."""
+    rows = [{"time": {"environment": 2.0, "loss": 1.0}}, {"time": {"environment": 4.0, "loss": 1.0}}]
+
+    assert time_shares(rows) == {"async/time_share_environment": 0.75, "async/time_share_loss": 0.25}
+
+
+def test_there_are_no_shares_of_no_time() -> None:
+    """Nor is there a division by zero."""
+    assert time_shares([]) == {}
+    assert time_shares([{"time": {"loss": 0.0}}]) == {}
+
+
+def test_the_time_left_follows_from_the_speed() -> None:
+    """600 steps at 20 a second; unknown while nothing moves, none beyond the end."""
+    assert Summary(steps=400, total_steps=1000, steps_per_second=20.0).seconds_left == 30.0
+    assert Summary(steps=400, total_steps=1000).seconds_left is None
+    assert Summary(steps=1010, total_steps=1000, steps_per_second=20.0).seconds_left == 0.0
+
+
+def test_exploration_is_told_in_words() -> None:
+    """Three digits are enough to tell workers apart."""
+    assert in_words({"entropy_weight": 0.0123456, "epsilon": 0.5}) == "entropy weight 0.0123, epsilon 0.5"
+
+
+def test_a_row_sums_up_what_happened_since_the_one_before(plan: RunPlan, monitor: Monitor, clock: list[float]) -> None:
+    """Speeds from the counters, means from the workers' rows."""
+    write(
+        plan.folder.worker_file(0),
+        row(updates=3, staleness_mean=2.0, staleness_max=4, metrics={"entropy": 1.0}, episodes=[[1.0, 9], [3.0, 9]]),
+    )
+    write(
+        plan.folder.worker_file(1),
+        row(updates=1, staleness_mean=8.0, staleness_max=9, metrics={"entropy": 3.0}, learning_rate=5e-4),
+    )
+    plan.progress.count(0, 300)
+    plan.progress.count(1, 100)
+    gradient = torch.ones_like(plan.store.theta)
+    plan.store.push(0, gradient, 0.1, 0)
+    plan.store.push(1, gradient, 0.1, 0)
+    plan.store.push(1, gradient * math.nan, 0.1, 0)
+    clock[0] += 4.0
+
+    assert monitor.look()
+
+    written = read_records(plan.folder.supervisor_file)[-1]
+    assert written["steps"] == 400
+    assert written["updates"] == 2
+    assert written["time/fps"] == 100.0
+    assert written["async/updates_per_second"] == 0.5
+    assert written["async/dropped_gradients"] == 1
+    assert written["async/staleness_mean"] == 3.5
+    assert written["async/staleness_max"] == 9
+    assert written["train/learning_rate"] == 5e-4
+    assert written["train/entropy"] == 2.0
+    assert (written["rollout/ep_rew_mean"], written["rollout/ep_len_mean"]) == (2.0, 9.0)
+    assert monitor.summary.worker_rates == [75.0, 25.0]
+
+
+def test_the_start_does_not_count_in_the_speed(plan: RunPlan, clock: list[float]) -> None:
+    """The monitor is made before the workers; ten seconds pass until they are ready, then two with 100 steps."""
+    monitor = Monitor(plan)
+    clock[0] += 10.0
+    monitor.begin()
+    plan.progress.count(0, 100)
+    clock[0] += 2.0
+
+    assert monitor.look()
+
+    assert monitor.summary.steps_per_second == 50.0
+    monitor.end()
+
+
+def test_a_resumed_run_counts_its_own_steps_and_updates_only(plan: RunPlan, clock: list[float]) -> None:
+    """What earlier parts did is in the totals, not in the speed."""
+    plan.progress.count(0, 5000)
+    plan.store.push(0, torch.ones_like(plan.store.theta), 0.1, 0)
+    write(plan.folder.worker_file(0), row(episodes=[[50.0, 1]]))
+    write(plan.folder.evaluator_file, evaluation(7.0))
+    monitor = Monitor(plan)
+    monitor.begin()
+    clock[0] += 2.0
+
+    assert monitor.look()
+
+    summary = monitor.summary
+    assert (summary.steps, summary.updates, summary.steps_per_second) == (5000, 1, 0.0)
+    assert (summary.score_mean, summary.best_score, summary.evaluation) == (None, 7.0, None)
+    assert read_records(plan.folder.supervisor_file)[-1]["async/updates_per_second"] == 0.0
+    monitor.end()
+
+
+def test_it_writes_every_two_seconds_only(plan: RunPlan, monitor: Monitor, clock: list[float]) -> None:
+    """However often it looks; `now` is for those who cannot wait."""
+    looks = []
+    for seconds in (0.1, 1.8, 0.1, 1.9, 0.1):
+        clock[0] += seconds
+        looks.append(monitor.look())
+
+    assert looks == [False, False, True, False, True]
+    assert monitor.look(now=True)
+
+
+def test_only_the_last_hundred_episodes_count(plan: RunPlan, monitor: Monitor, clock: list[float]) -> None:
+    """A hundred with 1 after fifty with 100."""
+    write(plan.folder.worker_file(0), row(episodes=[[100.0, 1]] * 50), row(episodes=[[1.0, 1]] * 100))
+    clock[0] += 2.0
+
+    assert monitor.look()
+
+    assert monitor.summary.score_mean == 1.0
+
+
+def test_a_checkpoint_is_saved_when_a_multiple_is_crossed(plan: RunPlan, monitor: Monitor) -> None:
+    """At 1050 for 1000, not again at 1990, at 4100 once for 2000, 3000 and 4000; the first is at the start."""
+    for steps in (990, 60, 940, 2110, 0):
+        plan.progress.count(0, steps)
+        monitor.look()
+
+    saved = [one["steps"] for one in read_records(plan.folder.supervisor_file) if one.get("event") == "checkpoint"]
+    assert saved == [0, 1050, 4100]
+    assert load_newest(plan.folder.checkpoints)[0].steps == 4100
+
+
+def test_no_interval_means_no_checkpoint_on_the_way(tmp_path: Path, clock: list[float]) -> None:
+    """0 is for those at the start and the end only; what has just been saved is not saved again."""
+    plan = make_plan(tmp_path, checkpoint_interval_steps=0)
+    monitor = Monitor(plan)
+    monitor.begin()
+    plan.progress.count(0, 10**6)
+    monitor.look()
+    monitor.save_checkpoint()
+    monitor.save_checkpoint()
+
+    saved = [one["steps"] for one in read_records(plan.folder.supervisor_file) if one.get("event") == "checkpoint"]
+    assert saved == [0, 10**6]
+    monitor.end()
+
+
+def test_a_checkpoint_holds_the_best_score(plan: RunPlan, monitor: Monitor) -> None:
+    """So that a resumed run does not take a worse one for the best."""
+    write(plan.folder.evaluator_file, evaluation(3.0), evaluation(2.0))
+    monitor.look_at_evaluations()
+    plan.progress.count(0, 1000)
+    monitor.look()
+
+    assert load_newest(plan.folder.checkpoints)[0].facts["best_score"] == 3.0
+
+
+def test_parameters_that_are_not_finite_are_never_saved(plan: RunPlan, monitor: Monitor) -> None:
+    """The checkpoint before stays the newest."""
+    plan.store.theta[0] = math.nan
+    plan.progress.count(0, 1000)
+
+    with pytest.raises(ValueError, match="finite"):
+        monitor.look()
+
+    assert load_newest(plan.folder.checkpoints)[0].steps == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "seconds", "score", "verdict"),
+    [
+        ({}, 99, 1e9, 5.0, None),
+        ({}, 100, 0.0, None, "total_steps reached"),
+        ({}, 130, 0.0, None, "total_steps reached"),
+        ({"max_seconds": 60.0}, 10, 59.9, None, None),
+        ({"max_seconds": 60.0}, 10, 60.0, None, "max_seconds reached"),
+        ({"stop_at_score": 18.0}, 10, 0.0, 17.9, None),
+        ({"stop_at_score": 18.0}, 10, 0.0, 18.0, "an evaluation reached 18.0"),
+        ({"stop_at_score": 18.0}, 100, 0.0, 18.0, "an evaluation reached 18.0"),
+        ({"stop_at_score": 0.0}, 10, 0.0, 0.0, "an evaluation reached 0.0"),
+        ({"stop_at_score": -20.0}, 10, 0.0, None, None),
+    ],
+)
+def test_when_a_run_is_over(
+    settings: dict[str, Any], steps: int, seconds: float, score: float | None, verdict: str | None,
+    tmp_path: Path, clock: list[float],
+) -> None:  # fmt: skip
+    """By steps, by time, by an evaluation's mean; the score is the reason people ask for."""
+    plan = make_plan(tmp_path, **{"total_steps": 100, **settings})
+    monitor = Monitor(plan)
+    plan.progress.count(0, steps)
+    clock[0] += seconds
+    write(plan.folder.evaluator_file, evaluation(score))
+
+    monitor.look_at_evaluations()
+
+    assert monitor.verdict() == verdict
+    monitor.end()
+
+
+def test_a_score_of_an_earlier_part_does_not_end_a_resumed_run(tmp_path: Path) -> None:
+    """It would end at once, and could never be gone on with."""
+    plan = make_plan(tmp_path, stop_at_score=5.0)
+    write(plan.folder.evaluator_file, evaluation(6.0))
+    monitor = Monitor(plan)
+
+    monitor.look_at_evaluations()
+
+    assert monitor.verdict() is None
+    monitor.end()
+
+
+def test_the_status_tells_how_the_run_is(plan: RunPlan, monitor: Monitor, clock: list[float]) -> None:
+    """Its state, its counters, and at the end why and with which traceback."""
+    write(plan.folder.evaluator_file, evaluation(3.0), evaluation(2.0))
+    plan.progress.count(0, 300)
+    clock[0] += 3.0
+    monitor.look()
+
+    status = read_json(plan.folder.status_file)
+    assert {
+        "state": "running",
+        "reason": "",
+        "exit_code": None,
+        "steps": 300,
+        "frames": 300,
+        "seconds": 3.0,
+    }.items() <= (status.items())
+    assert {"steps_per_second": 100.0, "best_score": 3.0, "last_evaluation": 2.0, "worker_steps": [300, 0]}.items() <= (
+        status.items()
+    )
+    assert "traceback" not in status
+
+    monitor.write_status("failed", "it broke", 1, "Traceback: ...")
+
+    status = read_json(plan.folder.status_file)
+    assert (status["state"], status["reason"], status["exit_code"]) == ("failed", "it broke", 1)
+    assert status["traceback"] == "Traceback: ..."
