@@ -91,6 +91,8 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
             "entropy_weights": (0.01,),
             "value_cost": 0.5,
             "normalize_advantages": False,
+            "evaluation_policy": "sampled",
+            "lstm_cells": 0,
         }
     if spaces.is_image:
         return {}

@@ -19,6 +19,8 @@ from asyncrl.core.errors import UsageError
 from asyncrl.storage.files import disk_is_full
 
 T = TypeVar("T")
+ALIASES = {"--async-update-interval": "--t-max"}
+"""Other names of flags: the pseudo-code of the one-step methods calls t_max I_AsyncUpdate."""
 Reader = Callable[[str], Any]
 """One word to a value; raises ValueError with what follows the flag's name in the message."""
 Shape = tuple[int | Literal["*"], str]
@@ -101,6 +103,12 @@ _registry = tyro.constructors.ConstructorRegistry()
 _registry.primitive_rule(_rule)
 
 
+def spelled_out(word: str) -> str:
+    """The word with the flag's own name where another one was used."""
+    name, equals, attached = word.partition("=")
+    return ALIASES.get(name, name) + equals + attached
+
+
 def value_of(flag: str, words: Sequence[str]) -> str:
     """What `words` say after one flag, before the others can be judged; "" if nothing."""
     value = ""
@@ -116,6 +124,7 @@ def parse(cls: type[T], words: Sequence[str], program: str, default: T | None = 
 
     Raises UsageError with one line for words it does not understand, and SystemExit(0) after --help.
     """
+    words = [spelled_out(word) for word in words]
     options: dict[str, Any] = {"prog": program, "registry": _registry}
     if default is not None:
         options["default"] = default

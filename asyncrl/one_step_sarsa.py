@@ -43,6 +43,11 @@ LOOKS_AHEAD = True
 class Config(ValueConfig):
     """Asynchronous one-step Sarsa (Mnih et al. 2016, section 4 and Algorithm 1)."""
 
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require("double_q", not self.double_q, "is for Q-learning: Sarsa takes no maximum")
+
 
 def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""

@@ -54,7 +54,7 @@ def train(page: str, words: Sequence[str], program: str) -> int:
     # From here on a signal is noted instead: there is a folder that has to say how the run ended.
     with Signals().caught() as signals:
         plan = prepare(page, config, spec, spaces)
-        folder, view = plan.folder, make_view(config.quiet)
+        folder, view = plan.folder, make_view(config.quiet, f"{short(page)} on {config.env_id}")
         say(f"run folder: {folder.path}")
         for line in [*introduction(plan), *changes]:
             view.say(line)
@@ -228,15 +228,8 @@ def load_for_resume(page: str, config: RunConfig, layout: Any) -> Checkpoint:
 
 def restore(store: SharedStore, checkpoint: Checkpoint, layout: Any) -> None:
     """Put the checkpoint's parameters, statistics and counts into the store."""
-    try:
-        store.restore(
-            flat_parameters(checkpoint, layout),
-            checkpoint.tensors,
-            checkpoint.updates,
-            int(checkpoint.facts.get("dropped_gradients", 0)),
-        )
-    except ValueError as error:
-        raise UsageError(f"{error}; --statistics per-worker resumes with the same --workers only") from None
+    dropped = int(checkpoint.facts.get("dropped_gradients", 0))
+    store.restore(flat_parameters(checkpoint, layout), checkpoint.tensors, checkpoint.updates, dropped)
 
 
 def introduction(plan: RunPlan) -> list[str]:

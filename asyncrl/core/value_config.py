@@ -47,6 +47,7 @@ class ValueConfig(RunConfig):
         self._require("exploration_steps", self.exploration_steps >= 0, "must not be negative")
         self._require("epsilons", bool(self.epsilons) and all(0 <= e <= 1 for e in self.epsilons), "must lie in [0, 1]")
         self._require("temperatures", all(0 < t < math.inf for t in self.temperatures), "must be positive")
+        self._require("temperatures", self.temperatures[0] <= self.temperatures[1], "must be lowest first")
         weights = self.epsilon_probabilities
         possible = all(0 <= weight < math.inf for weight in weights) and sum(weights) > 0
         self._require("epsilon_probabilities", possible, "must be probabilities")

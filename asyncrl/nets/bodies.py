@@ -136,8 +136,9 @@ def initialise(network: nn.Module, how: str, head_gains: Mapping[nn.Module, floa
     initialisation.
     """
     for layer in network.modules():
-        if not isinstance(layer, nn.Linear | nn.Conv2d) or layer.bias is None:
+        if not isinstance(layer, nn.Linear | nn.Conv2d):
             continue
+        assert layer.bias is not None
         if how == "torch7":
             bound = float(layer.weight[0].numel()) ** -0.5
             nn.init.uniform_(layer.weight, -bound, bound)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncrl.core.rollout import State
@@ -15,11 +16,10 @@ class Memory(nn.Module):
     def __init__(self, inputs: int, cells: int) -> None:
         super().__init__()
         self.cells = cells
-        self.input = nn.Linear(inputs, 4 * cells)
-        self.recurrent = nn.Linear(cells, 4 * cells, bias=False)
-        nn.init.orthogonal_(self.input.weight)
-        nn.init.orthogonal_(self.recurrent.weight)
-        nn.init.zeros_(self.input.bias)
+        # Input, forget, cell and output gate below each other, as torch's own LSTM has them.
+        self.input_weight = nn.Parameter(nn.init.orthogonal_(torch.empty(4 * cells, inputs)))
+        self.recurrent_weight = nn.Parameter(nn.init.orthogonal_(torch.empty(4 * cells, cells)))
+        self.bias = nn.Parameter(torch.zeros(4 * cells))
 
     def initial_state(self, environments: int) -> tuple[Tensor, Tensor]:
         """h and c with which an episode begins, `[E, cells]` each."""
@@ -32,12 +32,12 @@ class Memory(nn.Module):
         """
         h, c = state
         hs, cs = [], []
-        gates_from_input = self.input(features)
+        gates_from_input = F.linear(features, self.input_weight, self.bias)
         for t, from_input in enumerate(gates_from_input):
             if last is not None and t > 0:
                 keep = ~last[t - 1].unsqueeze(-1)
                 h, c = h * keep, c * keep
-            i, f, g, o = (from_input + self.recurrent(h)).chunk(4, -1)
+            i, f, g, o = (from_input + F.linear(h, self.recurrent_weight)).chunk(4, -1)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)
             hs.append(h)

@@ -86,7 +86,6 @@ class Collector(Iterator[Rollout]):
         truncated: list[tuple[int, int]] = []
         finals: list[Tensor] = []
         for t in range(len(self._rewards)):
-            began = time.perf_counter()
             actions = self._choose(t, steps)
             self._actions[t] = actions
             acted = time.perf_counter()
@@ -95,7 +94,6 @@ class Collector(Iterator[Rollout]):
             if self._normalizer is not None:
                 self._normalizer.reward(self._rewards[t], self._last[t])
             self._state = reset_state(self._agent, self._state, self._last[t])
-            self.acting_seconds += acted - began
             self.environment_seconds += time.perf_counter() - acted
         if self._normalizer is not None:
             self._normalizer.share()
@@ -118,7 +116,9 @@ class Collector(Iterator[Rollout]):
         if self._chosen is not None:
             actions, self._chosen = self._chosen, None
             return actions
+        began = time.perf_counter()
         actions, self._state = self._agent.act(self._observations[t], self._state, steps)
+        self.acting_seconds += time.perf_counter() - began
         return actions
 
     def _next_actions(self, steps: int) -> Tensor:

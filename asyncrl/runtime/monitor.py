@@ -42,6 +42,8 @@ class Summary:
     learning_rate: float = 0.0
     worker_rates: list[float] = field(default_factory=list)
     """Steps per second of each worker since the last look."""
+    ended: bool = False
+    """The run is over; `steps_per_second` is then its mean."""
 
     @property
     def seconds_left(self) -> float | None:
@@ -234,6 +236,8 @@ class Monitor:
         try:
             self.look_at_evaluations()
             self._write_row(self._read_workers())
+            self.summary.ended = True
+            self.summary.steps_per_second = self.summary.steps / max(1e-9, self.summary.seconds)
         finally:
             self._writer.close()
             self._tensorboard.close()

@@ -13,8 +13,10 @@ from asyncrl.runtime.store import SharedStore
 
 LARGEST = 5.0
 """A normalised component is clipped to this many standard deviations."""
-SMALLEST_PIXEL_DEVIATION = 2.0
-"""Grey levels: a pixel that has hardly ever changed is not blown up beyond this."""
+SMALLEST_GREY_DEVIATION = 2.0
+"""Atari: a pixel that has hardly ever changed is not blown up beyond this many grey levels."""
+SMALLEST_RETURN_DEVIATION = 1e-3
+"""Below this spread of returns rewards are left as they are."""
 GROWTH = 1.01
 """The moments are read again when there are so many times more samples than at the last time."""
 
@@ -34,13 +36,21 @@ class Normalizer:
     is. The images of an Atari stack share theirs, which are gathered from the newest one.
     """
 
-    def __init__(self, store: SharedStore, worker: int, shape: tuple[int, ...], returns: bool, gamma: float) -> None:
+    def __init__(
+        self,
+        store: SharedStore,
+        worker: int,
+        shape: tuple[int, ...],
+        returns: bool,
+        gamma: float,
+        least_deviation: float = 0.0,
+    ) -> None:
         """`shape` is that of the moments of observations, from `moments_shape`; empty: they are left alone."""
         self._worker = worker
         self._gamma = gamma
         self._shape = shape
         self._observations = Moments(store.observation_moments) if shape else None
-        self._least = SMALLEST_PIXEL_DEVIATION if len(shape) == 3 else 0.0
+        self._least = least_deviation
         self._read = -1.0
         self._returns = Moments(store.return_moments) if returns else None
         self._discounted: NDArray[np.float64] | None = None
@@ -58,7 +68,9 @@ class Normalizer:
             self._mean = mean.reshape(self._shape)
             self._scale = 1.0 / np.maximum(deviation, self._least).reshape(self._shape)
         if self._returns is not None:
-            self.reward_scale = 1.0 / float(self._returns.mean_and_deviation()[1][0])
+            spread = float(self._returns.mean_and_deviation()[1][0])
+            # Until something has been earned there is no scale; rewards must not be blown up by the lack of any.
+            self.reward_scale = 1.0 / spread if spread > SMALLEST_RETURN_DEVIATION else 1.0
 
     def observe(self, observation: NDArray[Any]) -> NDArray[Any]:
         """The observation as the network should see it; it is remembered until `share`."""

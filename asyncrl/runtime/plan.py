@@ -15,7 +15,7 @@ from asyncrl.core.flat import bind_parameters, flatten_parameters
 from asyncrl.core.schedules import linear
 from asyncrl.envs.spec import Environment, EnvSpec, Spaces
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.normalize import Normalizer, moments_shape
+from asyncrl.runtime.normalize import SMALLEST_GREY_DEVIATION, Normalizer, moments_shape
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import EVALUATOR, Agent, Page
 from asyncrl.runtime.report import WorkerReport
@@ -118,7 +118,14 @@ def build_normalizer(plan: RunPlan, worker: int) -> Normalizer | None:
     if not (config.normalize_observations or config.normalize_returns):
         return None
     shape = moments_shape(plan.spec, plan.spaces) if config.normalize_observations else ()
-    return Normalizer(plan.store, worker, shape, config.normalize_returns and worker >= 0, config.gamma)
+    return Normalizer(
+        plan.store,
+        worker,
+        shape,
+        config.normalize_returns and worker >= 0,
+        config.gamma,
+        least_deviation=SMALLEST_GREY_DEVIATION if plan.spec.is_atari else 0.0,
+    )
 
 
 def learning_rate_of(config: RunConfig) -> Callable[[int], float]:

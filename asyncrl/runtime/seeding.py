@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-ENVIRONMENT, ACTIONS, SCHEDULE, NETWORK, EXPLORATION = range(5)
+ENVIRONMENT, ACTIONS, SCHEDULE, NETWORK = range(4)
 """What a stream is for."""
 
 

@@ -13,8 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.core.errors import UsageError
 from asyncrl.core.flat import clip_by_norm
 from asyncrl.core.moments import Moments
+from asyncrl.core.schedules import crossed
 from asyncrl.core.updates import UpdateRule
 from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.protocols import Push
@@ -56,7 +58,7 @@ class SharedStore:
         # Running moments of observations and of discounted returns: a row per worker and one for earlier parts.
         self.observation_moments = shared_zeros(workers + 1, 1 + 2 * observation_size, dtype=torch.float64)
         self.return_moments = shared_zeros(workers + 1, 3, dtype=torch.float64)
-        self._target_period = shared_zeros(1, dtype=torch.int64)
+        self._target_steps = shared_zeros(1, dtype=torch.int64)
         self.rule = rule
         self.workers = workers
         self.max_gradient_norm = max_gradient_norm
@@ -116,9 +118,9 @@ class SharedStore:
         Two workers that see the same crossing at the same time copy twice, which does no harm. `T mod period == 0`
         of the pseudo-code would miss most crossings: T grows by whole rollouts of many workers.
         """
-        if self.target is None or steps // period <= int(self._target_period):
+        if self.target is None or not crossed(int(self._target_steps), steps, period):
             return False
-        self._target_period.fill_(steps // period)
+        self._target_steps.fill_(steps)
         self.target.copy_(self.theta)
         return True
 
@@ -135,17 +137,21 @@ class SharedStore:
             "return_moments": torch.from_numpy(Moments(self.return_moments).merged()),
         }
         if self.target is not None:
-            state |= {"target": self.target.clone(), "target_period": self._target_period.clone()}
+            state |= {"target": self.target.clone(), "target_steps": self._target_steps.clone()}
         return state
 
     def restore(self, theta: Tensor, state: Mapping[str, Tensor], updates: int, dropped: int) -> None:
-        """Put back what a checkpoint holds. Raises ValueError if it does not fit."""
+        """Put back what a checkpoint holds. Raises UsageError, naming the setting, if it does not fit."""
         statistics = state["statistics"]
-        if theta.shape != self.theta.shape or statistics.shape != self.statistics.shape:
-            raise ValueError(
-                f"the checkpoint holds parameters {tuple(theta.shape)} and statistics {tuple(statistics.shape)}; "
-                f"this run has {tuple(self.theta.shape)} and {tuple(self.statistics.shape)}"
+        if theta.shape != self.theta.shape:
+            raise UsageError("the checkpoint's network has another size than this run's")
+        if statistics.shape != self.statistics.shape:
+            raise UsageError(
+                "the checkpoint's optimiser statistics are of another --optimizer, of other --statistics, or, with "
+                "--statistics per-worker, of another number of --workers"
             )
+        if state["observation_moments"].shape != self.observation_moments[-1].shape:
+            raise UsageError("--normalize-observations cannot change on resume: the network has learnt with or without")
         self.theta.copy_(theta)
         self.statistics.copy_(statistics)
         if len(statistics) > 1:
@@ -154,7 +160,7 @@ class SharedStore:
         self.return_moments[-1] = state["return_moments"]
         if self.target is not None:
             self.target.copy_(state["target"])
-            self._target_period.copy_(state["target_period"])
+            self._target_steps.copy_(state["target_steps"])
         self._counts[-1, UPDATES], self._counts[-1, DROPPED] = updates, dropped
 
     @contextlib.contextmanager

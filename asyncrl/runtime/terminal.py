@@ -83,7 +83,8 @@ class PlainView:
 class LiveView:
     """A panel that renews itself: progress, speed, scores, staleness and a lamp per worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, title: str) -> None:
+        self._title = title
         self._console = Console()
         self._live = Live(console=self._console, refresh_per_second=4, transient=False)
         self._running = False
@@ -97,21 +98,20 @@ class LiveView:
         if not self._running:
             self._live.start()
             self._running = True
-        self._live.update(panel(summary))
+        self._live.update(panel(summary, self._title))
 
     def close(self, summary: Summary) -> None:
         """Leave the last panel on the screen."""
-        if self._running:
-            self._live.update(panel(summary))
-            self._live.stop()
-            self._running = False
+        self.show(summary)
+        self._live.stop()
+        self._running = False
 
 
-def make_view(quiet: bool) -> View:
+def make_view(quiet: bool, title: str) -> View:
     """The view that suits the output."""
     if quiet:
         return QuietView()
-    return LiveView() if sys.stdout and sys.stdout.isatty() else PlainView()
+    return LiveView(title) if sys.stdout and sys.stdout.isatty() else PlainView()
 
 
 def duration(seconds: float | None) -> str:
@@ -128,6 +128,11 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
+def percentage(summary: Summary) -> float:
+    """How much of the run is done; the last rollouts of the workers may go beyond its end."""
+    return min(100.0, 100 * summary.steps / summary.total_steps)
+
+
 def speed(summary: Summary) -> str:
     """Steps per second, and frames per second where they differ."""
     text = f"{summary.steps_per_second:,.0f} steps/s"
@@ -138,11 +143,10 @@ def speed(summary: Summary) -> str:
 
 def one_line(summary: Summary) -> str:
     """A summary in one line."""
-    share = 100 * summary.steps / summary.total_steps
     parts = [
-        f"{duration(summary.seconds)}  {summary.steps:,} steps ({share:.0f} %)",
+        f"{duration(summary.seconds)}  {summary.steps:,} steps ({percentage(summary):.0f} %)",
         speed(summary),
-        f"left {duration(summary.seconds_left)}",
+        *([] if summary.ended else [f"left {duration(summary.seconds_left)}"]),
         f"return {number(summary.score_mean)}",
         f"evaluation {number(summary.evaluation)} (best {number(summary.best_score)})",
         f"staleness {summary.staleness_mean:.1f}",
@@ -152,15 +156,15 @@ def one_line(summary: Summary) -> str:
     return " | ".join(parts)
 
 
-def panel(summary: Summary) -> Panel:
+def panel(summary: Summary, title: str = "asyncrl") -> Panel:
     """A summary as a rich renderable."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
-    grid.add_column()
-    share = 100 * summary.steps / summary.total_steps
-    grid.add_row("steps", f"{summary.steps:,} of {summary.total_steps:,}  ({share:.1f} %)")
+    grid.add_column(overflow="fold")
+    grid.add_row("steps", f"{summary.steps:,} of {summary.total_steps:,}  ({percentage(summary):.1f} %)")
     grid.add_row("", ProgressBar(total=summary.total_steps, completed=summary.steps, width=40))
-    grid.add_row("time", f"{duration(summary.seconds)}, about {duration(summary.seconds_left)} left")
+    left = "" if summary.ended or summary.seconds_left is None else f", about {duration(summary.seconds_left)} left"
+    grid.add_row("time", duration(summary.seconds) + left)
     grid.add_row("speed", speed(summary))
     grid.add_row("training return", f"{number(summary.score_mean)}  (mean of the last episodes, raw)")
     grid.add_row("evaluation", f"{number(summary.evaluation)}  (best {number(summary.best_score)})")
@@ -169,9 +173,17 @@ def panel(summary: Summary) -> Panel:
         f"{summary.updates:,}, staleness {summary.staleness_mean:.1f}, learning rate {summary.learning_rate:.2e}"
         + (f", dropped {summary.dropped_gradients}" if summary.dropped_gradients else ""),
     )
-    lamps = Text()
-    for rate in summary.worker_rates:
-        lamps.append("●", style="green" if rate > 0 else "yellow")
-    lamps.append(f"  {sum(rate > 0 for rate in summary.worker_rates)} of {len(summary.worker_rates)} busy", style="dim")
-    grid.add_row("workers", lamps)
-    return Panel(grid, title="asyncrl", title_align="left", border_style="cyan", expand=False)
+    if not summary.ended:
+        grid.add_row("workers", lamps(summary))
+    return Panel(grid, title=title, title_align="left", border_style="cyan", expand=False)
+
+
+def lamps(summary: Summary) -> Text:
+    """A lamp per worker: green while it makes steps."""
+    if summary.steps >= summary.total_steps:
+        return Text("done; the last evaluation is running", style="dim")
+    busy = [rate > 0 for rate in summary.worker_rates]
+    row = Text()
+    for lit in busy:
+        row.append("●", style="green" if lit else "yellow")
+    return row.append(f"  {sum(busy)} of {len(busy)} busy", style="dim")

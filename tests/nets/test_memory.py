@@ -21,9 +21,9 @@ def test_the_memory_is_torchs_lstm() -> None:
     torch.manual_seed(0)
     memory, reference = Memory(4, 5), nn.LSTM(4, 5)
     with torch.no_grad():
-        reference.weight_ih_l0.copy_(memory.input.weight)
-        reference.weight_hh_l0.copy_(memory.recurrent.weight)
-        reference.bias_ih_l0.copy_(memory.input.bias)
+        reference.weight_ih_l0.copy_(memory.input_weight)
+        reference.weight_hh_l0.copy_(memory.recurrent_weight)
+        reference.bias_ih_l0.copy_(memory.bias)
         reference.bias_hh_l0.zero_()
     features, (h, c) = torch.randn(6, 3, 4), (torch.randn(3, 5), torch.randn(3, 5))
 

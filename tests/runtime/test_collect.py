@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from asyncrl.core.returns import lambda_returns
-from asyncrl.core.rollout import Rollout
-from asyncrl.runtime.collect import Collector, Episode
+from asyncrl.core.rollout import Rollout, State
+from asyncrl.core.updates import UpdateRule
+from asyncrl.envs.spec import Spaces
+from asyncrl.runtime.collect import Collector, Episode, for_environments
+from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.progress import Progress
+from asyncrl.runtime.store import SharedStore
 from tests.support import COUNTING, Counting, FixedAgent
 
 
@@ -96,3 +102,71 @@ def test_a_lost_life_ends_the_return_but_not_the_game() -> None:
     assert rollout.discounts[:, 0].tolist() == [0.5, 0.0, 0.5]
     assert rollout.observations[:, 0, 0].tolist() == [0, 1, 2, 3]
     assert collector.episodes == []
+
+
+def test_sarsas_look_ahead_action_is_taken_in_the_next_rollout() -> None:
+    """The action chosen at the last observation is the first of the next rollout, and never chosen twice."""
+
+    class Numbered(FixedAgent):
+        calls = 0
+
+        def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
+            self.calls += 1
+            return torch.full((len(observations),), self.calls), state
+
+    agent = Numbered()
+    collector = Collector(
+        [Counting(10, truncates=False)], agent, COUNTING, 3, 0.5, Progress(1, 10_000), look_ahead=True
+    )
+
+    first = next(collector)
+    seen = first.actions[:, 0].tolist(), first.next_actions[:, 0].tolist()  # type: ignore[index]
+    second = next(collector)
+
+    assert seen == ([1, 2, 3], [2, 3, 4])
+    assert second.actions[:, 0].tolist() == [4, 5, 6]
+    assert agent.calls == 7
+
+
+def test_vectors_are_clipped_to_the_box_only_for_the_environment() -> None:
+    """The action that the gradient is about stays as it was drawn."""
+    box = Spaces((1,), "float32", 0, (-1.0, -1.0), (1.0, 2.0))
+    drawn = torch.tensor([[-3.0, 3.0], [0.5, 0.5]])
+
+    given = [list(action) for action in for_environments(drawn, box)]
+
+    assert given == [[-1.0, 2.0], [0.5, 0.5]]
+    assert drawn.tolist() == [[-3.0, 3.0], [0.5, 0.5]]
+
+
+def test_normalised_observations_and_reward_scale() -> None:
+    """Two rollouts of 0..4: the second is seen with the moments of what was seen before; scores stay raw."""
+    store = SharedStore(torch.zeros(1), UpdateRule("adam"), workers=1, observation_size=1)
+    normalizer = Normalizer(store, 0, (1,), returns=True, gamma=0.5)
+    collector = Collector(
+        [Counting(100, truncates=False, reward=7.0)], FixedAgent(), COUNTING, 4, 0.5, Progress(1, 10_000),
+        normalizer=normalizer,
+    )  # fmt: skip
+
+    first = next(collector)
+    assert first.observations[:, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert first.reward_scale == 1.0
+    second = next(collector)
+
+    # Seen: 0, 1, 2, 3, 4: mean 2, deviation sqrt(2). Discounted returns 7, 10.5, 12.25, 13.125.
+    assert second.observations[1:, 0, 0].tolist() == pytest.approx([(x - 2) / 2**0.5 for x in (5, 6, 7, 8)], rel=1e-5)
+    assert second.reward_scale == pytest.approx(1 / np.std([7, 10.5, 12.25, 13.125]), rel=1e-5)
+    assert second.rewards.tolist() == [[7.0]] * 4
+
+
+def test_rewards_are_not_blown_up_before_there_are_any() -> None:
+    """All returns zero: the scale stays 1."""
+    store = SharedStore(torch.zeros(1), UpdateRule("adam"), workers=1, observation_size=1)
+    normalizer = Normalizer(store, 0, (), returns=True, gamma=0.5)
+
+    for _ in range(50):
+        normalizer.reward(np.zeros(2, np.float32), np.zeros(2, np.bool_))
+    normalizer.share()
+    normalizer.renew()
+
+    assert normalizer.reward_scale == 1.0

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from asyncrl.backends.local import no_main_module
+from asyncrl.core.errors import UsageError
 from asyncrl.core.updates import UpdateRule
 from asyncrl.runtime.progress import ENDED, READY, Progress
 from asyncrl.runtime.protocols import EVALUATOR
@@ -160,7 +161,7 @@ def test_restoring_something_of_another_shape_is_refused() -> None:
     """Rather than broadcast into place."""
     store = SharedStore(torch.zeros(2), PLAIN_SGD, workers=1)
 
-    with pytest.raises(ValueError, match="checkpoint holds"):
+    with pytest.raises(UsageError, match="another size"):
         store.restore(torch.zeros(1), store.state(), 0, 0)
 
 

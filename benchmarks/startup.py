@@ -1,0 +1,99 @@
+"""How long a run takes to begin, and what one more worker costs in memory.
+
+A run with all workers and one with a quarter of them alternate, several times. Start-up is the time from the start of
+the command until it says that all workers are ready. Memory is proportional (PSS: a page that n processes share
+counts 1/n for each), summed over all processes of the run after some seconds of training; the cost of a worker is the
+slope between the two runs, so what a run costs anyway (supervisor, evaluator, the shared parameters) is not in it.
+
+    python benchmarks/startup.py                           # 16 workers on ALE/Pong-v5
+    python benchmarks/startup.py --workers 64 --env-id CartPole-v1 --repeats 5 -- --envs-per-worker 1
+
+What follows `--` goes to the training command. Linux only: it reads /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+
+class Start(NamedTuple):
+    """One run's beginning."""
+
+    seconds: float
+    """From the start of the command until all workers were ready."""
+    megabytes: float
+    """PSS of all its processes, in 10^6 bytes."""
+
+
+def proportional_memory(processes: Sequence[psutil.Process]) -> float:
+    """Their PSS in 10^6 bytes."""
+    kibibytes = 0
+    for process in processes:
+        rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        kibibytes += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    return kibibytes * 1024 / 1e6
+
+
+def measure(workers: int, env_id: str, settle: float, extra: Sequence[str]) -> Start:
+    """Start a run, let it train for `settle` seconds, weigh it, and stop it."""
+    with tempfile.TemporaryDirectory() as runs:
+        words = ["--env-id", env_id, "--workers", str(workers), "--runs-dir", runs, "--total-steps", "1e12", *extra]
+        began = time.perf_counter()
+        command = subprocess.Popen([sys.executable, "-m", "asyncrl.a3c", *words], stdout=subprocess.PIPE, text=True)
+        assert command.stdout is not None
+        try:
+            said = next((line for line in command.stdout if line.startswith(f"all {workers} workers are ready")), None)
+            seconds = time.perf_counter() - began
+            if said is None:
+                raise SystemExit(f"the run ended before its workers were ready, with exit code {command.wait()}")
+            time.sleep(settle)
+            supervisor = psutil.Process(command.pid)
+            megabytes = proportional_memory([supervisor, *supervisor.children(recursive=True)])
+        finally:
+            command.send_signal(signal.SIGINT)
+            command.communicate()
+    return Start(seconds, megabytes)
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--env-id", default="ALE/Pong-v5")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--settle", type=float, default=5.0, help="seconds of training before memory is read")
+    parser.add_argument("extra", nargs="*", help="after --: words for the training command")
+    options = parser.parse_args()
+    fewer = max(1, options.workers // 4)
+    if options.workers <= fewer:
+        parser.error("--workers must be at least 2, or there is no slope")
+
+    print(f"{options.env_id}, {psutil.cpu_count()} cores, median of {options.repeats} (lowest to highest)\n")
+    print("workers   seconds until all are ready   PSS of the run")
+    starts: dict[int, list[Start]] = {fewer: [], options.workers: []}
+    for _ in range(options.repeats):
+        for workers, made in starts.items():
+            made.append(measure(workers, options.env_id, options.settle, options.extra))
+    for workers, made in starts.items():
+        seconds, megabytes = ([start[column] for start in made] for column in (0, 1))
+        print(
+            f"{workers:7}   {statistics.median(seconds):8.1f} ({min(seconds):.1f} to {max(seconds):.1f})"
+            f"{'':8}{statistics.median(megabytes):10.0f} MB ({min(megabytes):.0f} to {max(megabytes):.0f})"
+        )
+    light, heavy = (statistics.median(start.megabytes for start in made) for made in starts.values())
+    print(f"\none more worker: {(heavy - light) / (options.workers - fewer):.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""What every page promises, whatever its algorithm."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from asyncrl.core.flat import flatten_parameters, gradient_of
+from asyncrl.core.rollout import Rollout
+from asyncrl.envs.spec import Spaces
+from asyncrl.storage.checkpoints import load_newest
+from asyncrl.train import main
+from tests.support import status_of, the_run
+
+PAGES = ["a3c", "one_step_q", "one_step_sarsa", "n_step_q"]
+VECTOR = Spaces((5,), "float32", 3)
+SCREEN = Spaces((4, 42, 42), "uint8", 6)
+BOARD = Spaces((4, 10, 10), "float32", 3)
+CONTINUOUS = Spaces((5,), "float32", 0, (-1.0, -2.0), (1.0, 2.0))
+WORLDS = {"vector": VECTOR, "screen": SCREEN, "board": BOARD}
+CASES: list[tuple[str, Spaces, dict[str, Any]]] = [
+    *((page, spaces, {}) for page in PAGES for spaces in WORLDS.values()),
+    ("a3c", VECTOR, {"lstm_cells": 7}),
+    ("n_step_q", VECTOR, {"lstm_cells": 7}),
+    ("a3c", CONTINUOUS, {}),
+    ("a3c", CONTINUOUS, {"variance": "state", "lstm_cells": 7}),
+]
+
+
+def name_of(case: Any) -> str:
+    if isinstance(case, Spaces):
+        return "continuous" if case.is_continuous else next(name for name, world in WORLDS.items() if world == case)
+    return str(case)
+
+
+def build(page_name: str, spaces: Spaces, settings: dict[str, Any], worker: int = 0) -> Any:
+    page = importlib.import_module(f"asyncrl.{page_name}")
+    config = page.Config(**(page.preset("default", spaces) | settings))
+    torch.manual_seed(0)
+    network = page.make_network(config, spaces)
+    target = page.make_network(config, spaces) if page.HAS_TARGET else None
+    return page.make_agent(config, spaces, network, target, worker, torch.Generator().manual_seed(1))
+
+
+def observations_of(spaces: Spaces, *leading: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    if spaces.observation_dtype == "uint8":
+        return torch.randint(0, 256, (*leading, *spaces.observation_shape), dtype=torch.uint8, generator=generator)
+    return torch.randn(*leading, *spaces.observation_shape, generator=generator)
+
+
+def rollout_of(agent: Any, spaces: Spaces, steps: int, environments: int) -> Rollout:
+    """Random states, the agent's own actions, an episode that ends and one that is cut."""
+    observations = observations_of(spaces, steps + 1, environments)
+    state = agent.initial_state(environments)
+    actions = torch.stack([agent.act(observation, state, 0)[0] for observation in observations])
+    rng = np.random.default_rng(3)
+    last = np.zeros((steps, environments), np.bool_)
+    discounts = np.full((steps, environments), 0.9, np.float32)
+    last[1, 0], discounts[1, 0] = True, 0.0
+    last[2, -1] = True
+    return Rollout(
+        observations=observations,
+        actions=actions[:-1],
+        rewards=rng.normal(size=(steps, environments)).astype(np.float32),
+        discounts=discounts,
+        last=last,
+        truncated=(np.array([2]), np.array([environments - 1])),
+        final_observations=observations_of(spaces, 1),
+        state=state,
+        next_actions=actions[1:],
+    )
+
+
+@pytest.mark.parametrize(("page", "spaces", "settings"), CASES, ids=name_of)
+@pytest.mark.parametrize("environments", [1, 3])
+def test_actions_fit_the_environment(page: str, spaces: Spaces, settings: dict[str, Any], environments: int) -> None:
+    """One per environment, of the right type, within the action set; for workers and the evaluator."""
+    for worker in (0, -1):
+        agent = build(page, spaces, settings, worker)
+
+        actions, state = agent.act(observations_of(spaces, environments), agent.initial_state(environments), 10**9)
+
+        if spaces.is_continuous:
+            assert actions.shape == (environments, 2)
+            assert actions.dtype == torch.float32
+        else:
+            assert actions.shape == (environments,)
+            assert actions.dtype == torch.int64
+            assert 0 <= int(actions.min()) <= int(actions.max()) < spaces.actions
+        assert (state is None) == ("lstm_cells" not in settings)
+
+
+@pytest.mark.parametrize(("page", "spaces", "settings"), CASES, ids=name_of)
+@pytest.mark.parametrize("environments", [1, 3])
+def test_the_loss_reaches_every_parameter_and_is_a_function_of_the_rollout(
+    page: str, spaces: Spaces, settings: dict[str, Any], environments: int
+) -> None:
+    """Finite, the same when asked twice, with a gradient in each tensor of the network; metrics are plain scalars."""
+    agent = build(page, spaces, settings)
+    flat = flatten_parameters(agent.network)
+    rollout = rollout_of(agent, spaces, 4, environments)
+
+    first, metrics = agent.loss(rollout)
+    gradient = gradient_of(first, agent.network, torch.empty_like(flat))
+    second, _ = agent.loss(rollout)
+
+    assert first.item() == second.item()
+    assert torch.isfinite(gradient).all()
+    start = 0
+    for name, parameter in agent.network.named_parameters():
+        assert gradient[start : start + parameter.numel()].abs().sum() > 0, name
+        start += parameter.numel()
+    assert all(value.dim() == 0 and not value.requires_grad for value in metrics.values())
+    assert all(isinstance(value, float) for value in agent.exploration.values())
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("name", ["default", "paper"])
+@pytest.mark.parametrize("spaces", [VECTOR, SCREEN], ids=["vector", "screen"])
+def test_presets_name_settings_that_exist(page: str, name: str, spaces: Spaces) -> None:
+    """Every key is a field, and the configuration they make is possible."""
+    module = importlib.import_module(f"asyncrl.{page}")
+
+    settings = module.preset(name, spaces)
+
+    assert set(settings) <= {field.name for field in fields(module.Config)}
+    module.Config(**settings)
+
+
+@pytest.mark.parametrize("backend", ["serial", "local"])
+@pytest.mark.parametrize("page", PAGES)
+def test_every_page_trains_and_resumes(tmp_path: Path, page: str, backend: str) -> None:
+    """Two workers on Catch, then half as far again; the target network comes along."""
+    words = ["--env-id", "Catch", "--workers", "2", "--total-steps", "1500", "--backend", backend, "--quiet"]
+    target = [] if page == "a3c" else ["--target-interval-steps", "500"]
+
+    assert main(f"asyncrl.{page}", [*words, *target, "--runs-dir", str(tmp_path)]) == 0
+    run = the_run(tmp_path)
+    assert main(f"asyncrl.{page}", ["--resume", str(run), "--total-steps", "2500"]) == 0
+
+    status = status_of(run)
+    assert (status["state"], status["part"]) == ("finished", 1)
+    assert status["steps"] >= 2500
+    checkpoint, _ = load_newest(run / "checkpoints")
+    assert ("target" in checkpoint.tensors) == (page != "a3c")
+    if page != "a3c":
+        assert int(checkpoint.tensors["target_steps"]) // 500 == status["steps"] // 500
+
+
+@pytest.mark.parametrize("flags", [("--lstm-cells", "8"), ("--normalize-observations", "--normalize-returns")])
+def test_memory_and_normalisation_repeat_bit_by_bit(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """The serial backend twice: equal parameters and equal moments, which are saved."""
+    words = ["--env-id", "CartPole-v1", "--workers", "2", "--total-steps", "2000", "--backend", "serial", "--quiet"]
+    saved = []
+    for name in ("first", "second"):
+        assert main("asyncrl.a3c", [*words, *flags, "--runs-dir", str(tmp_path / name)]) == 0
+        saved.append(load_newest(the_run(tmp_path / name) / "checkpoints")[0])
+
+    first, second = saved
+    assert all(torch.equal(first.parameters[key], second.parameters[key]) for key in first.parameters)
+    assert all(torch.equal(first.tensors[key], second.tensors[key]) for key in first.tensors)
+    assert (first.tensors["observation_moments"].numel() > 1) == ("--normalize-observations" in flags)

@@ -1,0 +1,82 @@
+"""The whole program learns: tasks whose optimum is known, and which a random agent fails.
+
+Budgets are about twice the steps at which seeds 1 to 3 first played twenty evaluation episodes at the optimum.
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.envs.toy import Catch, Chain
+from asyncrl.train import main
+from tests.support import evaluations_of, status_of, the_run
+
+pytestmark = pytest.mark.slow
+
+OPTIMUM = {"Chain": Chain.OPTIMUM, "Catch": Catch.OPTIMUM}
+BUDGET = {"Chain": 10_000, "Catch": 60_000}
+"""Steps of all workers together."""
+CARTPOLE_SOLVED = 475.0
+
+
+def train(runs_dir: Path, env_id: str, *words: str) -> Path:
+    """A whole run of a3c with twenty episodes per evaluation; returns its folder."""
+    always = ("--env-id", env_id, "--evaluation-episodes", "20", "--quiet", "--runs-dir", str(runs_dir))
+    assert main("asyncrl.a3c", [*always, *words]) == 0
+    return the_run(runs_dir)
+
+
+def random_returns(env_id: str, episodes: int = 200) -> list[float]:
+    """Raw returns of a policy that draws every action uniformly."""
+    spec = EnvSpec(env_id)
+    environment, random = spec.make(seed=1, evaluation=True), np.random.default_rng(1)
+    actions = spec.probe().actions
+    returns = []
+    for _ in range(episodes):
+        environment.reset()
+        score, over = 0.0, False
+        while not over:
+            _, reward, terminated, truncated, _ = environment.step(int(random.integers(actions)))
+            score += reward
+            over = terminated or truncated
+        returns.append(score)
+    environment.close()
+    return returns
+
+
+@pytest.mark.parametrize(("backend", "workers"), [("serial", 1), ("serial", 2), ("serial", 4), ("local", 2)])
+@pytest.mark.parametrize("env_id", ["Chain", "Catch"])
+def test_a_toy_reaches_its_optimum(env_id: str, backend: str, workers: int, tmp_path: Path) -> None:
+    """The final parameters, greedily, over twenty episodes."""
+    words = ("--backend", backend, "--workers", str(workers), "--total-steps", str(BUDGET[env_id]))
+
+    run = train(tmp_path, env_id, *words)
+
+    last = evaluations_of(run)[-1]
+    assert len(last["returns"]) == 20
+    assert last["steps"] == status_of(run)["steps"]
+    assert last["mean"] == pytest.approx(OPTIMUM[env_id], abs=0.05)
+
+
+@pytest.mark.parametrize(("env_id", "at_most"), [("Chain", 0.3), ("Catch", -0.3), ("CartPole-v1", 100.0)])
+def test_a_random_agent_stays_far_below(env_id: str, at_most: float) -> None:
+    """Over two hundred episodes; so reaching the optimum is learning."""
+    assert statistics.fmean(random_returns(env_id)) < at_most
+
+
+def test_four_workers_balance_the_pole(tmp_path: Path) -> None:
+    """An evaluation's mean reaches 475 over twenty episodes within 400,000 steps, in processes."""
+    run = train(
+        tmp_path, "CartPole-v1", "--workers", "4", "--seed", "1", "--total-steps", "400_000",
+        "--evaluation-interval-steps", "20_000", "--stop-at-score", str(CARTPOLE_SOLVED),
+    )  # fmt: skip
+
+    best = max(evaluations_of(run), key=lambda row: row["mean"])
+    assert best["mean"] >= CARTPOLE_SOLVED
+    assert best["steps"] <= 400_000 + 4 * 64
+    assert len(best["returns"]) == 20
