@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 import tyro
@@ -65,6 +66,7 @@ _READERS: dict[Any, tuple[Reader, str]] = {
     float: (parse_number, "FLOAT"),
     float | None: (parse_number_or_none, "FLOAT"),
     str: (str, "TEXT"),
+    Path: (Path, "PATH"),
 }
 """How a word becomes a value of a type, and how help calls it."""
 

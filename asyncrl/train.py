@@ -72,7 +72,12 @@ def train(page: str, words: Sequence[str], program: str) -> int:
 
 def prepare(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces) -> RunPlan:
     """Folder, store and counters of a run, as its newest checkpoint has them on --resume. Raises UsageError."""
-    theta, layout = initial_parameters(page, config, spaces)
+    try:
+        theta, layout = initial_parameters(page, config, spaces)
+    except (MemoryError, RuntimeError) as error:  # torch raises the latter
+        if "memory" not in str(error):
+            raise
+        raise UsageError("there is not enough memory for a network of this size") from None
     checkpoint = load_for_resume(page, config, layout) if config.resume else None
     folder = open_folder(page, config)
     progress = Progress(

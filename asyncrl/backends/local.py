@@ -35,6 +35,9 @@ READY_SECONDS = 300.0
 """Time for all workers to build their environments."""
 LEAVE_SECONDS = 5.0
 """Time for a child to notice that it should leave, before it is killed."""
+NICENESS = 5
+"""Of workers. With more of them than cores the evaluator would get one share in N + 1, and an evaluation of seconds
+would take minutes; so it goes first, and `--evaluation-cpu-share` bounds what it takes."""
 DISK_FULL = 74
 """Exit code of a child that found the disk full: it could not leave a file that says so."""
 
@@ -59,7 +62,7 @@ def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcom
         return outcome
     finally:
         plan.progress.stop(LEAVE)
-        end_all(processes)
+        end_all(processes, signals)
 
 
 def _await_ready(plan: RunPlan, workers: list[BaseProcess], signals: Signals) -> Outcome | None:
@@ -192,11 +195,16 @@ def no_main_module() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def end_all(processes: list[BaseProcess]) -> None:
-    """Wait a little for each child to leave by itself, then kill it. All are joined: none stays as a zombie."""
+def end_all(processes: list[BaseProcess], signals: Signals) -> None:
+    """Wait a little for each child to leave by itself, then kill it; at once if somebody asked twice.
+
+    All are joined: none stays as a zombie.
+    """
     deadline = time.monotonic() + LEAVE_SECONDS
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
+    while (running := [process.sentinel for process in processes if process.exitcode is None]) and not signals.urgent:
+        if time.monotonic() > deadline:
+            break
+        wait(running, timeout=POLL_SECONDS)
     for process in processes:
         if process.exitcode is None:
             process.kill()
@@ -243,6 +251,8 @@ def leave_with_parent() -> None:
 def worker_process(plan: RunPlan, worker: int) -> None:
     """An actor-learner's process."""
     faulthandler.enable()
+    if hasattr(os, "nice"):
+        os.nice(NICENESS)
     learning = build_worker(plan, worker)
     progress = plan.progress
     progress.enter(worker, READY)

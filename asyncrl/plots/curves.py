@@ -54,16 +54,31 @@ def read_curve(path: Path) -> Curve:
 
 
 def label_curves(curves: Sequence[Curve]) -> list[str]:
-    """A name for each curve from the settings in which the curves differ; equal but for the seed: equal names."""
-    keys = [key for key in curves[0].config if key not in UNTOLD]
-    telling = [key for key in keys if len({repr(curve.config.get(key)) for curve in curves}) > 1]
+    """A name for each curve from the settings in which the curves differ; equal but for the seed: equal names.
+
+    Of settings that differ together, as the defaults of two methods do, the first one tells.
+    """
+    common = [key for key in curves[0].config if key not in UNTOLD and all(key in curve.config for curve in curves)]
+    telling = [key for key in common if len({repr(curve.config[key]) for curve in curves}) > 1]
     if not telling:
         return [f"{curves[0].config['page']}, {curves[0].config['workers']} workers"] * len(curves)
-    return [", ".join(f"{key} {_plain(curve.config.get(key))}" for key in telling) for curve in curves]
+    for key in reversed(telling.copy()):
+        fewer = [other for other in telling if other != key]
+        if _groups(curves, fewer) == _groups(curves, telling):
+            telling = fewer
+    return [", ".join(_told(key, curve.config[key]) for key in telling) for curve in curves]
 
 
-def _plain(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+def _groups(curves: Sequence[Curve], keys: Sequence[str]) -> list[int]:
+    """For each curve the first one that has the same values of these settings."""
+    values = [[repr(curve.config[key]) for key in keys] for curve in curves]
+    return [values.index(own) for own in values]
+
+
+def _told(key: str, value: Any) -> str:
+    """A setting as a legend has it; the method's and the environment's names speak for themselves."""
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if key in ("page", "env_id") else f"{key} {text}"
 
 
 def draw_curves(curves: Sequence[Curve], axis: str = "steps", title: str = "") -> Figure:

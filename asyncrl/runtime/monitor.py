@@ -40,8 +40,8 @@ class Summary:
     best_score: float | None = None
     staleness_mean: float = 0.0
     learning_rate: float = 0.0
-    worker_rates: list[float] = field(default_factory=list)
-    """Steps per second of each worker since the last look."""
+    worker_silence: list[float] = field(default_factory=list)
+    """Seconds since each worker last pushed an update."""
     ended: bool = False
     """The run is over; `steps_per_second` is then its mean."""
 
@@ -78,7 +78,6 @@ class Monitor:
         self._lengths: deque[float] = deque(maxlen=EPISODES_AVERAGED)
         self._looked_at = time.monotonic()
         self._looked_steps = plan.progress.steps
-        self._looked_worker_steps = plan.progress.worker_steps()
         self._saved_steps = plan.progress.steps if plan.part else -1
         self._checkpoint_checked = plan.progress.steps
         self._score_reached = False
@@ -154,19 +153,17 @@ class Monitor:
     def _write_row(self, rows: list[dict[str, Any]]) -> None:
         """Everything since the last look as one row, in supervisor.jsonl and in TensorBoard."""
         progress, store, summary = self.plan.progress, self.plan.store, self.summary
-        now, steps, worker_steps = time.monotonic(), progress.steps, progress.worker_steps()
+        now, steps = time.monotonic(), progress.steps
         elapsed = max(1e-9, now - self._looked_at)
         updates = store.updates
         updates_per_second = (updates - summary.updates) / elapsed
         summary.steps, summary.seconds, summary.updates = steps, progress.seconds, updates
         summary.steps_per_second = (steps - self._looked_steps) / elapsed
-        summary.worker_rates = [
-            (after - before) / elapsed for before, after in zip(self._looked_worker_steps, worker_steps, strict=True)
-        ]
+        summary.worker_silence = [progress.heartbeat_age(worker) for worker in range(progress.workers)]
         summary.dropped_gradients = store.dropped
         if self._scores:
             summary.score_mean, summary.length_mean = statistics.fmean(self._scores), statistics.fmean(self._lengths)
-        self._looked_at, self._looked_steps, self._looked_worker_steps = now, steps, worker_steps
+        self._looked_at, self._looked_steps = now, steps
         scalars: dict[str, float | None] = {
             "rollout/ep_rew_mean": summary.score_mean,
             "rollout/ep_len_mean": summary.length_mean,

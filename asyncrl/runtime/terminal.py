@@ -17,6 +17,8 @@ from rich.text import Text
 from asyncrl.runtime.monitor import Summary
 
 PLAIN_INTERVAL_SECONDS = 10.0
+SILENT_SECONDS = 20.0
+"""A worker that has pushed nothing for so long gets a yellow lamp."""
 
 
 def say(line: str) -> None:
@@ -179,10 +181,10 @@ def panel(summary: Summary, title: str = "asyncrl") -> Panel:
 
 
 def lamps(summary: Summary) -> Text:
-    """A lamp per worker: green while it makes steps."""
+    """A lamp per worker: green while it pushes updates, yellow when it has been silent for a while."""
     if summary.steps >= summary.total_steps:
         return Text("done; the last evaluation is running", style="dim")
-    busy = [rate > 0 for rate in summary.worker_rates]
+    busy = [seconds < SILENT_SECONDS for seconds in summary.worker_silence]
     row = Text()
     for lit in busy:
         row.append("●", style="green" if lit else "yellow")

@@ -261,6 +261,23 @@ def test_a_missing_extra_is_named(refuse: Callable[..., Refusal], monkeypatch: p
     assert refuse("--env-id", "MinAtar/Breakout-v1") == Refusal(2, line)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate")],
+)
+def test_a_network_that_does_not_fit_is_refused(
+    error: Exception, refuse: Callable[..., Refusal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before there is a folder; torch's error looks like the second."""
+
+    def initial_parameters(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("asyncrl.train.initial_parameters", initial_parameters)
+
+    assert refuse() == Refusal(2, "there is not enough memory for a network of this size")
+
+
 def test_a_file_in_place_of_the_runs_is_refused(tmp_path: Path, refuse: Callable[..., Refusal]) -> None:
     """And stays what it is."""
     place = tmp_path / "file"

@@ -39,7 +39,7 @@ PONG = Summary(
     best_score=-18.5,
     staleness_mean=14.96,
     learning_rate=6.1e-4,
-    worker_rates=[100.0] * 15 + [0.0],
+    worker_silence=[0.5] * 15 + [60.0],
 )
 
 
@@ -127,7 +127,7 @@ def test_the_panel_says_how_the_run_is() -> None:
 
 def test_a_hundred_workers_have_their_lamps_on_several_lines() -> None:
     """Within 80 columns, none missing."""
-    lines = drawn(replace(PONG, worker_rates=[1.0] * 100))
+    lines = drawn(replace(PONG, worker_silence=[1.0] * 100))
 
     assert max(map(len, lines)) <= 80
     assert "\n".join(lines).count("●") == 100

@@ -1,0 +1,129 @@
+"""Learning curves, from records to a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+
+from asyncrl.core.errors import UsageError
+from asyncrl.plot import main
+from asyncrl.plots.curves import draw_curves, label_curves, read_curve, save_figure, unit_of
+
+
+def make_run(folder: Path, scores: list[float], **settings: Any) -> Path:
+    """A run folder with evaluations every 100 000 steps and 60 seconds."""
+    folder.mkdir(parents=True)
+    config = {"env_id": "Catch", "workers": 2, "seed": 1, "run_name": folder.name} | settings
+    (folder / "config.json").write_text(json.dumps({"page": "asyncrl.a3c", "config": config}))
+    rows = [
+        {"steps": 100_000 * i, "frames": 400_000 * i, "seconds": 60.0 * i, "mean": score, "returns": [score]}
+        for i, score in enumerate(scores)
+    ]
+    (folder / "evaluator.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_curves_are_named_by_what_differs(tmp_path: Path) -> None:
+    """Seeds of one setting share a name; what is equal in all is not told."""
+    runs = [
+        make_run(tmp_path / name, [0.0, 1.0], workers=workers, seed=seed)
+        for name, workers, seed in (("a", 2, 1), ("b", 2, 2), ("c", 4, 1))
+    ]
+
+    assert label_curves([read_curve(run) for run in runs]) == ["workers 2", "workers 2", "workers 4"]
+
+
+def test_settings_that_differ_together_are_told_once(tmp_path: Path) -> None:
+    """Two methods with defaults of their own: the method's name says it all."""
+    runs = [
+        make_run(tmp_path / page, [0.0, 1.0], t_max=t_max, learning_rate=t_max / 10)
+        for page, t_max in (("a", 5), ("b", 8))
+    ]
+    for run, page in zip(runs, ("asyncrl.a3c", "asyncrl.n_step_q"), strict=True):
+        stored = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps(stored | {"page": page}))
+
+    assert label_curves([read_curve(run) for run in runs]) == ["a3c", "n_step_q"]
+
+
+@pytest.mark.parametrize(
+    ("axis", "label", "last"),
+    [("steps", "agent steps, all workers (thousands)", 200.0), ("minutes", "wall clock (minutes)", 2.0)],
+)
+def test_axes_have_units_and_the_recorded_points(tmp_path: Path, axis: str, label: str, last: float) -> None:
+    """Three evaluations: the line has them, in the unit the label names."""
+    figure = draw_curves([read_curve(make_run(tmp_path / "run", [0.0, 0.5, 1.0]))], axis)
+
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == label
+    assert "raw return" in axes.get_ylabel()
+    assert list(axes.lines[0].get_xdata())[-1] == last
+    assert list(axes.lines[0].get_ydata()) == [0.0, 0.5, 1.0]
+    save_figure(figure, tmp_path / "figure.png")
+
+
+def test_seeds_share_a_colour_and_one_legend_entry(tmp_path: Path) -> None:
+    """Two runs that differ in their seed only."""
+    curves = [read_curve(make_run(tmp_path / str(seed), [0.0, 1.0], seed=seed)) for seed in (1, 2)]
+
+    figure = draw_curves(curves)
+
+    (axes,) = figure.axes
+    assert axes.lines[0].get_color() == axes.lines[1].get_color()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a3c, 2 workers (2 seeds)"]
+    save_figure(figure, tmp_path / "figure.svg")
+
+
+def test_large_counts_are_in_millions() -> None:
+    """From a million on; minutes stay minutes."""
+    assert unit_of("steps", 2e6) == ("millions", 1e6)
+    assert unit_of("steps", 2e5) == ("thousands", 1e3)
+    assert unit_of("minutes", 2e6) == ("minutes", 60.0)
+
+
+def test_the_command_draws_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A PNG with something in it, whose path is printed."""
+    run = make_run(tmp_path / "run", [0.0, 1.0])
+
+    assert main([str(run), "--x", "frames", "--out", str(tmp_path / "sub" / "out.png")]) == 0
+
+    assert capsys.readouterr().out.strip() == str(tmp_path / "sub" / "out.png")
+    picture = imread(tmp_path / "sub" / "out.png")
+    assert picture.shape[0] > 300
+    assert float(picture.std()) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{tmp}/nowhere"], "is not the folder of a run"),
+        (["{tmp}/empty"], "has no evaluations yet"),
+        (["{tmp}/run", "--x", "hours"], "--x takes steps, frames or minutes, got 'hours'"),
+        (["{tmp}/run", "--out", "{tmp}/out.abc"], "cannot write"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    """Exit code 2 and what is wrong."""
+    make_run(tmp_path / "run", [0.0, 1.0])
+    make_run(tmp_path / "empty", [])
+
+    assert main([word.format(tmp=tmp_path) for word in words]) == 2
+
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_run_whose_config_is_torn_is_refused(tmp_path: Path) -> None:
+    """Rather than a traceback."""
+    run = make_run(tmp_path / "run", [1.0])
+    (run / "config.json").write_text("{")
+
+    with pytest.raises(UsageError, match="no readable config"):
+        read_curve(run)
