@@ -19,6 +19,7 @@ The loop itself is `asyncrl.runtime.worker.work`; this page is what makes it A3C
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,6 +64,15 @@ class Config(RunConfig):
     """Continuous actions: a deviation per component, or the paper's one softplus variance that depends on the state."""
     normalize_advantages: bool = False
     """Scale the advantages of a rollout to mean 0 and standard deviation 1."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require("gae_lambda", 0 <= self.gae_lambda <= 1, "must lie between 0 and 1")
+        possible = bool(self.entropy_weights) and all(0 <= weight < math.inf for weight in self.entropy_weights)
+        self._require("entropy_weights", possible, "must be at least one number, none of them negative")
+        self._require("value_cost", 0 <= self.value_cost < math.inf, "must not be negative")
+        self._require("lstm_cells", 0 <= self.lstm_cells <= 100_000, "must be 0 to 100_000")
 
 
 CONTINUOUS: dict[str, Any] = {

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -185,6 +186,8 @@ def _misplaced(word: str, words: Sequence[str]) -> str:
 
 def run_command(program: str, command: Callable[[], int]) -> int:
     """Run a command; a mistake of the user becomes one line on stderr and exit code 2, Ctrl-C exit code 130."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # see asyncrl/__init__.py
     try:
         return command()
     except UsageError as error:

@@ -50,6 +50,11 @@ class Config(ValueConfig):
     lstm_cells: int = 0
     """Cells of an LSTM after the last hidden layer; 0: feed-forward."""
 
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require("lstm_cells", 0 <= self.lstm_cells <= 100_000, "must be 0 to 100_000")
+
 
 def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""

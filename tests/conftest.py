@@ -37,6 +37,6 @@ def nothing_left_behind() -> Iterator[None]:
 
 def _shared_memory_files() -> set[str]:
     try:
-        return {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+        return {name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")}
     except OSError:
         return set()

@@ -139,6 +139,8 @@ class RunConfig:
         """Raise UsageError for the first impossible value."""
         for name in _AT_LEAST_ONE:
             self._require(name, getattr(self, name) >= 1, "must be at least 1")
+        for name, most in _AT_MOST.items():
+            self._require(name, getattr(self, name) <= most, f"must be at most {most:_}")
         for name in _NOT_NEGATIVE:
             self._require(name, getattr(self, name) >= 0, "must not be negative")
         for name in ("gamma", "sticky_actions", "optimizer_decay", "optimizer_momentum"):
@@ -148,7 +150,7 @@ class RunConfig:
         self._require("evaluation_cpu_share", 0 < self.evaluation_cpu_share <= 1, "must lie in (0, 1]")
         self._require("seed", 0 <= self.seed < 2**63, "must lie between 0 and 2^63")
         self._require("image_size", self.image_size >= 16, "must be at least 16")
-        self._require("hidden_sizes", all(size >= 1 for size in self.hidden_sizes), "must be positive")
+        self._require("hidden_sizes", all(1 <= size <= 100_000 for size in self.hidden_sizes), "must be 1 to 100_000")
         self._require("delays", all(0 < delay < math.inf for delay in self.delays), "must be positive")
         if self.stop_at_score is not None:
             self._require("stop_at_score", math.isfinite(self.stop_at_score), "must be a number")
@@ -201,6 +203,12 @@ _AT_LEAST_ONE = (
     "workers", "envs_per_worker", "t_max", "total_steps", "evaluation_episodes", "checkpoints_kept",
     "frame_skip", "frame_stack",
 )  # fmt: skip
+_AT_MOST = {
+    "workers": 10_000, "envs_per_worker": 10_000, "t_max": 1_000_000, "total_steps": 2**53, "frame_skip": 1_000,
+    "frame_stack": 100, "image_size": 1_000, "noop_max": 10_000, "checkpoints_kept": 1_000_000,
+    "evaluation_episodes": 1_000_000,
+}  # fmt: skip
+"""More can only be a slip of the finger; it would end in a lack of memory long after it was typed."""
 _NOT_NEGATIVE = (
     "max_seconds", "evaluation_interval_steps", "evaluation_interval_seconds", "checkpoint_interval_steps",
     "record_interval_seconds", "max_gradient_norm", "reward_clip", "noop_max", "max_episode_steps",

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -28,6 +29,8 @@ def begin(runs_dir: Path, *words: str, **options: object) -> subprocess.Popen[st
     """The command in the background, in a process group of its own."""
     command = [sys.executable, "-m", "asyncrl.a3c", *CATCH, "--runs-dir", str(runs_dir), *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    # Test runs that were themselves started in the background ignore SIGINT, and children would inherit that.
+    options["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     return subprocess.Popen(command, **(pipes | options))  # type: ignore[call-overload, no-any-return]
 
 
@@ -238,3 +241,17 @@ def test_the_first_and_the_last_line_name_the_run_folder(tmp_path: Path) -> None
     assert first == last == f"run folder: {the_run(tmp_path)}"
     assert middle.startswith("finished: total_steps reached; best evaluation ")
     assert result.stderr == ""
+
+
+@pytest.mark.faults
+def test_a_ctrl_c_during_the_imports_shows_no_traceback(tmp_path: Path) -> None:
+    """Torch takes a second to import; whoever changes their mind then need not see its insides."""
+    process = begin(tmp_path)
+    time.sleep(0.3)
+
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode in (-signal.SIGINT, 130)
+    assert "Traceback" not in errors
+    assert left_of(process) == []

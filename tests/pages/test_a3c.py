@@ -11,6 +11,7 @@ from torch import nn
 
 from asyncrl import a3c
 from asyncrl.core.distributions import Categorical
+from asyncrl.core.errors import UsageError
 from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.envs.spec import Spaces
@@ -190,3 +191,21 @@ def test_the_paper_preset_is_the_paper() -> None:
     assert sum(p.numel() for p in network.parameters()) == 677_943
     bound = 256**-0.5  # fan-in of the first convolution: 4 x 8 x 8
     assert float(network.trunk.body.convolutions[0].weight.detach().abs().max()) <= bound  # type: ignore[union-attr, operator]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gae_lambda": 7.0}, "--gae-lambda must lie between 0 and 1, got 7.0"),
+        ({"entropy_weights": ()}, "--entropy-weights must be at least one number, none of them negative"),
+        ({"entropy_weights": (0.1, -1.0)}, "--entropy-weights must be at least one number, none of them negative"),
+        ({"value_cost": -1.0}, "--value-cost must not be negative"),
+        ({"lstm_cells": -1}, "--lstm-cells must be 0 to 100_000, got -1"),
+    ],
+)
+def test_an_impossible_value_is_refused_with_its_flag(settings: dict[str, Any], message: str) -> None:
+    """Before a worker divides by no weights at all."""
+    with pytest.raises(UsageError) as error:
+        a3c.Config(**settings)
+
+    assert message in str(error.value)
