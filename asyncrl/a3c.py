@@ -169,9 +169,7 @@ class A3C:
         """Summed over the T steps, as the paper accumulates its gradient, and averaged over the E environments."""
         config = self.config
         policy, values, states = self.network(rollout.observations[:-1], rollout.state, torch.from_numpy(rollout.last))
-        rewards = rollout.rewards * np.float32(rollout.reward_scale)
-        if config.reward_clip:
-            rewards = np.clip(rewards, -config.reward_clip, config.reward_clip)
+        rewards = rollout.learning_rewards(config.reward_clip)
         returns = torch.from_numpy(
             lambda_returns(
                 rewards, rollout.discounts, self._next_values(rollout, values, states), rollout.last, config.gae_lambda

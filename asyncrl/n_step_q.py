@@ -31,7 +31,7 @@ from torch import Tensor
 from asyncrl.core.losses import squared_error
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Rollout, State
-from asyncrl.core.value_config import VALUE_PAPER, ValueConfig
+from asyncrl.core.value_config import VALUE_PAPER, VALUE_VECTOR, ValueConfig
 from asyncrl.envs.spec import Spaces
 from asyncrl.nets.bodies import make_body
 from asyncrl.nets.memory import Trunk, at_end, at_places
@@ -60,21 +60,7 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""
     if name == "paper":
         return VALUE_PAPER
-    if spaces.is_image:
-        return {}
-    return {
-        "envs_per_worker": 8,
-        "t_max": 8,
-        "optimizer": "adam",
-        "optimizer_decay": 0.999,
-        "optimizer_epsilon": 1e-5,
-        "learning_rate": 1e-3,
-        "max_gradient_norm": 10.0,
-        "reward_clip": 0.0,
-        "normalize_observations": False,
-        "target_interval_steps": 1_000,
-        "exploration_steps": 50_000,
-    }
+    return {} if spaces.is_image else VALUE_VECTOR | {"t_max": 8}
 
 
 def make_network(config: Config, spaces: Spaces) -> QNetwork:
@@ -119,9 +105,7 @@ class NStepQ:
         config = self.config
         q, states = self.network(rollout.observations[:-1], rollout.state, torch.from_numpy(rollout.last))
         values = q.gather(-1, rollout.actions.unsqueeze(-1)).squeeze(-1)
-        rewards = rollout.rewards * np.float32(rollout.reward_scale)
-        if config.reward_clip:
-            rewards = np.clip(rewards, -config.reward_clip, config.reward_clip)
+        rewards = rollout.learning_rewards(config.reward_clip)
         targets = torch.from_numpy(
             lambda_returns(rewards, rollout.discounts, self._next_values(rollout, states), rollout.last)  # R
         )

@@ -21,13 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from asyncrl.core.losses import squared_error
 from asyncrl.core.rollout import Rollout, State
-from asyncrl.core.value_config import VALUE_PAPER, ValueConfig
+from asyncrl.core.value_config import VALUE_PAPER, VALUE_VECTOR, ValueConfig
 from asyncrl.envs.spec import Spaces
 from asyncrl.nets.bodies import make_body
 from asyncrl.nets.memory import Trunk
@@ -48,21 +47,7 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""
     if name == "paper":
         return VALUE_PAPER
-    if spaces.is_image:
-        return {}
-    return {
-        "envs_per_worker": 8,
-        "t_max": 5,
-        "optimizer": "adam",
-        "optimizer_decay": 0.999,
-        "optimizer_epsilon": 1e-5,
-        "learning_rate": 1e-3,
-        "max_gradient_norm": 10.0,
-        "reward_clip": 0.0,
-        "normalize_observations": False,
-        "target_interval_steps": 1_000,
-        "exploration_steps": 50_000,
-    }
+    return {} if spaces.is_image else VALUE_VECTOR
 
 
 def make_network(config: Config, spaces: Spaces) -> QNetwork:
@@ -105,9 +90,7 @@ class OneStepQ:
         config = self.config
         q, _ = self.network(rollout.observations[:-1])
         values = q.gather(-1, rollout.actions.unsqueeze(-1)).squeeze(-1)
-        rewards = rollout.rewards * np.float32(rollout.reward_scale)
-        if config.reward_clip:
-            rewards = np.clip(rewards, -config.reward_clip, config.reward_clip)
+        rewards = rollout.learning_rewards(config.reward_clip)
         next_values = rollout.next_values(
             self._best_value(rollout.observations[1:]).numpy(),
             None

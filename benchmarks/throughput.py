@@ -27,10 +27,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from asyncrl import a3c
+from asyncrl.commandline import parse
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage.records import read_records
+from asyncrl.train import make_spec
 
 SETTINGS = ((2, 1, 5), (2, 1, 20), (2, 8, 20), (16, 1, 20), (16, 8, 20))
 PHASES = ("environment", "act", "collect", "loss", "pull", "push")
@@ -142,7 +145,8 @@ def main() -> None:
     arguments = parser.parse_args(words[: words.index("--")] if "--" in words else words)
     settings = [tuple(map(int, text.split(","))) for text in arguments.settings or ()] or list(SETTINGS)
     request_one_thread()
-    spec = EnvSpec(arguments.env_id)
+    # The very environment that training will make, flags included.
+    spec = make_spec(parse(a3c.Config, ["--env-id", arguments.env_id, *flags], "throughput"))
     skip = spec.frame_skip if spec.is_atari else 1
     print(f"{arguments.env_id}, {arguments.repeats} x {arguments.seconds:g} s each, medians", *flags)
     print(

@@ -48,6 +48,11 @@ class Rollout:
         """Agent steps in this rollout: T x E."""
         return int(self.rewards.size)
 
+    def learning_rewards(self, clip: float) -> NDArray[np.float32]:
+        """Rewards as a loss takes them, `[T, E]`: scaled, then clipped to [-clip, clip]; with 0 not clipped."""
+        rewards = self.rewards * np.float32(self.reward_scale)
+        return np.clip(rewards, -clip, clip) if clip else rewards
+
     def next_values(
         self, following: NDArray[np.float32], final_values: NDArray[np.float32] | None
     ) -> NDArray[np.float32]:

@@ -77,3 +77,16 @@ VALUE_PAPER: dict[str, Any] = PAPER | {
     "exploration_steps": 1_000_000,
 }
 """The preset "paper" of the value-based pages."""
+
+VALUE_VECTOR: dict[str, Any] = {
+    "envs_per_worker": 8,
+    "t_max": 5,
+    "learning_rate": 1e-3,
+    "optimizer_epsilon": 1e-5,
+    "max_gradient_norm": 10.0,
+    "reward_clip": 0.0,
+    "normalize_observations": False,
+    "target_interval_steps": 1_000,
+    "exploration_steps": 50_000,
+}
+"""What trains CartPole well: small problems want a target and an epsilon that move on sooner."""
