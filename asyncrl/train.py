@@ -80,6 +80,7 @@ def prepare(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces) -> RunP
         raise UsageError("there is not enough memory for a network of this size") from None
     checkpoint = load_for_resume(page, config, layout) if config.resume else None
     folder = open_folder(page, config)
+    checkpoints.clean(folder.checkpoints)  # what a save that was killed has left
     progress = Progress(
         config.workers,
         config.total_steps,
