@@ -56,7 +56,7 @@ def train(page: str, words: Sequence[str], program: str) -> int:
         plan = prepare(page, config, spec, spaces)
         folder, view = plan.folder, make_view(config.quiet, f"{short(page)} on {config.env_id}")
         say(f"run folder: {folder.path}")
-        for line in [*introduction(plan), *changes]:
+        for line in [facts["description"], *introduction(plan), *changes]:
             view.say(line)
         write_json(folder.config_file, {"page": page, "config": to_plain(config), "environment": facts})
         write_json(folder.host_file, host_facts())
@@ -145,6 +145,8 @@ def configure(
         if make_spec(config) != spec:
             spec = make_spec(config)
             spaces = spec.probe()
+    # Said of the environment itself, by what has just been probed: describing must not make another one.
+    facts = {"id": config.env_id, "description": spec.describe(spaces), **dataclasses.asdict(spaces)}
     if config.normalize_observations:  # whatever the environment gives, the network gets real numbers
         spaces = dataclasses.replace(spaces, observation_dtype="float32")
     if spaces.is_continuous and not module.TAKES_CONTINUOUS:
@@ -153,7 +155,7 @@ def configure(
         raise UsageError("--evaluation-interval-seconds would make a serial run depend on the clock; give steps")
     if config.update == "locked" and sys.platform == "win32":
         raise UsageError("--update locked needs a POSIX system")
-    return config, spec, spaces, changes, {"id": config.env_id, **dataclasses.asdict(spaces)}
+    return config, spec, spaces, changes, facts
 
 
 def make_spec(config: RunConfig) -> EnvSpec:
@@ -239,10 +241,9 @@ def restore(store: SharedStore, checkpoint: Checkpoint, layout: Any) -> None:
 
 
 def introduction(plan: RunPlan) -> list[str]:
-    """What a run says at its start."""
+    """What a run says at its start, after the environment's description."""
     config = plan.config
     lines = [
-        plan.spec.describe(),
         f"{short(plan.page)}, preset {config.preset}: {plan.store.theta.numel():,} parameters, "
         f"{config.workers} workers x {config.envs_per_worker} environments, t_max {config.t_max}, "
         f"{config.optimizer} {config.learning_rate:g}, {config.update} updates, {config.statistics} statistics",

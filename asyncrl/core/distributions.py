@@ -4,33 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from asyncrl.core.exploration import greedy
 from asyncrl.core.losses import categorical_entropy
-
-
-class Distribution(Protocol):
-    """A policy at `[T, E]` states."""
-
-    def sample(self, generator: torch.Generator) -> Tensor:
-        """Actions drawn from it."""
-        ...
-
-    def mode(self) -> Tensor:
-        """The most likely actions."""
-        ...
-
-    def log_probability(self, actions: Tensor) -> Tensor:
-        """log pi(a | s) `[T, E]` of given actions."""
-        ...
-
-    def entropy(self) -> Tensor:
-        """H(pi) `[T, E]` in nats."""
-        ...
 
 
 class Categorical:

@@ -64,7 +64,6 @@ class PlainView:
 
     def __init__(self) -> None:
         self._shown_at = time.monotonic()
-        self._evaluation: float | None = None
 
     def say(self, line: str) -> None:
         """Print the line."""

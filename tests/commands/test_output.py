@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.train import main
 from tests.storage.limits import no_file_beyond
@@ -255,3 +257,17 @@ def test_a_ctrl_c_during_the_imports_shows_no_traceback(tmp_path: Path) -> None:
     assert process.returncode in (-signal.SIGINT, 130)
     assert "Traceback" not in errors
     assert left_of(process) == []
+
+
+def test_a_start_makes_no_environment_only_to_describe_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One probe for the preset and, where the preset leaves the environment as it is, none besides."""
+    probed = []
+    probe = EnvSpec.probe
+    monkeypatch.setattr(EnvSpec, "probe", lambda spec: probed.append(spec.env_id) or probe(spec))
+    words = ["--env-id", "Catch", "--backend", "serial", "--workers", "1", "--total-steps", "100"]
+
+    assert main("asyncrl.a3c", [*words, "--runs-dir", str(tmp_path), "--normalize-observations"]) == 0
+
+    assert probed == ["Catch"]
+    facts = json.loads((the_run(tmp_path) / "config.json").read_text())["environment"]
+    assert facts["description"].startswith("Catch: 3 actions, observation float32 [50]")
