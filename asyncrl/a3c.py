@@ -161,7 +161,7 @@ class A3C:
     @torch.inference_mode()
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
         """a_t ~ pi(a_t | s_t; theta'), `[E]`."""
-        policy, _, states = self.network(observations[None], state)
+        policy, states = self.network.policy_at(observations[None], state)
         actions = policy.mode() if self.choose_best else policy.sample(self.generator)
         return actions[0], at_end(states)
 

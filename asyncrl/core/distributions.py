@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from asyncrl.core.exploration import greedy
+from asyncrl.core.exploration import greedy, sample
 from asyncrl.core.losses import categorical_entropy
 
 
@@ -17,12 +18,15 @@ class Categorical:
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
-        self.log_probabilities = torch.log_softmax(logits, -1)
+
+    @cached_property
+    def log_probabilities(self) -> Tensor:
+        """log pi `[T, E, A]`."""
+        return torch.log_softmax(self.logits, -1)
 
     def sample(self, generator: torch.Generator) -> Tensor:
         """Actions `[T, E]`."""
-        flat = self.log_probabilities.exp().flatten(0, -2)
-        return torch.multinomial(flat, 1, generator=generator).view(self.logits.shape[:-1])
+        return sample(self.logits, generator)
 
     def mode(self) -> Tensor:
         """The best actions `[T, E]`, the first of equals."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,11 +21,13 @@ class Moments:
         self._rows: NDArray[np.float64] = rows.numpy()
         self._n = (rows.shape[1] - 1) // 2
 
-    def add(self, worker: int, batch: NDArray[np.floating]) -> None:
+    def add(self, worker: int, batch: Tensor) -> None:
         """Add vectors `[B, n]` to a worker's row."""
-        count, mean = len(batch), batch.mean(0, dtype=np.float64)
-        squares = np.square(batch - mean).sum(0)
-        self._rows[worker] = merge(self._rows[worker], np.concatenate([[count], mean, squares]))
+        count = len(batch)
+        # One batch is exact enough in float32 (Welford's algorithm); only the sum of many needs more.
+        variance, mean = torch.var_mean(batch.float(), 0, correction=0)
+        addition = np.concatenate([[count], mean.numpy(), count * variance.numpy()], dtype=np.float64)
+        self._rows[worker] = merge(self._rows[worker], addition)
 
     @property
     def count(self) -> float:

@@ -22,9 +22,12 @@ def lambda_returns(
     have. G_t - V(s_t) is the generalised advantage estimate of Schulman et al. 2016 (arXiv 1506.02438, eq. 16).
     A discount of 0 ends an episode; a truncated one bootstraps because it keeps its discount.
     """
-    returns = np.empty_like(rewards)
-    following = next_values[-1]
-    for t in range(len(rewards) - 1, -1, -1):
-        tail = np.where(last[t], next_values[t], (1.0 - lambda_) * next_values[t] + lambda_ * following)
-        following = returns[t] = rewards[t] + discounts[t] * tail
+    goes_on = ~last
+    goes_on[-1] = False
+    lambdas = np.float32(lambda_) * goes_on
+    # G_t = returns_t + carried_t G_{t+1}: all but the sum over time is done for the whole rollout at once.
+    returns: NDArray[np.float32] = rewards + discounts * (1 - lambdas) * next_values
+    carried = discounts * lambdas
+    for t in range(len(rewards) - 2, -1, -1):
+        returns[t] += carried[t] * returns[t + 1]
     return returns

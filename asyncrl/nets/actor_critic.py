@@ -31,3 +31,8 @@ class ActorCritic(nn.Module):
         """Policy at `[T, E]`, values `[T, E]` and states after each step, of observations `[T, E, *shape]`."""
         features, states = self.trunk(observations, state, last)
         return Categorical(self.policy(features)), self.value(features).squeeze(-1), states
+
+    def policy_at(self, observations: Tensor, state: State = None) -> tuple[Categorical, State]:
+        """The policy alone and the states, as `forward` gives them: all that acting needs."""
+        features, states = self.trunk(observations, state)
+        return Categorical(self.policy(features)), states

@@ -52,11 +52,20 @@ class GaussianActorCritic(nn.Module):
         half = None if state is None else len(state) // 2
         features, policy_states = self.policy_trunk(observations, None if state is None else state[:half], last)
         seen, value_states = self.value_trunk(observations, None if state is None else state[half:], last)
+        states = None if policy_states is None else (*policy_states, *value_states)
+        return self._gaussian(features), self.value(seen).squeeze(-1), states
+
+    def policy_at(self, observations: Tensor, state: State = None) -> tuple[Gaussian, State]:
+        """The policy alone and the states, as `forward` gives them: all that acting needs."""
+        if state is not None:  # the value's memory must see every observation too
+            policy, _, states = self(observations, state)
+            return policy, states
+        return self._gaussian(self.policy_trunk(observations, None)[0]), None
+
+    def _gaussian(self, features: Tensor) -> Gaussian:
         if self.variance is not None:
             deviation = F.softplus(self.variance(features)).sqrt()
         else:
             assert self.log_deviation is not None
             deviation = self.log_deviation.exp()
-        states = None if policy_states is None else (*policy_states, *value_states)
-        values = self.value(seen).squeeze(-1)
-        return Gaussian(self.mean(features), deviation.clamp_min(SMALLEST_DEVIATION)), values, states
+        return Gaussian(self.mean(features), deviation.clamp_min(SMALLEST_DEVIATION))

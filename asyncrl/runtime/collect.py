@@ -54,11 +54,14 @@ class Collector(Iterator[Rollout]):
         self._gamma = gamma
         self._progress = progress
         shape = (t_max, len(environments))
-        self._observations = torch.empty(
+        self._raw = torch.empty(
             (t_max + 1, len(environments), *spaces.observation_shape),
             dtype=getattr(torch, spaces.observation_dtype),
         )
-        self._rows = self._observations.numpy()
+        self._rows = self._raw.numpy()
+        # What the network sees: the same memory unless it is normalised.
+        changed = normalizer is not None and normalizer.observes
+        self._observations = torch.empty(self._raw.shape) if changed else self._raw
         self._spaces = spaces
         self._normalizer = normalizer
         if spaces.is_continuous:
@@ -74,7 +77,8 @@ class Collector(Iterator[Rollout]):
         self._look_ahead = look_ahead
         self._chosen: Tensor | None = None
         for e, environment in enumerate(environments):
-            self._rows[-1, e] = self._seen(environment.reset())
+            self._rows[-1, e] = environment.reset()
+        self._see(-1)
 
     def __next__(self) -> Rollout:
         steps = self._progress.steps
@@ -83,6 +87,7 @@ class Collector(Iterator[Rollout]):
         self._rows[0] = self._rows[-1]
         if self._normalizer is not None:
             self._normalizer.renew()
+        self._see(0)
         truncated: list[tuple[int, int]] = []
         finals: list[Tensor] = []
         for t in range(len(self._rewards)):
@@ -91,12 +96,13 @@ class Collector(Iterator[Rollout]):
             acted = time.perf_counter()
             for e, action in enumerate(for_environments(actions, self._spaces)):
                 self._step(t, e, action, truncated, finals)
+            self._see(t + 1)
             if self._normalizer is not None:
                 self._normalizer.reward(self._rewards[t], self._last[t])
             self._state = reset_state(self._agent, self._state, self._last[t])
             self.environment_seconds += time.perf_counter() - acted
         if self._normalizer is not None:
-            self._normalizer.share()
+            self._normalizer.share(self._raw[:-1])
         times, places = np.array(truncated, np.intp).reshape(-1, 2).T
         return Rollout(
             observations=self._observations,
@@ -105,7 +111,7 @@ class Collector(Iterator[Rollout]):
             discounts=self._discounts,
             last=self._last,
             truncated=(times, places),
-            final_observations=torch.stack(finals) if finals else None,
+            final_observations=self._seen(torch.stack(finals)) if finals else None,
             state=state_before,
             reward_scale=1.0 if self._normalizer is None else self._normalizer.reward_scale,
             next_actions=self._next_actions(steps) if self._look_ahead else None,
@@ -138,14 +144,20 @@ class Collector(Iterator[Rollout]):
         if terminated or cut:
             if cut and not terminated:
                 truncated.append((t, e))
-                finals.append(torch.from_numpy(np.array(self._seen(observation))))
+                finals.append(torch.from_numpy(np.array(observation)))
             self.episodes.append(Episode(float(self._scores[e]), int(self._lengths[e])))
             self._scores[e], self._lengths[e] = 0.0, 0
             observation = environment.reset()
-        self._rows[t + 1, e] = self._seen(observation)
+        self._rows[t + 1, e] = observation
 
-    def _seen(self, observation: NDArray[Any]) -> NDArray[Any]:
-        return observation if self._normalizer is None else self._normalizer.observe(observation)
+    def _see(self, t: int) -> None:
+        """Normalise the raw observations of row t, for all environments at once."""
+        if self._observations is not self._raw:
+            assert self._normalizer is not None
+            self._normalizer.observe(self._raw[t], out=self._observations[t])
+
+    def _seen(self, observations: Tensor) -> Tensor:
+        return observations if self._normalizer is None else self._normalizer.observe(observations)
 
 
 def for_environments(actions: Tensor, spaces: Spaces) -> Iterable[Any]:

@@ -162,13 +162,13 @@ def play(
     results: list[list[tuple[float, int]]] = [[] for _ in range(count)]
     scores, lengths = [0.0] * count, [0] * count
     state = agent.initial_state(count)
-    seen = (lambda observation: observation) if normalizer is None else normalizer.observe
     for e, environment in enumerate(environments):
-        rows[e] = seen(environment.reset())
+        rows[e] = environment.reset()
     while any(left):
         if interrupted is not None and interrupted():
             return None
-        actions, state = agent.act(observations, state, steps)
+        seen = observations if normalizer is None else normalizer.observe(observations)
+        actions, state = agent.act(seen, state, steps)
         ended = np.zeros(count, np.bool_)
         for e, action in enumerate(for_environments(actions, spaces)):
             if not left[e]:
@@ -182,7 +182,7 @@ def play(
                 scores[e], lengths[e] = 0.0, 0
                 left[e] -= 1
                 observation = environments[e].reset()
-            rows[e] = seen(observation)
+            rows[e] = observation
         state = reset_state(agent, state, ended)
     return [results[i % count][i // count] for i in range(episodes)]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from asyncrl.core.moments import Moments
 from asyncrl.envs.spec import EnvSpec, Spaces
@@ -54,7 +56,6 @@ class Normalizer:
         self._read = -1.0
         self._returns = Moments(store.return_moments) if returns else None
         self._discounted: NDArray[np.float64] | None = None
-        self._seen: list[NDArray[Any]] = []
         self._seen_returns: list[NDArray[np.float64]] = []
         self.reward_scale = 1.0
         """What the loss multiplies rewards by."""
@@ -65,22 +66,23 @@ class Normalizer:
         if self._observations is not None and self._observations.count > GROWTH * self._read:
             self._read = self._observations.count
             mean, deviation = self._observations.mean_and_deviation()
-            self._mean = mean.reshape(self._shape)
-            self._scale = 1.0 / np.maximum(deviation, self._least).reshape(self._shape)
+            self._mean = torch.from_numpy(mean).view(self._shape)
+            self._scale = torch.from_numpy(deviation).clamp_min(self._least).reciprocal().view(self._shape)
         if self._returns is not None:
             spread = float(self._returns.mean_and_deviation()[1][0])
             # Until something has been earned there is no scale; rewards must not be blown up by the lack of any.
             self.reward_scale = 1.0 / spread if spread > SMALLEST_RETURN_DEVIATION else 1.0
 
-    def observe(self, observation: NDArray[Any]) -> NDArray[Any]:
-        """The observation as the network should see it; it is remembered until `share`."""
+    @property
+    def observes(self) -> bool:
+        """Whether observations are changed at all."""
+        return self._observations is not None
+
+    def observe(self, observations: Tensor, out: Tensor | None = None) -> Tensor:
+        """Raw `observations` `[..., *shape]` as the network should see them, float32, written to `out` if given."""
         if self._observations is None:
-            return observation
-        if self._worker >= 0:
-            self._seen.append(observation[-self._shape[0] :].ravel().copy())
-        scaled = observation - self._mean
-        scaled *= self._scale
-        return np.clip(scaled, -LARGEST, LARGEST, out=scaled)
+            return observations
+        return torch.sub(observations, self._mean, out=out).mul_(self._scale).clamp_(-LARGEST, LARGEST)
 
     def reward(self, rewards: NDArray[np.float32], ended: NDArray[np.bool_]) -> None:
         """Follow the discounted return of each environment, `[E]` rewards at a time."""
@@ -91,11 +93,11 @@ class Normalizer:
         self._seen_returns.append(discounted)
         self._discounted = np.where(ended, 0.0, discounted)
 
-    def share(self) -> None:
-        """Add what was seen since the last time to this worker's row of the shared moments."""
-        if self._observations is not None and self._seen:
-            self._observations.add(self._worker, np.stack(self._seen))
+    def share(self, observations: Tensor) -> None:
+        """Add raw `observations` `[T, E, *shape]` and the returns since the last time to this worker's moments."""
+        if self._observations is not None:
+            newest = observations[:, :, -self._shape[0] :].reshape(-1, math.prod(self._shape))
+            self._observations.add(self._worker, newest)
         if self._returns is not None and self._seen_returns:
-            self._returns.add(self._worker, np.concatenate(self._seen_returns)[:, None])
-        self._seen.clear()
+            self._returns.add(self._worker, torch.from_numpy(np.concatenate(self._seen_returns)[:, None]))
         self._seen_returns.clear()

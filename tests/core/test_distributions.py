@@ -39,3 +39,15 @@ def test_samples_have_the_mean_and_the_deviation() -> None:
     assert abs(samples.mean().item() - 1.0) < 0.02
     assert abs(samples.std().item() - 0.5) < 0.02
     assert policy.mode() is policy.mean
+
+
+def test_actions_are_drawn_as_often_as_they_are_likely() -> None:
+    """40 000 draws of three actions, one of them impossible, within four standard deviations."""
+    probabilities = torch.tensor([0.7, 0.3, 0.0])
+    generator = torch.Generator().manual_seed(0)
+
+    drawn = Categorical(probabilities.log().expand(1, 40_000, 3)).sample(generator)
+
+    shares = torch.bincount(drawn.flatten(), minlength=3) / 40_000
+    torch.testing.assert_close(shares, probabilities, rtol=0, atol=4 * (0.21 / 40_000) ** 0.5)
+    assert int((drawn == 2).sum()) == 0

@@ -17,15 +17,15 @@ def test_merged_rows_are_the_moments_of_all_samples(batches: list[tuple[int, int
     rng = np.random.default_rng(seed)
     moments, everything = Moments(torch.zeros(4, 5, dtype=torch.float64)), []
     for worker, size in batches:
-        batch = rng.normal(3.0, 2.0, (size, 2))
-        moments.add(worker, batch)
+        batch = rng.normal(3.0, 2.0, (size, 2)).astype(np.float32)
+        moments.add(worker, torch.from_numpy(batch))
         everything.append(batch)
-    samples = np.concatenate(everything)
+    samples = np.concatenate(everything).astype(np.float64)
 
     mean, deviation = moments.mean_and_deviation()
 
     if len(samples) >= 2:
-        np.testing.assert_allclose(mean, samples.mean(0), rtol=1e-5)
+        np.testing.assert_allclose(mean, samples.mean(0), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(deviation, samples.std(0), rtol=1e-4, atol=1e-3)
 
 

@@ -34,6 +34,10 @@ class Table(nn.Module):
         logits = torch.stack([torch.zeros_like(number), self.logit + 0 * number], -1)
         return Categorical(logits), self.v * number, None
 
+    def policy_at(self, observations: torch.Tensor, state: State = None) -> tuple[Categorical, State]:
+        policy, _, states = self(observations, state)
+        return policy, states
+
 
 def agent_of(network: nn.Module, worker: int = 0, **settings: Any) -> a3c.A3C:
     config = a3c.Config(**({"entropy_weights": (0.0,), "reward_clip": 0.0, "gamma": 0.5, "gae_lambda": 1.0} | settings))

@@ -153,8 +153,9 @@ def test_normalised_observations_and_reward_scale() -> None:
     assert first.reward_scale == 1.0
     second = next(collector)
 
-    # Seen: 0, 1, 2, 3, 4: mean 2, deviation sqrt(2). Discounted returns 7, 10.5, 12.25, 13.125.
-    assert second.observations[1:, 0, 0].tolist() == pytest.approx([(x - 2) / 2**0.5 for x in (5, 6, 7, 8)], rel=1e-5)
+    # Acted on: 0, 1, 2, 3: mean 1.5, deviation sqrt(1.25). Discounted returns 7, 10.5, 12.25, 13.125.
+    expected = [min((x - 1.5) / 1.25**0.5, 5) for x in (4, 5, 6, 7, 8)]
+    assert second.observations[:, 0, 0].tolist() == pytest.approx(expected, rel=1e-5)
     assert second.reward_scale == pytest.approx(1 / np.std([7, 10.5, 12.25, 13.125]), rel=1e-5)
     assert second.rewards.tolist() == [[7.0]] * 4
 
@@ -166,7 +167,7 @@ def test_rewards_are_not_blown_up_before_there_are_any() -> None:
 
     for _ in range(50):
         normalizer.reward(np.zeros(2, np.float32), np.zeros(2, np.bool_))
-    normalizer.share()
+    normalizer.share(torch.zeros(50, 2, 1))
     normalizer.renew()
 
     assert normalizer.reward_scale == 1.0
