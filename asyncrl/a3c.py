@@ -126,7 +126,7 @@ def make_network(config: Config, spaces: Spaces) -> ActorCritic | GaussianActorC
     """Policy and value on the body the configuration names; they share it unless actions are continuous."""
 
     def trunk() -> Trunk:
-        body = make_body(config.network, spaces.observation_shape, spaces.observation_dtype, config.hidden_sizes)
+        body = make_body(config, spaces.observation_shape, spaces.observation_dtype)
         return Trunk(body, config.lstm_cells)
 
     initialisation = "torch7" if config.preset == "paper" else "orthogonal"
@@ -168,12 +168,13 @@ class A3C:
     def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """Summed over the T steps, as the paper accumulates its gradient, and averaged over the E environments."""
         config = self.config
-        policy, values, states = self.network(rollout.observations[:-1], rollout.state, torch.from_numpy(rollout.last))
+        # One pass over all T + 1 observations: the last one is only there for the bootstrap.
+        policy, values, states = self.network(rollout.observations, rollout.state, torch.from_numpy(rollout.last))
+        next_values = self._next_values(rollout, values.detach(), states)
+        policy, values = policy[:-1], values[:-1]
         rewards = rollout.learning_rewards(config.reward_clip)
         returns = torch.from_numpy(
-            lambda_returns(
-                rewards, rollout.discounts, self._next_values(rollout, values, states), rollout.last, config.gae_lambda
-            )
+            lambda_returns(rewards, rollout.discounts, next_values, rollout.last, config.gae_lambda)
         )
         surprise = returns - values.detach()
         advantages = surprise
@@ -195,12 +196,11 @@ class A3C:
     @torch.no_grad()
     def _next_values(self, rollout: Rollout, values: Tensor, states: State) -> NDArray[np.float32]:
         """V(s_{t+1}; theta') `[T, E]`: within the rollout, beyond its end, and where a time limit cut an episode."""
-        _, bootstrap, _ = self.network(rollout.observations[-1:], at_end(states))
         final_values = None
         if rollout.final_observations is not None:
             before = at_places(states, *map(torch.from_numpy, rollout.truncated))
             final_values = self.network(rollout.final_observations[None], before)[1][0].numpy()
-        return rollout.next_values(torch.cat([values[1:], bootstrap]).numpy(), final_values)
+        return rollout.next_values(values[1:].numpy(), final_values)
 
 
 make_agent = A3C

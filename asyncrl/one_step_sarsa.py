@@ -57,7 +57,7 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
 
 def make_network(config: Config, spaces: Spaces) -> QNetwork:
     """Q on the body the configuration names."""
-    body = make_body(config.network, spaces.observation_shape, spaces.observation_dtype, config.hidden_sizes)
+    body = make_body(config, spaces.observation_shape, spaces.observation_dtype)
     return QNetwork(Trunk(body), spaces.actions, "torch7" if config.preset == "paper" else "orthogonal")
 
 

@@ -19,6 +19,10 @@ class Categorical:
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
 
+    def __getitem__(self, steps: slice) -> Categorical:
+        """The same at some of the steps only."""
+        return Categorical(self.logits[steps])
+
     @cached_property
     def log_probabilities(self) -> Tensor:
         """log pi `[T, E, A]`."""
@@ -49,6 +53,10 @@ class Gaussian:
     """`[T, E, n]`."""
     deviation: Tensor
     """Standard deviation, `[T, E, n]` or broadcastable to it: `[T, E, 1]` is the paper's spherical Gaussian."""
+
+    def __getitem__(self, steps: slice) -> Gaussian:
+        """The same at some of the steps only."""
+        return Gaussian(self.mean[steps], self.deviation.expand_as(self.mean)[steps])
 
     def sample(self, generator: torch.Generator) -> Tensor:
         """mean + deviation * noise, `[T, E, n]`."""

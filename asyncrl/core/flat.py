@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -39,14 +39,13 @@ def split_like(flat: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
     return views
 
 
-def gradient_of(loss: Tensor, network: nn.Module, out: Tensor) -> Tensor:
-    """The gradient of `loss` in the parameters of `network`, written to the flat vector `out` `[P]` and returned.
+def gradient_of(loss: Tensor, parameters: Sequence[Tensor], out: Tensor) -> Tensor:
+    """The gradient of `loss` in the `parameters` of a network, written to the flat vector `out` `[P]` and returned.
 
     The gradient is a value that is handed on, never state that hangs on a parameter: with `.grad` shared between
     processes, torch 2 applies stale or accumulated gradients without a word. A parameter the loss does not touch
     gets zeros.
     """
-    parameters = list(network.parameters())
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     pieces = [
         torch.zeros_like(parameter).view(-1) if gradient is None else gradient.reshape(-1)

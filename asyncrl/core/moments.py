@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,9 +23,12 @@ class Moments:
     def add(self, worker: int, batch: Tensor) -> None:
         """Add vectors `[B, n]` to a worker's row."""
         count = len(batch)
-        # One batch is exact enough in float32 (Welford's algorithm); only the sum of many needs more.
-        variance, mean = torch.var_mean(batch.float(), 0, correction=0)
-        addition = np.concatenate([[count], mean.numpy(), count * variance.numpy()], dtype=np.float64)
+        # In two passes one batch is exact enough in float32; only the sum of many needs more. (torch.var_mean takes
+        # twenty times as long over the first axis.)
+        samples = batch.float()
+        mean = samples.mean(0)
+        squares = (samples - mean).square_().sum(0)
+        addition = np.concatenate([[count], mean.numpy(), squares.numpy()], dtype=np.float64)
         self._rows[worker] = merge(self._rows[worker], addition)
 
     @property

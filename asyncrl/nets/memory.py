@@ -28,7 +28,7 @@ class Memory(nn.Module):
     def forward(self, features: Tensor, state: tuple[Tensor, ...], last: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """h and c after each step, `[T, E, cells]` each, from features `[T, E, F]` and the state before the first.
 
-        `last` `[T, E]` says where an episode ended: the step after it begins from the initial state.
+        `last` `[T, E]` (or `[T - 1, E]`) says where an episode ended: the next step begins from the initial state.
         """
         h, c = state
         hs, cs = [], []

@@ -30,6 +30,7 @@ def work(
     It yields once per update, between computing the gradient and pushing it. A process just runs through; the serial
     backend lets other workers go on there, which is what makes their updates stale.
     """
+    parameters = list(agent.network.parameters())
     gradient = torch.empty_like(theta)
     metrics: dict[str, Tensor] = {}
     eta = learning_rate(progress.steps)
@@ -40,7 +41,7 @@ def work(
             rollout = next(rollouts)  # t_max steps with theta'
             report.lap("rollout")
             loss, metrics = agent.loss(rollout)
-            gradient_of(loss, agent.network, out=gradient)  # d theta
+            gradient_of(loss, parameters, out=gradient)  # d theta
             report.lap("loss")
             yield
             report.lap("wait")

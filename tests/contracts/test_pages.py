@@ -108,7 +108,7 @@ def test_the_loss_reaches_every_parameter_and_is_a_function_of_the_rollout(
     rollout = rollout_of(agent, spaces, 4, environments)
 
     first, metrics = agent.loss(rollout)
-    gradient = gradient_of(first, agent.network, torch.empty_like(flat))
+    gradient = gradient_of(first, list(agent.network.parameters()), torch.empty_like(flat))
     second, _ = agent.loss(rollout)
 
     assert first.item() == second.item()

@@ -27,7 +27,10 @@ def test_the_gradient_is_fresh_every_time_and_leaves_nothing_behind() -> None:
     flatten_parameters(network)
     out = torch.empty(2)
 
-    seen = [gradient_of(network(torch.tensor([[1.0, 2.0]])).sum(), network, out).tolist() for _ in range(3)]
+    seen = [
+        gradient_of(network(torch.tensor([[1.0, 2.0]])).sum(), list(network.parameters()), out).tolist()
+        for _ in range(3)
+    ]
 
     assert seen == [[1.0, 2.0]] * 3
     assert network.weight.grad is None
@@ -38,7 +41,7 @@ def test_a_parameter_the_loss_does_not_touch_gets_zeros() -> None:
     network = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)])
     flatten_parameters(network)
 
-    gradient = gradient_of(network[0](torch.ones(1, 1)).sum(), network, torch.empty(2))
+    gradient = gradient_of(network[0](torch.ones(1, 1)).sum(), list(network.parameters()), torch.empty(2))
 
     assert gradient.tolist() == [1.0, 0.0]
 

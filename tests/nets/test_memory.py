@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from asyncrl import a3c
+from asyncrl.core.config import RunConfig
 from asyncrl.envs.spec import Spaces
 from asyncrl.nets.bodies import make_body
 from asyncrl.nets.memory import Memory, Trunk, at_end, at_places
@@ -87,7 +88,7 @@ def test_states_at_places() -> None:
 
 def test_a_trunk_without_cells_has_no_state() -> None:
     """Feed-forward is the same code with nothing to remember."""
-    trunk = Trunk(make_body("mlp", (3,), "float32", (4,)))
+    trunk = Trunk(make_body(RunConfig(network="mlp", hidden_sizes=(4,)), (3,), "float32"))
 
     features, states = trunk(torch.randn(5, 2, 3), None)
 

@@ -65,7 +65,7 @@ def rollout_of(
 
 def gradients_of(agent: a3c.A3C, rollout: Rollout) -> dict[str, float]:
     flat = flatten_parameters(agent.network)
-    gradient = gradient_of(agent.loss(rollout)[0], agent.network, torch.empty_like(flat))
+    gradient = gradient_of(agent.loss(rollout)[0], list(agent.network.parameters()), torch.empty_like(flat))
     return dict(zip(("v", "logit"), gradient.tolist(), strict=True))
 
 

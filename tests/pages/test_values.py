@@ -43,7 +43,9 @@ def gradient(page: ModuleType, rollout: Rollout, target: Line | None = None, **s
     agent = page.make_agent(page.Config(**settings), SPACES, network, target, 0, torch.Generator())
     flat = flatten_parameters(network)
     before = [p.clone() for p in target.parameters()]
-    result: list[float] = gradient_of(agent.loss(rollout)[0], network, torch.empty_like(flat)).tolist()
+    result: list[float] = gradient_of(
+        agent.loss(rollout)[0], list(network.parameters()), torch.empty_like(flat)
+    ).tolist()
     assert all(torch.equal(a, b) for a, b in zip(before, target.parameters(), strict=True))
     assert all(p.grad is None for p in target.parameters())
     return result
