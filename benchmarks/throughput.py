@@ -6,6 +6,10 @@ of their steps per second within one repetition; absolute figures are the machin
 
     python benchmarks/throughput.py                        # all five settings, ALE/Pong-v5
     python benchmarks/throughput.py --settings 2,8,20 --repeats 5 --seconds 20 -- --network paper --image-size 84
+    python benchmarks/throughput.py --bookkeeping --seconds 120
+
+With `--bookkeeping` it asks instead what watching costs: training with everything on as the plain command has it
+(records, TensorBoard, checkpoints, the evaluator) against training without evaluations and with hardly any records.
 
 What follows `--` goes to the training command.
 """
@@ -36,6 +40,8 @@ from asyncrl.storage.records import read_records
 from asyncrl.train import make_spec
 
 SETTINGS = ((2, 1, 5), (2, 1, 20), (2, 8, 20), (16, 1, 20), (16, 8, 20))
+BARE = ("--evaluation-interval-steps", "0", "--evaluation-episodes", "1", "--checkpoint-interval-steps", "0")
+"""Training with nobody watching; there is still one evaluation, after the end."""
 PHASES = ("environment", "act", "collect", "loss", "pull", "push")
 
 
@@ -88,8 +94,7 @@ def training_rate(
         command = [
             sys.executable, "-m", "asyncrl.a3c", "--env-id", env_id, "--workers", str(workers),
             "--envs-per-worker", str(environments), "--t-max", str(t_max), "--max-seconds", str(seconds),
-            "--total-steps", "1e12", "--evaluation-interval-steps", "0", "--evaluation-episodes", "1",
-            "--record-interval-seconds", "1", "--runs-dir", folder, "--quiet", *flags,
+            "--total-steps", "1e12", "--runs-dir", folder, "--quiet", *flags,
         ]  # fmt: skip
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         memory = PeakMemory(process.pid)
@@ -104,6 +109,19 @@ def training_rate(
         spent = {phase: sum(row["time"][phase] for row in rows) for phase in PHASES}
     total = sum(spent.values())
     return steps / last, {phase: value / total for phase, value in spent.items()}, memory.peak
+
+
+def compare_bookkeeping(
+    env_id: str, setting: Sequence[int], repeats: int, seconds: float, flags: Sequence[str]
+) -> None:
+    """Print what is left of the speed of bare training when everything is on, alternating."""
+    bare = (*BARE, "--record-interval-seconds", "3600")
+    ratios = []
+    for _ in range(repeats):
+        without, watched = (training_rate(env_id, setting, seconds, (*part, *flags))[0] for part in (bare, ()))
+        ratios.append(watched / without)
+        print(f"bare {without:,.0f} steps/s, watched {watched:,.0f} steps/s: {ratios[-1]:.1%}", flush=True)
+    print(f"median {statistics.median(ratios):.1%}, {min(ratios):.1%} to {max(ratios):.1%}")
 
 
 class PeakMemory:
@@ -141,10 +159,14 @@ def main() -> None:
     parser.add_argument("--settings", nargs="*", help="workers,environments,t_max")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--bookkeeping", action="store_true", help="what watching costs, instead")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args(words[: words.index("--")] if "--" in words else words)
     settings = [tuple(map(int, text.split(","))) for text in arguments.settings or ()] or list(SETTINGS)
     request_one_thread()
+    if arguments.bookkeeping:
+        compare_bookkeeping(arguments.env_id, (16, 4, 20), arguments.repeats, arguments.seconds, flags)
+        return
     # The very environment that training will make, flags included.
     spec = make_spec(parse(a3c.Config, ["--env-id", arguments.env_id, *flags], "throughput"))
     skip = spec.frame_skip if spec.is_atari else 1
@@ -158,7 +180,7 @@ def main() -> None:
         pairs = []
         for _ in range(arguments.repeats):
             alone = environment_rate(spec, setting[0], setting[1], arguments.seconds)
-            pairs.append((alone, *training_rate(arguments.env_id, setting, arguments.seconds, flags)))
+            pairs.append((alone, *training_rate(arguments.env_id, setting, arguments.seconds, (*BARE, *flags))))
         ratios = [training / alone for alone, training, _, _ in pairs]
         alone, training = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
         shares = {phase: statistics.median(pair[2][phase] for pair in pairs) for phase in PHASES}

@@ -73,7 +73,7 @@ class RunConfig:
     """Whole episodes per evaluation."""
     evaluation_policy: Literal["greedy", "sampled"] = "greedy"
     """Whether the evaluator takes the best action or explores as the workers do."""
-    evaluation_cpu_share: float = 0.15
+    evaluation_cpu_share: float = 0.04
     """The evaluator waits rather than use more than this share of all CPU time."""
     checkpoint_interval_steps: int = 500_000
     """Steps between two checkpoints; there is one at the end and at a stop as well. 0: only those."""

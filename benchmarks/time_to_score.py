@@ -1,0 +1,110 @@
+"""How long training takes to reach a score: wall clock, steps and core-minutes, for several seeds.
+
+Each seed is one run of the training command with `--stop-at-score`; it ends when the mean of an evaluation's episodes
+(10 by default) has reached the score. The runs follow one another, so that each has the machine to itself. A run that
+is there already is not repeated: a benchmark that was interrupted goes on.
+
+    python benchmarks/time_to_score.py                     # ALE/Pong-v5 to 18, seeds 1 to 3, the plain default
+    python benchmarks/time_to_score.py --env-id CartPole-v1 --score 475 --seeds 1 2 3 4 5 -- --workers 4
+
+What follows `--` goes to the training command. Three clocks are printed, in minutes: `reached` is when the parameters
+that scored were taken, from the moment all workers were ready; `known` when their evaluation had ended; `command` is
+the whole command from its start to its end. Core-minutes are `known` times the cores that the run could use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from asyncrl.storage.records import read_records
+
+
+@dataclass(frozen=True)
+class Result:
+    """One seed."""
+
+    seed: int
+    score: float
+    """Mean of the last evaluation."""
+    steps: int
+    reached: float
+    """Minutes."""
+    known: float
+    """Minutes."""
+    command: float
+    """Minutes."""
+    cores: int
+    ended: bool
+    """Whether the score was reached."""
+
+
+def measure(seed: int, arguments: argparse.Namespace, flags: Sequence[str]) -> Result:
+    """Train until the score is reached or the time is over."""
+    name = f"seed-{seed}"
+    command = [
+        sys.executable, "-m", f"asyncrl.{arguments.page}", "--env-id", arguments.env_id, "--seed", str(seed),
+        "--stop-at-score", str(arguments.score), "--max-seconds", str(60 * arguments.max_minutes),
+        "--runs-dir", str(arguments.runs_dir), "--run-name", name, "--quiet", *flags,
+    ]  # fmt: skip
+    began = time.perf_counter()
+    process = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+    minutes = (time.perf_counter() - began) / 60
+    if process.returncode:
+        raise SystemExit(f"seed {seed} ended with exit code {process.returncode}")
+    (folder,) = arguments.runs_dir.glob(f"*/*/{name}")
+    rows = [row for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]
+    row = next((row for row in rows if row["mean"] >= arguments.score), rows[-1])
+    known = (row["seconds"] + row["evaluation_seconds"]) / 60
+    return Result(
+        seed, row["mean"], row["steps"], row["seconds"] / 60, known, minutes, len(os.sched_getaffinity(0)),
+        row["mean"] >= arguments.score,
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Measure and print."""
+    words = sys.argv[1:]
+    flags = words[words.index("--") + 1 :] if "--" in words else []
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", default="a3c", help="the algorithm's module")
+    parser.add_argument("--env-id", default="ALE/Pong-v5")
+    parser.add_argument("--score", type=float, default=18.0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--max-minutes", type=float, default=60.0)
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs/time-to-score"))
+    arguments = parser.parse_args(words[: words.index("--")] if "--" in words else words)
+
+    print(f"{arguments.page} on {arguments.env_id} until {arguments.score:g}:", *flags)
+    print(f"{'seed':>5} {'score':>7} {'steps':>11} {'reached':>9} {'known':>9} {'command':>9} {'core-min':>9}")
+    results = []
+    for seed in arguments.seeds:
+        stored = arguments.runs_dir / f"result-{seed}.json"
+        if stored.exists():
+            result = Result(**json.loads(stored.read_text()))
+        else:
+            result = measure(seed, arguments, flags)
+            stored.write_text(json.dumps(asdict(result)))
+        results.append(result)
+        print(
+            f"{seed:>5} {result.score:>7.1f} {result.steps:>11,} {result.reached:>9.1f} {result.known:>9.1f} "
+            f"{result.command:>9.1f} {result.known * result.cores:>9.1f}" + ("" if result.ended else "   not reached"),
+            flush=True,
+        )
+    reached = [result for result in results if result.ended]
+    print(f"{len(reached)} of {len(results)} reached {arguments.score:g}", end="")
+    if reached:
+        print(f"; median {statistics.median(result.known for result in reached):.1f} minutes", end="")
+    print()
+
+
+if __name__ == "__main__":
+    main()
