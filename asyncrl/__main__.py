@@ -14,7 +14,10 @@ PAGES = {
 }
 
 
-COMMANDS = {"plot": "learning curves of any runs in one figure"}
+COMMANDS = {
+    "plot": "learning curves of any runs in one figure",
+    "doctor": "does learning work on this machine, and with your environment?",
+}
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "storage": {"storage", "core"},
     "runtime": {"runtime", "envs", "storage", "core"},
     "backends": {"backends", "runtime", "storage", "core"},
+    "checks": {"checks", "backends", "runtime", "envs", "storage", "core"},
     "plots": {"plots", "storage", "core"},
     "page": {"nets", "envs", "core"},
 }

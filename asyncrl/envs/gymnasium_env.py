@@ -43,7 +43,8 @@ class GymnasiumEnvironment:
         max_episode_steps: int = 0,
         notices: tuple[str, ...] = (),
     ) -> None:
-        self._environment = environment
+        self.native = environment
+        """What Gymnasium made: what `reset` and `step` convert from."""
         self._id = env_id
         self._seed: int | None = seed
         self._max_episode_steps = max_episode_steps
@@ -59,7 +60,7 @@ class GymnasiumEnvironment:
 
     def reset(self) -> NDArray[Any]:
         """Begin a new episode; the seed counts for the first and so for all that follow."""
-        result = self._environment.reset(seed=self._seed)
+        result = self.native.reset(seed=self._seed)
         self._seed = None
         if not (isinstance(result, tuple) and len(result) == 2):
             raise self._bad("reset() must return (observation, info)")
@@ -71,7 +72,7 @@ class GymnasiumEnvironment:
         """Act once; raises ValueError for an action outside the space, `BadEnvironment` for a broken promise."""
         if not self._running:
             raise RuntimeError("step() before reset(): no episode is running")
-        result = self._environment.step(self._native(action))
+        result = self.native.step(self._native(action))
         if not (isinstance(result, tuple) and len(result) == 5):
             raise self._bad("step() must return (observation, reward, terminated, truncated, info)")
         self._elapsed += 1
@@ -83,7 +84,7 @@ class GymnasiumEnvironment:
 
     def close(self) -> None:
         """Close the environment."""
-        self._environment.close()
+        self.native.close()
 
     def _native(self, action: int | NDArray[Any]) -> Any:
         if self.spaces.is_continuous:

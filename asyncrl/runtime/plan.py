@@ -80,6 +80,10 @@ def build_agent(plan: RunPlan, worker: int) -> tuple[Agent, Tensor]:
     return page.make_agent(plan.config, plan.spaces, network, target, worker, random), theta
 
 
+MakeAgent = Callable[[RunPlan, int], tuple[Agent, Tensor]]
+"""What builds an agent and its flat vector: `build_agent`, or something around it."""
+
+
 def build_environments(plan: RunPlan, worker: int, count: int, evaluation: bool) -> list[Environment]:
     """The environments of one worker, each with its own seed."""
     return [
@@ -88,10 +92,13 @@ def build_environments(plan: RunPlan, worker: int, count: int, evaluation: bool)
     ]
 
 
-def build_worker(plan: RunPlan, worker: int) -> Generator[None]:
-    """An actor-learner, ready to go: environments reset, memory allocated."""
+def build_worker(plan: RunPlan, worker: int, make_agent: MakeAgent = build_agent) -> Generator[None]:
+    """An actor-learner, ready to go: environments reset, memory allocated.
+
+    `make_agent` lets the doctor listen in on the agent; everything else is as in a run.
+    """
     config, page = plan.config, load_page(plan.page)
-    agent, theta = build_agent(plan, worker)
+    agent, theta = make_agent(plan, worker)
     environments = build_environments(plan, worker, config.envs_per_worker, evaluation=False)
     collector = Collector(
         environments,

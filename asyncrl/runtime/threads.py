@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -20,5 +21,7 @@ def enforce_one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+    if "cv2" in sys.modules:  # an environment that draws with it must not start a pool of its own
+        sys.modules["cv2"].setNumThreads(1)
     with contextlib.suppress(RuntimeError):  # can be set once only, and before any parallel work
         torch.set_num_interop_threads(1)

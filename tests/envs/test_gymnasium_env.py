@@ -159,7 +159,7 @@ def test_a_time_limit_shows_the_last_real_observation() -> None:
     for _ in range(200):
         observation, _, terminated, truncated, _ = adapter.step(2)
     assert (terminated, truncated) == (False, True)
-    assert observation.tolist() == np.asarray(adapter._environment.unwrapped.state, np.float32).tolist()  # type: ignore[attr-defined]
+    assert observation.tolist() == np.asarray(adapter.native.unwrapped.state, np.float32).tolist()  # type: ignore[attr-defined]
     assert not np.array_equal(observation, start)
 
 

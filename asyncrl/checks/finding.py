@@ -1,0 +1,32 @@
+"""What a check says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["ok", "note", "FAIL"]
+"""ok: as it should be. note: works, but worth knowing. FAIL: a run would go wrong."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check."""
+
+    check: str
+    """What was checked, in a few words."""
+    verdict: Verdict
+    figure: str
+    """What was seen, with its numbers and units."""
+    remedy: str = ""
+    """What to do about it; empty when all is well."""
+
+
+def judge(check: str, good: bool, figure: str, remedy: str) -> Finding:
+    """ok or FAIL; the remedy is only said of the latter."""
+    return Finding(check, "ok", figure) if good else Finding(check, "FAIL", figure, remedy)
+
+
+def advise(check: str, good: bool, figure: str, remedy: str) -> Finding:
+    """ok or a note."""
+    return Finding(check, "ok", figure) if good else Finding(check, "note", figure, remedy)

@@ -1,0 +1,377 @@
+"""Does learning reach the shared memory as the paper says? A few updates of real workers, computed a second time.
+
+A worker is built and run exactly as in a run (`build_worker`, in a process of its own), but its agent and its store are
+listened to. What they heard is then held against arithmetic done here: the gradients by `backward`, the parameters and
+the statistics by applying each gradient once to private copies, the returns by the definition, step by step.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any, cast
+
+import cv2
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncrl.backends import local
+from asyncrl.checks.finding import Finding, judge
+from asyncrl.core.flat import clip_by_norm
+from asyncrl.core.rollout import Rollout, State
+from asyncrl.core.schedules import crossed
+from asyncrl.runtime.plan import RunPlan, build_agent, build_worker
+from asyncrl.runtime.progress import RUNNING
+from asyncrl.runtime.protocols import Agent, Push
+from asyncrl.runtime.store import SharedStore
+
+UPDATES = 3
+"""By each worker that is listened to: an old or a summed gradient shows from the second one on."""
+TOLERANCE = 1e-5
+"""Largest difference, relative to the largest number, between what was seen and what was computed again."""
+ANSWER_SECONDS = 60.0
+"""Time for a child that takes a second on an idle machine."""
+
+Target = Callable[[RunPlan, int], None]
+"""The main function of a child."""
+
+
+class NoAnswer(Exception):
+    """A child ended, or was ended, without a result; the message is one line that says how."""
+
+
+@dataclass
+class Heard:
+    """What was heard of one worker: U updates of P parameters."""
+
+    local: list[Tensor] = field(default_factory=list)
+    """theta' `[P]` when each loss was computed."""
+    true_gradients: list[Tensor] = field(default_factory=list)
+    """`[P]` by `backward`, from the same rollout and theta'."""
+    gradients: list[Tensor] = field(default_factory=list)
+    """`[P]` as handed to the store."""
+    learning_rates: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    """T after each update."""
+    targets: list[Tensor] = field(default_factory=list)
+    """theta^- `[P]` after each update; empty without a target network."""
+    thetas: list[Tensor] = field(default_factory=list)
+    """theta `[P]` after each update."""
+    target_matters: list[bool] = field(default_factory=list)
+    """Whether changing the shared theta^- changed the loss."""
+    value_losses: list[tuple[float, float]] = field(default_factory=list)
+    """A3C's value loss: as its page says, and by the definition of the n-step return."""
+    truncations: list[tuple[float, bool]] = field(default_factory=list)
+    """Of each episode that a time limit cut: the discount kept, and whether its last real observation was."""
+    actions: list[int] = field(default_factory=list)
+    threads: dict[str, int] = field(default_factory=dict)
+    started_by: int = 0
+    """The process that this one says started it."""
+
+
+class ListeningStore:
+    """The plan's store, and what passes through it."""
+
+    def __init__(self, store: SharedStore, heard: Heard) -> None:
+        self._store, self._heard = store, heard
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def push(self, worker: int, gradient: Tensor, learning_rate: float, version: int) -> Push:
+        """Hand on a gradient."""
+        self._heard.gradients.append(gradient.clone())
+        self._heard.learning_rates.append(learning_rate)
+        push = self._store.push(worker, gradient, learning_rate, version)
+        self._heard.thetas.append(self._store.theta.clone())
+        return push
+
+
+class ListeningAgent:
+    """The page's agent, and what its loss was computed from."""
+
+    def __init__(self, agent: Agent, plan: RunPlan, heard: Heard) -> None:
+        self._agent, self._plan, self._heard = agent, plan, heard
+        self.network, self.exploration = agent.network, agent.exploration
+        self._again = plan.spec.make(0, evaluation=False)
+        self._again.reset()
+
+    def initial_state(self, environments: int) -> State:
+        """As the page has it."""
+        return self._agent.initial_state(environments)
+
+    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
+        """As the page has it."""
+        return self._agent.act(observations, state, steps)
+
+    def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        """The page's loss, computed a second time by other means."""
+        parameters = list(self.network.parameters())
+        self._heard.local.append(_joined(parameters))
+        self._agent.loss(rollout)[0].backward()  # type: ignore[no-untyped-call]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        self._heard.true_gradients.append(_joined(gradients))
+        self.network.zero_grad()
+        loss, metrics = self._agent.loss(rollout)
+        target = self._plan.store.target
+        if target is None:
+            self._heard.value_losses.append((float(metrics["value_loss"]), self._value_loss(rollout)))
+        else:
+            before = target.clone()
+            target.add_(1.0)
+            self._heard.target_matters.append(not torch.equal(self._agent.loss(rollout)[0], loss))
+            target.copy_(before)
+        self._follow(rollout)
+        return loss, metrics
+
+    @torch.no_grad()
+    def _value_loss(self, rollout: Rollout) -> float:
+        """Mean of (R_t - V(s_t))^2 of one environment, R_t step by step as Algorithm S3 has it."""
+        _, values, _ = self.network(rollout.observations, rollout.state, torch.from_numpy(rollout.last))
+        following = values[1:, 0].tolist()
+        for k, t in enumerate(rollout.truncated[0]):
+            assert rollout.final_observations is not None
+            following[t] = float(self.network(rollout.final_observations[k][None, None], None)[1])
+        total, errors = following[-1], []
+        for t in reversed(range(rollout.steps)):
+            after = following[t] if rollout.last[t, 0] else total
+            total = float(rollout.rewards[t, 0]) + float(rollout.discounts[t, 0]) * after
+            errors.append((total - float(values[t, 0])) ** 2)
+        return float(np.mean(errors))
+
+    def _follow(self, rollout: Rollout) -> None:
+        """Do the same in an environment of our own, and see where a time limit cuts."""
+        finals = () if rollout.final_observations is None else tuple(rollout.final_observations)
+        kept = dict(zip(rollout.truncated[0].tolist(), finals, strict=True))
+        for t, action in enumerate(rollout.actions[:, 0].tolist()):
+            observation, _, terminated, truncated, _ = self._again.step(action)
+            if truncated:
+                same = t in kept and np.array_equal(kept[t].numpy(), observation)
+                self._heard.truncations.append((float(rollout.discounts[t, 0]), same))
+            if terminated or truncated:
+                self._again.reset()
+
+
+def listen(plan: RunPlan, worker: int) -> Heard:
+    """Make UPDATES updates as worker `worker` of the plan, in this process, and tell what was heard."""
+    heard = Heard(threads=threads(), started_by=os.getppid())
+    listening = replace(plan, store=cast(SharedStore, ListeningStore(plan.store, heard)))
+
+    def make_agent(_: RunPlan, number: int) -> tuple[Agent, Tensor]:
+        agent, theta = build_agent(plan, number)
+        return ListeningAgent(agent, plan, heard), theta
+
+    plan.progress.enter(worker, RUNNING)
+    with closing(build_worker(listening, worker, make_agent)) as learning:
+        next(learning)
+        for _ in range(UPDATES):
+            next(learning)  # pushes the gradient, and computes the next
+            heard.steps.append(plan.progress.steps)
+            if plan.store.target is not None:
+                heard.targets.append(plan.store.target.clone())
+    for ahead in (heard.local, heard.true_gradients):
+        del ahead[len(heard.gradients) :]  # of the one that was computed and not pushed
+    return heard
+
+
+def listen_in_child(plan: RunPlan, worker: int) -> None:
+    """`listen`, as the main function of a child; what was heard goes into a file of the plan's folder."""
+    torch.save(asdict(listen(plan, worker)), _file(plan, worker))
+
+
+def hear(context: BaseContext, plan: RunPlan, worker: int, target: Target = listen_in_child) -> Heard:
+    """Let a real worker process make updates and tell what was heard. Raises NoAnswer when it breaks."""
+    run_child(context, target, plan, worker)
+    return read(plan, worker)
+
+
+def read(plan: RunPlan, worker: int) -> Heard:
+    """What `listen_in_child` has left."""
+    return Heard(**torch.load(_file(plan, worker), weights_only=True))
+
+
+def run_child(context: BaseContext, target: Target, plan: RunPlan, worker: int, seconds: float = ANSWER_SECONDS) -> int:
+    """Run `target` in a child as a run starts its workers; returns the most files this process had open meanwhile.
+
+    Raises NoAnswer when the child does not end by itself, and well, within `seconds`.
+    """
+    process = local.start(context, target, plan, worker)
+    try:
+        deadline = time.monotonic() + seconds
+        most = 0
+        while process.exitcode is None and time.monotonic() < deadline:
+            most = max(most, open_files())
+            process.join(0.02)
+        if process.exitcode is None:
+            raise NoAnswer(f"gave no answer within {seconds:.0f} s")
+        if process.exitcode != 0:
+            file = plan.folder.traceback_file(process.name)
+            raised = file.exists() and file.read_text().strip().splitlines()[-1]
+            raise NoAnswer(f"raised {raised}" if raised else local.how_it_died(process))
+        return most
+    finally:
+        process.kill()
+        process.join()
+
+
+def open_files() -> int:
+    """Files this process has open; 0 where the system does not tell."""
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def threads() -> dict[str, int]:
+    """How many threads each library of this process computes with."""
+    return {
+        "torch": torch.get_num_threads(),
+        "torch interop": torch.get_num_interop_threads(),
+        "cv2": cv2.getNumThreads(),
+    }
+
+
+def check_gradients(heard: Sequence[Heard]) -> Finding:
+    """Each worker pushed the gradient of its own loss at its own theta', not an old or a summed one."""
+    seen, true = _all(heard, "gradients"), _all(heard, "true_gradients")
+    error = _difference(seen, true)
+    return judge(
+        "the gradient is the true one",
+        len(seen) == len(true) and error <= TOLERANCE and bool(seen.any()),
+        f"{len(seen)} updates by {len(heard)} processes, largest difference {error:.1e}",
+        "gradients are stale, summed or aliased: look at core/flat.py gradient_of and the page's loss",
+    )
+
+
+def check_theta(plan: RunPlan, initial: Tensor, heard: Sequence[Heard]) -> Finding:
+    """theta is what it becomes when each gradient heard is applied once; the workers ran one after the other."""
+    error = _difference(plan.store.theta, apply_again(plan, initial, heard)[0][-1])
+    moved = float((plan.store.theta - initial).abs().max())
+    return judge(
+        "each reaches theta exactly once",
+        error <= TOLERANCE and moved > 0,
+        f"theta moved by {moved:.1e}, difference to applying each once {error:.1e}",
+        "the store lost a gradient or applied it more than once: look at SharedStore.push; is theta in shared memory?",
+    )
+
+
+def check_pulls(plan: RunPlan, initial: Tensor, heard: Sequence[Heard]) -> Finding:
+    """Every loss was computed at theta as it was after the update before."""
+    expected = torch.stack(apply_again(plan, initial, heard)[0][:-1])
+    error = _difference(_all(heard, "local"), expected)
+    return judge(
+        "workers pull theta before each rollout",
+        error <= TOLERANCE,
+        f"{len(expected)} pulls, largest difference of theta' to theta {error:.1e}",
+        "workers act on old parameters: look at SharedStore.pull and at what flatten_parameters binds",
+    )
+
+
+def check_statistics(plan: RunPlan, initial: Tensor, heard: Sequence[Heard]) -> Finding:
+    """The optimiser's statistics are one set for all workers, or one for each, as asked."""
+    wanted = plan.config.statistics
+    shape = apply_again(plan, initial, heard)[1]
+    statistics = plan.store.statistics
+    same = statistics.shape == shape.shape and _difference(statistics, shape) <= TOLERANCE
+    return judge(
+        f"statistics are {'shared' if wanted == 'shared' else 'per worker'}",
+        same and statistics.is_shared() and bool(statistics.any()),  # type: ignore[no-untyped-call]
+        f"{len(statistics)} x {statistics.shape[1]} x {statistics.shape[2]:,} numbers, {plan.config.workers} workers",
+        f"the statistics are not {wanted} or were made in a worker: they must be allocated with the store",
+    )
+
+
+def apply_again(plan: RunPlan, initial: Tensor, heard: Sequence[Heard]) -> tuple[list[Tensor], Tensor]:
+    """theta `[P]` before and after each update heard, and the statistics `[owners, S, P]` at the end."""
+    config = plan.config
+    rule, theta = config.update_rule, initial.clone()
+    shared = config.statistics == "shared"
+    statistics = torch.zeros(1 if shared else config.workers, rule.statistics, len(initial))
+    thetas, updates = [theta.clone()], [0] * len(statistics)
+    for worker, one in enumerate(heard):
+        owner = 0 if shared else worker
+        for pushed, eta in zip(one.gradients, one.learning_rates, strict=True):
+            gradient = pushed.clone()
+            clip_by_norm(gradient, config.max_gradient_norm)
+            rule.apply(theta, gradient, statistics[owner], eta, updates[owner])
+            updates[owner] += 1
+            thetas.append(theta.clone())
+    return thetas, statistics
+
+
+def check_target(plan: RunPlan, initial: Tensor, heard: Heard) -> Finding:
+    """The loss depends on the shared theta^-, which becomes theta when T crosses a multiple and at no other time."""
+    period = cast(Any, plan.config).target_interval_steps
+    expected, before, refreshes = initial, 0, 0
+    right = all(heard.target_matters)
+    for theta, target, steps in zip(heard.thetas, heard.targets, heard.steps, strict=True):
+        if crossed(before, steps, period):
+            expected, before, refreshes = theta, steps, refreshes + 1
+        right = right and torch.equal(target, expected)
+    return judge(
+        "the target network is shared, and refreshed",
+        right and refreshes > 0,
+        f"T went to {heard.steps[-1]}, {refreshes} refresh at a multiple of {period}",
+        "theta^- is private or stale: look at build_agent's target and SharedStore.refresh_target",
+    )
+
+
+def check_truncation(plan: RunPlan, heard: Sequence[Heard]) -> Finding:
+    """A time limit keeps its discount, its last real observation, and its value in the return."""
+    cuts = [cut for one in heard for cut in one.truncations]
+    losses = torch.tensor([pair for one in heard for pair in one.value_losses])
+    error = _difference(losses[:, 0], losses[:, 1])
+    kept = [np.isclose(discount, plan.config.gamma) and same for discount, same in cuts]
+    return judge(
+        "truncation bootstraps",
+        bool(cuts) and all(kept) and error <= TOLERANCE,
+        f"{sum(map(bool, kept))} of {len(cuts)} cut episodes kept their last observation; "
+        f"returns differ by {error:.1e}",
+        "a time limit is learnt from as an end: look at Collector._step and Rollout.next_values",
+    )
+
+
+def check_threads(heard: Sequence[Heard]) -> Finding:
+    """Every library of a worker computes in one thread."""
+    most = {name: max(one.threads[name] for one in heard) for name in heard[0].threads}
+    return judge(
+        "one thread per worker",
+        all(number == 1 for number in most.values()),
+        ", ".join(f"{name} {number}" for name, number in most.items()),
+        "workers fight for cores: look for set_num_threads in your own code, and at runtime/threads.py",
+    )
+
+
+def check_start_method(method: str, wanted: str, heard: Sequence[Heard]) -> Finding:
+    """Children are not forks of the command, whose locks and threads they would copy."""
+    forked = any(one.started_by == os.getpid() for one in heard) and wanted == "forkserver"
+    return judge(
+        "start method",
+        method == wanted and not forked,
+        f"{method}" + (", by the command itself" if forked else ""),
+        f"workers must be started by {wanted}: a fork copies locks that nobody will release",
+    )
+
+
+def _file(plan: RunPlan, worker: int) -> Path:
+    return plan.folder.path / f"heard-{worker}.pt"
+
+
+def _all(heard: Sequence[Heard], name: str) -> Tensor:
+    return torch.stack([tensor for one in heard for tensor in getattr(one, name)])
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def _difference(seen: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to the largest number expected; infinite for other shapes or a NaN."""
+    if seen.shape != expected.shape:
+        return float("inf")
+    difference = float((seen - expected).abs().max()) / max(float(expected.abs().max()), 1e-12)
+    return difference if np.isfinite(difference) else float("inf")

@@ -1,0 +1,139 @@
+"""Is there room for the run: shared memory, file descriptors, disk; and how fast is one worker here?"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+from asyncrl.checks.finding import Finding, judge
+from asyncrl.checks.learning import open_files
+from asyncrl.core.config import RunConfig
+from asyncrl.runtime.plan import RunPlan, build_worker
+from asyncrl.runtime.progress import RUNNING
+from asyncrl.storage.records import read_records
+
+SHARED_MEMORY = Path("/dev/shm")
+SPARE_FILES = 64
+"""File descriptors left for the environments, TensorBoard and the libraries."""
+SPARE_DISK = 200 * 2**20
+"""Bytes for records and TensorBoard beside the checkpoints."""
+MEASURED_SECONDS = 2.0
+"""How long one worker trains."""
+_CELL_ROW = 64
+"""Bytes of a row of counters."""
+
+
+def shared_bytes(config: RunConfig, parameters: int, moments: int, target: bool) -> int:
+    """Bytes that the store and the counters of a run take in shared memory.
+
+    `moments` is the number of components of an observation that are normalised, 0 for none.
+    """
+    owners = config.workers if config.statistics == "per-worker" else 1
+    vectors = 1 + owners * config.update_rule.statistics + int(target)
+    rows = config.workers + 1
+    moments_bytes = rows * 8 * (1 + 2 * moments + 3)
+    return 4 * parameters * vectors + moments_bytes + 8 + rows * _CELL_ROW + (rows + 1) * _CELL_ROW
+
+
+def checkpoint_bytes(config: RunConfig, parameters: int, target: bool) -> int:
+    """Bytes of all checkpoints that a run keeps, the best and the one being written among them."""
+    owners = config.workers if config.statistics == "per-worker" else 1
+    vectors = 1 + owners * config.update_rule.statistics + int(target)
+    return (config.checkpoints_kept + 2) * 4 * parameters * vectors
+
+
+def check_shared_memory(needed: int, folder: Path = SHARED_MEMORY) -> Finding:
+    """Whether the store fits; a write beyond the end of shared memory kills a process without a word."""
+    if not folder.is_dir():
+        return Finding("shared memory", "note", f"needs {_size(needed)}; this system does not tell its room")
+    free = shutil.disk_usage(folder).free
+    return judge(
+        "shared memory",
+        free > needed,
+        f"needs {_size(needed)}, {_size(free)} free in {folder}",
+        f"make {folder} larger (docker: --shm-size), or ask for fewer --workers or --statistics shared",
+    )
+
+
+def check_descriptors(workers: int, per_child: int, limit: int | None = None) -> Finding:
+    """Whether the supervisor may open what `workers` children and their evaluator need of it."""
+    if limit is None:
+        limit = descriptor_limit()
+    needed = open_files() + (workers + 1) * max(1, per_child) + SPARE_FILES
+    return judge(
+        "file descriptors",
+        limit == 0 or limit >= needed,
+        f"{workers} workers need about {needed}, " + (f"{limit} allowed" if limit else "no limit known"),
+        f"run `ulimit -n {needed}` (or more) before, or ask for fewer --workers",
+    )
+
+
+def descriptor_limit() -> int:
+    """How many files a process may have open; 0 for no limit."""
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 0 if limit == resource.RLIM_INFINITY else limit
+
+
+def check_disk(needed: int, folder: Path) -> Finding:
+    """Whether the runs folder, or the next existing one above it, has room for checkpoints and records."""
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    free, needed = shutil.disk_usage(place).free, needed + SPARE_DISK
+    if not os.access(place, os.W_OK):
+        return Finding("disk", "FAIL", f"{folder} cannot be written to", "give another --runs-dir")
+    return judge(
+        "disk",
+        free > needed,
+        f"needs about {_size(needed)}, {_size(free)} free for {folder}",
+        "make room, give another --runs-dir, or keep fewer checkpoints (--checkpoints-kept)",
+    )
+
+
+def train_a_while(plan: RunPlan, worker: int) -> None:
+    """A worker that trains for MEASURED_SECONDS; its own records tell where the time went."""
+    plan.progress.enter(worker, RUNNING)
+    plan.progress.start()
+    with closing(build_worker(plan, worker)) as learning:
+        until = time.monotonic() + MEASURED_SECONDS
+        next(learning)
+        for _ in learning:
+            if time.monotonic() > until:
+                return
+
+
+def check_speed(plan: RunPlan) -> Finding:
+    """How fast the worker of `train_a_while` was, and its environments alone."""
+    rows = [row for row in read_records(plan.folder.worker_file(0)) if "worker_steps" in row]
+    steps = sum(row["worker_steps"] for row in rows)
+    seconds = sum(sum(row["time"].values()) for row in rows)
+    environment = sum(row["time"]["environment"] for row in rows)
+    if not steps or seconds <= 0 or environment <= 0:
+        return Finding("speed of one worker", "FAIL", "no update was recorded", "look at the other checks first")
+    frames = plan.spec.frame_skip if plan.spec.is_atari else 1
+    figure = f"{steps / seconds:,.0f} steps/s training, {steps / environment:,.0f} in its environments alone"
+    figure += f" ({frames * steps / environment:,.0f} frames/s)" if frames > 1 else ""
+    finite = all(math.isfinite(float(value or 0.0)) for row in rows for value in row["metrics"].values())
+    dropped = sum(row["dropped_gradients"] for row in rows)
+    return judge(
+        "speed of one worker",
+        finite and not dropped,
+        figure + (f", {dropped} gradients not finite" if dropped else ""),
+        "the loss is not finite here: look at the size of rewards and observations, or lower --learning-rate",
+    )
+
+
+def _size(number: float) -> str:
+    """Bytes for reading."""
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"

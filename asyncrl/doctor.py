@@ -1,0 +1,244 @@
+"""`python -m asyncrl.doctor`: does learning work on this machine, and with this environment?
+
+Every check runs what a run runs, for a few seconds, in processes of its own. Exit code 0 if all is well, 1 if a check
+failed, 2 for a mistake on the command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.backends.local import start_context
+from asyncrl.checks import environment, learning, machine
+from asyncrl.checks.finding import Finding
+from asyncrl.checks.learning import Heard, NoAnswer
+from asyncrl.commandline import parse, run_command
+from asyncrl.core.config import RunConfig
+from asyncrl.core.errors import UsageError
+from asyncrl.envs.spec import EnvSpec, Spaces
+from asyncrl.runtime.normalize import moments_shape
+from asyncrl.runtime.plan import RunPlan, initial_parameters, load_page
+from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+from asyncrl.train import make_spec, prepare
+
+A3C, N_STEP_Q = "asyncrl.a3c", "asyncrl.n_step_q"
+EXERCISE: dict[str, Any] = {
+    "env_id": "Chain",
+    "env_kwargs": ("limit=9",),
+    "workers": 2,
+    "envs_per_worker": 1,
+    "t_max": 16,
+    "total_steps": 10_000,
+}
+"""What learning is tried on: each rollout of 16 steps contains an episode's end, nearly always by the time limit."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Check this machine, what learning does on it, and an environment. Takes some ten seconds."""
+
+    env_id: str = "ALE/Pong-v5"
+    """Environment to look at and to measure with: any that can be trained on, yours as module:factory."""
+    env_kwargs: tuple[str, ...] = ()
+    """Arguments of the environment, as key=value."""
+    steps: int = 300
+    """Random steps in that environment."""
+    seed: int = 1
+    """Seed of the environment and of all actions."""
+    workers: int = 16
+    """Workers of the run to come, for which there must be room."""
+    statistics: Literal["shared", "per-worker"] = "shared"
+    """Who owns the optimiser's statistics in the run to come."""
+    runs_dir: Path = Path("runs")
+    """Where the run would be written."""
+    json: bool = False
+    """Print the results as JSON."""
+
+    def __post_init__(self) -> None:
+        for name, most in (("steps", 1_000_000), ("workers", 10_000)):
+            if not 1 <= getattr(self, name) <= most:
+                raise UsageError(f"--{name} must be 1 to {most:_}, got {getattr(self, name)}")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed must lie between 0 and 2^63, got {self.seed}")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Check what the command line says; returns the exit code."""
+    words = sys.argv[1:] if words is None else words
+    request_one_thread()
+    enforce_one_thread()
+    program = "asyncrl doctor"
+
+    def check() -> int:
+        config = parse(Config, words, program)
+        spec = make_spec(RunConfig(env_id=config.env_id, env_kwargs=config.env_kwargs))
+        made = spec.make(config.seed, evaluation=False)  # a mistake in the id or in its arguments is said here
+        made.close()
+        findings = examine(config, spec, environment.spaces_of(made))
+        show(findings, config)
+        return int(any(finding.verdict == "FAIL" for finding in findings))
+
+    return run_command(program, check)
+
+
+def examine(config: Config, spec: EnvSpec, spaces: Spaces) -> list[Finding]:
+    """All checks, in the order in which they are shown."""
+    context = start_context(A3C)
+    with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-") as name:
+        folder = Path(name)
+        run = run_config(config, spaces)
+        found, open_per_child = check_learning(context, folder, config.statistics)
+        return [
+            *found,
+            *check_room(config, run, spec, spaces, open_per_child),
+            *check_environment(context, folder, config, spec, spaces),
+            *check_speed(context, folder, run, spec, spaces),
+        ]
+
+
+def run_config(config: Config, spaces: Spaces) -> RunConfig:
+    """The run that a3c would begin with these flags."""
+    given = {
+        "env_id": config.env_id,
+        "env_kwargs": config.env_kwargs,
+        "seed": config.seed,
+        "workers": config.workers,
+        "statistics": config.statistics,
+        "runs_dir": str(config.runs_dir),
+    }
+    page = load_page(A3C)
+    return page.Config(**(page.preset("default", spaces) | given))
+
+
+def exercise_plan(page: str, folder: Path, **settings: Any) -> RunPlan:
+    """A small run of `page` on Chain, below `folder`."""
+    spec = make_spec(RunConfig(env_id=EXERCISE["env_id"], env_kwargs=EXERCISE["env_kwargs"]))
+    spaces = spec.probe()
+    module = load_page(page)
+    config = module.Config(**(module.preset("default", spaces) | EXERCISE | {"runs_dir": str(folder)} | settings))
+    return prepare(page, config, spec, spaces)
+
+
+def check_learning(context: BaseContext, folder: Path, statistics: str) -> tuple[list[Finding], int]:
+    """Two workers of A3C and one of n-step Q, one after the other; also how many files each needs of this process."""
+    a3c = exercise_plan(A3C, folder, gae_lambda=1.0, statistics=statistics)
+    n_step_q = exercise_plan(N_STEP_Q, folder, target_interval_steps=40)
+    initial, initial_q = a3c.store.snapshot(), n_step_q.store.snapshot()
+    before = learning.open_files()
+    try:
+        heard = [learning.hear(context, a3c, worker) for worker in range(2)]
+        opened = max(0, learning.run_child(context, learning.listen_in_child, n_step_q, 0) - before)
+        of_q = learning.read(n_step_q, 0)
+    except NoAnswer as error:
+        return [
+            Finding("a worker process", "FAIL", str(error), "see what it says; does `python -m asyncrl.a3c` run?")
+        ], 4
+    wanted = "forkserver" if sys.platform == "linux" else "spawn"
+    return [
+        learning.check_start_method(context.get_start_method() or "", wanted, heard),
+        learning.check_threads([*heard, of_q]),
+        *judge_learning(a3c, initial, heard),
+        learning.check_target(n_step_q, initial_q, of_q),
+    ], opened
+
+
+def judge_learning(plan: RunPlan, initial: Any, heard: Sequence[Heard]) -> list[Finding]:
+    """What was heard of the workers of A3C."""
+    return [
+        learning.check_pulls(plan, initial, heard),
+        learning.check_gradients(heard),
+        learning.check_theta(plan, initial, heard),
+        learning.check_statistics(plan, initial, heard),
+        learning.check_truncation(plan, heard),
+    ]
+
+
+def check_room(config: Config, run: RunConfig, spec: EnvSpec, spaces: Spaces, open_per_child: int) -> Iterator[Finding]:
+    """Shared memory, file descriptors and disk for the run to come."""
+    parameters = initial_parameters(A3C, run, network_spaces(run, spaces))[0].numel()
+    moments = math.prod(moments_shape(spec, spaces)) if run.normalize_observations else 0
+    yield machine.check_shared_memory(machine.shared_bytes(run, parameters, moments, target=False))
+    yield machine.check_descriptors(config.workers, open_per_child)
+    yield machine.check_disk(machine.checkpoint_bytes(run, parameters, target=False), config.runs_dir)
+
+
+def check_environment(
+    context: BaseContext, folder: Path, config: Config, spec: EnvSpec, spaces: Spaces
+) -> list[Finding]:
+    """The environment, looked at in a worker's process: a hang or a crash ends that one only."""
+    plan = dataclasses.replace(exercise_plan(A3C, folder / "environment"), spec=spec, spaces=spaces)
+    name = "a worker's process makes it"
+    try:
+        learning.run_child(context, environment.Inspection(config.steps, config.seed), plan, 0)
+    except NoAnswer as error:
+        return [Finding(name, "FAIL", str(error), "nothing may depend on the command's own process; no step may block")]
+    return [Finding(name, "ok", f"{config.env_id}"), *environment.read_inspection(plan)]
+
+
+def check_speed(context: BaseContext, folder: Path, run: RunConfig, spec: EnvSpec, spaces: Spaces) -> Iterator[Finding]:
+    """One worker's training on the environment, for two seconds."""
+    config = dataclasses.replace(run, workers=1, runs_dir=str(folder / "speed"))
+    plan = prepare(A3C, config, spec, network_spaces(run, spaces))
+    try:
+        learning.run_child(context, machine.train_a_while, plan, 0)
+    except NoAnswer as error:
+        yield Finding("speed of one worker", "FAIL", str(error), "correct what the checks of the environment say")
+        return
+    yield machine.check_speed(plan)
+
+
+def network_spaces(run: RunConfig, spaces: Spaces) -> Spaces:
+    """The spaces as the network sees them: normalised observations are real numbers."""
+    return dataclasses.replace(spaces, observation_dtype="float32") if run.normalize_observations else spaces
+
+
+def show(findings: Sequence[Finding], config: Config) -> None:
+    """Print the findings as a table, or as JSON."""
+    failed = [finding for finding in findings if finding.verdict == "FAIL"]
+    if config.json:
+        checks = [dataclasses.asdict(finding) for finding in findings]
+        print(json.dumps({"env_id": config.env_id, "ok": not failed, "checks": checks}, indent=2))
+        return
+    console = Console(
+        width=None if sys.stdout.isatty() else max(80, shutil.get_terminal_size().columns), highlight=False
+    )
+    console.print(table(findings))
+    console.print(
+        f"{len(failed)} of {len(findings)} checks failed" if failed else f"all {len(findings)} checks passed",
+        style="bold red" if failed else "bold green",
+    )
+
+
+COLOURS = {"ok": "green", "note": "yellow", "FAIL": "bold red"}
+
+
+def table(findings: Sequence[Finding]) -> Table:
+    """The findings as a rich table; what to do stands below the figure."""
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    grid.add_column()
+    for finding in findings:
+        figure = Text(finding.figure)
+        if finding.remedy:
+            figure.append(f"\n-> {finding.remedy}", style=COLOURS[finding.verdict])
+        grid.add_row(Text(finding.verdict, style=COLOURS[finding.verdict]), Text(finding.check), figure)
+    return grid
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,465 @@
+"""The doctor: all is well here, and each of its checks sees the fault that it is there for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from asyncrl import a3c, doctor
+from asyncrl.backends.local import start_context
+from asyncrl.checks import environment, learning, machine
+from asyncrl.checks.finding import Finding
+from asyncrl.checks.learning import Heard, NoAnswer
+from asyncrl.core.rollout import Rollout
+from asyncrl.doctor import A3C, N_STEP_Q, exercise_plan, main
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.runtime import collect, plan, store, worker
+from asyncrl.runtime.plan import RunPlan
+from asyncrl.runtime.protocols import Push
+from asyncrl.storage.records import RecordWriter
+from tests.support import make_plan
+
+HERE = __name__
+
+
+class TestLearning:
+    """Faults of learning, each put into the program itself."""
+
+    @pytest.fixture
+    def verdicts(self, tmp_path: Path) -> Callable[..., dict[str, str]]:
+        """Let two workers of A3C learn in turn in this process; each check's verdict by its name."""
+
+        def examine(**settings: Any) -> dict[str, str]:
+            exercise = exercise_plan(A3C, tmp_path, gae_lambda=1.0, **settings)
+            initial = exercise.store.snapshot()
+            heard = [learning.listen(exercise, number) for number in range(2)]
+            return verdicts_of(doctor.judge_learning(exercise, initial, heard))
+
+        return examine
+
+    @pytest.mark.parametrize("statistics", ["shared", "per-worker"])
+    def test_all_is_well(self, verdicts: Callable[..., dict[str, str]], statistics: str) -> None:
+        """No check complains of the program as it is, whoever owns the statistics."""
+        found = verdicts(statistics=statistics)
+
+        assert len(found) == 5
+        assert set(found.values()) == {"ok"}
+
+    def test_a_gradient_applied_twice_is_seen(
+        self, verdicts: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """theta then is not what each gradient once makes of it."""
+        push = store.SharedStore.push
+
+        def twice(self: Any, number: int, gradient: Tensor, eta: float, version: int) -> Push:
+            push(self, number, gradient.clone(), eta, version)
+            return push(self, number, gradient, eta, version)
+
+        monkeypatch.setattr(store.SharedStore, "push", twice)
+
+        assert verdicts()["each reaches theta exactly once"] == "FAIL"
+
+    def test_a_lost_gradient_is_seen(
+        self, verdicts: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A store that keeps nothing leaves theta where it was."""
+        monkeypatch.setattr(store.SharedStore, "push", lambda *_: Push(True, 1.0, 0))
+
+        assert verdicts()["each reaches theta exactly once"] == "FAIL"
+
+    def test_gradients_that_add_up_are_seen(
+        self, verdicts: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What an aliased .grad does under torch 2: the second push holds the first gradient too."""
+        gradient_of, sums = worker.gradient_of, torch.zeros(())
+
+        def summed(loss: Tensor, parameters: list[Tensor], out: Tensor) -> Tensor:
+            nonlocal sums
+            sums = sums + gradient_of(loss, parameters, out)
+            return out.copy_(sums)
+
+        monkeypatch.setattr(worker, "gradient_of", summed)
+
+        found = verdicts()
+        assert found["the gradient is the true one"] == "FAIL"
+        assert found["each reaches theta exactly once"] == "ok"  # the store is not to blame
+
+    def test_workers_that_do_not_pull_are_seen(
+        self, verdicts: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They would act on the parameters with which they were made."""
+        monkeypatch.setattr(store.SharedStore, "pull", lambda self, into: self.updates)
+
+        assert verdicts()["workers pull theta before each rollout"] == "FAIL"
+
+    @pytest.mark.parametrize("asked", ["shared", "per-worker"])
+    def test_statistics_of_the_other_kind_are_seen(self, tmp_path: Path, asked: str) -> None:
+        """One set for all where each worker should have its own, and the other way round."""
+        other = {"shared": "per-worker", "per-worker": "shared"}[asked]
+        exercise = exercise_plan(A3C, tmp_path, gae_lambda=1.0, statistics=other)
+        initial = exercise.store.snapshot()
+        heard = [learning.listen(exercise, number) for number in range(2)]
+        exercise = dataclasses.replace(exercise, config=dataclasses.replace(exercise.config, statistics=asked))
+
+        found = learning.check_statistics(exercise, initial, heard)
+
+        assert found.verdict == "FAIL"
+        assert f"not {asked}" in found.remedy
+
+    def test_private_statistics_are_seen(self, tmp_path: Path) -> None:
+        """Statistics that a worker made for itself leave those of the store as they were."""
+        exercise = exercise_plan(A3C, tmp_path, gae_lambda=1.0)
+        initial = exercise.store.snapshot()
+        heard = [learning.listen(exercise, number) for number in range(2)]
+        exercise.store.statistics.zero_()
+
+        assert learning.check_statistics(exercise, initial, heard).verdict == "FAIL"
+
+    def test_a_time_limit_taken_for_an_end_is_seen(
+        self, verdicts: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A discount of 0 at a truncation."""
+        step = collect.Collector._step
+
+        def ending(self: Any, t: int, e: int, *rest: Any) -> None:
+            step(self, t, e, *rest)
+            self._discounts[t, e] *= not self._last[t, e]
+
+        monkeypatch.setattr(collect.Collector, "_step", ending)
+
+        assert verdicts()["truncation bootstraps"] == "FAIL"
+
+    def test_bootstrapping_from_the_next_episode_is_seen(
+        self, verdicts: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A page that takes the value of the observation after the reset."""
+        monkeypatch.setattr(Rollout, "next_values", lambda self, following, final_values: following)
+
+        assert verdicts()["truncation bootstraps"] == "FAIL"
+
+    def test_the_target_network_is_seen_to_be_shared_and_refreshed(self, tmp_path: Path) -> None:
+        """T goes 16, 32, 48: it crosses 40 once."""
+        found = target_finding(tmp_path)
+
+        assert found.verdict == "ok"
+        assert "T went to 48, 1 refresh" in found.figure
+
+    def test_a_stale_target_network_is_seen(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One that is never refreshed."""
+        monkeypatch.setattr(store.SharedStore, "refresh_target", lambda *_: False)
+
+        found = target_finding(tmp_path)
+        assert (found.verdict, "refresh_target" in found.remedy) == ("FAIL", True)
+
+    def test_a_target_network_refreshed_at_every_update_is_seen(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It would be no target network at all."""
+
+        def always(self: store.SharedStore, *_: int) -> bool:
+            assert self.target is not None
+            self.target.copy_(self.theta)
+            return True
+
+        monkeypatch.setattr(store.SharedStore, "refresh_target", always)
+
+        assert target_finding(tmp_path).verdict == "FAIL"
+
+    def test_a_private_target_network_is_seen(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One whose parameters do not lie on the shared theta^-."""
+        bind = plan.bind_parameters
+        monkeypatch.setattr(plan, "bind_parameters", lambda network, flat: bind(network, flat.clone()))
+
+        assert target_finding(tmp_path).verdict == "FAIL"
+
+
+def target_finding(folder: Path) -> Finding:
+    exercise = exercise_plan(N_STEP_Q, folder, target_interval_steps=40)
+    initial = exercise.store.snapshot()
+    return learning.check_target(exercise, initial, learning.listen(exercise, 0))
+
+
+def verdicts_of(findings: list[Finding]) -> dict[str, str]:
+    return {finding.check: finding.verdict for finding in findings}
+
+
+def listen_with_two_threads(exercise: RunPlan, number: int) -> None:
+    """The main function of a child into which somebody's library has brought threads."""
+    torch.set_num_threads(2)
+    learning.listen_in_child(exercise, number)
+
+
+def raise_something(exercise: RunPlan, number: int) -> None:
+    raise ValueError("no ladder here")
+
+
+def wait_for_ever(exercise: RunPlan, number: int) -> None:
+    import threading
+
+    threading.Event().wait()
+
+
+class TestProcesses:
+    """What is seen of real worker processes."""
+
+    def test_a_second_thread_in_a_worker_is_seen(self, tmp_path: Path) -> None:
+        """Without it there is one; both in real processes, which a fork server started."""
+        context, exercise = start_context(A3C), exercise_plan(A3C, tmp_path)
+        good = learning.hear(context, exercise, 0)
+        bad = learning.hear(context, exercise, 1, listen_with_two_threads)
+
+        assert learning.check_threads([good]).verdict == "ok"
+        assert learning.check_start_method("forkserver", "forkserver", [good]).verdict == "ok"
+        found = learning.check_threads([good, bad])
+        assert (found.verdict, found.figure) == ("FAIL", "torch 2, torch interop 1, cv2 1")
+
+    def test_a_child_that_raises_is_told_in_its_own_words(self, tmp_path: Path) -> None:
+        """The last line of its traceback."""
+        with pytest.raises(NoAnswer, match="raised ValueError: no ladder here"):
+            learning.hear(start_context(A3C), exercise_plan(A3C, tmp_path), 0, raise_something)
+
+    def test_a_child_that_hangs_is_ended(self, tmp_path: Path) -> None:
+        """The doctor must end whatever an environment does."""
+        with pytest.raises(NoAnswer, match="no answer within 1 s"):
+            learning.run_child(start_context(A3C), wait_for_ever, exercise_plan(A3C, tmp_path), 0, seconds=1)
+
+    def test_forks_are_seen(self) -> None:
+        """By the method's name, and by whose children the workers are."""
+        import os
+
+        assert learning.check_start_method("fork", "forkserver", [Heard()]).verdict == "FAIL"
+        mine = Heard(started_by=os.getpid())
+        assert learning.check_start_method("forkserver", "forkserver", [mine]).verdict == "FAIL"
+
+
+class TestRoom:
+    """Memory, files and disk."""
+
+    @pytest.mark.parametrize("statistics", ["shared", "per-worker"])
+    def test_shared_memory_is_what_the_store_takes(self, tmp_path: Path, statistics: str) -> None:
+        """The sum of all tensors of a run, byte by byte."""
+        exercise = exercise_plan(A3C, tmp_path, statistics=statistics, workers=5, normalize_observations=True)
+        held = [*vars(exercise.store).values(), *vars(exercise.progress).values()]
+        taken = sum(value.nbytes for value in held if isinstance(value, Tensor))
+
+        needed = machine.shared_bytes(exercise.config, exercise.store.theta.numel(), moments=8, target=False)
+
+        assert needed == taken
+
+    def test_too_little_shared_memory_is_seen(self, tmp_path: Path) -> None:
+        """With what to do."""
+        found = machine.check_shared_memory(2**60, tmp_path)
+
+        assert found.verdict == "FAIL"
+        assert "--shm-size" in found.remedy
+        assert machine.check_shared_memory(1, tmp_path).verdict == "ok"
+
+    def test_too_few_descriptors_are_seen(self) -> None:
+        """100 workers of 3 files each do not fit into 256."""
+        found = machine.check_descriptors(100, 3, limit=256)
+
+        assert found.verdict == "FAIL"
+        assert "ulimit -n" in found.remedy
+        assert machine.check_descriptors(4, 3, limit=4096).verdict == "ok"
+
+    def test_a_full_disk_is_seen(self, tmp_path: Path) -> None:
+        """Also where the runs folder does not exist yet."""
+        assert machine.check_disk(2**60, tmp_path / "not" / "yet").verdict == "FAIL"
+        assert machine.check_disk(1, tmp_path / "not" / "yet").verdict == "ok"
+
+    def test_a_worker_that_never_learnt_is_seen(self, tmp_path: Path) -> None:
+        """Its records hold no update; after a while of training they do."""
+        idle, busy = make_plan(tmp_path / "idle"), make_plan(tmp_path / "busy", total_steps=200)
+        RecordWriter(idle.folder.worker_file(0)).close()
+        machine.train_a_while(busy, 0)
+
+        assert machine.check_speed(idle).verdict == "FAIL"
+        found = machine.check_speed(busy)
+        assert found.verdict == "ok"
+        assert "steps/s training" in found.figure
+
+    def test_a_loss_that_is_not_finite_is_seen(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All its gradients are dropped."""
+        loss = a3c.A3C.loss
+
+        def infinite(self: Any, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+            value, metrics = loss(self, rollout)
+            return value * float("inf"), metrics
+
+        monkeypatch.setattr(a3c.A3C, "loss", infinite)
+        exercise = make_plan(tmp_path, total_steps=200)
+        machine.train_a_while(exercise, 0)
+
+        found = machine.check_speed(exercise)
+        assert (found.verdict, "not finite" in found.figure) == ("FAIL", True)
+
+
+class Lamp(gymnasium.Env[np.ndarray, int]):
+    """An environment that keeps its promises: what goes wrong is put into `answer`."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3)
+    wrong: str = ""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        info: Any = [] if self.wrong == "info" else {}
+        return self._observe(), info
+
+    def step(self, action: Any) -> Any:
+        observation = self._observe()
+        reward: Any = {"reward": True, "infinite": float("inf")}.get(self.wrong, float(observation[0]))
+        if self.wrong == "raises":
+            raise ZeroDivisionError("the bulb is broken")
+        over: Any = 0 if self.wrong == "flags" else bool(observation[1] > 0.9 and self.wrong != "endless")
+        return observation, reward, over, False, {}
+
+    def _observe(self) -> np.ndarray:
+        random = np.random.default_rng() if self.wrong == "seed" else self.np_random
+        values = random.random(3)
+        if self.wrong == "nan":
+            values[0] = np.nan
+        if self.wrong == "bounds":
+            values[0] = 7.0
+        if self.wrong == "shape":
+            values = values[:2]
+        return values.astype(np.float64 if self.wrong == "dtype" else np.float32)
+
+
+def lamp(wrong: str = "") -> Lamp:
+    """A factory, as users write them."""
+    made = Lamp()
+    made.wrong = wrong
+    return made
+
+
+def spec_of(wrong: str) -> EnvSpec:
+    return EnvSpec(f"{HERE}:lamp", env_kwargs=(("wrong", wrong),))
+
+
+class TestEnvironment:
+    """What an environment returns."""
+
+    @pytest.mark.parametrize("env_id", ["Catch", "Chain", "CartPole-v1", "Pendulum-v1", "ALE/Pong-v5", f"{HERE}:lamp"])
+    def test_good_environments_pass(self, env_id: str) -> None:
+        """Toys, Gymnasium's, Atari and one's own; continuous actions too."""
+        found = verdicts_of(environment.inspect(EnvSpec(env_id), steps=100, seed=1))
+
+        assert "FAIL" not in found.values()
+        assert found["a seed repeats an episode"] == "ok"
+
+    @pytest.mark.parametrize(
+        ("wrong", "check", "verdict", "said"),
+        [
+            ("info", "info is a dict", "FAIL", "the info of reset() is a list"),
+            ("reward", "rewards are finite numbers", "FAIL", "the reward is a bool"),
+            ("infinite", "rewards are finite numbers", "FAIL", "the reward is inf"),
+            ("flags", "terminated and truncated are bools", "FAIL", "terminated is a int"),
+            ("dtype", "observations are in their space", "FAIL", "float64[3], outside the space float32[3]"),
+            ("shape", "observations are in their space", "FAIL", "float32[2], outside the space float32[3]"),
+            ("bounds", "observations are in their space", "note", "to 7"),
+            ("nan", "random steps", "FAIL", "NaN"),
+            ("raises", "random steps", "FAIL", "ZeroDivisionError: the bulb is broken"),
+            ("seed", "a seed repeats an episode", "FAIL", "they differ from step 0"),
+            ("endless", "ends of episodes", "note", "0 terminated"),
+        ],
+    )
+    def test_a_broken_promise_is_seen(self, wrong: str, check: str, verdict: str, said: str) -> None:
+        """Each by its own check, with what to do."""
+        found = {finding.check: finding for finding in environment.inspect(spec_of(wrong), steps=50, seed=1)}
+
+        assert found[check].verdict == verdict
+        assert said in found[check].figure
+        assert found[check].remedy
+
+    def test_a_state_that_leaves_something_out_is_seen(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Catch without its random generator."""
+        from asyncrl.envs.toy import Catch
+
+        restore = Catch.restore
+
+        def forgetful(self: Catch, state: dict[str, Any]) -> None:
+            random = self._random.bit_generator.state
+            restore(self, state)
+            self._random.bit_generator.state = random
+
+        monkeypatch.setattr(Catch, "restore", forgetful)
+
+        found = {finding.check: finding for finding in environment.inspect(EnvSpec("Catch"), steps=50, seed=1)}
+        assert found["state can be restored"].verdict == "FAIL"
+
+    def test_a_slow_environment_is_noted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Told as hours per million steps."""
+        monkeypatch.setattr(environment, "SLOW_STEP_SECONDS", 0.0)
+
+        found = {finding.check: finding for finding in environment.inspect(EnvSpec("Chain"), steps=20, seed=1)}
+        assert found["time per step"].verdict == "note"
+
+
+class TestCommand:
+    """`python -m asyncrl.doctor` as people type it."""
+
+    def test_all_checks_pass_here(self, tmp_path: Path) -> None:
+        """As a command, without a terminal: plain text of 80 columns, nothing left in the folder."""
+        words = [sys.executable, "-m", "asyncrl.doctor", "--env-id", "CartPole-v1", "--workers", "2"]
+        done = subprocess.run(
+            [*words, "--runs-dir", str(tmp_path / "runs")], capture_output=True, text=True, timeout=240
+        )
+
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "\x1b" not in done.stdout
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        assert "FAIL" not in done.stdout
+        assert list(tmp_path.iterdir()) == []
+
+    def test_json_tells_the_same_and_a_failure_is_exit_code_1(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """An environment with a fault, in a real worker process."""
+        assert main(["--env-id", f"{HERE}:lamp", "--env-kwargs", "wrong=info", "--workers", "2", "--json"]) == 1
+
+        said = json.loads(capsys.readouterr().out)
+        checks = {check["check"]: check for check in said["checks"]}
+        assert not said["ok"]
+        assert checks["info is a dict"]["verdict"] == "FAIL"
+        assert checks["info is a dict"]["remedy"]
+        assert checks["each reaches theta exactly once"]["verdict"] == "ok"
+
+    @pytest.mark.parametrize(
+        ("words", "line"),
+        [
+            (["--env-id", "Nowhere-v0"], "no environment has the id Nowhere-v0"),
+            (["--env-id", "nowhere:lamp"], "nowhere:lamp: there is no module nowhere here"),
+            (["--steps", "0"], "--steps must be 1 to"),
+            (["--steps", "many"], "--steps takes a whole number, got 'many'"),
+            (["--sceptical"], "there is no --sceptical"),
+            (["--env-kwargs", "often"], "--env-kwargs takes key=value"),
+        ],
+    )
+    def test_a_mistake_is_one_line_and_exit_code_2(
+        self, words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Before anything is checked."""
+        assert main(words) == 2
+
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith(f"asyncrl doctor: error: {line}")
+        assert captured.err.count("\n") == 1
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    """The command sets what holds for its process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
