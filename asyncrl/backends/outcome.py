@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from traceback import format_exception
 from types import FrameType
 
+from asyncrl.core.errors import NotFinite
 from asyncrl.storage.files import disk_is_full
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
-"""The signals that ask a run to stop."""
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
+"""The signals that ask a run to stop: a person, a cluster that needs the place, a terminal that is closed."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,14 @@ def broken(error: Exception) -> Outcome:
     """An exception ended the run. A full disk is the machine's trouble and needs one line, the rest a traceback."""
     if disk_is_full(error):
         return failed(f"the disk is full: {error}")
+    if isinstance(error, NotFinite):
+        return failed(str(error))
     return failed(f"{type(error).__name__}: {error}", "".join(format_exception(error)))
 
 
 @dataclass
 class Signals:
-    """SIGINT and SIGTERM as a flag that loops look at: the first asks for an orderly end, a second for haste."""
+    """The signals as a flag that loops look at: the first asks for an orderly end, a second for haste."""
 
     received: list[int] = field(default_factory=list)
 
@@ -66,12 +69,14 @@ class Signals:
 
     @contextmanager
     def caught(self) -> Iterator[Signals]:
-        """Catch both signals while the block runs."""
+        """Catch them while the block runs. SIGHUP stays ignored if it is: that is what nohup does."""
 
         def note(number: int, _: FrameType | None) -> None:
             self.received.append(number)
 
-        before = {number: signal.signal(number, note) for number in STOPPING}
+        hangup = getattr(signal, "SIGHUP", None)
+        caught = [n for n in STOPPING if n != hangup or signal.getsignal(n) != signal.SIG_IGN]
+        before = {number: signal.signal(number, note) for number in caught}
         try:
             yield self
         finally:

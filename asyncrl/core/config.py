@@ -65,6 +65,13 @@ class RunConfig:
     stop_at_score: float | None = None
     """Finish when the mean of an evaluation's episodes reaches this score."""
 
+    on_worker_error: Literal["stop", "restart"] = "stop"
+    """What an exception in a worker does: end the run with its traceback, or count as a loss like a kill."""
+    worker_restarts: int = 3
+    """How often in 10 minutes each worker, and the evaluator, is replaced after a kill, a crash or a hang."""
+    hang_seconds: float = 120.0
+    """A worker that makes no update, an evaluator that makes no step for so long is replaced; 0: never."""
+
     evaluation_interval_steps: int = 100_000
     """Steps between two evaluations; 0: none by steps."""
     evaluation_interval_seconds: float = 0.0
@@ -211,7 +218,8 @@ _AT_MOST = {
 """More can only be a slip of the finger; it would end in a lack of memory long after it was typed."""
 _NOT_NEGATIVE = (
     "max_seconds", "evaluation_interval_steps", "evaluation_interval_seconds", "checkpoint_interval_steps",
-    "record_interval_seconds", "max_gradient_norm", "reward_clip", "noop_max", "max_episode_steps",
+    "record_interval_seconds", "worker_restarts", "hang_seconds",
+    "max_gradient_norm", "reward_clip", "noop_max", "max_episode_steps",
 )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ class Evaluator:
     def __init__(self, plan: RunPlan, interrupted: Callable[[], bool] | None = None) -> None:
         """`interrupted` tells that an evaluation should be given up; else the supervisor's word does."""
         self._plan = plan
-        self._interrupted = interrupted or plan.progress.leaving
+        self._interrupted = interrupted or self._leaving
         self._config = plan.config
         self._agent, self._theta = build_agent(plan, EVALUATOR)
         count = min(self._config.evaluation_episodes, MOST_ENVIRONMENTS)
@@ -53,6 +53,11 @@ class Evaluator:
         self._writer.close()
         for environment in self._environments:
             environment.close()
+
+    def _leaving(self) -> bool:
+        """Asked at each step of an evaluation, which is also the sign that it goes on."""
+        self._plan.progress.beat(EVALUATOR)
+        return self._plan.progress.leaving()
 
     def _next_multiple(self, steps: int) -> int:
         interval = self._config.evaluation_interval_steps
@@ -132,8 +137,10 @@ def serve(evaluator: Evaluator, plan: RunPlan) -> None:
     while not progress.finished():
         if evaluator.due() and evaluator.within_share():
             evaluator.evaluate()
+        progress.beat(EVALUATOR)
         time.sleep(POLL_SECONDS)
     while not progress.leaving() and any(phase != ENDED for phase in progress.phases()):
+        progress.beat(EVALUATOR)
         time.sleep(POLL_SECONDS / 5)
     if not progress.leaving() and not evaluator.evaluated_last():
         evaluator.evaluate()

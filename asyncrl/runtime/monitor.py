@@ -11,6 +11,7 @@ from typing import Any
 
 from asyncrl.core.schedules import crossed
 from asyncrl.runtime.plan import RunPlan
+from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.snapshots import take_checkpoint
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
@@ -42,6 +43,12 @@ class Summary:
     learning_rate: float = 0.0
     worker_silence: list[float] = field(default_factory=list)
     """Seconds since each worker last pushed an update."""
+    worker_restarts: list[int] = field(default_factory=list)
+    """How often each worker's place was filled again in this part of the run."""
+    workers_gone: list[int] = field(default_factory=list)
+    """Workers that are lost for good."""
+    evaluator_restarts: int = 0
+    environments_rebuilt: int = 0
     ended: bool = False
     """The run is over; `steps_per_second` is then its mean."""
 
@@ -64,6 +71,7 @@ class Monitor:
             steps=plan.progress.steps,
             seconds=plan.progress.seconds,
             updates=plan.store.updates,
+            worker_restarts=[0] * plan.config.workers,
         )
         self._writer = RecordWriter(plan.folder.supervisor_file)
         self._workers = [RecordReader(plan.folder.worker_file(k)) for k in range(plan.config.workers)]
@@ -109,6 +117,20 @@ class Monitor:
         self._write_row(self._read_workers())
         self.write_status("running")
         return True
+
+    def note_loss(self, event: str, worker: int, cause: str) -> None:
+        """A worker or EVALUATOR died: it is "restarted", "gone" for good, or only "lost", at the end of the run."""
+        if event == "restarted" and worker == EVALUATOR:
+            self.summary.evaluator_restarts += 1
+        elif event == "restarted":
+            self.summary.worker_restarts[worker] += 1
+        elif event == "gone" and worker != EVALUATOR:
+            self.summary.workers_gone.append(worker)
+        progress = self.plan.progress
+        who = "evaluator" if worker == EVALUATOR else worker
+        self._writer.write(
+            {"event": event, "who": who, "cause": cause, "steps": progress.steps, "seconds": round(progress.seconds, 3)}
+        )
 
     def verdict(self) -> str | None:
         """Why the run is over, or None."""
@@ -161,6 +183,7 @@ class Monitor:
         summary.steps_per_second = (steps - self._looked_steps) / elapsed
         summary.worker_silence = [progress.heartbeat_age(worker) for worker in range(progress.workers)]
         summary.dropped_gradients = store.dropped
+        summary.environments_rebuilt = progress.rebuilt
         if self._scores:
             summary.score_mean, summary.length_mean = statistics.fmean(self._scores), statistics.fmean(self._lengths)
         self._looked_at, self._looked_steps = now, steps
@@ -172,6 +195,10 @@ class Monitor:
             "time/time_elapsed": summary.seconds,
             "async/updates_per_second": updates_per_second,
             "async/dropped_gradients": summary.dropped_gradients,
+            "async/worker_restarts": sum(summary.worker_restarts),
+            "async/workers_gone": len(summary.workers_gone),
+            "async/evaluator_restarts": summary.evaluator_restarts,
+            "async/environments_rebuilt": summary.environments_rebuilt,
         }
         if rows:
             summary.staleness_mean = weighted_mean(rows, "staleness_mean")
@@ -224,6 +251,10 @@ class Monitor:
             "last_evaluation": self.summary.evaluation,
             "dropped_gradients": store.dropped,
             "worker_steps": progress.worker_steps(),
+            "worker_restarts": self.summary.worker_restarts,
+            "workers_gone": self.summary.workers_gone,
+            "evaluator_restarts": self.summary.evaluator_restarts,
+            "environments_rebuilt": progress.rebuilt,
             "part": self.plan.part,
         }
         write_json(self.plan.folder.status_file, status | ({"traceback": traceback} if traceback else {}))

@@ -44,6 +44,12 @@ class RunPlan:
     progress: Progress
     part: int = 0
     """How often the run has been resumed: each part draws new random streams."""
+    incarnation: int = 0
+    """How many processes held this one's place before and died: each draws new random streams."""
+
+    def stream(self, worker: int, *place: int) -> tuple[int, ...]:
+        """What distinguishes a random stream of a worker from all others of its purpose."""
+        return (worker, *place, self.part, *([self.incarnation] if self.incarnation else []))
 
 
 def load_page(module: str) -> Page:
@@ -76,7 +82,7 @@ def build_agent(plan: RunPlan, worker: int) -> tuple[Agent, Tensor]:
     if plan.store.target is not None:
         target = page.make_network(plan.config, plan.spaces)
         bind_parameters(target, plan.store.target)
-    random = generator(plan.config.seed, ACTIONS, worker, plan.part)
+    random = generator(plan.config.seed, ACTIONS, *plan.stream(worker))
     return page.make_agent(plan.config, plan.spaces, network, target, worker, random), theta
 
 
@@ -87,7 +93,7 @@ MakeAgent = Callable[[RunPlan, int], tuple[Agent, Tensor]]
 def build_environments(plan: RunPlan, worker: int, count: int, evaluation: bool) -> list[Environment]:
     """The environments of one worker, each with its own seed."""
     return [
-        plan.spec.make(derive(plan.config.seed, ENVIRONMENT, worker, e, plan.part), evaluation=evaluation)
+        plan.spec.make(derive(plan.config.seed, ENVIRONMENT, *plan.stream(worker, e)), evaluation=evaluation)
         for e in range(count)
     ]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asyncrl.runtime.memory import shared_zeros
 
-STEPS, HEARTBEAT, PHASE = range(3)
+STEPS, HEARTBEAT, PHASE, REBUILT = range(4)
 """Columns of a worker's row."""
 STOP, STARTED_AT, BASE_STEPS, BASE_MILLISECONDS = range(4)
 """Columns of the supervisor's row."""
@@ -75,9 +75,18 @@ class Progress:
         """Phase of each worker."""
         return [int(phase) for phase in self._table[: self.workers, PHASE]]
 
+    def phase(self, worker: int) -> int:
+        """Phase of a worker or of EVALUATOR."""
+        return int(self._row(worker)[PHASE])
+
     def heartbeat_age(self, worker: int) -> float:
-        """Seconds since the worker last counted."""
-        return (time.monotonic_ns() - int(self._table[worker, HEARTBEAT])) / 1e9
+        """Seconds since the worker last counted, or EVALUATOR last made a step."""
+        return (time.monotonic_ns() - int(self._row(worker)[HEARTBEAT])) / 1e9
+
+    @property
+    def rebuilt(self) -> int:
+        """Environments that were made anew in this part of the run, because they had broken."""
+        return int(self._table[:-1, REBUILT].sum())
 
     def count(self, worker: int, steps: int) -> None:
         """T <- T + steps, by the worker that made them."""
@@ -85,11 +94,22 @@ class Progress:
         row[STEPS] += steps
         row[HEARTBEAT] = time.monotonic_ns()
 
+    def beat(self, worker: int) -> None:
+        """Worker (or EVALUATOR) says that it goes on."""
+        self._row(worker)[HEARTBEAT] = time.monotonic_ns()
+
     def enter(self, worker: int, phase: int) -> None:
-        """Worker (or EVALUATOR) says that it is now in `phase`."""
-        row = self._table[self.workers if worker < 0 else worker]
-        row[PHASE] = phase
-        row[HEARTBEAT] = time.monotonic_ns()
+        """Worker (or EVALUATOR) says that it is now in `phase`; the supervisor does so for one that is no more."""
+        self._row(worker)[PHASE] = phase
+        self.beat(worker)
+
+    def count_rebuilt(self, worker: int) -> None:
+        """Worker (or EVALUATOR) has made an environment anew."""
+        self._row(worker)[REBUILT] += 1
+
+    def _row(self, worker: int) -> NDArray[np.int64]:
+        row: NDArray[np.int64] = self._table[self.workers if worker < 0 else worker]
+        return row
 
     def start(self) -> None:
         """The supervisor starts the clock; workers that wait for it go."""

@@ -154,7 +154,20 @@ def one_line(summary: Summary) -> str:
     ]
     if summary.dropped_gradients:
         parts.append(f"dropped {summary.dropped_gradients}")
+    if text := losses(summary):
+        parts.append(text)
     return " | ".join(parts)
+
+
+def losses(summary: Summary) -> str:
+    """What was lost and replaced so far; empty if nothing was."""
+    counts = {
+        "worker restarts": sum(summary.worker_restarts),
+        "workers gone": len(summary.workers_gone),
+        "evaluator restarts": summary.evaluator_restarts,
+        "environments rebuilt": summary.environments_rebuilt,
+    }
+    return ", ".join(f"{what} {count}" for what, count in counts.items() if count)
 
 
 def panel(summary: Summary, title: str = "asyncrl") -> Panel:
@@ -174,17 +187,19 @@ def panel(summary: Summary, title: str = "asyncrl") -> Panel:
         f"{summary.updates:,}, staleness {summary.staleness_mean:.1f}, learning rate {summary.learning_rate:.2e}"
         + (f", dropped {summary.dropped_gradients}" if summary.dropped_gradients else ""),
     )
+    if text := losses(summary):
+        grid.add_row("losses", Text(text, style="yellow"))
     if not summary.ended:
         grid.add_row("workers", lamps(summary))
     return Panel(grid, title=title, title_align="left", border_style="cyan", expand=False)
 
 
 def lamps(summary: Summary) -> Text:
-    """A lamp per worker: green while it pushes updates, yellow when it has been silent for a while."""
+    """A lamp per worker: green while it pushes updates, yellow when it has been silent for a while, red when gone."""
     if summary.steps >= summary.total_steps:
         return Text("done; the last evaluation is running", style="dim")
     busy = [seconds < SILENT_SECONDS for seconds in summary.worker_silence]
     row = Text()
-    for lit in busy:
-        row.append("●", style="green" if lit else "yellow")
+    for worker, lit in enumerate(busy):
+        row.append("●", style="red" if worker in summary.workers_gone else "green" if lit else "yellow")
     return row.append(f"  {sum(busy)} of {len(busy)} busy", style="dim")

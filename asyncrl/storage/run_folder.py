@@ -123,6 +123,10 @@ class RunFolder:
         """Where a process that fails leaves its traceback; `role` is such as "worker-03" or "evaluator"."""
         return self.path / f"{role}.traceback.txt"
 
+    def stack_file(self, role: str) -> Path:
+        """Where a process that hangs or crashes leaves its stack."""
+        return self.path / f"{role}.stack.txt"
+
 
 def default_name(seed: int, workers: int) -> str:
     """Return a name for a run that tells its size, its seed and the local time: `w16-s1-20261121-052310`."""

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from asyncrl.storage.checkpoints import load_newest
@@ -163,110 +158,6 @@ def test_resuming_says_what_changes_and_what_cannot(tmp_path: Path, capfd: pytes
     assert code == 0
     assert "changed on resume: --learning-rate 0.002 -> 0.0001" in text
     assert "environments begin new episodes" in text
-
-
-def start(runs_dir: Path, *words: str) -> subprocess.Popen[str]:
-    """A long local run in the background, returned once it is training."""
-    command = [sys.executable, "-m", "asyncrl.a3c", *CATCH, "--workers", "2", "--total-steps", "1e9"]
-    process = subprocess.Popen(
-        [*command, "--runs-dir", str(runs_dir), *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if list(runs_dir.glob("*/*/*/status.json")) and status_of(the_run(runs_dir)).get("steps", 0) > 0:
-            return process
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        time.sleep(0.05)
-    process.kill()
-    raise AssertionError("the run did not start within a minute")
-
-
-def everyone(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The command and all below it."""
-    supervisor = psutil.Process(process.pid)
-    return [supervisor, *supervisor.children(recursive=True)]
-
-
-def wait_until_gone(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those still there after so many seconds."""
-    return psutil.wait_procs(processes, timeout=seconds)[1]
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_the_run_in_order(tmp_path: Path, number: int, code: int) -> None:
-    """Checkpoint, status stopped, the shell's exit code, nobody left."""
-    process = start(tmp_path)
-    processes = everyone(process)
-
-    process.send_signal(number)
-
-    assert process.wait(timeout=30) == code
-    assert wait_until_gone(processes, 5) == []
-    status = status_of(the_run(tmp_path))
-    assert (status["state"], status["exit_code"]) == ("stopped", code)
-    checkpoint, _ = load_newest(the_run(tmp_path) / "checkpoints")
-    assert checkpoint.steps > 0
-    process.stderr.close()  # type: ignore[union-attr]
-
-
-@pytest.mark.faults
-def test_a_ctrl_c_to_the_whole_group_stops_the_run_in_order(tmp_path: Path) -> None:
-    """As a terminal sends it: workers get it too, and leave it to the supervisor."""
-    command = [sys.executable, "-m", "asyncrl.a3c", *CATCH, "--workers", "2", "--total-steps", "1e9"]
-    process = subprocess.Popen(
-        [*command, "--runs-dir", str(tmp_path)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 60
-    while not (list(tmp_path.glob("*/*/*/status.json")) and status_of(the_run(tmp_path)).get("steps", 0) > 0):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    processes = everyone(process)  # type: ignore[arg-type]
-
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-
-    assert process.returncode == 130
-    assert b"Traceback" not in errors
-    assert wait_until_gone(processes, 5) == []
-
-
-@pytest.mark.faults
-def test_nobody_survives_the_supervisor(tmp_path: Path) -> None:
-    """SIGKILL cannot be caught; the children notice by themselves."""
-    process = start(tmp_path)
-    processes = everyone(process)
-    assert len(processes) >= 4
-
-    process.kill()
-    process.wait()
-
-    assert wait_until_gone(processes, 10) == []
-    process.stderr.close()  # type: ignore[union-attr]
-
-
-@pytest.mark.faults
-def test_a_worker_that_is_killed_ends_the_run_as_failed(tmp_path: Path) -> None:
-    """Named in status.json, exit code 1, with a checkpoint."""
-    process = start(tmp_path)
-    victim = next(child for child in everyone(process)[1:] if is_worker(child))
-
-    victim.kill()
-
-    assert process.wait(timeout=30) == 1
-    status = status_of(the_run(tmp_path))
-    assert status["state"] == "failed"
-    assert "was killed by SIGKILL" in status["reason"]
-    load_newest(the_run(tmp_path) / "checkpoints")
-    process.stderr.close()  # type: ignore[union-attr]
-
-
-def is_worker(process: psutil.Process) -> bool:
-    """Whether the process has a worker's records open."""
-    return any("worker-" in file.path for file in process.open_files())
 
 
 def test_an_exception_in_a_worker_ends_the_run_with_its_traceback(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import multiprocessing
 import pytest
 import torch
 
-from asyncrl.backends.local import no_main_module
+from asyncrl.backends.processes import no_main_module
 from asyncrl.core.errors import UsageError
 from asyncrl.core.updates import UpdateRule
 from asyncrl.runtime.progress import ENDED, READY, Progress

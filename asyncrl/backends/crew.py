@@ -1,0 +1,219 @@
+"""The processes of a run and what becomes of them: who dies is replaced, who hangs is ended, who is lost is counted.
+
+The parameters lie in shared memory and outlive any worker, so the loss of one costs the rollout it was at. What a
+replacement cannot mend ends the run instead: an exception would only be raised again, a full disk stays full.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+
+from asyncrl.backends.outcome import Outcome, Signals, failed
+from asyncrl.backends.processes import (
+    DISK_FULL,
+    LEAVE_SECONDS,
+    NOT_FINITE,
+    RAISED,
+    dump_stack,
+    end,
+    end_all,
+    how_it_died,
+    name_of,
+    remove_if_empty,
+    start,
+    start_context,
+)
+from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.plan import RunPlan
+from asyncrl.runtime.progress import BUILDING, ENDED, RUNNING
+from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.terminal import View
+
+BACK_OFF_SECONDS = (1.0, 2.0, 4.0)
+"""How long a place stays empty after the first, the second and any further loss within the budget's time."""
+BUDGET_SECONDS = 600.0
+"""The time in which `--worker-restarts` are counted."""
+READY_SECONDS = 300.0
+"""Time for a process to build its environments."""
+
+
+@dataclass
+class Post:
+    """A place in the run, a worker's or the evaluator's, whoever holds it at the moment."""
+
+    worker: int
+    process: BaseProcess | None = None
+    incarnation: int = 0
+    """How many held the place before; each draws random streams of its own."""
+    losses: list[float] = field(default_factory=list)
+    """When it lost somebody, by the monotonic clock, within the budget's time."""
+    due: float | None = 0.0
+    """When it is to be filled; None: not at all."""
+
+    @property
+    def name(self) -> str:
+        """Of the process and of its files."""
+        return name_of(self.worker)
+
+
+class Crew:
+    """Workers and evaluator of one run. `tend` is called often; it starts, replaces and gives up."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        monitor: Monitor,
+        view: View,
+        work: Callable[[RunPlan, int], None],
+        evaluate: Callable[[RunPlan, int], None],
+    ) -> None:
+        self._plan = plan
+        self._monitor = monitor
+        self._view = view
+        self._targets = {True: evaluate, False: work}
+        self._context = start_context(plan.page)
+        self.workers = [Post(worker) for worker in range(plan.config.workers)]
+        self.evaluator = Post(EVALUATOR)
+        self._gone: list[str] = []
+        """Of each worker that is gone for good, what was the last of it."""
+
+    @property
+    def posts(self) -> list[Post]:
+        """All places."""
+        return [*self.workers, self.evaluator]
+
+    def sentinels(self) -> list[int]:
+        """What becomes ready when one of those at work ends."""
+        return [post.process.sentinel for post in self.posts if post.process and post.process.exitcode is None]
+
+    def all_ended(self) -> bool:
+        """Whether no worker is at work, nor will be again."""
+        return all(post.process is None and post.due is None for post in self.workers)
+
+    def evaluator_ended(self) -> bool:
+        """Whether the evaluator has done its last evaluation, or is lost for good."""
+        return self.evaluator.process is None and self.evaluator.due is None
+
+    def fill(self, post: Post) -> None:
+        """Start somebody in a place that is empty."""
+        self._plan.progress.enter(post.worker, BUILDING)
+        post.due = None
+        try:
+            target = self._targets[post is self.evaluator]
+            post.process = start(self._context, target, self._plan, post.worker, post.incarnation)
+        except (OSError, EOFError) as error:  # the fork server died while it was asked
+            self._lose(post, f"could not be started ({type(error).__name__}: {error})")
+
+    def tend(self) -> Outcome | None:
+        """Look after every place once; an Outcome if the run cannot go on."""
+        for post in self.posts:
+            if post.due is None:
+                continue
+            if post is not self.evaluator and self._plan.progress.finished():
+                self._vacate(post)  # there is nothing left to do
+            elif time.monotonic() >= post.due:
+                self.fill(post)
+        ended = [post for post in self.posts if post.process is not None and post.process.exitcode is not None]
+        # One that raised explains more than one that was killed because the run was already breaking up.
+        for post in sorted(ended, key=lambda post: post.process is None or post.process.exitcode != RAISED):
+            if (outcome := self._take_leave(post)) is not None:
+                return outcome
+        for post in self.posts:
+            if post.process is not None and (trouble := self._trouble_with(post)) is not None:
+                self._end_hanging(post, trouble)
+        if 2 * len(self._gone) > len(self.workers):
+            return failed(f"{len(self._gone)} of {len(self.workers)} workers are gone for good: {self._gone[-1]}")
+        return None
+
+    def end(self, signals: Signals) -> None:
+        """Let everybody leave, kill who does not, and wait for all."""
+        end_all([post.process for post in self.posts if post.process is not None], signals)
+        for post in self.posts:
+            remove_if_empty(self._plan.folder.stack_file(post.name))
+
+    def _take_leave(self, post: Post) -> Outcome | None:
+        """A process has ended: in order, or what is to be done about it."""
+        process = post.process
+        assert process is not None
+        if process.exitcode == 0 and self._plan.progress.phase(post.worker) == ENDED:
+            self._vacate(post)
+            return None
+        cause, traceback = how_it_died(process), None
+        if process.exitcode in (RAISED, NOT_FINITE):
+            cause, traceback = self._what_was_raised(post)
+        fatal = process.exitcode in (DISK_FULL, NOT_FINITE) or (
+            process.exitcode == RAISED and post is not self.evaluator and self._plan.config.on_worker_error == "stop"
+        )
+        if fatal:
+            return failed(f"{post.name} {cause}", traceback if process.exitcode == RAISED else None)
+        remove_if_empty(self._plan.folder.stack_file(post.name))
+        self._lose(post, cause)
+        return None
+
+    def _what_was_raised(self, post: Post) -> tuple[str, str | None]:
+        try:
+            text = self._plan.folder.traceback_file(post.name).read_text()
+        except OSError:
+            return "raised, and could not say what", None
+        return f"raised {text.strip().splitlines()[-1]}", text
+
+    def _trouble_with(self, post: Post) -> str | None:
+        """Why a process that is there has to be ended; None if it has not."""
+        progress, config = self._plan.progress, self._plan.config
+        phase, silent = progress.phase(post.worker), progress.heartbeat_age(post.worker)
+        if phase == BUILDING and silent > READY_SECONDS:
+            return f"was not ready after {READY_SECONDS:.0f} seconds"
+        if phase == RUNNING and config.hang_seconds and silent > config.hang_seconds:
+            return f"made no progress for {config.hang_seconds:g} seconds"
+        if phase == ENDED and silent > LEAVE_SECONDS:
+            return "did not leave at its end"
+        return None
+
+    def _end_hanging(self, post: Post, trouble: str) -> None:
+        """Take the stack of a process that hangs, and kill it."""
+        assert post.process is not None
+        file = self._plan.folder.stack_file(post.name)
+        if dump_stack(post.process, file):
+            trouble += f", its stack is in {file.name}"
+        done = self._plan.progress.phase(post.worker) == ENDED
+        end(post.process)
+        remove_if_empty(file)
+        if done:
+            self._vacate(post)
+        else:
+            self._lose(post, trouble)
+
+    def _vacate(self, post: Post) -> None:
+        """Nobody is in this place now, nor will be."""
+        if post.process is not None:
+            end(post.process)
+            post.process.close()
+        post.process, post.due = None, None
+        self._plan.progress.enter(post.worker, ENDED)
+
+    def _lose(self, post: Post, cause: str) -> None:
+        """Somebody is lost: a successor comes after a pause, unless too many have gone this way."""
+        self._vacate(post)
+        now = time.monotonic()
+        post.losses = [moment for moment in post.losses if now - moment < BUDGET_SECONDS] + [now]
+        post.incarnation += 1
+        budget = self._plan.config.worker_restarts
+        if post is not self.evaluator and self._plan.progress.finished():
+            self._tell(post, cause, "lost", "at the end of the run, nobody follows")
+        elif len(post.losses) > budget:
+            self._tell(post, cause, "gone", f"{budget} restarts in {BUDGET_SECONDS / 60:.0f} minutes are its limit")
+            if post is not self.evaluator:
+                self._gone.append(f"{post.name} {cause}")
+        else:
+            pause = BACK_OFF_SECONDS[min(len(post.losses), len(BACK_OFF_SECONDS)) - 1]
+            post.due = now + pause
+            # Not ended: who waits for all workers to end has to wait for the successor too.
+            self._plan.progress.enter(post.worker, BUILDING)
+            self._tell(post, cause, "restarted", f"a successor starts in {pause:g} s")
+
+    def _tell(self, post: Post, cause: str, event: str, consequence: str) -> None:
+        self._monitor.note_loss(event, post.worker, cause)
+        self._view.say(f"{post.name} {cause}; {consequence}")

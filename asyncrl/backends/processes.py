@@ -1,0 +1,235 @@
+"""One child of a run: how it is started, what frames it, how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import multiprocessing.resource_tracker
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import ModuleType
+
+import torch.multiprocessing  # noqa: F401  (registers how shared tensors travel to a child)
+
+from asyncrl.backends.outcome import STOPPING, Signals
+from asyncrl.core.errors import NotFinite
+from asyncrl.runtime.plan import RunPlan
+from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.threads import enforce_one_thread
+from asyncrl.storage.files import disk_is_full
+
+LEAVE_SECONDS = 5.0
+"""Time for a child to notice that it should leave, before it is killed."""
+POLL_SECONDS = 0.1
+DUMP_SECONDS = 2.0
+"""Time for a child that hangs to write its stack."""
+
+RAISED, NOT_FINITE, DISK_FULL = 70, 65, 74
+"""Exit codes of a child that raised and left its traceback; that met numbers no restart can mend; that found the disk
+full and could leave nothing. They are those of sysexits.h, and none that an interpreter or a shell uses."""
+LOST = 255
+"""What multiprocessing reports of a child when the fork server, which would know how it ended, was killed."""
+
+if hasattr(signal, "SIGUSR2"):
+    DUMP_SIGNAL = signal.SIGUSR2
+"""Asks a child to write its stack."""
+
+
+def start_context(page: str) -> BaseContext:
+    """forkserver with everything heavy imported once, on Linux; spawn elsewhere. Never fork: it copies locks."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        [
+            "torch", "gymnasium", "ale_py", "cv2", page, "asyncrl.backends.local", "asyncrl.envs.atari",
+            "asyncrl.backends.preloaded",
+        ]
+    )  # fmt: skip
+    return context
+
+
+def name_of(worker: int) -> str:
+    """How a child is called, in messages and in the names of its files."""
+    return "evaluator" if worker == EVALUATOR else f"worker-{worker:02}"
+
+
+def start(
+    context: BaseContext, target: Callable[[RunPlan, int], None], plan: RunPlan, worker: int, incarnation: int = 0
+) -> BaseProcess:
+    """Start one child; `incarnation` counts those that held its place before. Raises OSError or EOFError."""
+    name = name_of(worker)
+    plan = replace(plan, incarnation=incarnation)
+    process: BaseProcess = context.Process(target=child, args=(target, plan, worker, name), name=name)  # type: ignore[attr-defined]
+    with no_main_module(), signals_held_back():
+        process.start()
+    return process
+
+
+@contextlib.contextmanager
+def signals_held_back() -> Iterator[None]:
+    """Let a process that is started now inherit the signals that stop a run as blocked.
+
+    Otherwise a Ctrl-C would end the fork server, or a child, while it still imports. What arrives here meanwhile is
+    delivered afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    multiprocessing.resource_tracker.ensure_running()  # it would unblock some of them when it starts
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
+@contextlib.contextmanager
+def no_main_module() -> Iterator[None]:
+    """Keep multiprocessing from running the command's own module a second time in each child.
+
+    Nothing of it is needed there: all that crosses is data, and the functions are importable.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def child(target: Callable[[RunPlan, int], None], plan: RunPlan, worker: int, name: str) -> None:
+    """The frame of every child: signals, threads, parent watch, and a stack or traceback that survives it."""
+    # The supervisor decides when to end; a Ctrl-C reaches the whole group and must not tear rollouts apart.
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    leave_with_parent()
+    enforce_one_thread()
+    try:
+        with stack_on_request(plan.folder.stack_file(name)):
+            target(plan, worker)
+    except BaseException as error:
+        if disk_is_full(error):
+            os._exit(DISK_FULL)
+        with contextlib.suppress(OSError):
+            plan.folder.traceback_file(name).write_text(traceback.format_exc())
+            sys.stderr.flush()
+        os._exit(NOT_FINITE if isinstance(error, NotFinite) else RAISED)
+
+
+@contextlib.contextmanager
+def stack_on_request(file: Path) -> Iterator[None]:
+    """Write the stack of all threads to `file` on DUMP_SIGNAL, and when the process crashes (SIGSEGV and the like).
+
+    It is written by a handler in C, so it also works where Python does not run any more. A file that stayed empty
+    goes at the end; that of a child that was killed is the supervisor's to remove.
+    """
+    with open(file, "ab") as stack:
+        faulthandler.enable(stack)
+        if hasattr(faulthandler, "register"):
+            faulthandler.register(DUMP_SIGNAL, stack)
+        try:
+            yield
+        finally:
+            if hasattr(faulthandler, "unregister"):
+                faulthandler.unregister(DUMP_SIGNAL)
+            faulthandler.disable()
+            remove_if_empty(file)
+
+
+def leave_with_parent() -> None:
+    """End this process when the supervisor dies, however it dies.
+
+    A thread that waits on the parent is the one way that works under spawn and forkserver alike: `daemon` does
+    nothing on SIGKILL, and a parent-death signal is tied to the fork server instead.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
+
+
+def how_it_died(process: BaseProcess) -> str:
+    """The end of a process in words."""
+    code = process.exitcode
+    if code == DISK_FULL:
+        return "could not write its records: the disk is full"
+    if code == LOST:
+        return "was lost with the fork server"
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def dump_stack(process: BaseProcess, file: Path) -> bool:
+    """Have a child that hangs write its stack to `file`; whether it did."""
+    if process.pid is None or not hasattr(signal, "SIGUSR2"):
+        return False
+    before = size_of(file)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, DUMP_SIGNAL)
+    deadline = time.monotonic() + DUMP_SECONDS
+    size = before
+    while time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        if before < (now := size_of(file)) == size:  # it grew, and has stopped growing
+            break
+        size = now
+    return size_of(file) > before
+
+
+def end(process: BaseProcess) -> None:
+    """Kill a child if it is still there, and wait until it is gone."""
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    if process.exitcode == LOST and process.pid is not None:
+        # Nobody waits for it any more, and it goes on as if nothing had happened.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def end_all(processes: list[BaseProcess], signals: Signals) -> None:
+    """Wait a little for each child to leave by itself, then kill it; at once if somebody asked twice.
+
+    All are joined: none stays as a zombie.
+    """
+    deadline = time.monotonic() + LEAVE_SECONDS
+    while (running := [process.sentinel for process in processes if process.exitcode is None]) and not signals.urgent:
+        if time.monotonic() > deadline:
+            break
+        wait(running, timeout=POLL_SECONDS)
+    for process in processes:
+        end(process)
+
+
+def size_of(file: Path) -> int:
+    """Bytes in a file; 0 if there is none."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def remove_if_empty(file: Path) -> None:
+    """Remove a file in which nothing was written."""
+    with contextlib.suppress(OSError):
+        if size_of(file) == 0:
+            file.unlink()

@@ -1,0 +1,151 @@
+"""Runs in the background that a test does harm to, and who is who in them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from asyncrl.storage.records import read_records
+from tests.support import status_of, the_run
+
+CATCH = ("--env-id", "Catch", "--quiet", "--evaluation-interval-steps", "1000", "--evaluation-episodes", "4")
+SECONDS = 90.0
+"""Longest wait for anything: only a run that hangs takes so long."""
+
+
+class Running:
+    """A command and the processes below it."""
+
+    def __init__(self, process: subprocess.Popen[str], runs_dir: Path) -> None:
+        self.process = process
+        self.runs_dir = runs_dir
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return the_run(self.runs_dir)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """status.json; empty before there is one."""
+        try:
+            return status_of(self.folder)
+        except (OSError, ValueError):
+            return {}
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The events in the supervisor's records."""
+        return [row for row in read_records(self.folder / "supervisor.jsonl") if "event" in row]
+
+    def everyone(self) -> list[psutil.Process]:
+        """The command and all below it."""
+        try:
+            supervisor = psutil.Process(self.process.pid)
+            return [supervisor, *supervisor.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def workers(self) -> list[psutil.Process]:
+        """Those that have a worker's records open."""
+        return [child for child in self.everyone()[1:] if writes(child, r"worker-\d+\.jsonl")]
+
+    def evaluator(self) -> psutil.Process:
+        """The one that has the evaluator's records open."""
+        return next(child for child in self.everyone()[1:] if writes(child, r"evaluator\.jsonl"))
+
+    def fork_server(self) -> psutil.Process:
+        """The one that starts the others."""
+        return next(child for child in self.everyone()[1:] if is_fork_server(child))
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for it; fail if the run ends before, or never gets there."""
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            assert self.process.poll() is None, f"the run ended before {what}: {self.status or self.errors()}"
+            assert time.monotonic() < deadline, f"in vain: {what}"
+            time.sleep(0.05)
+
+    def ends_with(self, code: int) -> None:
+        """The command ends by itself, with this exit code, and leaves no process."""
+        processes = self.everyone()
+        try:
+            found = self.process.wait(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run does not end: {self.status}") from None
+        assert found == code, (found, self.status, self.errors())
+        assert gone(processes)
+
+    def errors(self) -> str:
+        """What it wrote on stderr; only once it has ended."""
+        assert self.process.stderr is not None
+        return "" if self.process.poll() is None or self.process.stderr.closed else self.process.stderr.read()
+
+
+def writes(process: psutil.Process, name: str) -> bool:
+    """Whether the process has a file of such a name open."""
+    try:
+        return any(re.search(rf"/{name}$", file.path) for file in process.open_files())
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
+def is_fork_server(process: psutil.Process) -> bool:
+    """Whether the process is the interpreter's fork server, and not one of its forks, which have the same name."""
+    try:
+        parent = process.parent()
+        words = " ".join(process.cmdline())
+        return "forkserver" in words and (parent is None or "forkserver" not in " ".join(parent.cmdline()))
+    except psutil.NoSuchProcess:
+        return False
+
+
+def gone(processes: list[psutil.Process], seconds: float = 10.0) -> bool:
+    """Whether all of them are gone after so many seconds at most."""
+    return psutil.wait_procs(processes, timeout=seconds)[1] == []
+
+
+@contextmanager
+def running(runs_dir: Path, *words: str, page: str = "a3c", **options: Any) -> Iterator[Running]:
+    """A run in the background. Whatever is left of it at the end is killed."""
+    command = [sys.executable, "-m", f"asyncrl.{page}", *words, "--runs-dir", str(runs_dir)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True, **options
+    )
+    try:
+        yield Running(process, runs_dir)
+    finally:
+        try:
+            left = psutil.Process(process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            left = []
+        process.kill()
+        for child in left:
+            child.send_signal(signal.SIGKILL)
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@contextmanager
+def training(runs_dir: Path, *words: str, **options: Any) -> Iterator[Running]:
+    """A long run on Catch with two workers, yielded once it is training."""
+    with running(runs_dir, *CATCH, "--workers", "2", "--total-steps", "1e9", *words, **options) as run:
+        run.until(lambda: run.status.get("steps", 0) > 0, "the first steps")
+        yield run
+
+
+def environment_of(folder: Path, source: str) -> dict[str, str]:
+    """Variables with which a command finds `module.py` of this source, as `module:make`, and this package."""
+    (folder / "module.py").write_text(source)
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{Path.cwd()}"}

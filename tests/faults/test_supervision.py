@@ -1,0 +1,200 @@
+"""Processes are killed, hung and crashed: the run goes on, and says what happened."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from asyncrl.storage.checkpoints import load_newest
+from asyncrl.storage.records import read_records
+from tests.faults.running import Running, environment_of, gone, running, training
+
+pytestmark = pytest.mark.faults
+
+CARTPOLE = """
+import gymnasium, os, time
+class Env(gymnasium.Wrapper):
+    steps = 0
+    def step(self, action):
+        Env.steps += 1
+        {trouble}
+        return super().step(action)
+def make(): return Env(gymnasium.make("CartPole-v1"))
+"""
+"""A CartPole with trouble in `step`, as module:make."""
+MODULE = ("--env-id", "module:make", "--workers", "2", "--quiet", "--evaluation-interval-steps", "0")
+
+
+def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
+    """The run goes on with as many as before; status, records and the successor's own file tell of it."""
+    with training(tmp_path) as run:
+        run.workers()[0].kill()
+        run.until(lambda: sum(run.status["worker_restarts"]) == 1, "a restart")
+        run.until(lambda: len(run.workers()) == 2, "two workers")
+
+        (event,) = [event for event in run.events if event["event"] == "restarted"]
+        assert event["cause"] == "was killed by SIGKILL"
+        file = run.folder / f"worker-{event['who']:02}.jsonl"
+        run.until(lambda: sum(row.get("event") == "ready" for row in read_records(file)) == 2, "the successor")
+        run.process.send_signal(signal.SIGTERM)
+        run.ends_with(143)
+
+
+def test_a_run_that_loses_more_than_half_of_its_workers_fails_with_a_checkpoint(tmp_path: Path) -> None:
+    """Without a budget each kill is for good. One of two is not more than half, both are."""
+    with training(tmp_path, "--worker-restarts", "0") as run:
+        first, second = run.workers()
+        first.kill()
+        run.until(lambda: len(run.status["workers_gone"]) == 1, "the loss")
+        steps = run.status["steps"]
+        run.until(lambda: run.status["steps"] > steps, "steps without it")
+
+        second.kill()
+        run.ends_with(1)
+
+        status = run.status
+        assert status["state"] == "failed"
+        assert "2 of 2 workers are gone for good" in status["reason"]
+        assert "was killed by SIGKILL" in status["reason"]
+        assert load_newest(run.folder / "checkpoints")[0].steps == status["steps"]
+
+
+def test_a_worker_that_dies_again_and_again_waits_longer_each_time(tmp_path: Path) -> None:
+    """Each crashes at its 50th step: after the budget of two restarts it is gone, with the signal named."""
+    source = CARTPOLE.format(trouble="if Env.steps > 50: os.kill(os.getpid(), 11)")
+    words = (*MODULE, "--worker-restarts", "2", "--total-steps", "1e6")
+    with running(tmp_path / "runs", *words, env=environment_of(tmp_path, source)) as run:
+        run.ends_with(1)
+
+        assert "was killed by SIGSEGV" in run.status["reason"]
+        assert max(run.status["worker_restarts"]) == 2
+        assert "module.py" in (run.folder / "worker-00.stack.txt").read_text()  # where it crashed
+
+
+def test_a_worker_that_hangs_leaves_its_stack_and_is_replaced(tmp_path: Path) -> None:
+    """One hangs in `step` for ever; its stack names the line, and the run ends as if nothing had been."""
+    trouble = f"""if Env.steps == 100 and not os.path.exists({str(tmp_path / "hung")!r}):
+            open({str(tmp_path / "hung")!r}, "w").close()
+            time.sleep(10_000)  # here"""
+    words = (*MODULE, "--hang-seconds", "2", "--total-steps", "30_000")
+    with running(tmp_path / "runs", *words, env=environment_of(tmp_path, CARTPOLE.format(trouble=trouble))) as run:
+        run.ends_with(0)
+
+        assert sum(run.status["worker_restarts"]) == 1
+        (event,) = [event for event in run.events if event["event"] == "restarted"]
+        stack = f"worker-{event['who']:02}.stack.txt"
+        assert event["cause"] == f"made no progress for 2 seconds, its stack is in {stack}"
+        assert "in step" in (run.folder / stack).read_text()
+        assert sorted(file.name for file in run.folder.glob("*.stack.txt")) == [stack]
+
+
+def test_a_stopped_worker_is_replaced_though_it_can_leave_no_stack(tmp_path: Path) -> None:
+    """SIGSTOP: it answers nothing."""
+    with training(tmp_path, "--hang-seconds", "2") as run:
+        victim = run.workers()[0]
+        victim.suspend()
+        run.until(lambda: sum(run.status["worker_restarts"]) == 1, "a restart")
+
+        assert gone([victim])
+
+
+def test_an_exception_in_a_worker_can_count_as_a_loss(tmp_path: Path) -> None:
+    """--on-worker-error restart: one exception of one worker, and the run finishes."""
+    trouble = f"""if Env.steps == 100 and not os.path.exists({str(tmp_path / "raised")!r}):
+            open({str(tmp_path / "raised")!r}, "w").close()
+            raise RuntimeError("the wheels came off")"""
+    words = (*MODULE, "--on-worker-error", "restart", "--total-steps", "20_000")
+    with running(tmp_path / "runs", *words, env=environment_of(tmp_path, CARTPOLE.format(trouble=trouble))) as run:
+        run.ends_with(0)
+
+        (event,) = [event for event in run.events if event["event"] == "restarted"]
+        assert "the wheels came off" in event["cause"]
+        assert "the wheels came off" in (run.folder / f"worker-{event['who']:02}.traceback.txt").read_text()
+
+
+def test_a_killed_evaluator_is_replaced_and_never_disturbs_training(tmp_path: Path) -> None:
+    """Its successor evaluates; no worker was touched."""
+    with training(tmp_path) as run:
+        run.evaluator().kill()
+        run.until(lambda: run.status["evaluator_restarts"] == 1, "a restart")
+        before = len(read_records(run.folder / "evaluator.jsonl"))
+        run.until(lambda: len(read_records(run.folder / "evaluator.jsonl")) > before, "an evaluation after it")
+
+        assert run.status["worker_restarts"] == [0, 0]
+        run.process.send_signal(signal.SIGTERM)
+        run.ends_with(143)
+
+
+def test_training_goes_on_without_an_evaluator_that_is_gone(tmp_path: Path) -> None:
+    """It may be replaced as often as a worker, and no more; the run finishes all the same."""
+    with training(tmp_path, "--worker-restarts", "0", "--max-seconds", "8") as run:
+        run.evaluator().kill()
+        run.ends_with(0)
+
+        assert [event["who"] for event in run.events if event["event"] == "gone"] == ["evaluator"]
+
+
+def test_the_death_of_the_fork_server_costs_its_children_and_not_the_run(tmp_path: Path) -> None:
+    """Nobody could tell any more how they end: they are ended and replaced, from a new fork server."""
+    with training(tmp_path) as run:
+        before = run.everyone()[1:]
+        run.fork_server().kill()
+        run.until(lambda: run.status["worker_restarts"] == [1, 1], "the restarts")
+        run.until(lambda: len(run.workers()) == 2, "two workers")
+        steps = run.status["steps"]
+        run.until(lambda: run.status["steps"] > steps, "steps of theirs")
+
+        old = [process for process in before if "resource_tracker" not in " ".join(words_of(process))]
+        assert gone(old)
+        run.process.send_signal(signal.SIGTERM)
+        run.ends_with(143)
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line; empty once it is gone."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_cartpole_is_solved_while_a_worker_is_killed_every_second(tmp_path: Path) -> None:
+    """475 with four workers; T is what they made: a kill costs the rollout that was being counted, no more."""
+    words = ("--env-id", "CartPole-v1", "--workers", "4", "--total-steps", "2e6", "--quiet")
+    words += ("--evaluation-interval-steps", "10_000", "--evaluation-episodes", "20", "--stop-at-score", "475")
+    choose = random.Random(1)
+    kills = 0
+    with running(tmp_path, *words, "--worker-restarts", "100_000") as run:
+        run.until(lambda: run.status.get("steps", 0) > 0, "the first steps")
+        while not ended_within_a_second(run):
+            if victims := run.workers():
+                choose.choice(victims).kill()
+                kills += 1
+        run.ends_with(0)
+
+        status = run.status
+        assert status["reason"] == "an evaluation reached 475.0"
+        assert kills >= 10
+        assert kills - 4 <= sum(status["worker_restarts"]) <= kills
+        assert status["steps"] == sum(status["worker_steps"])
+        rollout = 64  # 8 environments x 8 steps, the preset for vectors
+        uncounted = (status["updates"] + status["dropped_gradients"]) * rollout - status["steps"]
+        assert 0 <= uncounted <= kills * rollout
+        print(f"{kills} kills, {sum(status['worker_restarts'])} restarts, {status['steps']} steps, "
+              f"{uncounted} of them uncounted, {status['seconds']} s")  # fmt: skip
+
+
+def ended_within_a_second(run: Running) -> bool:
+    """Wait a second, or until the run has ended."""
+    try:
+        run.process.wait(timeout=1)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
