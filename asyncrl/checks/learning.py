@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.backends import local
+from asyncrl.backends import processes
 from asyncrl.checks.finding import Finding, judge
 from asyncrl.core.flat import clip_by_norm
 from asyncrl.core.rollout import Rollout, State
@@ -201,7 +201,7 @@ def run_child(context: BaseContext, target: Target, plan: RunPlan, worker: int, 
 
     Raises NoAnswer when the child does not end by itself, and well, within `seconds`.
     """
-    process = local.start(context, target, plan, worker)
+    process = processes.start(context, target, plan, worker)
     try:
         deadline = time.monotonic() + seconds
         most = 0
@@ -213,7 +213,7 @@ def run_child(context: BaseContext, target: Target, plan: RunPlan, worker: int, 
         if process.exitcode != 0:
             file = plan.folder.traceback_file(process.name)
             raised = file.exists() and file.read_text().strip().splitlines()[-1]
-            raise NoAnswer(f"raised {raised}" if raised else local.how_it_died(process))
+            raise NoAnswer(f"raised {raised}" if raised else processes.how_it_died(process))
         return most
     finally:
         process.kill()

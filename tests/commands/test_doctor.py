@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from asyncrl import a3c, doctor
-from asyncrl.backends.local import start_context
+from asyncrl.backends.processes import start_context
 from asyncrl.checks import environment, learning, machine
 from asyncrl.checks.finding import Finding
 from asyncrl.checks.learning import Heard, NoAnswer
