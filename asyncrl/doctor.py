@@ -88,7 +88,10 @@ def main(words: Sequence[str] | None = None) -> int:
         spec = make_spec(RunConfig(env_id=config.env_id, env_kwargs=config.env_kwargs))
         made = spec.make(config.seed, evaluation=False)  # a mistake in the id or in its arguments is said here
         made.close()
-        findings = examine(config, spec, environment.spaces_of(made))
+        if 0 < machine.descriptor_limit() < machine.LEAST_FILES:  # the checks themselves would break off
+            findings = [machine.check_descriptors(config.workers, per_child=4)]
+        else:
+            findings = examine(config, spec, environment.spaces_of(made))
         show(findings, config)
         return int(any(finding.verdict == "FAIL" for finding in findings))
 
@@ -98,7 +101,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def examine(config: Config, spec: EnvSpec, spaces: Spaces) -> list[Finding]:
     """All checks, in the order in which they are shown."""
     context = start_context(A3C)
-    with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-") as name:
+    with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         run = run_config(config, spaces)
         found, open_per_child = check_learning(context, folder, config.statistics)

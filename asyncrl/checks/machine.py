@@ -20,6 +20,8 @@ from asyncrl.storage.records import read_records
 SHARED_MEMORY = Path("/dev/shm")
 SPARE_FILES = 64
 """File descriptors left for the environments, TensorBoard and the libraries."""
+LEAST_FILES = 48
+"""File descriptors without which nothing can be tried at all."""
 SPARE_DISK = 200 * 2**20
 """Bytes for records and TensorBoard beside the checkpoints."""
 MEASURED_SECONDS = 2.0

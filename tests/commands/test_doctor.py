@@ -423,6 +423,15 @@ class TestCommand:
         assert "FAIL" not in done.stdout
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.parametrize("limit", [20, 48])
+    def test_too_few_descriptors_for_the_doctor_itself_are_a_finding(self, limit: int) -> None:
+        """No traceback, but what to do."""
+        command = f"ulimit -n {limit} && exec {sys.executable} -m asyncrl.doctor --env-id Catch"
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=240)
+
+        assert (done.returncode, done.stderr) == (1, "")
+        assert "ulimit -n" in done.stdout
+
     def test_json_tells_the_same_and_a_failure_is_exit_code_1(self, capsys: pytest.CaptureFixture[str]) -> None:
         """An environment with a fault, in a real worker process."""
         assert main(["--env-id", f"{HERE}:lamp", "--env-kwargs", "wrong=info", "--workers", "2", "--json"]) == 1
