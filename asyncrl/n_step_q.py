@@ -31,7 +31,7 @@ from torch import Tensor
 from asyncrl.core.losses import squared_error
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Rollout, State
-from asyncrl.core.value_config import VALUE_PAPER, VALUE_VECTOR, ValueConfig
+from asyncrl.core.value_config import VALUE_IMAGE, VALUE_PAPER, VALUE_VECTOR, ValueConfig
 from asyncrl.envs.spec import Spaces
 from asyncrl.nets.bodies import make_body
 from asyncrl.nets.memory import Trunk, at_end, at_places
@@ -60,7 +60,7 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""
     if name == "paper":
         return VALUE_PAPER
-    return {} if spaces.is_image else VALUE_VECTOR | {"t_max": 8}
+    return VALUE_IMAGE if spaces.is_image else VALUE_VECTOR | {"t_max": 8}
 
 
 def make_network(config: Config, spaces: Spaces) -> QNetwork:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from asyncrl.core.losses import squared_error
 from asyncrl.core.rollout import Rollout, State
-from asyncrl.core.value_config import VALUE_PAPER, VALUE_VECTOR, ValueConfig
+from asyncrl.core.value_config import VALUE_IMAGE, VALUE_PAPER, VALUE_VECTOR, ValueConfig
 from asyncrl.envs.spec import Spaces
 from asyncrl.nets.bodies import make_body
 from asyncrl.nets.memory import Trunk
@@ -52,7 +52,7 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""
     if name == "paper":
         return VALUE_PAPER
-    return {} if spaces.is_image else VALUE_VECTOR
+    return VALUE_IMAGE if spaces.is_image else VALUE_VECTOR
 
 
 def make_network(config: Config, spaces: Spaces) -> QNetwork:

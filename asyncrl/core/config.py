@@ -94,7 +94,7 @@ class RunConfig:
     # Adam needs no tuning of epsilon to the scale of rewards, and its fused update takes half of RMSProp's time.
     optimizer: Literal["rmsprop", "adam", "momentum-sgd"] = "adam"
     """Update rule."""
-    learning_rate: float = 3e-4
+    learning_rate: float = 6e-4
     """eta at the first step."""
     anneal_learning_rate: bool = True
     """Take eta linearly to 0 over total_steps."""

@@ -78,6 +78,8 @@ VALUE_PAPER: dict[str, Any] = PAPER | {
 }
 """The preset "paper" of the value-based pages."""
 
+VALUE_IMAGE: dict[str, Any] = {"learning_rate": 3e-4}
+"""Images: as A3C, but one-step targets from a network that moves are followed more slowly."""
 VALUE_VECTOR: dict[str, Any] = {
     "envs_per_worker": 8,
     "t_max": 5,
