@@ -67,6 +67,8 @@ class RunConfig:
 
     on_worker_error: Literal["stop", "restart"] = "stop"
     """What an exception in a worker does: end the run with its traceback, or count as a loss like a kill."""
+    on_env_error: Literal["stop", "rebuild"] = "stop"
+    """What an environment that raises or returns nonsense does: count as its worker's error, or just be made anew."""
     worker_restarts: int = 3
     """How often in 10 minutes each worker, and the evaluator, is replaced after a kill, a crash or a hang."""
     hang_seconds: float = 120.0

@@ -7,5 +7,5 @@ class UsageError(Exception):
     """A user's mistake: the command prints its message as one line and exits with code 2."""
 
 
-class NotFinite(ArithmeticError):
+class NotFinite(ValueError):
     """A NaN or an infinity where training cannot go on with one. The message is one line that names the place."""

@@ -28,6 +28,9 @@ from asyncrl.envs.spec import BadEnvironment, Spaces, one_line
 if TYPE_CHECKING:
     from asyncrl.envs.spec import EnvSpec
 
+_LARGEST_REWARD = float(np.finfo(np.float32).max)
+"""Rewards are kept as float32; a larger one would be an infinity there."""
+
 Encoder = Callable[[Any], NDArray[Any]]
 """From an observation of Gymnasium to ours. Raises ValueError, with the reason, for one that is not in its space."""
 
@@ -60,7 +63,10 @@ class GymnasiumEnvironment:
 
     def reset(self) -> NDArray[Any]:
         """Begin a new episode; the seed counts for the first and so for all that follow."""
-        result = self.native.reset(seed=self._seed)
+        try:
+            result = self.native.reset(seed=self._seed)
+        except Exception as error:
+            raise self._raised("reset()", error) from error
         self._seed = None
         if not (isinstance(result, tuple) and len(result) == 2):
             raise self._bad("reset() must return (observation, info)")
@@ -72,13 +78,20 @@ class GymnasiumEnvironment:
         """Act once; raises ValueError for an action outside the space, `BadEnvironment` for a broken promise."""
         if not self._running:
             raise RuntimeError("step() before reset(): no episode is running")
-        result = self.native.step(self._native(action))
+        native = self._native(action)
+        try:
+            result = self.native.step(native)
+        except Exception as error:
+            raise self._raised("step()", error) from error
         if not (isinstance(result, tuple) and len(result) == 5):
             raise self._bad("step() must return (observation, reward, terminated, truncated, info)")
         self._elapsed += 1
         reward = self._reward(result[1])
-        terminated = bool(result[2])
-        truncated = bool(result[3]) or (not terminated and self._elapsed == self._max_episode_steps)
+        try:
+            terminated, truncated = bool(result[2]), bool(result[3])
+        except ValueError:
+            raise self._bad("terminated and truncated must be single truth values") from None
+        truncated = truncated or (not terminated and self._elapsed == self._max_episode_steps)
         self._running = not (terminated or truncated)
         return self._observe(result[0]), reward, terminated, truncated, False
 
@@ -98,10 +111,13 @@ class GymnasiumEnvironment:
 
     def _reward(self, reward: Any) -> float:
         try:
-            number = float(reward)
-        except (TypeError, ValueError):
+            # float() would read a number out of a text, and one day no longer out of an array of one.
+            if isinstance(reward, str | bytes):
+                raise TypeError
+            number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+        except (TypeError, ValueError, OverflowError):
             raise self._bad(f"the reward is {type(reward).__name__}, not a number") from None
-        if not math.isfinite(number):
+        if not -_LARGEST_REWARD <= number <= _LARGEST_REWARD:  # nor NaN
             raise self._bad(f"the reward is {number}")
         return number
 
@@ -110,6 +126,11 @@ class GymnasiumEnvironment:
             return self._encode(observation)
         except (TypeError, ValueError) as error:
             raise self._bad(str(error)) from error
+
+    def _raised(self, where: str, error: Exception) -> BadEnvironment:
+        return BadEnvironment(
+            f"{self._id} broke in {where} after {self._elapsed} steps of an episode: {one_line(error)}"
+        )
 
     def _bad(self, what: str) -> BadEnvironment:
         return BadEnvironment(f"{self._id} broke its contract in step {self._elapsed} of an episode: {what}")
@@ -161,6 +182,8 @@ def _array(observation: Any, shape: tuple[int, ...], promised: Any, dtype: type[
     if dtype is np.uint8 and array.dtype != np.uint8:
         # Casting would turn an image scaled to 0..1 into zeros without a word.
         raise ValueError(f"the observation is {array.dtype}, not {promised}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError("the observation holds a NaN or an infinity")
     return array.astype(dtype, copy=False)
 
 

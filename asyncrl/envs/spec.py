@@ -31,7 +31,7 @@ _TOY_IDS = ("Chain", "Catch")
 
 
 class BadEnvironment(RuntimeError):
-    """The environment broke its own promises: a wrong shape, a NaN, a step that is not five values. Names the id."""
+    """The environment raised or broke a promise: a wrong shape, a NaN, a step that is not five values. Names the id."""
 
 
 @dataclass(frozen=True)

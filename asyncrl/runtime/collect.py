@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.rollout import Rollout, State
-from asyncrl.envs.spec import Environment, Spaces
+from asyncrl.envs.spec import BadEnvironment, Environment, Spaces
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import Agent
+
+Successor = Callable[[int, Environment, BadEnvironment], tuple[Environment, NDArray[Any]]]
+"""From the place of an environment that broke, itself and what it raised to another one and its first observation."""
+MOST_BREAKS = 10
+"""So often in a row, without the end of an episode in between, an environment may break."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +49,18 @@ class Collector(Iterator[Rollout]):
         progress: Progress,
         look_ahead: bool = False,
         normalizer: Normalizer | None = None,
+        successor: Successor | None = None,
     ) -> None:
-        """With `look_ahead` the action after a rollout's last observation is chosen at its end, and then taken."""
+        """With `look_ahead` the action after a rollout's last observation is chosen at its end, and then taken.
+
+        `successor` gives another environment for one that broke; without it what broke is raised.
+        """
         self.episodes: list[Episode] = []
         self.environment_seconds = 0.0
         self.acting_seconds = 0.0
-        self._environments = environments
+        self._environments = list(environments)
+        self._successor = successor
+        self._breaks = [0] * len(environments)
         self._agent = agent
         self._gamma = gamma
         self._progress = progress
@@ -76,8 +87,8 @@ class Collector(Iterator[Rollout]):
         self._state: State = agent.initial_state(len(environments))
         self._look_ahead = look_ahead
         self._chosen: Tensor | None = None
-        for e, environment in enumerate(environments):
-            self._rows[-1, e] = environment.reset()
+        for e in range(len(environments)):
+            self._rows[-1, e] = self._begin(e)
         self._see(-1)
 
     def __next__(self) -> Rollout:
@@ -135,7 +146,11 @@ class Collector(Iterator[Rollout]):
     def _step(self, t: int, e: int, action: Any, truncated: list[tuple[int, int]], finals: list[Tensor]) -> None:
         """Step one environment into row t; the observation of row t + 1 begins a new episode where one ended."""
         environment = self._environments[e]
-        observation, reward, terminated, cut, life_lost = environment.step(action)
+        try:
+            observation, reward, terminated, cut, life_lost = environment.step(action)
+        except BadEnvironment as error:
+            self._cut(t, e, error, truncated, finals)
+            return
         self._rewards[t, e] = reward
         self._discounts[t, e] = 0.0 if terminated or life_lost else self._gamma
         self._last[t, e] = terminated or cut or life_lost
@@ -146,9 +161,39 @@ class Collector(Iterator[Rollout]):
                 truncated.append((t, e))
                 finals.append(torch.from_numpy(np.array(observation)))
             self.episodes.append(Episode(float(self._scores[e]), int(self._lengths[e])))
-            self._scores[e], self._lengths[e] = 0.0, 0
-            observation = environment.reset()
+            self._scores[e], self._lengths[e], self._breaks[e] = 0.0, 0, 0
+            observation = self._begin(e)
         self._rows[t + 1, e] = observation
+
+    def _cut(
+        self, t: int, e: int, error: BadEnvironment, truncated: list[tuple[int, int]], finals: list[Tensor]
+    ) -> None:
+        """Environment e broke in step t: its episode is cut where it was last seen, and another begins in a new one.
+
+        What the step would have paid is not known and counts as 0; the value of the state stands for all that follows.
+        The episode is not among those that ended: nobody knows its score.
+        """
+        first = self._succeed(e, error)
+        self._rewards[t, e], self._discounts[t, e], self._last[t, e] = 0.0, self._gamma, True
+        truncated.append((t, e))
+        finals.append(torch.from_numpy(np.array(self._rows[t, e])))
+        self._scores[e], self._lengths[e] = 0.0, 0
+        self._rows[t + 1, e] = first
+
+    def _begin(self, e: int) -> NDArray[Any]:
+        """Begin an episode in environment e, or in another one if it breaks."""
+        try:
+            return self._environments[e].reset()
+        except BadEnvironment as error:
+            return self._succeed(e, error)
+
+    def _succeed(self, e: int, error: BadEnvironment) -> NDArray[Any]:
+        """Put another environment in the place of the one that broke; raises `error` if that happens too often."""
+        self._breaks[e] += 1
+        if self._successor is None or self._breaks[e] > MOST_BREAKS:
+            raise error
+        self._environments[e], first = self._successor(e, self._environments[e], error)
+        return first
 
     def _see(self, t: int) -> None:
         """Normalise the raw observations of row t, for all environments at once."""

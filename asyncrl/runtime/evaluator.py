@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from asyncrl.envs.spec import Environment, Spaces
-from asyncrl.runtime.collect import for_environments, reset_state
+from asyncrl.envs.spec import BadEnvironment, Environment, Spaces
+from asyncrl.runtime.collect import MOST_BREAKS, Successor, for_environments, reset_state
 from asyncrl.runtime.normalize import Normalizer
-from asyncrl.runtime.plan import RunPlan, build_agent, build_environments, build_normalizer
+from asyncrl.runtime.plan import RunPlan, build_agent, build_environments, build_normalizer, successor_of
 from asyncrl.runtime.progress import ENDED, READY, RUNNING
 from asyncrl.runtime.protocols import EVALUATOR, Agent
-from asyncrl.runtime.snapshots import take_checkpoint
+from asyncrl.runtime.snapshots import require_finite, take_checkpoint
 from asyncrl.storage import checkpoints
 from asyncrl.storage.records import RecordWriter, read_records
 
@@ -38,6 +38,7 @@ class Evaluator:
         count = min(self._config.evaluation_episodes, MOST_ENVIRONMENTS)
         self._environments = build_environments(plan, EVALUATOR, count, evaluation=True)
         self._normalizer = build_normalizer(plan, EVALUATOR)
+        self._successor = successor_of(plan, EVALUATOR, evaluation=True, say=lambda line: None)
         earlier = read_records(plan.folder.evaluator_file)
         self._best = max((row["mean"] for row in earlier if row.get("mean") is not None), default=-math.inf)
         self._writer = RecordWriter(plan.folder.evaluator_file)
@@ -83,6 +84,7 @@ class Evaluator:
         """One evaluation of theta as it is now; None when the run is being left before its end."""
         progress, store = self._plan.progress, self._plan.store
         version = store.pull(self._theta)
+        require_finite(self._theta, self._plan.layout)
         if self._normalizer is not None:
             self._normalizer.renew()
         steps, seconds = progress.steps, progress.seconds
@@ -91,7 +93,7 @@ class Evaluator:
         began, cpu = time.perf_counter(), time.process_time()
         episodes = play(
             self._agent, self._environments, self._plan.spaces, self._config.evaluation_episodes, steps,
-            self._interrupted, self._normalizer,
+            self._interrupted, self._normalizer, self._successor,
         )  # fmt: skip
         if episodes is None:
             return None
@@ -149,17 +151,18 @@ def serve(evaluator: Evaluator, plan: RunPlan) -> None:
 
 def play(
     agent: Agent,
-    environments: Sequence[Environment],
+    environments: list[Environment],
     spaces: Spaces,
     episodes: int,
     steps: int,
     interrupted: Callable[[], bool] | None = None,
     normalizer: Normalizer | None = None,
+    successor: Successor | None = None,
 ) -> list[tuple[float, int]] | None:
     """Raw returns and lengths of whole `episodes`, played side by side; None if `interrupted()` became true.
 
     Episode i belongs to environment i mod E from the start: taking whichever episodes end first would favour short
-    ones.
+    ones. In an environment that breaks it is played again, in the `successor` that takes its place in `environments`.
     """
     count = len(environments)
     dtype = getattr(torch, spaces.observation_dtype)
@@ -167,7 +170,7 @@ def play(
     rows = observations.numpy()
     left = [len(range(e, episodes, count)) for e in range(count)]
     results: list[list[tuple[float, int]]] = [[] for _ in range(count)]
-    scores, lengths = [0.0] * count, [0] * count
+    scores, lengths, breaks = [0.0] * count, [0] * count, [0] * count
     state = agent.initial_state(count)
     for e, environment in enumerate(environments):
         rows[e] = environment.reset()
@@ -180,13 +183,21 @@ def play(
         for e, action in enumerate(for_environments(actions, spaces)):
             if not left[e]:
                 continue
-            observation, reward, terminated, truncated, _ = environments[e].step(action)
+            try:
+                observation, reward, terminated, truncated, _ = environments[e].step(action)
+            except BadEnvironment as error:  # this episode is played again, from its beginning
+                breaks[e] += 1
+                if successor is None or breaks[e] > MOST_BREAKS:
+                    raise
+                environments[e], rows[e] = successor(e, environments[e], error)
+                scores[e], lengths[e], ended[e] = 0.0, 0, True
+                continue
             scores[e] += reward
             lengths[e] += 1
             if terminated or truncated:
                 ended[e] = True
                 results[e].append((scores[e], lengths[e]))
-                scores[e], lengths[e] = 0.0, 0
+                scores[e], lengths[e], breaks[e] = 0.0, 0, 0
                 left[e] -= 1
                 observation = environments[e].reset()
             rows[e] = observation

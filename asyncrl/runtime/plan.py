@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib
+import itertools
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
+import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.config import RunConfig
 from asyncrl.core.flat import bind_parameters, flatten_parameters
+from asyncrl.core.rollout import Rollout
 from asyncrl.core.schedules import linear
-from asyncrl.envs.spec import Environment, EnvSpec, Spaces
-from asyncrl.runtime.collect import Collector
+from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, Spaces
+from asyncrl.runtime.collect import MOST_BREAKS, Collector, Successor
 from asyncrl.runtime.normalize import SMALLEST_GREY_DEVIATION, Normalizer, moments_shape
-from asyncrl.runtime.progress import Progress
+from asyncrl.runtime.progress import BUILDING, Progress
 from asyncrl.runtime.protocols import EVALUATOR, Agent, Page
 from asyncrl.runtime.report import WorkerReport
 from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, NETWORK, derive, generator
 from asyncrl.runtime.store import SharedStore
 from asyncrl.runtime.worker import work
+from asyncrl.storage.files import write_synced
 from asyncrl.storage.records import RecordWriter
 from asyncrl.storage.run_folder import RunFolder
 
@@ -86,6 +96,34 @@ def build_agent(plan: RunPlan, worker: int) -> tuple[Agent, Tensor]:
     return page.make_agent(plan.config, plan.spaces, network, target, worker, random), theta
 
 
+def successor_of(plan: RunPlan, worker: int, evaluation: bool, say: Callable[[str], None]) -> Successor | None:
+    """What replaces environments that broke, and says so; None if they should end their worker instead."""
+    if plan.config.on_env_error == "stop":
+        return None
+    numbers = itertools.count(1)
+
+    def successor(e: int, broken: Environment, error: BadEnvironment) -> tuple[Environment, NDArray[Any]]:
+        phase = plan.progress.phase(worker)
+        plan.progress.enter(worker, BUILDING)  # making one may take its time
+        for _ in range(MOST_BREAKS):
+            with contextlib.suppress(Exception):  # it is broken; what it says now is of no interest
+                broken.close()
+            place = (worker, e, plan.part, plan.incarnation, next(numbers))
+            broken = plan.spec.make(derive(plan.config.seed, ENVIRONMENT, *place), evaluation=evaluation)
+            plan.progress.count_rebuilt(worker)
+            say(f"environment {e} made anew: {error}")
+            try:
+                first = broken.reset()
+            except BadEnvironment as again:
+                error = again
+            else:
+                plan.progress.enter(worker, phase)
+                return broken, first
+        raise error
+
+    return successor
+
+
 MakeAgent = Callable[[RunPlan, int], tuple[Agent, Tensor]]
 """What builds an agent and its flat vector: `build_agent`, or something around it."""
 
@@ -106,6 +144,7 @@ def build_worker(plan: RunPlan, worker: int, make_agent: MakeAgent = build_agent
     config, page = plan.config, load_page(plan.page)
     agent, theta = make_agent(plan, worker)
     environments = build_environments(plan, worker, config.envs_per_worker, evaluation=False)
+    writer = RecordWriter(plan.folder.worker_file(worker))
     collector = Collector(
         environments,
         agent,
@@ -115,14 +154,26 @@ def build_worker(plan: RunPlan, worker: int, make_agent: MakeAgent = build_agent
         plan.progress,
         look_ahead=page.LOOKS_AHEAD,
         normalizer=build_normalizer(plan, worker),
+        successor=successor_of(plan, worker, False, lambda line: writer.write({"worker": worker, "event": line})),
     )
-    writer = RecordWriter(plan.folder.worker_file(worker))
     writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration})
-    report = WorkerReport(worker, collector, plan.progress, writer, config.record_interval_seconds)
+    dump = partial(dump_culprit, plan.folder.culprit_file(worker), agent)
+    report = WorkerReport(worker, collector, plan.progress, writer, config.record_interval_seconds, dump)
     target_interval = getattr(config, "target_interval_steps", 0)
     return work(
         worker, agent, theta, collector, plan.store, plan.progress, learning_rate_of(config), report, target_interval
     )
+
+
+def dump_culprit(file: Path, agent: Agent, rollout: Rollout) -> str:
+    """Keep a rollout, and the parameters its gradient was taken at, as tensors by name; says where."""
+    tensors = {f"parameters.{name}": parameter.detach() for name, parameter in agent.network.named_parameters()}
+    for field in dataclasses.fields(rollout):
+        value = getattr(rollout, field.name)
+        if isinstance(value, np.ndarray | Tensor):
+            tensors[f"rollout.{field.name}"] = torch.as_tensor(value)
+    write_synced(file, safetensors.torch.save({name: tensor.clone() for name, tensor in tensors.items()}))
+    return f"its rollout and parameters are in {file.name}"
 
 
 def build_normalizer(plan: RunPlan, worker: int) -> Normalizer | None:

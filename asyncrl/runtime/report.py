@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from asyncrl.core.errors import NotFinite
+from asyncrl.core.rollout import Rollout
 from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import Push
 from asyncrl.storage.records import RecordWriter
+
+MOST_DROPPED = 10
+"""So many gradients in a row that are not finite end the run."""
+
+
+def told(metrics: Mapping[str, Tensor]) -> str:
+    """Metrics in words."""
+    return ", ".join(f"{name} was {float(value):.4g}" for name, value in metrics.items())
 
 
 class WorkerReport:
@@ -21,13 +32,22 @@ class WorkerReport:
     """
 
     def __init__(
-        self, worker: int, collector: Collector, progress: Progress, writer: RecordWriter, interval: float
+        self,
+        worker: int,
+        collector: Collector,
+        progress: Progress,
+        writer: RecordWriter,
+        interval: float,
+        dump: Callable[[Rollout], str] | None = None,
     ) -> None:
+        """`dump` keeps the rollout of the last of many gradients that were not finite, and says where."""
         self._worker = worker
         self._collector = collector
         self._progress = progress
         self._writer = writer
         self._interval = interval
+        self._dump = dump
+        self._dropped_in_a_row = 0
         self._mark = time.perf_counter()
         self._due = self._mark + interval
         self._clear()
@@ -46,15 +66,25 @@ class WorkerReport:
         self._seconds[phase] += now - self._mark
         self._mark = now
 
-    def update(self, push: Push, metrics: dict[str, Tensor], learning_rate: float, steps: int) -> None:
-        """One update was made of so many steps; write a row if one is due."""
-        self._steps += steps
+    def update(self, push: Push, metrics: dict[str, Tensor], learning_rate: float, rollout: Rollout) -> None:
+        """One update was made of a rollout; write a row if one is due.
+
+        Raises NotFinite when MOST_DROPPED gradients in a row were not finite: nothing is learnt any more.
+        """
+        self._steps += rollout.steps
         if push.applied:
+            self._dropped_in_a_row = 0
             self._updates += 1
             self._norms += push.norm
             self._staleness[push.staleness] += 1
         else:
             self._dropped += 1
+            self._dropped_in_a_row += 1
+            if self._dropped_in_a_row == MOST_DROPPED:
+                place = "" if self._dump is None else f"; {self._dump(rollout)}"
+                raise NotFinite(
+                    f"{MOST_DROPPED} gradients in a row were not finite; in the last {told(metrics)}{place}"
+                )
         if self._mark >= self._due:
             self.write(metrics, learning_rate)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.config import to_plain
-from asyncrl.core.errors import UsageError
+from asyncrl.core.errors import NotFinite, UsageError
 from asyncrl.runtime.plan import Layout, RunPlan
 from asyncrl.storage.checkpoints import Checkpoint
 
@@ -19,9 +19,11 @@ def take_checkpoint(
     """The run as it is now. `theta` `[P]` is a snapshot already taken, or None to take one.
 
     Workers go on writing meanwhile, so the snapshot may mix neighbouring updates; its steps are counted just before.
+    Raises NotFinite if it holds anything that is no number.
     """
     store = plan.store
     snapshot = store.snapshot() if theta is None else theta.clone()
+    require_finite(snapshot, plan.layout)
     return Checkpoint(
         steps=steps,
         updates=plan.store.updates,
@@ -39,6 +41,14 @@ def take_checkpoint(
             **facts,
         },
     )
+
+
+def require_finite(theta: Tensor, layout: Layout) -> None:
+    """Raise NotFinite, naming the parameter, if a snapshot `[P]` holds a NaN or an infinity."""
+    if bool(torch.isfinite(theta).all()):
+        return
+    names = [name for name, tensor in name_parameters(theta, layout).items() if not bool(torch.isfinite(tensor).all())]
+    raise NotFinite(f"the shared parameters hold numbers that are not finite, in {', '.join(names)}")
 
 
 def name_parameters(theta: Tensor, layout: Layout) -> dict[str, Tensor]:

@@ -51,6 +51,6 @@ def work(
             if target_interval_steps:
                 store.refresh_target(progress.steps, target_interval_steps)  # theta^- <- theta
             report.lap("push")
-            report.update(push, metrics, eta, rollout.steps)
+            report.update(push, metrics, eta, rollout)
     finally:
         report.close(metrics, eta)

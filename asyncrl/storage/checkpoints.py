@@ -34,6 +34,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from asyncrl.core.errors import NotFinite
 from asyncrl.storage.files import plain, read_json, sync_folder, write_synced
 from asyncrl.storage.run_folder import versions
 
@@ -70,7 +71,7 @@ class Checkpoint:
 def save(folder: Path, checkpoint: Checkpoint, keep: int = 3) -> Path:
     """Write a checkpoint into `folder`, keep the newest `keep` up to this one, and return its path.
 
-    Raises ValueError, before anything is written, when a parameter is not finite, and OSError when the disk is full or
+    Raises NotFinite, before anything is written, when a number is not finite, and OSError when the disk is full or
     fails; the earlier checkpoints are valid then, and nothing unfinished is left.
     """
     if keep < 1:
@@ -117,7 +118,7 @@ def clean(folder: Path) -> None:
 
 
 def _save(folder: Path, kind: str, checkpoint: Checkpoint, keep: int) -> Path:
-    _refuse_non_finite(checkpoint.parameters)
+    _refuse_non_finite(checkpoint.parameters | checkpoint.tensors)
     temporary = folder / f"{_SAVING}{kind}"
     if temporary.exists():  # left by a writer of this kind that was killed
         shutil.rmtree(temporary)
@@ -176,7 +177,7 @@ def _own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _refuse_non_finite(parameters: Mapping[str, Tensor]) -> None:
     for name, tensor in parameters.items():
         if not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"parameter {name} is not finite; such a checkpoint is not saved")
+            raise NotFinite(f"{name} holds a number that is not finite; such a checkpoint is not saved")
 
 
 def _free_name(folder: Path, kind: str, steps: int) -> Path:

@@ -123,6 +123,10 @@ class RunFolder:
         """Where a process that fails leaves its traceback; `role` is such as "worker-03" or "evaluator"."""
         return self.path / f"{role}.traceback.txt"
 
+    def culprit_file(self, rank: int) -> Path:
+        """What a worker whose gradients are not finite any more has learnt from last, and with which parameters."""
+        return self.path / f"worker-{rank:02d}.culprit.safetensors"
+
     def stack_file(self, role: str) -> Path:
         """Where a process that hangs or crashes leaves its stack."""
         return self.path / f"{role}.stack.txt"

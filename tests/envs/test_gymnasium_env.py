@@ -167,6 +167,7 @@ def test_a_time_limit_shows_the_last_real_observation() -> None:
 
 GOOD = np.zeros(3, np.float32)
 IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+FLOAT_IMAGE = spaces.Box(0.0, 1.0, (8, 8, 3), np.float32)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +179,13 @@ IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
         (UNIT, ("text", 0.0, False, False, {}), "could not convert string to float"),
         (UNIT, (GOOD, float("nan"), False, False, {}), "the reward is nan"),
         (UNIT, (GOOD, None, False, False, {}), "the reward is NoneType, not a number"),
+        (UNIT, (GOOD, 1e39, False, False, {}), r"the reward is 1e\+39"),
+        (UNIT, (GOOD, 10**400, False, False, {}), "the reward is int, not a number"),
+        (UNIT, (GOOD, "1.0", False, False, {}), "the reward is str, not a number"),
+        (UNIT, (GOOD, 1j, False, False, {}), "the reward is complex, not a number"),
+        (UNIT, (GOOD, np.ones(2), False, False, {}), "the reward is ndarray, not a number"),
+        (UNIT, (GOOD, 0.0, np.ones(2), False, {}), "must be single truth values"),
+        (FLOAT_IMAGE, (np.full((8, 8, 3), np.nan), 0.0, False, False, {}), "holds a NaN or an infinity"),
         (UNIT, (GOOD, 0.0, False, {}), r"step\(\) must return \(observation, reward, terminated, truncated, info\)"),
         (spaces.Discrete(3), (3, 0.0, False, False, {}), "the observation 3 is not in its space"),
         (IMAGE, (np.zeros((8, 8, 4), np.uint8), 0.0, False, False, {}), r"the shape \[8, 8, 4\], not \[8, 8, 3\]"),
@@ -262,7 +270,7 @@ def test_a_factory_s_environment_takes_its_arguments() -> None:
         (f"{HERE}:make_nothing", r"make_nothing\(\) returned a NoneType, not a gymnasium.Env"),
         (f"{HERE}:make_trouble", r"make_trouble\(\) failed: OSError: no motor"),
         (f"{HERE}:make_nan", "broke its contract in step 1 of an episode: the observation holds a NaN"),
-        (f"{HERE}:make_crash", "failed in its first reset or step: KeyError: 'left'"),
+        (f"{HERE}:make_crash", r"broke in step\(\) after 0 steps of an episode: KeyError: 'left'"),
         (f"{HERE}:make_dict", "observes a Dict of several parts: .*gymnasium.wrappers.FlattenObservation"),
         (f"{HERE}:make_tuple", "observes a Tuple of several parts: .*gymnasium.wrappers.FlattenObservation"),
         (f"{HERE}:make_text", "observes a Text, which is not supported"),

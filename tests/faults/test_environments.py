@@ -1,0 +1,109 @@
+"""Environments that raise, hang or return nonsense: the run ends, or goes on, as asked, and names the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.storage.records import read_records
+from asyncrl.train import main
+from tests.faults.running import environment_of, running
+from tests.support import evaluations_of, status_of, the_run
+
+pytestmark = pytest.mark.faults
+
+SOURCE = """
+import random
+import gymnasium, numpy as np
+class Env(gymnasium.Wrapper):
+    steps = 0
+    def step(self, action):
+        Env.steps += 1
+        observation, reward, terminated, truncated, info = super().step(action)
+        {trouble}
+        return observation, reward, terminated, truncated, info
+def make(): return Env(gymnasium.make("CartPole-v1"))
+"""
+BROKEN = {
+    "raises": ("raise RuntimeError('the wheels came off')", "RuntimeError: the wheels came off"),
+    "NaN": ("observation = observation * np.nan", "the observation holds a NaN or an infinity"),
+    "shape": ("observation = observation[:3]", "the observation has the shape [3], not [4]"),
+    "text": ("reward = 'much'", "the reward is str, not a number"),
+    "range": ("reward = 1e39", "the reward is 1e+39"),
+}
+
+
+def words(folder: Path, *more: str) -> list[str]:
+    """A short serial run of `module:make`."""
+    return [
+        "--env-id", "module:make", "--backend", "serial", "--workers", "2", "--total-steps", "3000", "--quiet",
+        "--runs-dir", str(folder), "--evaluation-interval-steps", "0", "--evaluation-episodes", "2", *more,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_environment_ends_the_run_and_is_named(tmp_path: Path, kind: str) -> None:
+    """In a worker's process: exit code 1, one reason with the id, the step and what was wrong, and the traceback."""
+    trouble, complaint = BROKEN[kind]
+    source = SOURCE.format(trouble=f"if Env.steps > 100: {trouble}")
+    command = [word for word in words(tmp_path) if word not in ("--backend", "serial", "--runs-dir", str(tmp_path))]
+    with running(tmp_path / "runs", *command, env=environment_of(tmp_path, source)) as run:
+        run.ends_with(1)
+
+        status = run.status
+        assert status["state"] == "failed"
+        assert "module:make broke" in status["reason"]
+        assert complaint in status["reason"]
+        assert "BadEnvironment" in status["traceback"]
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_environment_can_be_made_anew_instead(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--on-env-error rebuild, and one step in 200 goes wrong: the run finishes, all of it is counted and recorded."""
+    trouble, complaint = BROKEN[kind]
+    environment_of(tmp_path, SOURCE.format(trouble=f"if Env.steps % 200 == 199: {trouble}"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "module", raising=False)
+
+    assert main("asyncrl.a3c", words(tmp_path / "runs", "--on-env-error", "rebuild")) == 0
+
+    run = the_run(tmp_path / "runs")
+    rows = [row for file in run.glob("worker-*.jsonl") for row in read_records(file)]
+    made_anew = [row["event"] for row in rows if "made anew" in row.get("event", "")]
+    assert len(made_anew) >= 10
+    assert all("module:make broke" in event and complaint in event for event in made_anew)
+    assert status_of(run)["environments_rebuilt"] >= len(made_anew)  # and those of the evaluator
+    assert all(len(row["returns"]) == 2 for row in evaluations_of(run))
+
+
+def test_an_environment_that_only_breaks_is_given_up(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten new ones in a row, without an episode between them, are enough."""
+    environment_of(tmp_path, SOURCE.format(trouble="if Env.steps > 100: raise RuntimeError('no wheels at all')"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "module", raising=False)
+
+    assert main("asyncrl.a3c", words(tmp_path / "runs", "--on-env-error", "rebuild")) == 1
+
+    assert "no wheels at all" in status_of(the_run(tmp_path / "runs"))["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_cartpole_is_solved_by_environments_that_raise_once_in_2000_steps(tmp_path: Path) -> None:
+    """Every fourth episode of a good agent breaks off; it reaches 475 all the same."""
+    source = SOURCE.format(trouble="if random.random() < 0.0005: raise RuntimeError('no luck')")
+    command = ["--env-id", "module:make", "--workers", "4", "--total-steps", "2e6", "--quiet"]
+    command += ["--evaluation-interval-steps", "20_000", "--evaluation-episodes", "20", "--stop-at-score", "475"]
+    command += ["--on-env-error", "rebuild"]
+    with running(tmp_path / "runs", *command, env=environment_of(tmp_path, source)) as run:
+        run.ends_with(0)
+
+        status = run.status
+        assert status["reason"] == "an evaluation reached 475.0"
+        assert status["environments_rebuilt"] > 10
+        print(status)
