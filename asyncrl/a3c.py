@@ -34,7 +34,7 @@ from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.envs.spec import Spaces
 from asyncrl.nets.actor_critic import ActorCritic
-from asyncrl.nets.bodies import make_body
+from asyncrl.nets.bodies import is_board, make_body
 from asyncrl.nets.gaussian import GaussianActorCritic
 from asyncrl.nets.memory import Trunk, at_end, at_places
 
@@ -92,6 +92,17 @@ CONTINUOUS: dict[str, Any] = {
 }
 """What trains best where actions are vectors: observations and returns have no common scale there."""
 
+BOARD: dict[str, Any] = {
+    "envs_per_worker": 16,
+    "t_max": 8,
+    "learning_rate": 3e-3,
+    "optimizer_epsilon": 1e-5,
+    "max_gradient_norm": 0.5,
+    "reward_clip": 0.0,
+    "normalize_observations": False,
+}
+"""What trains MinAtar best: its planes are zeros and ones, each a kind of thing, and need no scaling."""
+
 
 def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""
@@ -104,6 +115,8 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
             "evaluation_policy": "sampled",
             "lstm_cells": 0,
         }
+    if is_board(spaces.observation_shape):
+        return BOARD
     if spaces.is_image:
         return {}
     if spaces.is_continuous:

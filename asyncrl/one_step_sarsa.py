@@ -26,9 +26,9 @@ from torch import Tensor
 
 from asyncrl.core.losses import squared_error
 from asyncrl.core.rollout import Rollout, State
-from asyncrl.core.value_config import VALUE_IMAGE, VALUE_PAPER, VALUE_VECTOR, ValueConfig
+from asyncrl.core.value_config import VALUE_BOARD, VALUE_IMAGE, VALUE_PAPER, VALUE_VECTOR, ValueConfig
 from asyncrl.envs.spec import Spaces
-from asyncrl.nets.bodies import make_body
+from asyncrl.nets.bodies import is_board, make_body
 from asyncrl.nets.memory import Trunk
 from asyncrl.nets.q_network import QNetwork
 
@@ -52,6 +52,8 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""
     if name == "paper":
         return VALUE_PAPER
+    if is_board(spaces.observation_shape):
+        return VALUE_BOARD
     return VALUE_IMAGE if spaces.is_image else VALUE_VECTOR
 
 

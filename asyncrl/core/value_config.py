@@ -92,3 +92,10 @@ VALUE_VECTOR: dict[str, Any] = {
     "exploration_steps": 50_000,
 }
 """What trains CartPole well: small problems want a target and an epsilon that move on sooner."""
+
+VALUE_BOARD: dict[str, Any] = VALUE_VECTOR | {
+    "envs_per_worker": 16,
+    "normalize_observations": True,
+    "target_interval_steps": 2_000,
+}
+"""What trains MinAtar well: an update from 80 steps and more, since a board pays seldom and by chance."""

@@ -109,6 +109,11 @@ def linear_layers(sizes: Sequence[int]) -> nn.ModuleList:
     return nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))
 
 
+def is_board(shape: tuple[int, ...]) -> bool:
+    """Whether observations are small boards of symbols, such as MinAtar's and MiniGrid's, and no screens."""
+    return len(shape) == 3 and shape[1] < SMALLEST_SCREEN
+
+
 def make_body(config: RunConfig, shape: tuple[int, ...], dtype: str) -> Body:
     """The body that the configuration names ("auto": by the observation) for the environment's `shape` and `dtype`.
 
@@ -117,7 +122,7 @@ def make_body(config: RunConfig, shape: tuple[int, ...], dtype: str) -> Body:
     is_image = len(shape) == 3
     name = config.network
     if name == "auto":
-        name = ("small" if shape[1] >= SMALLEST_SCREEN else "board") if is_image else "mlp"
+        name = "board" if is_board(shape) else "small" if is_image else "mlp"
     if is_image == (name == "mlp"):
         kind = "an image" if is_image else "a vector"
         raise UsageError(f"--network {name} cannot take {kind} of shape {shape}; use --network auto")
