@@ -17,6 +17,7 @@ PAGES = {
 COMMANDS = {
     "plot": "learning curves of any runs in one figure",
     "doctor": "does learning work on this machine, and with your environment?",
+    "speedup": "what more workers buy: throughput, data, time",
 }
 
 

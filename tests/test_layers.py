@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "backends": {"backends", "runtime", "storage", "core"},
     "checks": {"checks", "backends", "runtime", "envs", "storage", "core"},
     "plots": {"plots", "storage", "core"},
+    "studies": {"studies", "plots", "storage", "core"},
     "page": {"nets", "envs", "core"},
 }
 PAGES = {"a3c", "one_step_q", "one_step_sarsa", "n_step_q"}

@@ -54,7 +54,7 @@ class RunFolder:
                 f"{name!r} cannot name a run: use at most {MAX_NAME_LENGTH} letters, digits and _ . + = -, "
                 "starting with a letter, a digit or _"
             )
-        run = cls(Path(os.path.abspath(runs_dir)) / _safe(page) / _safe(env_id) / name)
+        run = cls(run_path(runs_dir, page, env_id, name))
         made: list[Path] = []
         try:
             _make_folders(run.path.parent, made)
@@ -130,6 +130,11 @@ class RunFolder:
     def stack_file(self, role: str) -> Path:
         """Where a process that hangs or crashes leaves its stack."""
         return self.path / f"{role}.stack.txt"
+
+
+def run_path(runs_dir: Path, page: str, env_id: str, name: str) -> Path:
+    """Where the run of that name lies: RUNS_DIR/page/environment/name, absolute."""
+    return Path(os.path.abspath(runs_dir)) / _safe(page) / _safe(env_id) / name
 
 
 def default_name(seed: int, workers: int) -> str:

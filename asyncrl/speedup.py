@@ -1,0 +1,203 @@
+"""`python -m asyncrl.speedup`: what do more workers buy?
+
+Trains every combination of methods, environments, numbers of workers and seeds by the ordinary commands, and reports
+three speed-ups that are different things (docs/measuring.md): throughput (steps per second), data (steps to a
+reference score) and time (seconds to it, the paper's Table 2). What follows `--` goes to every run:
+
+    python -m asyncrl.speedup --env-ids CartPole-v1 Catch --backend serial -- --envs-per-worker 1 --t-max 5
+
+The study may be stopped or killed and started again by the same line: finished runs are never repeated. More seeds,
+workers, methods, environments or the other backend may be added to the same folder by another line.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from asyncrl.commandline import parse, run_command
+from asyncrl.core.errors import UsageError
+from asyncrl.studies.jobs import alone_in, run_jobs, usable_cores
+from asyncrl.studies.measure import Measurement, measure
+from asyncrl.studies.plan import Cell, Reference, Settings, StudyFile, make_cells
+from asyncrl.studies.speedups import choose_reference
+
+T = TypeVar("T")
+METHODS = ("a3c", "one_step_q", "one_step_sarsa", "n_step_q")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A speed-up study. Flags after `--` go to every run."""
+
+    algorithms: tuple[str, ...] = METHODS
+    """Methods to compare."""
+    env_ids: tuple[str, ...] = ("CartPole-v1", "Catch")
+    """Environments to train on; speed-ups are averaged over them."""
+    workers: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Numbers of workers; 1 must be among them."""
+    seeds: int = 5
+    """Runs of each combination, with seeds 1, 2, ..."""
+    backend: Literal["local", "serial"] = "local"
+    """local: all three speed-ups, up to the cores there are. serial: the data speed-up at any number of workers."""
+    reference_score: tuple[str, ...] = ("auto",)
+    """Score to reach: one for all environments, or one each; auto: from what one worker reaches."""
+    reference_fraction: float = 0.75
+    """auto: how far from one worker's worst evaluation to its best."""
+    max_steps: tuple[int, ...] = (200_000,)
+    """Steps T of each run: one number for all environments, or one each."""
+    max_seconds: float = 0.0
+    """End a run after so many seconds; 0: no limit."""
+    evaluation_interval_steps: int = 0
+    """Steps between two evaluations: how finely the score's reaching is timed; 0: a hundredth of the run."""
+    evaluation_episodes: int = 20
+    """Whole episodes per evaluation."""
+    stop_at_reference: bool = False
+    """End a run once it has reached the reference score: cheaper, but its curve ends there."""
+    ablation: Literal["none", "lock", "statistics", "exploration", "staleness"] = "none"
+    """Compare two variants of each method instead: a ready study."""
+    jobs: int = 0
+    """Runs at a time, each with its share of the cores; 0: local 1, serial one per core."""
+    price_per_core_hour: float = 0.0
+    """Also report the money until the reference score."""
+    runs_dir: Path = Path("runs/speedup")
+    """Folder of the study: its runs, study.json, and report/."""
+    report_only: bool = False
+    """Make no runs; report on what is there."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run or resume the study that the command line says, then report; returns the exit code."""
+    words = list(sys.argv[1:] if words is None else words)
+    program = "asyncrl speedup"
+    own, further = split(words)
+    command = shlex.join(["python", "-m", "asyncrl.speedup", *words])
+    return run_command(program, lambda: study(parse(Config, own, program), further, command))
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before and after the first `--`."""
+    at = list(words).index("--") if "--" in words else len(words)
+    return list(words[:at]), list(words[at + 1 :])
+
+
+def study(config: Config, further: Sequence[str], command: str) -> int:
+    """The whole study; exit code 1 if a run failed. Raises UsageError before the first run is made."""
+    check(config)
+    scores = given_scores(config)
+    fixed = {
+        (env_id, algorithm): Reference(score, "given with --reference-score")
+        for env_id, score in scores.items()
+        for algorithm in config.algorithms
+    }
+    ablation = "" if config.ablation == "none" else config.ablation
+    cells = make_cells(config.algorithms, ablation, config.env_ids, config.backend, config.workers, config.seeds)
+    environments = {
+        env_id: Settings(
+            steps,
+            config.max_seconds,
+            config.evaluation_interval_steps or max(1, steps // 100),
+            config.evaluation_episodes,
+            config.stop_at_reference,
+            tuple(further),
+        )
+        for env_id, steps in zip(config.env_ids, spread("--max-steps", config.max_steps, config.env_ids), strict=True)
+    }
+    failures: list[str] = []
+    with alone_in(config.runs_dir, print) as lock:
+        file = StudyFile(config.runs_dir)
+        if not config.report_only:
+            file.add(command, ablation, environments, fixed, cells)
+            try_words(file, cells)
+            slots = config.jobs or (len(usable_cores()) if config.backend == "serial" else 1)
+
+            def make(some: list[Cell]) -> list[str]:
+                return run_jobs([file.job(cell) for cell in some], config.runs_dir, slots, lock, print)
+
+            failures = make([cell for cell in cells if cell.workers == 1])
+            set_references(file, config)
+            failures += make([cell for cell in cells if cell.workers > 1])
+        elif not file.cells:
+            raise UsageError(f"{config.runs_dir} holds no study to report on")
+        from asyncrl.studies.report import write_report
+
+        report = write_report(file, config.runs_dir, config.price_per_core_hour)
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    print(report)
+    return 1 if failures else 0
+
+
+def check(config: Config) -> None:
+    """Raise UsageError for an impossible setting."""
+    for algorithm in config.algorithms:
+        if algorithm not in METHODS:
+            raise UsageError(f"--algorithms takes {', '.join(METHODS)}, got {algorithm!r}")
+    for name in ("algorithms", "env_ids", "workers"):
+        values = getattr(config, name)
+        if not values or len(set(values)) < len(values):
+            raise UsageError(f"--{name.replace('_', '-')} needs at least one value and none twice")
+    if 1 not in config.workers:
+        raise UsageError("--workers must include 1: speed-ups are relative to one worker")
+    if config.seeds < 1 or config.jobs < 0:
+        raise UsageError("--seeds must be at least 1, and --jobs not negative")
+    if not 0 < config.reference_fraction <= 1:
+        raise UsageError(f"--reference-fraction must lie in (0, 1], got {config.reference_fraction:g}")
+    if config.ablation == "lock" and config.backend == "serial":
+        raise UsageError("--ablation lock needs --backend local: in the serial backend nobody races")
+    if config.ablation == "staleness" and config.backend == "local":
+        raise UsageError("--ablation staleness needs --backend serial, whose schedule is given")
+    if config.ablation == "exploration" and "a3c" in config.algorithms:
+        raise UsageError("--ablation exploration is for the value-based methods: leave a3c out of --algorithms")
+
+
+def given_scores(config: Config) -> dict[str, float]:
+    """The reference scores of the command line, by environment, where it does not say auto. Raises UsageError."""
+    scores = spread("--reference-score", config.reference_score, config.env_ids)
+    try:
+        return {env: float(score) for env, score in zip(config.env_ids, scores, strict=True) if score != "auto"}
+    except ValueError:
+        raise UsageError(f"--reference-score takes numbers or auto, got {' '.join(config.reference_score)}") from None
+
+
+def spread(flag: str, values: Sequence[T], env_ids: Sequence[str]) -> list[T]:
+    """One value for each environment."""
+    if len(values) not in (1, len(env_ids)):
+        raise UsageError(f"{flag} takes one value, or one for each of the {len(env_ids)} environments")
+    return list(values) * (len(env_ids) if len(values) == 1 else 1)
+
+
+def try_words(file: StudyFile, cells: Sequence[Cell]) -> None:
+    """Let each command judge its words once before any of them runs. Raises UsageError."""
+    from asyncrl.train import configure
+
+    seen = {(cell.series, cell.env_id): cell for cell in cells}
+    for cell in seen.values():
+        job = file.job(cell)
+        configure(f"asyncrl.{job.page}", job.arguments(Path("runs")), f"asyncrl {job.page}")
+
+
+def set_references(file: StudyFile, config: Config) -> None:
+    """Write down, once, the reference scores that follow from the runs of one worker.
+
+    Both variants of an ablation get the one that the first variant gives: they are to be compared.
+    """
+    first = file.variants[0].label
+    groups: dict[tuple[str, str], list[Measurement]] = {}
+    for cell in file.cells:
+        if cell.workers == 1 and cell.variant == first and (cell.env_id, cell.algorithm) not in file.references:
+            run = measure(cell, file.job(cell).folder(config.runs_dir))
+            groups.setdefault((cell.env_id, cell.algorithm), []).append(run)
+    for key, group in groups.items():
+        if reference := choose_reference(group, config.reference_fraction):
+            file.references[key] = reference
+            print(f"{key[1]} on {key[0]}: reference score {reference.score:g}, {reference.how}")
+    file.save()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

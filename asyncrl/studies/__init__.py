@@ -1,0 +1,1 @@
+"""Studies: many runs of the ordinary commands, and what their records say together."""

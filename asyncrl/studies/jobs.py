@@ -1,0 +1,201 @@
+"""Runs as jobs: the commands a user types, several at a time, each in its share of the cores.
+
+A study may be killed at any moment. A run that has finished is never repeated; one that was interrupted is made anew,
+because a resumed run is not the run that would have been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from asyncrl.core.errors import UsageError
+from asyncrl.storage.files import read_json
+from asyncrl.storage.run_folder import run_path
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of one page."""
+
+    page: str
+    """The method, such as "a3c"."""
+    env_id: str
+    name: str
+    """Of the run's folder: the same job always has the same name."""
+    words: tuple[str, ...]
+    """Further flags and values."""
+
+    def arguments(self, runs_dir: Path) -> list[str]:
+        """What follows `python -m asyncrl.<page>`."""
+        place = ("--runs-dir", str(runs_dir), "--run-name", self.name, "--quiet")
+        return ["--env-id", self.env_id, *self.words, *place]
+
+    def folder(self, runs_dir: Path) -> Path:
+        """The run's folder."""
+        return run_path(runs_dir, self.page, self.env_id, self.name)
+
+    def __str__(self) -> str:
+        return f"{self.page} {self.env_id} {self.name}"
+
+
+def state_of(folder: Path) -> str:
+    """How the run in a folder is, as its status.json has it; "" if there is none."""
+    try:
+        return str(read_json(folder / "status.json")["state"])
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
+def is_finished(job: Job, runs_dir: Path) -> bool:
+    """Whether the run has reached its end."""
+    return state_of(job.folder(runs_dir)) == "finished"
+
+
+def share_cores(cores: Sequence[int], slots: int) -> list[list[int]]:
+    """A share of the cores for each slot: neighbours, as equal as can be; with more slots than cores one each."""
+    if slots > len(cores):
+        return [[cores[slot % len(cores)]] for slot in range(slots)]
+    bounds = [slot * len(cores) // slots for slot in range(slots + 1)]
+    return [list(cores[low:high]) for low, high in itertools.pairwise(bounds)]
+
+
+@contextlib.contextmanager
+def alone_in(runs_dir: Path, say: Say) -> Iterator[int]:
+    """Hold the study's lock; gives its file descriptor, for jobs to hold as well.
+
+    If a study is killed, the runs it had begun go on, and so the lock stays taken until the last of them has ended.
+    Whoever comes next waits for that and finds them finished.
+    """
+    import fcntl  # not on Windows, where none of this package runs
+
+    runs_dir.mkdir(parents=True, exist_ok=True)
+    with open(runs_dir / "study.lock", "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for the runs that are still going in {runs_dir}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+
+
+def run_jobs(jobs: Sequence[Job], runs_dir: Path, slots: int, lock: int, say: Say) -> list[str]:
+    """Make the runs that are not finished yet, `slots` at a time; returns a line for each that failed.
+
+    `lock` is what `alone_in` gave. On Ctrl-C or SIGTERM all runs are stopped before KeyboardInterrupt goes on. Raises
+    UsageError if a command refuses its words.
+    """
+    waiting = [job for job in jobs if not is_finished(job, runs_dir)]
+    say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them finished before; {slots} at a time")
+    shares: SimpleQueue[list[int]] = SimpleQueue()
+    for share in share_cores(usable_cores(), slots):
+        shares.put(share)
+    crew = _Crew(runs_dir, lock)
+    failures = []
+    with ThreadPoolExecutor(slots, initializer=lambda: _keep_to(shares.get())) as pool, _sigterm_as_interrupt():
+        futures = {pool.submit(crew.run, job): job for job in waiting}
+        try:
+            for count, future in enumerate(as_completed(futures), 1):
+                failure, seconds = future.result()
+                say(f"[{count}/{len(waiting)}] {futures[future]}: {failure or 'finished'} after {seconds:.0f} s")
+                if failure:
+                    failures.append(f"{futures[future]}: {failure}")
+        except BaseException:
+            crew.stop()
+            for future in futures:
+                future.cancel()
+            raise
+    return failures
+
+
+class _Crew:
+    """The runs that are going."""
+
+    def __init__(self, runs_dir: Path, lock: int) -> None:
+        self._runs_dir = runs_dir
+        self._lock = lock
+        self._guard = threading.Lock()
+        self._stopping = False
+        self._going: set[subprocess.Popen[str]] = set()
+
+    def run(self, job: Job) -> tuple[str, float]:
+        """Make one run; returns what went wrong ("" if nothing) and the seconds it took."""
+        began = time.monotonic()
+        folder = job.folder(self._runs_dir)
+        with self._guard:
+            if self._stopping:
+                return "not begun", 0.0
+            if folder.exists():
+                shutil.rmtree(folder)
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"asyncrl.{job.page}", *job.arguments(self._runs_dir)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                pass_fds=(self._lock,),
+            )
+            self._going.add(process)
+        _, said = process.communicate()
+        with self._guard:
+            self._going.discard(process)
+        if process.returncode == 2:
+            raise UsageError(f"{job}: {said.strip().splitlines()[-1] if said.strip() else 'refused'}")
+        return ("" if process.returncode == 0 else _last_words(process.returncode, said)), time.monotonic() - began
+
+    def stop(self) -> None:
+        """Ask all runs to stop, and begin no other."""
+        with self._guard:
+            self._stopping = True
+            for process in self._going:
+                process.terminate()
+
+
+def _last_words(code: int, said: str) -> str:
+    """A failure in one line."""
+    lines = said.strip().splitlines()
+    return f"ended with code {code}" + (f" ({lines[-1]})" if lines else "")
+
+
+def usable_cores() -> list[int]:
+    """Numbers of the cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _keep_to(cores: list[int]) -> None:
+    """Keep the calling thread, and every process it starts from now on, to these cores (where the system can)."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM end the study as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

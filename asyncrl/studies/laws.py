@@ -1,0 +1,86 @@
+"""Laws of scaling, fitted to measured speed-ups.
+
+The Universal Scalability Law (Gunther 1993, 2007) has the speed-up of n workers as
+
+    S(n) = n / (1 + contention (n - 1) + coherence n (n - 1)).
+
+Contention is the share of work that only one worker can do at a time, coherence what each pair of workers costs each
+other. Without coherence it is Amdahl's law (1967), whose serial fraction is the contention: 1 / (s + (1 - s) / n).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Law:
+    """A fitted curve."""
+
+    contention: float
+    """Amdahl's serial fraction."""
+    coherence: float = 0.0
+    error: float = 0.0
+    """Root mean square of the relative errors at the points of the fit."""
+
+    def speedup(self, workers: float) -> float:
+        """S(n)."""
+        n = workers
+        return n / (1 + self.contention * (n - 1) + self.coherence * n * (n - 1))
+
+    @property
+    def limit(self) -> float:
+        """The largest speed-up that any number of workers can have; infinite without contention and coherence."""
+        if self.coherence > 0:
+            return self.speedup(max(1.0, self.best_workers))
+        return 1 / self.contention if self.contention > 0 else math.inf
+
+    @property
+    def best_workers(self) -> float:
+        """The number of workers beyond which more make it slower; infinite without coherence."""
+        return math.sqrt(max(0.0, 1 - self.contention) / self.coherence) if self.coherence > 0 else math.inf
+
+
+def fit_amdahl(workers: Sequence[int], speedups: Sequence[float]) -> Law:
+    """Amdahl's law by least squares of relative errors. Raises ValueError without a point beyond one worker."""
+    return _fit(workers, speedups, terms=1)
+
+
+def fit_usl(workers: Sequence[int], speedups: Sequence[float]) -> Law:
+    """The Universal Scalability Law, likewise. Raises ValueError with fewer than two points beyond one worker."""
+    return _fit(workers, speedups, terms=2)
+
+
+def _fit(workers: Sequence[int], speedups: Sequence[float], terms: int) -> Law:
+    """Coefficients, none negative, of n / S - 1 = contention (n - 1) + coherence n (n - 1).
+
+    That is linear; each equation is weighted by S / n, which makes its residual the relative error of the law.
+    """
+    n, s = np.array(workers, float), np.array(speedups, float)
+    if np.count_nonzero(n > 1) < terms:
+        raise ValueError(f"{terms} coefficients need as many points beyond one worker")
+    weight = s / n
+    columns = (weight[:, None] * np.stack([n - 1, n * (n - 1)], axis=1))[:, :terms]
+    wanted = 1 - weight
+    best = min((_solve(columns, wanted, free) for free in _subsets(terms)), key=lambda found: found[1])
+    coefficients = [*best[0], 0.0][:2]
+    return Law(min(1.0, coefficients[0]), coefficients[1], best[1])
+
+
+def _subsets(terms: int) -> list[list[int]]:
+    """The sets of coefficients that may differ from 0."""
+    return [[], [0], [1], [0, 1]] if terms == 2 else [[], [0]]
+
+
+def _solve(columns: np.ndarray, wanted: np.ndarray, free: list[int]) -> tuple[list[float], float]:
+    """The least-squares solution with the other coefficients at 0, and its error; infinite if one is negative."""
+    solution = np.zeros(columns.shape[1])
+    if free:
+        solution[free] = np.linalg.lstsq(columns[:, free], wanted, rcond=None)[0]
+    if (solution < 0).any():
+        return solution.tolist(), math.inf
+    return solution.tolist(), float(np.sqrt(np.mean((columns @ solution - wanted) ** 2)))

@@ -1,0 +1,125 @@
+"""What the records of one run say about its speed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asyncrl.storage.files import read_json
+from asyncrl.storage.records import read_records
+from asyncrl.studies.jobs import state_of
+from asyncrl.studies.plan import Cell
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One point of a learning curve: the clock and T at the snapshot, and its mean raw return."""
+
+    steps: int
+    seconds: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run of the study."""
+
+    cell: Cell
+    state: str
+    """As in status.json; "" if the run has not been made."""
+    cores: int = 0
+    """That it could use; 0 if unknown."""
+    steps: int = 0
+    """T when the workers ended."""
+    seconds: float = 0.0
+    """The clock then: since all workers were ready, without the last evaluation."""
+    evaluations: tuple[Evaluation, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Where a worker's time went: seconds per step that it made, by phase."""
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    """How many updates had which staleness."""
+    evaluator_share: float = 0.0
+    """Of all CPU time the run had, what the evaluator used."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run came to its end, so that it counts."""
+        return self.state == "finished"
+
+    @property
+    def throughput(self) -> float:
+        """Steps per second of all workers."""
+        return self.steps / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def best_score(self) -> float | None:
+        """The best evaluation."""
+        return max((evaluation.score for evaluation in self.evaluations), default=None)
+
+    def reach(self, score: float) -> Evaluation | None:
+        """The first evaluation that reached the score; None if none did: the run is censored."""
+        return next((evaluation for evaluation in self.evaluations if evaluation.score >= score), None)
+
+
+def measure(cell: Cell, folder: Path) -> Measurement:
+    """Read the run of a cell; one that has not been made, or has left nothing, gives an empty measurement."""
+    state = state_of(folder)
+    if not state:
+        return Measurement(cell, "")
+    evaluations = [row for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]
+    workers = [read_records(file) for file in sorted(folder.glob("worker-*.jsonl"))]
+    rows = [row for records in workers for row in records if "worker_steps" in row]
+    return Measurement(
+        cell,
+        state,
+        cores=_cores(folder),
+        steps=max((row["steps"] for row in rows), default=0),
+        seconds=max((row["seconds"] for row in rows), default=0.0),
+        evaluations=tuple(Evaluation(row["steps"], row["seconds"], row["mean"]) for row in evaluations),
+        phases=seconds_per_step(rows),
+        staleness=add_staleness(row["staleness_counts"] for row in rows),
+        evaluator_share=float(evaluations[-1]["cpu_share"]) if evaluations else 0.0,
+    )
+
+
+def _cores(folder: Path) -> int:
+    try:
+        return int(read_json(folder / "host.json")["cores_usable"] or 0)
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def seconds_per_step(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """By phase, the time that workers spent per step that they made."""
+    sums: Counter[str] = Counter()
+    for row in rows:
+        sums.update(row["time"])
+    steps = sum(row["worker_steps"] for row in rows)
+    return {phase: seconds / steps for phase, seconds in sums.items()} if steps else {}
+
+
+def add_staleness(histograms: Any) -> dict[int, int]:
+    """One histogram out of many; JSON has made texts of the keys."""
+    total: Counter[int] = Counter()
+    for histogram in histograms:
+        total.update({int(lag): count for lag, count in histogram.items()})
+    return dict(sorted(total.items()))
+
+
+def hardware(folder: Path) -> str:
+    """The machine of a run in one line."""
+    try:
+        facts = read_json(folder / "host.json")
+    except (OSError, ValueError):
+        return "unknown"
+    versions = facts.get("versions", {})
+    return (
+        f"{facts.get('cpu') or 'unknown processor'}, {facts.get('cores_logical')} logical cores, "
+        f"{facts.get('memory_gib')} GiB; {facts.get('platform')}; Python {versions.get('python')}, "
+        f"torch {versions.get('torch')}, asyncrl {versions.get('asyncrl')}; threads per process "
+        f"{json.dumps(facts.get('threads', {}).get('OMP_NUM_THREADS'))}"
+    )

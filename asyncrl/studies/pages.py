@@ -1,0 +1,137 @@
+"""A report as a list of blocks, written as Markdown and as one HTML file that needs nothing beside it."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a;
+       background: #fff; }
+h1, h2 { line-height: 1.2; } h2 { margin-top: 2.2rem; }
+table { border-collapse: collapse; font-size: 0.82rem; display: block; overflow-x: auto; }
+th, td { padding: 0.25rem 0.6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+img { max-width: 100%; height: auto; } figure { margin: 1.5rem 0; } figcaption { font-size: 0.85rem; color: #444; }
+pre { background: #f4f4f4; padding: 0.8rem; overflow-x: auto; font-size: 0.82rem; }
+"""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A title; level 1 is the page's."""
+
+    text: str
+    level: int = 2
+
+    def markdown(self, folder: Path) -> str:
+        """As Markdown."""
+        return f"{'#' * self.level} {self.text}"
+
+    def html(self, folder: Path) -> str:
+        """As HTML."""
+        return f"<h{self.level}>{html.escape(self.text)}</h{self.level}>"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+
+    def markdown(self, folder: Path) -> str:
+        """As Markdown."""
+        return self.text
+
+    def html(self, folder: Path) -> str:
+        """As HTML."""
+        return f"<p>{html.escape(self.text)}</p>"
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list."""
+
+    items: Sequence[str]
+
+    def markdown(self, folder: Path) -> str:
+        """As Markdown."""
+        return "\n".join(f"- {item}" for item in self.items)
+
+    def html(self, folder: Path) -> str:
+        """As HTML."""
+        return "<ul>" + "".join(f"<li>{html.escape(item)}</li>" for item in self.items) + "</ul>"
+
+
+@dataclass(frozen=True)
+class Code:
+    """A command."""
+
+    text: str
+
+    def markdown(self, folder: Path) -> str:
+        """As Markdown."""
+        return f"```bash\n{self.text}\n```"
+
+    def html(self, folder: Path) -> str:
+        """As HTML."""
+        return f"<pre>{html.escape(self.text)}</pre>"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells below a row of titles."""
+
+    titles: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self, folder: Path) -> str:
+        """As Markdown."""
+        lines = [self.titles, ["---"] + ["--:"] * (len(self.titles) - 1), *self.rows]
+        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+    def html(self, folder: Path) -> str:
+        """As HTML."""
+
+        def line(cells: Sequence[str], tag: str) -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+        return "<table>" + line(self.titles, "th") + "".join(line(row, "td") for row in self.rows) + "</table>"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG of the report's folder with its caption."""
+
+    file: str
+    caption: str
+
+    def markdown(self, folder: Path) -> str:
+        """As Markdown: a link to the file."""
+        return f"![{Path(self.file).stem}]({self.file})\n\n{self.caption}"
+
+    def html(self, folder: Path) -> str:
+        """As HTML: the picture itself."""
+        content = base64.b64encode((folder / self.file).read_bytes()).decode()
+        text = html.escape(self.caption)
+        name = html.escape(Path(self.file).stem)
+        return (
+            f'<figure><img alt="{name}" src="data:image/png;base64,{content}"><figcaption>{text}</figcaption></figure>'
+        )
+
+
+Block = Heading | Text | Items | Code | Table | Picture
+
+
+def write_pages(folder: Path, blocks: Sequence[Block]) -> None:
+    """Write report.md and report.html into the folder that holds the pictures."""
+    (folder / "report.md").write_text("\n\n".join(block.markdown(folder) for block in blocks) + "\n")
+    title = next((block.text for block in blocks if isinstance(block, Heading)), "Report")
+    body = "\n".join(block.html(folder) for block in blocks)
+    (folder / "report.html").write_text(
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
+        f"<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )

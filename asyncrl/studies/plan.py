@@ -1,0 +1,216 @@
+"""What a speed-up study consists of: its cells, the words of their runs, and the file that remembers both."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncrl.core.errors import UsageError
+from asyncrl.storage.files import read_json, write_json
+from asyncrl.studies.jobs import Job
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One side of an ablation."""
+
+    label: str
+    """As figures and tables call it."""
+    words: tuple[str, ...] = ()
+    """The flags that make it."""
+
+
+PLAIN = Variant("")
+ABLATIONS: dict[str, tuple[Variant, ...]] = {
+    "lock": (Variant("hogwild", ("--update", "hogwild")), Variant("locked", ("--update", "locked"))),
+    "statistics": (
+        Variant("shared", ("--statistics", "shared")),
+        Variant("per-worker", ("--statistics", "per-worker")),
+    ),
+    "exploration": (
+        Variant("diverse", ("--exploration", "drawn")),
+        Variant("equal", ("--exploration", "equal")),
+    ),
+    "staleness": (
+        Variant("equal-turns", ("--schedule", "round-robin")),
+        Variant("unequal-turns", ("--schedule", "delays", "--delays", "1", "2", "4", "8", "16", "32", "64", "128")),
+    ),
+}
+"""Ready studies, by the name that --ablation takes. `staleness`: with equal turns every update of N workers is N - 1
+updates old; with turns that double in length from worker to worker the median stays at 1 to 3 for any N."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve of a study: a method, as one variant has it."""
+
+    algorithm: str
+    variant: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.algorithm}, {self.variant}" if self.variant else self.algorithm
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the study, by what tells it from the others."""
+
+    algorithm: str
+    variant: str
+    env_id: str
+    backend: str
+    workers: int
+    seed: int
+
+    @property
+    def series(self) -> Series:
+        """The curve it belongs to."""
+        return Series(self.algorithm, self.variant)
+
+    @property
+    def run_name(self) -> str:
+        """The name of its run, which sorts well."""
+        name = f"{self.backend}-w{self.workers:02d}-s{self.seed}"
+        return f"{name}-{self.variant}" if self.variant else name
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What must be equal in all runs of an environment, so that they can be compared."""
+
+    max_steps: int
+    max_seconds: float
+    evaluation_interval_steps: int
+    evaluation_episodes: int
+    stop_at_reference: bool
+    words: tuple[str, ...]
+    """Flags for every run, as they follow `--` on the command line."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The score whose first reaching is timed."""
+
+    score: float
+    how: str
+    """Where it comes from, in words."""
+
+
+References = Mapping[tuple[str, str], Reference]
+"""By environment and method."""
+
+
+class StudyFile:
+    """study.json in the study's folder: settings and cells of all calls so far, and the reference scores.
+
+    The same folder may be given more cells (seeds, workers, methods, the other backend) in later calls; with other
+    settings they could not be compared, and are refused.
+    """
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._path = runs_dir / "study.json"
+        try:
+            stored = read_json(self._path)
+        except FileNotFoundError:
+            stored = {"ablation": None, "commands": [], "environments": {}, "references": [], "cells": []}
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        self.ablation: str | None = stored["ablation"]
+        self.commands: list[str] = stored["commands"]
+        """The command lines that made the study."""
+        self.environments = {env: _settings(plain) for env, plain in stored["environments"].items()}
+        self.references = {
+            (entry["env_id"], entry["algorithm"]): Reference(entry["score"], entry["how"])
+            for entry in stored["references"]
+        }
+        self.cells = [Cell(**plain) for plain in stored["cells"]]
+
+    def add(
+        self,
+        command: str,
+        ablation: str,
+        environments: Mapping[str, Settings],
+        references: References,
+        cells: Sequence[Cell],
+    ) -> None:
+        """Take the cells of one call into the study. Raises UsageError if they cannot be compared with the others."""
+        if self.ablation is not None and self.ablation != ablation:
+            raise UsageError(f"{self._path} is a study of --ablation {self.ablation}: choose another --runs-dir")
+        for env_id, settings in environments.items():
+            for name, before in dataclasses.asdict(self.environments.get(env_id, settings)).items():
+                if before != (now := getattr(settings, name)):
+                    raise UsageError(
+                        f"{self._path} has {env_id} with {name} {before}, not {now}: choose another --runs-dir"
+                    )
+        for key, reference in references.items():
+            if (before := self.references.get(key, reference)).score != reference.score:
+                raise UsageError(f"{self._path} has reference score {before.score:g} for {' '.join(key)}, not another")
+        self.commands += [command] if command not in self.commands else []
+        self.ablation = ablation
+        self.references = {**references, **self.references}
+        self.environments.update(environments)
+        self.cells += [cell for cell in cells if cell not in set(self.cells)]
+        self.save()
+
+    def save(self) -> None:
+        """Write the file."""
+        references = [
+            {"env_id": env_id, "algorithm": algorithm, **dataclasses.asdict(reference)}
+            for (env_id, algorithm), reference in self.references.items()
+        ]
+        environments = {env_id: dataclasses.asdict(settings) for env_id, settings in self.environments.items()}
+        cells = [dataclasses.asdict(cell) for cell in self.cells]
+        write_json(
+            self._path,
+            {
+                "ablation": self.ablation,
+                "commands": self.commands,
+                "environments": environments,
+                "references": references,
+                "cells": cells,
+            },
+        )
+
+    def job(self, cell: Cell) -> Job:
+        """The run of a cell. Its reference score must be known if runs stop there."""
+        settings = self.environments[cell.env_id]
+        words = ["--workers", str(cell.workers), "--seed", str(cell.seed), "--backend", cell.backend]
+        words += ["--total-steps", str(settings.max_steps), "--max-seconds", str(settings.max_seconds)]
+        words += ["--evaluation-interval-steps", str(settings.evaluation_interval_steps)]
+        words += ["--evaluation-episodes", str(settings.evaluation_episodes)]
+        reference = self.references.get((cell.env_id, cell.algorithm))
+        if settings.stop_at_reference and reference:
+            words += ["--stop-at-score", str(reference.score)]
+        words += [*self.variant(cell.variant).words, *settings.words]
+        return Job(cell.algorithm, cell.env_id, cell.run_name, tuple(words))
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The sides of the ablation; one without a label if there is none."""
+        return ABLATIONS[self.ablation] if self.ablation else (PLAIN,)
+
+    def variant(self, label: str) -> Variant:
+        """The variant of that label."""
+        return next(variant for variant in self.variants if variant.label == label)
+
+
+def _settings(plain: dict[str, Any]) -> Settings:
+    return Settings(**(plain | {"words": tuple(plain["words"])}))
+
+
+def make_cells(
+    algorithms: Sequence[str], ablation: str, env_ids: Sequence[str], backend: str, workers: Sequence[int], seeds: int
+) -> list[Cell]:
+    """All combinations, one seed of everything before the next: a study that is cut short has something of all."""
+    variants = ABLATIONS[ablation] if ablation else (PLAIN,)
+    return [
+        Cell(algorithm, variant.label, env_id, backend, count, seed)
+        for seed in range(1, seeds + 1)
+        for env_id in env_ids
+        for count in sorted(workers)
+        for algorithm in algorithms
+        for variant in variants
+    ]

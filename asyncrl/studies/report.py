@@ -1,0 +1,227 @@
+"""The report of a speed-up study: what was asked, what came out, and what limits it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from asyncrl.plots.curves import save_figure
+from asyncrl.studies.figures import Data, all_figures, laws_of, name_of, phase_mean
+from asyncrl.studies.laws import Law
+from asyncrl.studies.measure import Measurement, hardware, measure
+from asyncrl.studies.pages import Block, Code, Heading, Items, Picture, Table, Text, write_pages
+from asyncrl.studies.plan import Series, StudyFile
+from asyncrl.studies.speedups import KINDS, MEAN, Point, make_points, write_runs, write_table
+from asyncrl.studies.statistics import Estimate
+
+MEANINGS = {
+    "throughput": "steps per second",
+    "data": "steps to the reference score",
+    "time": "seconds to the reference score",
+}
+
+
+def write_report(file: StudyFile, runs_dir: Path, price_per_core_hour: float = 0.0) -> Path:
+    """Read all runs of the study and write RUNS_DIR/report/; returns the path of report.md."""
+    folders = [file.job(cell).folder(runs_dir) for cell in file.cells]
+    measurements = [measure(cell, folder) for cell, folder in zip(file.cells, folders, strict=True)]
+    points = make_points(measurements, file.references)
+    data = Data(measurements, points, file.references, price_per_core_hour)
+    folder = runs_dir / "report"
+    folder.mkdir(exist_ok=True)
+    write_table(folder / "table.csv", points, file.references, price_per_core_hour)
+    write_runs(folder / "runs.csv", measurements, file.references)
+    pictures: list[Block] = []
+    for name, (figure, caption) in all_figures(data).items():
+        save_figure(figure, folder / f"{name}.svg")
+        save_figure(figure, folder / f"{name}.png")
+        pictures.append(Picture(f"{name}.png", caption))
+    machines = Counter(hardware(f) for f, run in zip(folders, measurements, strict=True) if run.complete)
+    blocks: list[Block] = [
+        Heading("What do more workers buy?", 1),
+        *_summary(data),
+        Heading("How it was measured"),
+        *_method(file, measurements, machines),
+        Heading("Speed-ups"),
+        *_tables(data),
+        Heading("What limits it"),
+        Items([limits(data, series) for series in data.series]),
+        Heading("Figures"),
+        *pictures,
+    ]
+    write_pages(folder, blocks)
+    return folder / "report.md"
+
+
+def _summary(data: Data) -> list[Block]:
+    lines = [line for series in data.series if (line := verdict(data, series))]
+    if not lines:
+        return [Text("No series has a speed-up yet: it takes finished runs with one worker and with more.")]
+    return [Text("Did more workers need less data, which would make them more than linearly faster?"), Items(lines)]
+
+
+def verdict(data: Data, series: Series) -> str:
+    """In one sentence, whether the most workers needed less data than one."""
+    backend = data.curve_backend
+    pairs = [(p, e) for p in data.means(series, backend) if p.workers > 1 and (e := p.speedup("data"))]
+    if not pairs:
+        return ""
+    point, estimate = pairs[-1]
+    start = f"{name_of(series)}: with {point.workers} workers ({backend} backend) the data speed-up is {estimate}"
+    if estimate.bound == "?":
+        return f"{start}, because too many runs never reached the reference score."
+    if estimate.bound == "<=":
+        return f"{start}: more data, if it gets there at all; {_censored(point)}."
+    if estimate.low > 1:
+        return f"{start}: less data than one worker, so more than linear wherever throughput is linear."
+    if estimate.high < 1:
+        return f"{start}: more data than one worker, so less than linear however many cores there are."
+    return f"{start}: the interval holds 1, so no difference is shown."
+
+
+def _censored(point: Point) -> str:
+    return f"{point.runs - point.reached} of {point.runs} runs are censored"
+
+
+def _method(file: StudyFile, measurements: Sequence[Measurement], machines: Counter[str]) -> list[Block]:
+    finished = sum(run.complete for run in measurements)
+    missing = Counter(run.state or "not made" for run in measurements if not run.complete)
+    left_out = ", ".join(f"{count} {state}" for state, count in missing.items())
+    settings = [
+        f"{env_id}: {s.max_steps:,} steps at most{f', {s.max_seconds:g} s at most' if s.max_seconds else ''}; "
+        f"{s.evaluation_episodes} episodes every {s.evaluation_interval_steps:,} steps"
+        f"{'; runs end at the reference score' if s.stop_at_reference else ''}"
+        f"{'; ' + ' '.join(s.words) if s.words else ''}"
+        for env_id, s in file.environments.items()
+    ]
+    references = Counter(
+        f"{env_id}, {name_of(Series(algorithm))}: {reference.score:g}, {reference.how}"
+        for (env_id, algorithm), reference in file.references.items()
+    )
+    return [
+        Text(
+            f"{finished} of {len(measurements)} runs came to their end{f' ({left_out})' if left_out else ''}. "
+            "Speed-ups are ratios of medians over seeds against one worker, in the mean over environments; in brackets "
+            "95 % bootstrap intervals over seeds. A run that never reached the reference score is censored: it counts "
+            "as slower than all that did. The clock starts when all workers are ready, each worker computes in one "
+            "thread, and the evaluator is not counted among the workers."
+        ),
+        Items(settings),
+        Heading("Reference scores", 3),
+        Items(list(references)),
+        Heading("Machine", 3),
+        Items([f"{machine} ({count} runs)" for machine, count in machines.items()]),
+        Text(f"Cores that a run could use: {_cores(measurements)}."),
+        Heading("Commands", 3),
+        Code("\n".join(file.commands)),
+    ]
+
+
+def _cores(measurements: Sequence[Measurement]) -> str:
+    """By backend, the cores of the runs."""
+    seen = sorted({(run.cell.backend, run.cores) for run in measurements if run.complete})
+    return ", ".join(f"{cores} ({backend} backend)" for backend, cores in seen) or "unknown"
+
+
+def _tables(data: Data) -> list[Block]:
+    blocks: list[Block] = []
+    for kind in KINDS:
+        for backend in ("local", "serial"):
+            points = [p for p in data.points if p.backend == backend and p.speedup(kind)]
+            if not any(point.workers > 1 for point in points):
+                continue
+            blocks.append(Heading(f"{kind.capitalize()}: {MEANINGS[kind]} ({backend} backend)", 3))
+            blocks.append(_table(data, points, kind))
+            if any(point.crowded for point in points):
+                blocks.append(Text("* more workers than cores."))
+    return blocks
+
+
+def _table(data: Data, points: Sequence[Point], kind: str) -> Table:
+    """Series and environments down, numbers of workers across."""
+    counts = sorted({point.workers for point in points})
+    found = {(p.series, p.env_id, p.workers): p for p in points}
+    env_ids = [*data.env_ids, MEAN] if len(data.env_ids) > 1 else data.env_ids
+    rows = [
+        [name_of(series), env_id, *(_cell(found.get((series, env_id, count)), kind) for count in counts)]
+        for env_id in env_ids
+        for series in data.series
+        if any((series, env_id, count) in found for count in counts)
+    ]
+    return Table(["method", "environment", *(str(count) for count in counts)], rows)
+
+
+def _cell(point: Point | None, kind: str) -> str:
+    estimate: Estimate | None = point.speedup(kind) if point else None
+    if point is None or estimate is None:
+        return ""
+    star = " *" if point.crowded else ""
+    censored = f"; {_censored(point)}" if kind != "throughput" and point.reached < point.runs else ""
+    return ("1" if point.workers == 1 and not estimate.bound else str(estimate)) + star + censored
+
+
+def limits(data: Data, series: Series) -> str:
+    """In words, what keeps the throughput of a series below the ideal: laws and the workers' own time split."""
+    name = name_of(series)
+    points = [p for p in data.means(series, "local") if p.speedup("throughput")]
+    own = [p for p in points if not p.crowded]
+    if not points or points[-1].workers == 1:
+        return f"{name}: no throughput was measured with more than one worker."
+    most = (own if own and own[-1].workers > 1 else points)[-1]
+    gain = most.speedup("throughput")
+    assert gain is not None
+    told = [f"{name}: {most.workers} workers on {most.cores} cores make {gain} times the steps per second of one"]
+    runs = data.runs("local")
+    phases = list(dict.fromkeys(phase for run in runs for phase in run.phases))
+    one = {phase: phase_mean(runs, series, 1, phase) for phase in phases}
+    many = {phase: phase_mean(runs, series, most.workers, phase) for phase in phases}
+    if sum(one.values()) > 0:
+        slower = sum(many.values()) / sum(one.values())
+        grown = max(phases, key=lambda phase: many[phase] - one[phase])
+        told.append(
+            f"a step takes each of them {slower:.2f} times as long as it takes one alone, and what grew most is "
+            f"{_phase(grown)} (from {1e3 * one[grown]:.3f} to {1e3 * many[grown]:.3f} ms per step)"
+        )
+    amdahl, usl = laws_of(data, series, "throughput")
+    if amdahl:
+        told.append(f"Amdahl's law then has a serial fraction of {amdahl.contention:.3f}{_limit(amdahl.limit)}")
+    if usl:
+        told.append(f"the Universal Scalability Law a contention of {usl.contention:.3f} and {_coherence(usl)}")
+    else:
+        told.append(
+            "for the Universal Scalability Law's two coefficients there are too few points with a core for each worker"
+        )
+    if points[-1].crowded:
+        last = points[-1]
+        told.append(
+            f"{last.workers} workers on {last.cores} cores reach {last.speedup('throughput')}: they share the cores, "
+            "which no law of the method explains"
+        )
+    return "; ".join(told) + "."
+
+
+def _coherence(usl: Law) -> str:
+    if not math.isfinite(usl.best_workers):
+        return "no coherence: what workers cost each other does not grow with every pair of them"
+    return f"a coherence of {usl.coherence:.5f}, which makes about {usl.best_workers:.0f} workers the most that help"
+
+
+def _limit(limit: float) -> str:
+    return f": never more than {limit:.0f} times one worker" if math.isfinite(limit) else ""
+
+
+PHASES = {
+    "environment": "the environment itself",
+    "act": "choosing actions",
+    "collect": "storing what was seen",
+    "loss": "loss and gradient",
+    "pull": "copying theta",
+    "push": "updating theta",
+    "wait": "waiting",
+}
+
+
+def _phase(phase: str) -> str:
+    return PHASES.get(phase, phase)

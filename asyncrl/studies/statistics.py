@@ -1,0 +1,108 @@
+"""Medians of times that some runs never reached, ratios of them, and bootstrap intervals.
+
+A time (in steps or in seconds) is *censored* when the run ended before it reached the score: all that is known is
+that it would have taken longer. Such a run counts as slower than every run that did reach the score, and is never
+left out. A median needs no more than that, as long as fewer than half of the runs are censored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+RESAMPLES = 2000
+LEVEL = 0.95
+"""Of the intervals."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the runs of one setting took, one value per seed."""
+
+    values: tuple[float, ...]
+    """Time to the score; for a censored run the time at which it ended."""
+    reached: tuple[bool, ...]
+
+    @classmethod
+    def complete(cls, values: Sequence[float]) -> Sample:
+        """A sample without censored values."""
+        return cls(tuple(values), (True,) * len(values))
+
+    @property
+    def median(self) -> float:
+        """The median; infinite if it is censored."""
+        return float(_medians(np.array([self._as_infinite()]))[0])
+
+    @property
+    def bound(self) -> float:
+        """The median if it is known, else what it is at least."""
+        return self.median if math.isfinite(self.median) else float(np.median(self.values))
+
+    def _as_infinite(self) -> list[float]:
+        return [value if ok else math.inf for value, ok in zip(self.values, self.reached, strict=True)]
+
+    def resampled_medians(self, random: np.random.Generator, count: int) -> NDArray[np.float64]:
+        """Medians [count] of samples drawn with replacement; a censored one becomes what it is at least."""
+        drawn = random.integers(len(self.values), size=(count, len(self.values)))
+        medians = _medians(np.array(self._as_infinite())[drawn])
+        return np.where(np.isinf(medians), np.median(np.array(self.values)[drawn], axis=1), medians)
+
+
+def _medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Medians [R] of rows [R, k] that may hold infinities."""
+    ordered = np.sort(values, axis=1)
+    k = values.shape[1]
+    median: NDArray[np.float64] = (ordered[:, (k - 1) // 2] + ordered[:, k // 2]) / 2
+    return median
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A ratio, its interval, and whether it is only a bound."""
+
+    value: float
+    low: float
+    high: float
+    bound: str = ""
+    """"" for a value, "<=" or ">=" if censoring leaves only a bound, "?" if it leaves nothing."""
+    resamples: tuple[float, ...] = ()
+    """The bootstrap's values, for means over environments."""
+
+    def __str__(self) -> str:
+        if self.bound == "?":
+            return "unknown"
+        return f"{self.bound}{' ' if self.bound else ''}{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def unity(known: bool = True) -> Estimate:
+    """The ratio of a thing to itself."""
+    return Estimate(1.0, 1.0, 1.0, "" if known else "?", (1.0,) * RESAMPLES)
+
+
+def ratio(one: Sample, many: Sample, seed: int = 0) -> Estimate:
+    """median(one) / median(many): how many times less the second takes, with a percentile bootstrap over seeds.
+
+    The two samples are resampled independently of each other.
+    """
+    random = np.random.default_rng(seed)
+    resamples = one.resampled_medians(random, RESAMPLES) / many.resampled_medians(random, RESAMPLES)
+    known = math.isfinite(one.median), math.isfinite(many.median)
+    bound = {(True, True): "", (True, False): "<=", (False, True): ">=", (False, False): "?"}[known]
+    return _estimate(one.bound / many.bound, bound, resamples)
+
+
+def mean(estimates: Sequence[Estimate]) -> Estimate:
+    """The arithmetic mean, as over games in the paper. A bound among the values makes the mean a bound."""
+    bounds = {estimate.bound for estimate in estimates} - {""}
+    bound = "" if not bounds else bounds.pop() if len(bounds) == 1 else "?"
+    resamples = np.mean([estimate.resamples for estimate in estimates], axis=0)
+    return _estimate(float(np.mean([estimate.value for estimate in estimates])), bound, resamples)
+
+
+def _estimate(value: float, bound: str, resamples: NDArray[np.float64]) -> Estimate:
+    low, high = np.quantile(resamples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(float(value), float(low), float(high), bound, tuple(resamples.tolist()))

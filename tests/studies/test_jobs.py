@@ -1,0 +1,86 @@
+"""Jobs: shares of the cores, and that a finished run is never made again."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from asyncrl.core.errors import UsageError
+from asyncrl.studies.jobs import Job, alone_in, is_finished, run_jobs, share_cores
+
+
+@pytest.mark.parametrize(
+    ("cores", "slots", "shares"),
+    [
+        ([0, 1, 2, 3], 2, [[0, 1], [2, 3]]),
+        ([0, 1, 2, 3, 4], 2, [[0, 1], [2, 3, 4]]),
+        ([4, 6], 2, [[4], [6]]),
+        ([0, 1], 3, [[0], [1], [0]]),
+        ([0, 1, 2], 1, [[0, 1, 2]]),
+    ],
+)
+def test_cores_are_shared_fairly(cores: list[int], slots: int, shares: list[list[int]]) -> None:
+    """Each core belongs to one slot, and the slots have as many as each other, give or take one."""
+    assert share_cores(cores, slots) == shares
+
+
+def silent(line: str) -> None:
+    """Say nothing."""
+
+
+def finish(folder: Path) -> None:
+    """Make it look as if the run had ended."""
+    folder.mkdir(parents=True)
+    (folder / "status.json").write_text(json.dumps({"state": "finished"}))
+    (folder / "mark").touch()
+
+
+def test_finished_runs_are_never_repeated(tmp_path: Path) -> None:
+    """The command of this job would refuse its words; it is not asked."""
+    job = Job("a3c", "Nowhere-v0", "one", ("--no-such-flag",))
+    finish(job.folder(tmp_path))
+
+    with alone_in(tmp_path, silent) as lock:
+        assert run_jobs([job], tmp_path, 1, lock, silent) == []
+    assert (job.folder(tmp_path) / "mark").exists()
+
+
+def test_words_that_a_command_refuses_end_the_study(tmp_path: Path) -> None:
+    """Its own line is told."""
+    job = Job("plot", "Catch", "one", ("--no-such-flag",))
+
+    with alone_in(tmp_path, silent) as lock, pytest.raises(UsageError, match="plot Catch one: asyncrl plot: error:"):
+        run_jobs([job], tmp_path, 1, lock, silent)
+
+
+def test_the_lock_is_held_while_the_study_goes_on(tmp_path: Path) -> None:
+    """A second study of the same folder finds it taken; afterwards it is free."""
+
+    def take() -> None:
+        with open(tmp_path / "study.lock") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    with alone_in(tmp_path, silent), pytest.raises(BlockingIOError):
+        take()
+    take()
+
+
+@pytest.mark.slow
+def test_a_run_that_was_interrupted_is_made_anew(tmp_path: Path) -> None:
+    """And the cores of the slot are all that it gets."""
+    job = Job("a3c", "Catch", "one", ("--workers", "1", "--total-steps", "200", "--backend", "serial"))
+    folder = job.folder(tmp_path)
+    finish(folder)
+    (folder / "status.json").write_text(json.dumps({"state": "running"}))
+
+    with alone_in(tmp_path, silent) as lock:
+        assert run_jobs([job], tmp_path, 1, lock, silent) == []
+
+    assert is_finished(job, tmp_path)
+    assert not (folder / "mark").exists()
+    host = json.loads((folder / "host.json").read_text())
+    assert host["cores_usable"] == len(os.sched_getaffinity(0))

@@ -1,0 +1,162 @@
+"""Figures and reports of made-up studies: what they say, and that it can be read."""
+
+from __future__ import annotations
+
+import html.parser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from asyncrl.studies.figures import Data, all_figures
+from asyncrl.studies.measure import measure
+from asyncrl.studies.plan import Cell
+from asyncrl.studies.report import write_report
+from asyncrl.studies.speedups import make_points
+from tests.studies.made_up import make_study
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+)
+FIGURES = {
+    "speedup", "laws", "reach", "score-steps", "score-time", "best-median", "staleness", "time-split", "cost",
+}  # fmt: skip
+
+
+def reaches(cell: Cell) -> int:
+    """One-step Q needs half the data with eight workers; A3C with eight never arrives."""
+    if cell.algorithm == "a3c":
+        return 5000 + 100 * cell.seed if cell.workers < 8 else 99_999
+    return (8000 + 100 * cell.seed) // (2 if cell.workers == 8 else 1)
+
+
+def rate(cell: Cell) -> float:
+    """A tenth of the work is serial."""
+    return 100 / (0.1 + 0.9 / cell.workers)
+
+
+@pytest.fixture(scope="module")
+def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study that has a report."""
+    folder = tmp_path_factory.mktemp("study")
+    file = make_study(folder, reaches, rate)
+    assert write_report(file, folder, price_per_core_hour=0.05) == folder / "report" / "report.md"
+    return folder
+
+
+def test_a_report_has_everything_as_png_and_svg(runs_dir: Path) -> None:
+    """The pages, the tables, every figure in both formats, none of them blank."""
+    folder = runs_dir / "report"
+    names = {f"{name}.{suffix}" for name in FIGURES for suffix in ("png", "svg")}
+
+    assert {path.name for path in folder.iterdir()} == {"report.md", "report.html", "table.csv", "runs.csv"} | names
+    for name in FIGURES:
+        picture = imread(folder / f"{name}.png")
+        assert picture.shape[1] >= 1000
+        assert float(picture.std()) > 0.02, name
+
+
+def test_the_report_says_what_was_found(runs_dir: Path) -> None:
+    """Numbers, verdicts, censoring, cores, how the reference was chosen, and the command."""
+    text = (runs_dir / "report" / "report.md").read_text()
+
+    assert "one-step Q: with 8 workers (serial backend) the data speed-up is 2.00 [" in text
+    assert "less data than one worker, so more than linear wherever throughput is linear" in text
+    assert "A3C: with 8 workers (serial backend) the data speed-up is <= 0.5" in text
+    assert "6 of 6 runs are censored" in text
+    assert "Cores that a run could use: 4 (local backend), 4 (serial backend)" in text
+    assert "Catch, A3C: 1, made up" in text
+    assert "python -m asyncrl.speedup" in text
+    assert "serial fraction of 0.100: never more than 10 times one worker" in text
+    assert "8 workers on 4 cores reach 4.7" in text
+    assert re.search(r"what grew most is waiting \(from \d+\.\d+ to \d+\.\d+ ms per step\)", text)
+
+
+def test_figures_have_units_legends_and_readable_sizes(runs_dir: Path) -> None:
+    """Every visible panel is labelled, no text is below 8 points, every figure but the histograms has a legend."""
+    from asyncrl.studies.plan import StudyFile
+
+    file = StudyFile(runs_dir)
+    runs = [measure(cell, file.job(cell).folder(runs_dir)) for cell in file.cells]
+    figures = all_figures(Data(runs, make_points(runs, file.references), file.references, 0.05))
+
+    assert set(figures) == FIGURES
+    for name, (figure, caption) in figures.items():
+        assert caption
+        assert bool(figure.legends) == (name != "staleness")
+        labels = " ".join(axes.get_xlabel() + axes.get_ylabel() for axes in figure.axes)
+        assert re.search("workers|steps|minutes|updates", labels), name
+        texts = [text for axes in figure.axes for text in (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts)]
+        ticks = [tick for axes in figure.axes for tick in axes.get_xticklabels() + axes.get_yticklabels()]
+        assert min(text.get_fontsize() for text in texts + ticks if text.get_text()) >= 8, name
+
+
+def test_points_with_more_workers_than_cores_are_open(runs_dir: Path) -> None:
+    """In the throughput panel: filled up to 4 workers, open with 8."""
+    from asyncrl.studies.plan import StudyFile
+
+    file = StudyFile(runs_dir)
+    runs = [measure(cell, file.job(cell).folder(runs_dir)) for cell in file.cells]
+    figure, _ = all_figures(Data(runs, make_points(runs, file.references), file.references))["speedup"]
+
+    (axes,) = [axes for axes in figure.axes if axes.get_title().startswith("throughput")]
+    faces = {
+        round(float(np.asarray(line.get_xdata())[0])): line.get_markerfacecolor()
+        for line in axes.lines
+        if line.get_marker() == "o"
+    }
+    assert [faces[count] == "white" for count in (1, 2, 4, 8)] == [False, False, False, True]
+
+
+class Pictures(html.parser.HTMLParser):
+    """Collects where the pictures of a page come from, and whatever else it would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: list[str] = []
+        self.others: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = dict(attributes)
+        if tag == "img":
+            self.sources.append(found.get("src") or "")
+        elif tag in ("link", "script", "iframe") or "src" in found:
+            self.others.append(tag)
+
+
+def test_the_html_report_needs_nothing_beside_it(runs_dir: Path) -> None:
+    """Pictures are inside, and nothing else is loaded."""
+    page = Pictures()
+    page.feed((runs_dir / "report" / "report.html").read_text())
+
+    assert len(page.sources) == len(FIGURES)
+    assert all(source.startswith("data:image/png;base64,") for source in page.sources)
+    assert page.others == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM, reason="needs chromium, chromium-browser or google-chrome on the PATH")
+def test_the_html_report_opens_in_a_browser_with_its_figures(runs_dir: Path, tmp_path: Path) -> None:
+    """Headless: no error on the console, and every picture has the width of its PNG."""
+    page = tmp_path / "report.html"
+    probe = "<script>document.title = [...document.images].map(i => i.naturalWidth).join(' ')</script>"
+    page.write_text((runs_dir / "report" / "report.html").read_text().replace("</body>", probe + "</body>"))
+
+    done = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom", str(page)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 0
+    assert "CONSOLE" not in done.stderr
+    found = re.search(r"<title>([\d ]+)</title>", done.stdout)
+    assert found is not None
+    widths = [int(width) for width in found[1].split()]
+    assert len(widths) == len(FIGURES)
+    assert min(widths) >= 1000

@@ -1,0 +1,158 @@
+"""From records to throughput, data and time, with numbers that can be checked by eye."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from asyncrl.studies.measure import Evaluation, Measurement, measure
+from asyncrl.studies.plan import Cell, StudyFile
+from asyncrl.studies.speedups import MEAN, Point, choose_reference, cost, make_points, write_runs, write_table
+from tests.studies.made_up import make_study
+
+CELL = Cell("a3c", "", "Catch", "local", 1, 1)
+
+
+def measured(file: StudyFile, runs_dir: Path) -> list[Measurement]:
+    """All runs of the study."""
+    return [measure(cell, file.job(cell).folder(runs_dir)) for cell in file.cells]
+
+
+def find(points: list[Point], algorithm: str, env_id: str, backend: str, workers: int) -> Point:
+    """The one point of that description."""
+    (point,) = [
+        p
+        for p in points
+        if (p.series.algorithm, p.env_id, p.backend, p.workers) == (algorithm, env_id, backend, workers)
+    ]
+    return point
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def values(point: Point) -> dict[str, float]:
+    """The speed-ups without their intervals."""
+    return {kind: estimate.value for kind, estimate in (point.speedups or {}).items()}
+
+
+def test_the_three_speedups_are_kept_apart(tmp_path: Path) -> None:
+    """Half the data at 1.5 times the rate is 3 times as fast; the serial backend tells the data only."""
+    file = make_study(
+        tmp_path,
+        reaches=lambda cell: 4000 if cell.workers == 1 else 2000,
+        rate=lambda cell: 100.0 if cell.workers == 1 else 150.0,
+        workers=(1, 2),
+    )
+    points = make_points(measured(file, tmp_path), file.references)
+
+    assert values(find(points, "a3c", "Catch", "local", 2)) == {
+        "throughput": pytest.approx(1.5, rel=1e-3),
+        "data": 2.0,
+        "time": pytest.approx(3.0, rel=1e-3),
+    }
+    assert values(find(points, "a3c", "Catch", "serial", 2)) == {"data": 2.0}
+    assert values(find(points, "a3c", "Catch", "local", 1)) == {"throughput": 1.0, "data": 1.0, "time": 1.0}
+
+
+def test_the_mean_is_over_environments(tmp_path: Path) -> None:
+    """2 in Catch and 4 in CartPole: 3."""
+    file = make_study(
+        tmp_path,
+        reaches=lambda cell: 4000 if cell.workers == 1 else 2000 if cell.env_id == "Catch" else 1000,
+        rate=lambda cell: 100.0,
+        workers=(1, 2),
+        backends=("serial",),
+    )
+
+    point = find(make_points(measured(file, tmp_path), file.references), "a3c", MEAN, "serial", 2)
+    assert values(point) == {"data": 3.0}
+    assert (point.runs, point.reached) == (6, 6)
+
+
+def test_censored_runs_are_shown_and_never_dropped(tmp_path: Path) -> None:
+    """With 2 workers no run arrives within 10 000 steps: at most 4000 / 10 000, and the table says so."""
+    file = make_study(
+        tmp_path,
+        reaches=lambda cell: 4000 if cell.workers == 1 else 99_999,
+        rate=lambda cell: 100.0,
+        algorithms=("a3c",),
+        env_ids=("Catch",),
+        workers=(1, 2),
+        backends=("serial",),
+    )
+    runs = measured(file, tmp_path)
+    points = make_points(runs, file.references)
+    write_table(tmp_path / "table.csv", points, file.references, 0.0)
+    write_runs(tmp_path / "runs.csv", runs, file.references)
+
+    row = next(row for row in read(tmp_path / "table.csv") if row["workers"] == "2")
+    assert (row["runs"], row["reached"], row["steps_to_reference"]) == ("3", "0", "> 10000")
+    assert (row["data_speedup"], row["data_bound"]) == ("0.4", "<=")
+    assert row["steps_per_second"] == row["seconds_to_reference"] == ""
+    rows = [row for row in read(tmp_path / "runs.csv") if row["workers"] == "2"]
+    assert [row["censored"] for row in rows] == ["at 10000 steps"] * 3
+
+
+def test_runs_that_failed_or_are_missing_are_listed_but_measure_nothing(tmp_path: Path) -> None:
+    """Of three seeds one failed and one has no folder."""
+    file = make_study(tmp_path, lambda cell: 4000, lambda cell: 100.0, ("a3c",), ("Catch",), ("local",), (1,), seeds=3)
+    folders = [file.job(cell).folder(tmp_path) for cell in file.cells]
+    (folders[0] / "status.json").write_text('{"state": "failed"}')
+    shutil.rmtree(folders[1])
+    runs = measured(file, tmp_path)
+    write_runs(tmp_path / "runs.csv", runs, file.references)
+
+    assert find(make_points(runs, file.references), "a3c", "Catch", "local", 1).runs == 1
+    assert [row["state"] for row in read(tmp_path / "runs.csv")] == ["failed", "missing", "finished"]
+
+
+def test_more_workers_than_cores_are_marked(tmp_path: Path) -> None:
+    """The made-up machine has 4 cores; in the serial backend nobody shares a core."""
+    file = make_study(tmp_path, lambda cell: 4000, lambda cell: 100.0, ("a3c",), ("Catch",))
+    points = make_points(measured(file, tmp_path), file.references)
+
+    assert [find(points, "a3c", "Catch", "local", n).crowded for n in (1, 4, 8)] == [False, False, True]
+    assert not find(points, "a3c", "Catch", "serial", 8).crowded
+
+
+def test_throughput_is_what_workers_did_while_they_worked(tmp_path: Path) -> None:
+    """10 000 steps in 100 seconds; time per step and staleness are sums over the workers' rows."""
+    file = make_study(tmp_path, lambda cell: 4000, lambda cell: 100.0, ("a3c",), ("Catch",), ("local",), (2,), seeds=1)
+    (run,) = measured(file, tmp_path)
+
+    assert run.throughput == pytest.approx(100.0)
+    assert run.phases["act"] == pytest.approx(2 * 2 * 2**0.2 / 10_000)
+    assert run.staleness == {1: 180, 2: 20}
+    assert run.reach(1.0) == Evaluation(4000, 40.0, 1.0)
+    assert run.reach(1.5) is None
+
+
+def test_auto_takes_a_fraction_of_the_way_to_the_median_seeds_best() -> None:
+    """From -1 to the bests 1, 3 and 100 of three seeds: three quarters of the way from -1 to 3 is 2."""
+    runs = [
+        Measurement(CELL, "finished", evaluations=(Evaluation(1, 1.0, low), Evaluation(2, 2.0, best)))
+        for low, best in ((-1.0, 1.0), (0.0, 3.0), (0.0, 100.0))
+    ]
+
+    reference = choose_reference(runs, 0.75)
+    assert reference is not None
+    assert reference.score == 2.0
+    assert "0.75 of the way" in reference.how
+    assert choose_reference([replace(runs[0], state="failed")], 0.75) is None
+
+
+def test_money_is_cores_times_time(tmp_path: Path) -> None:
+    """At 0.36 per core and hour: 8 workers on 4 cores for 40 seconds are 4 x 40 x 0.0001."""
+    file = make_study(tmp_path, lambda cell: 4000, lambda cell: 100.0, ("a3c",), ("Catch",), ("local",))
+    points = make_points(measured(file, tmp_path), file.references)
+
+    assert cost(find(points, "a3c", "Catch", "local", 8), 0.36) == pytest.approx(0.016)
+    assert cost(find(points, "a3c", "Catch", "local", 1), 0.36) == pytest.approx(0.004)
