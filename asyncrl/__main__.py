@@ -16,6 +16,7 @@ PAGES = {
 
 COMMANDS = {
     "plot": "learning curves of any runs in one figure",
+    "evaluate": "play episodes with what a run has learnt",
     "doctor": "does learning work on this machine, and with your environment?",
     "speedup": "what more workers buy: throughput, data, time",
 }

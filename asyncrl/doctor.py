@@ -33,7 +33,7 @@ from asyncrl.envs.spec import EnvSpec, Spaces
 from asyncrl.runtime.normalize import moments_shape
 from asyncrl.runtime.plan import RunPlan, initial_parameters, load_page
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
-from asyncrl.train import make_spec, prepare
+from asyncrl.train import make_spec, network_spaces, prepare
 
 A3C, N_STEP_Q = "asyncrl.a3c", "asyncrl.n_step_q"
 EXERCISE: dict[str, Any] = {
@@ -202,11 +202,6 @@ def check_speed(context: BaseContext, folder: Path, run: RunConfig, spec: EnvSpe
         yield Finding("speed of one worker", "FAIL", str(error), "correct what the checks of the environment say")
         return
     yield machine.check_speed(plan)
-
-
-def network_spaces(run: RunConfig, spaces: Spaces) -> Spaces:
-    """The spaces as the network sees them: normalised observations are real numbers."""
-    return dataclasses.replace(spaces, observation_dtype="float32") if run.normalize_observations else spaces
 
 
 def show(findings: Sequence[Finding], config: Config) -> None:

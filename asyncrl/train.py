@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from asyncrl.backends import local, serial
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.commandline import parse, run_command, value_of
@@ -88,15 +90,27 @@ def prepare(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces) -> RunP
         base_seconds=checkpoint.seconds if checkpoint else 0.0,
     )
     lock_file = str(folder.path / "store.lock") if config.update == "locked" else None
-    store = SharedStore(
-        theta, config.update_rule, config.workers, config.max_gradient_norm, config.statistics == "per-worker",
-        lock_file, load_page(page).HAS_TARGET,
-        math.prod(moments_shape(spec, spaces)) if config.normalize_observations else 0,
-    )  # fmt: skip
+    store = make_store(page, config, spec, spaces, theta, lock_file)
     if checkpoint:
         restore(store, checkpoint, layout)
     part = 1 + int(checkpoint.facts.get("part", 0)) if checkpoint else 0
     return RunPlan(page, config, spec, spaces, folder, layout, store, progress, part)
+
+
+def make_store(
+    page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, theta: Tensor, lock_file: str | None = None
+) -> SharedStore:
+    """The shared memory of a run with these settings, theta `[P]` in it."""
+    return SharedStore(
+        theta, config.update_rule, config.workers, config.max_gradient_norm, config.statistics == "per-worker",
+        lock_file, load_page(page).HAS_TARGET,
+        math.prod(moments_shape(spec, spaces)) if config.normalize_observations else 0,
+    )  # fmt: skip
+
+
+def network_spaces(config: RunConfig, spaces: Spaces) -> Spaces:
+    """The spaces as the network sees them: whatever the environment gives, normalised it is real numbers."""
+    return dataclasses.replace(spaces, observation_dtype="float32") if config.normalize_observations else spaces
 
 
 def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcome:
@@ -147,8 +161,7 @@ def configure(
             spaces = spec.probe()
     # Said of the environment itself, by what has just been probed: describing must not make another one.
     facts = {"id": config.env_id, "description": spec.describe(spaces), **dataclasses.asdict(spaces)}
-    if config.normalize_observations:  # whatever the environment gives, the network gets real numbers
-        spaces = dataclasses.replace(spaces, observation_dtype="float32")
+    spaces = network_spaces(config, spaces)
     if spaces.is_continuous and not module.TAKES_CONTINUOUS:
         raise UsageError(f"{config.env_id} has continuous actions; {program} chooses between discrete ones")
     if config.backend == "serial" and config.evaluation_interval_seconds:

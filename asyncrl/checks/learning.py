@@ -35,7 +35,7 @@ UPDATES = 3
 """By each worker that is listened to: an old or a summed gradient shows from the second one on."""
 TOLERANCE = 1e-5
 """Largest difference, relative to the largest number, between what was seen and what was computed again."""
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 120.0
 """Time for a child that takes a second on an idle machine."""
 
 Target = Callable[[RunPlan, int], None]

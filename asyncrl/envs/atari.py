@@ -150,6 +150,11 @@ class AtariEnvironment:
         self._lives = lives
         return observation, float(reward), over, truncated, life_lost
 
+    def picture(self) -> NDArray[np.uint8]:
+        """The newest frame in colour, uint8 [height, width, 3], for people to look at."""
+        screen: NDArray[np.uint8] = self._ale.getScreenRGB()
+        return screen
+
     def close(self) -> None:
         """Nothing to release: the emulator goes with the object."""
 

@@ -95,6 +95,13 @@ class GymnasiumEnvironment:
         self._running = not (terminated or truncated)
         return self._observe(result[0]), reward, terminated, truncated, False
 
+    def picture(self) -> NDArray[np.uint8]:
+        """What the environment shows of itself, uint8 [height, width, 3]; `UsageError` if it shows nothing."""
+        picture: Any = self.native.render()
+        if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] == (3,)):
+            raise UsageError(f"{self._id} cannot be filmed: it needs render_mode rgb_array and render() a picture")
+        return picture
+
     def close(self) -> None:
         """Close the environment."""
         self.native.close()

@@ -1,0 +1,316 @@
+"""`python -m asyncrl.evaluate RUN`: play episodes with what a run has learnt."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+
+from asyncrl.__main__ import PAGES
+from asyncrl.commandline import parse, run_command
+from asyncrl.core.config import RunConfig
+from asyncrl.core.errors import UsageError
+from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, one_line
+from asyncrl.runtime.evaluator import MOST_ENVIRONMENTS, play
+from asyncrl.runtime.plan import RunPlan, build_agent, build_environments, build_normalizer, initial_parameters
+from asyncrl.runtime.progress import Progress
+from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.snapshots import check_fits
+from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+from asyncrl.storage import checkpoints
+from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
+from asyncrl.storage.files import read_json
+from asyncrl.storage.run_folder import RunFolder
+from asyncrl.train import make_spec, make_store, network_spaces, restore, short, stored_config
+
+LEAST_HEIGHT = 400
+"""Smaller pictures are magnified in a film, by a whole number."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Play episodes with what a run has learnt, in the run's own environment; the run's folder is only read."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Folder of the run."""
+    checkpoint: str = "best"
+    """best, newest, or the name of one, such as step_000000500000."""
+    episodes: int = 10
+    """Whole episodes to play."""
+    greedy: bool = False
+    """Take the best action. Without this or --sampled: as the run's own evaluations."""
+    sampled: bool = False
+    """Draw actions as the run's workers did, as far as its evaluator can."""
+    seed: int = 0
+    """Seed of environments and actions: the same one gives the same episodes."""
+    video: str = ""
+    """File (.mp4) for a film of the first episode; needs imageio-ffmpeg, the extra [video]."""
+    json: bool = False
+    """Print the results as JSON."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.episodes <= 1_000_000:
+            raise UsageError(f"--episodes must be 1 to 1_000_000, got {self.episodes}")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed must lie between 0 and 2^63, got {self.seed}")
+        if self.greedy and self.sampled:
+            raise UsageError("--greedy and --sampled exclude each other: give one of them")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was played."""
+
+    run: str
+    page: str
+    env_id: str
+    checkpoint: str
+    steps: int
+    """Agent steps that the checkpoint had been trained for."""
+    policy: str
+    seed: int
+    returns: list[float]
+    """Raw return of each episode."""
+    lengths: list[int]
+    """Steps of each episode."""
+
+    def summary(self) -> dict[str, float]:
+        """Mean, standard deviation (of these episodes, not of the mean), least and greatest return; mean length."""
+        return {
+            "mean": float(np.mean(self.returns)),
+            "std": float(np.std(self.returns)),
+            "min": min(self.returns),
+            "max": max(self.returns),
+            "mean_length": float(np.mean(self.lengths)),
+        }
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Play what the command line says; returns the exit code."""
+    words = sys.argv[1:] if words is None else words
+    request_one_thread()
+    enforce_one_thread()
+    program = "asyncrl evaluate"
+
+    def evaluate() -> int:
+        config = parse(Config, words, program)
+        writer = find_writer() if config.video else None
+        result = play_run(config, writer)
+        show(result, config)
+        return 0
+
+    return run_command(program, evaluate)
+
+
+def play_run(config: Config, writer: Any = None) -> Result:
+    """Load and play. Raises UsageError when the run, its checkpoint or its environment cannot be used."""
+    plan, checkpoint = load_run(config)
+    agent, theta = build_agent(plan, EVALUATOR)
+    plan.store.pull(theta)
+    environments = build_environments(plan, EVALUATOR, min(config.episodes, MOST_ENVIRONMENTS), evaluation=True)
+    try:
+        with filming(environments[0], config.video, writer, frame_rate(plan.spec)) as first:
+            episodes = play(
+                agent, [first, *environments[1:]], plan.spaces, config.episodes, checkpoint.steps,
+                normalizer=build_normalizer(plan, EVALUATOR),
+            )  # fmt: skip
+    except BadEnvironment as error:
+        raise UsageError(str(error)) from error
+    finally:
+        for environment in environments:
+            environment.close()
+    assert episodes is not None  # nobody interrupts
+    return Result(
+        run=str(config.run),
+        page=short(plan.page),
+        env_id=plan.spec.env_id,
+        checkpoint=config.checkpoint,
+        steps=checkpoint.steps,
+        policy=plan.config.evaluation_policy,
+        seed=config.seed,
+        returns=[score for score, _ in episodes],
+        lengths=[length for _, length in episodes],
+    )
+
+
+def load_run(config: Config) -> tuple[RunPlan, Checkpoint]:
+    """The run's plan, with the checkpoint's parameters and moments in its store, and the checkpoint."""
+    folder = RunFolder.open(config.run)
+    page = page_of(folder)
+    run = own_settings(stored_config(page, folder.path), config)
+    spec = make_spec(run)
+    if config.video:
+        spec = to_be_filmed(spec, Path(config.video))
+    spaces = network_spaces(run, spec.probe())
+    theta, layout = initial_parameters(page, run, spaces)
+    checkpoint = load_checkpoint(folder, config.checkpoint)
+    check_fits(checkpoint, page, run.env_id, run.optimizer, layout)
+    store = make_store(page, run, spec, spaces, theta)
+    restore(store, checkpoint, layout)
+    progress = Progress(run.workers, run.total_steps, checkpoint.steps, checkpoint.seconds)
+    return RunPlan(page, run, spec, spaces, folder, layout, store, progress), checkpoint
+
+
+def to_be_filmed(spec: EnvSpec, file: Path) -> EnvSpec:
+    """The environment, asked for pictures. Raises UsageError if it has none, or the film no folder."""
+    if not file.absolute().parent.is_dir():
+        raise UsageError(f"--video {file}: there is no such folder")
+    environment = spec.make(0, evaluation=True)
+    environment.close()
+    if not hasattr(environment, "picture"):
+        raise UsageError(f"{spec.env_id} has no picture to film: leave out --video")
+    if spec.is_atari:  # the emulator always has its screen
+        return spec
+    return dataclasses.replace(spec, env_kwargs=(*spec.env_kwargs, ("render_mode", "rgb_array")))
+
+
+def page_of(folder: RunFolder) -> str:
+    """The module of the run's algorithm. Only those of this package are imported, whatever the file says."""
+    try:
+        page = read_json(folder.config_file)["page"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{folder.config_file} cannot be read: {one_line(error)}") from None
+    if page not in {f"asyncrl.{name}" for name in PAGES}:
+        raise UsageError(f"{folder.path} is a run of {page!r}, which is no algorithm of this version")
+    return str(page)
+
+
+def own_settings(run: RunConfig, config: Config) -> RunConfig:
+    """The run's settings with another seed, and another policy where one was asked for."""
+    policy = run.evaluation_policy
+    if config.greedy or config.sampled:
+        policy = "greedy" if config.greedy else "sampled"
+    return dataclasses.replace(run, seed=config.seed, evaluation_policy=policy, resume="")
+
+
+def load_checkpoint(folder: RunFolder, name: str) -> Checkpoint:
+    """The checkpoint of that name; lines about damaged ones go to stderr. Raises UsageError if there is none."""
+    try:
+        if name not in ("best", "newest"):
+            return checkpoints.load(folder.checkpoints / name)
+        load = checkpoints.load_best if name == "best" else checkpoints.load_newest
+        checkpoint, skipped = load(folder.checkpoints)
+    except BadCheckpoint as error:
+        there = [path.name for kind in ("step", "best") for path in checkpoints.find(folder.checkpoints, kind)]
+        raise UsageError(f"{error}; there are {', '.join(there) or 'none'}") from None
+    for line in skipped:
+        print(line, file=sys.stderr)
+    return checkpoint
+
+
+def show(result: Result, config: Config) -> None:
+    """Print the result as text, or as JSON."""
+    summary = result.summary()
+    if config.json:
+        print(json.dumps(dataclasses.asdict(result) | summary, indent=2))
+        return
+    print(f"{result.page} on {result.env_id}, {result.checkpoint} checkpoint, trained for {result.steps:,} steps")
+    print(f"{len(result.returns)} episodes, {result.policy} policy, seed {result.seed}")
+    print("returns: " + " ".join(f"{score:g}" for score in result.returns))
+    print("lengths: " + " ".join(str(length) for length in result.lengths))
+    print(
+        f"mean {summary['mean']:.2f}, standard deviation {summary['std']:.2f}, min {summary['min']:g}, "
+        f"max {summary['max']:g}, mean length {summary['mean_length']:.1f} steps"
+    )
+    if config.video:
+        print(config.video)
+
+
+class Film:
+    """A film that is begun by its first picture, whose size is that of all others."""
+
+    def __init__(self, file: str, writer: Any, rate: float) -> None:
+        """`rate` is in pictures per second."""
+        self._file, self._writer, self._rate = file, writer, rate
+        self._frames: Any = None
+
+    def add(self, picture: NDArray[np.uint8]) -> None:
+        """Append a picture `[height, width, 3]`."""
+        large = magnified(picture)
+        if self._frames is None:
+            height, width, _ = large.shape
+            self._frames = self._writer.write_frames(
+                self._file, (width, height), fps=self._rate, macro_block_size=2, ffmpeg_log_level="error"
+            )
+            self._frames.send(None)
+        self._frames.send(large)
+
+    def close(self) -> None:
+        """Finish the file."""
+        if self._frames is not None:
+            self._frames.close()
+
+
+class Filmed:
+    """An environment whose first episode is filmed, a picture per step."""
+
+    def __init__(self, environment: Environment, film: Film) -> None:
+        self._environment, self._film = environment, film
+        self._episodes = 0
+
+    def reset(self) -> NDArray[Any]:
+        """As the environment does."""
+        self._episodes += 1
+        observation = self._environment.reset()
+        self._shoot()
+        return observation
+
+    def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool, bool]:
+        """As the environment does."""
+        result = self._environment.step(action)
+        self._shoot()
+        return result
+
+    def close(self) -> None:
+        """As the environment does."""
+        self._environment.close()
+
+    def _shoot(self) -> None:
+        if self._episodes == 1:
+            self._film.add(self._environment.picture())  # type: ignore[attr-defined]
+
+
+def magnified(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The picture [height, width, 3] at least LEAST_HEIGHT pixels high, each pixel a square of them."""
+    times = -(-LEAST_HEIGHT // len(picture))
+    return np.ascontiguousarray(picture.repeat(times, 0).repeat(times, 1))
+
+
+def find_writer() -> Any:
+    """What writes films. Raises UsageError when it is not installed."""
+    try:
+        import imageio_ffmpeg
+    except ImportError:
+        raise UsageError("--video needs imageio-ffmpeg: pip install imageio-ffmpeg (the extra [video])") from None
+    return imageio_ffmpeg
+
+
+def frame_rate(spec: EnvSpec) -> float:
+    """Pictures per second at which a film has the game's own speed; elsewhere 30."""
+    return 60 / spec.frame_skip if spec.is_atari else 30.0
+
+
+@contextmanager
+def filming(environment: Environment, file: str, writer: Any, rate: float) -> Iterator[Environment]:
+    """The environment, filmed into `file` if there is one."""
+    if not file:
+        yield environment
+        return
+    film = Film(file, writer, rate)
+    try:
+        yield Filmed(environment, film)
+    finally:
+        film.close()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,269 @@
+"""Episodes played with what a run has learnt."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.evaluate import LEAST_HEIGHT, Config, Film, Filmed, magnified, main, play_run
+from asyncrl.train import main as train
+from tests.support import evaluations_of, the_run
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    """The command sets what holds for its process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def make_run(folder: Path, *words: str, page: str = "a3c", env_id: str = "Catch") -> Path:
+    """A short run with one evaluation, at its end."""
+    given = ["--env-id", env_id, "--workers", "2", "--total-steps", "600", "--seed", "7", "--runs-dir", str(folder)]
+    given += ["--backend", "serial", "--quiet", "--evaluation-interval-steps", "0", "--evaluation-episodes", "12"]
+    assert train(f"asyncrl.{page}", [*given, *words]) == 0
+    return the_run(folder)
+
+
+@pytest.fixture(scope="module")
+def catch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on Catch, which the tests only read."""
+    return make_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def evaluate(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    """What `evaluate --json` says."""
+
+    def run(*words: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert main([*words, "--json"]) == 0
+        result: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return result
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("page", "env_id", "words"),
+    [
+        ("a3c", "Catch", []),
+        ("a3c", "CartPole-v1", ["--normalize-observations", "--evaluation-policy", "sampled"]),
+        ("a3c", "Pendulum-v1", ["--evaluation-episodes", "2"]),
+        ("a3c", "Catch", ["--lstm-cells", "8", "--update", "locked"]),
+        ("n_step_q", "Catch", ["--statistics", "per-worker"]),
+        ("one_step_sarsa", "CartPole-v1", []),
+    ],
+)
+def test_the_episodes_are_those_of_the_runs_own_evaluation(
+    tmp_path: Path, evaluate: Callable[..., dict[str, Any]], page: str, env_id: str, words: list[str]
+) -> None:
+    """With the run's seed: the same parameters, moments, settings and random streams give the same returns."""
+    run = make_run(tmp_path, *words, page=page, env_id=env_id)
+    (evaluation,) = evaluations_of(run)
+
+    said = evaluate(str(run), "--seed", "7", "--episodes", str(len(evaluation["returns"])))
+
+    assert said["returns"] == evaluation["returns"]
+    assert said["lengths"] == evaluation["lengths"]
+    assert (said["page"], said["env_id"], said["steps"]) == (page, env_id, evaluation["steps"])
+    assert (said["mean"], said["std"]) == pytest.approx((evaluation["mean"], evaluation["std"]))
+    assert (said["min"], said["max"]) == (min(evaluation["returns"]), max(evaluation["returns"]))
+
+
+def test_a_seed_repeats_the_episodes_and_another_one_does_not(
+    catch: Path, evaluate: Callable[..., dict[str, Any]]
+) -> None:
+    """Of 40 balls at least one falls elsewhere."""
+    first, again, other = (evaluate(str(catch), "--episodes", "40", "--seed", seed) for seed in ("3", "3", "4"))
+
+    assert first == again
+    assert first["returns"] != other["returns"]
+
+
+def test_the_policy_is_the_runs_own_unless_one_is_asked_for(
+    catch: Path, evaluate: Callable[..., dict[str, Any]]
+) -> None:
+    """On vectors A3C evaluates greedily."""
+    assert evaluate(str(catch))["policy"] == "greedy"
+    assert evaluate(str(catch), "--greedy")["policy"] == "greedy"
+    assert evaluate(str(catch), "--sampled")["policy"] == "sampled"
+
+
+def test_text_holds_all_episodes_and_their_summary(catch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Catch's episodes are 9 steps long, each."""
+    assert main([str(catch), "--episodes", "3"]) == 0
+
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("a3c on Catch, best checkpoint, trained for 704 steps")
+    assert out[1] == "3 episodes, greedy policy, seed 0"
+    assert len(out[2].removeprefix("returns: ").split()) == 3
+    assert out[3] == "lengths: 9 9 9"
+    assert out[4].endswith("mean length 9.0 steps")
+
+
+def test_a_run_is_only_read(catch: Path, evaluate: Callable[..., dict[str, Any]]) -> None:
+    """No file is made, changed or removed."""
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in catch.rglob("*") if path.is_file()}
+
+    before = files()
+    evaluate(str(catch), "--episodes", "2")
+
+    assert files() == before
+
+
+def test_checkpoints_can_be_named(catch: Path, evaluate: Callable[..., dict[str, Any]]) -> None:
+    """best, newest, or the folder's name."""
+    newest = max((catch / "checkpoints").glob("step_*"))
+
+    assert evaluate(str(catch), "--checkpoint", "step_000000000000")["steps"] == 0
+    assert evaluate(str(catch), "--checkpoint", "newest")["steps"] == int(newest.name.removeprefix("step_")) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--episodes", "0"], "--episodes must be 1 to 1_000_000, got 0"),
+        (["--greedy", "--sampled"], "--greedy and --sampled exclude each other: give one of them"),
+        (["--checkpoint", "step_9"], "checkpoints/step_9: no such checkpoint; there are step_000000000000, "),
+        (["--seed", "-1"], "--seed must lie between 0 and 2^63, got -1"),
+        (["--loud"], "there is no --loud"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    catch: Path, words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is played."""
+    assert refusal([str(catch), *words], capsys).count(line) == 1
+
+
+def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line with which the command refuses."""
+    capsys.readouterr()
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("asyncrl evaluate: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+class TestBrokenRuns:
+    """Runs that cannot be played."""
+
+    @pytest.fixture
+    def broken(self, catch: Path, tmp_path: Path) -> Path:
+        """A copy that may be broken."""
+        return Path(shutil.copytree(catch, tmp_path / "copy"))
+
+    def test_no_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A folder without config.json."""
+        assert "is not a run" in refusal([str(tmp_path)], capsys)
+
+    def test_a_damaged_best_checkpoint_names_the_others(self, broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A flipped bit."""
+        (weights,) = (broken / "checkpoints").glob("best_*/weights.safetensors")
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+
+        line = refusal([str(broken)], capsys)
+        assert "damaged, its SHA-256 differs" in line
+        assert "there are step_000000000000" in line
+
+    def test_a_foreign_algorithm_is_not_imported(self, broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """config.json could name any module."""
+        settings = json.loads((broken / "config.json").read_text())
+        (broken / "config.json").write_text(json.dumps(settings | {"page": "antigravity"}))
+
+        assert "is no algorithm of this version" in refusal([str(broken)], capsys)
+        assert "antigravity" not in sys.modules
+
+    def test_another_network_is_refused(self, broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The settings no longer describe what the checkpoint holds."""
+        settings = json.loads((broken / "config.json").read_text())
+        settings["config"]["hidden_sizes"] = [5]
+        (broken / "config.json").write_text(json.dumps(settings))
+
+        assert "other layers" in refusal([str(broken)], capsys)
+
+    def test_settings_that_are_no_json(self, broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Torn by hand."""
+        (broken / "config.json").write_text("{")
+
+        assert "cannot be read" in refusal([str(broken)], capsys)
+
+
+class TestVideo:
+    """Films of the first episode."""
+
+    def test_without_the_writer_there_is_one_line(
+        self, catch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It names what to install."""
+        monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+
+        assert "--video needs imageio-ffmpeg: pip install" in refusal([str(catch), "--video", "x.mp4"], capsys)
+
+    @pytest.mark.parametrize(
+        ("video", "line"), [("x.mp4", "Catch has no picture to film"), ("no/such/x.mp4", "there is no such folder")]
+    )
+    def test_what_cannot_be_filmed_is_one_line(
+        self, catch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, video: str, line: str
+    ) -> None:
+        """Before anything is played."""
+        monkeypatch.setitem(sys.modules, "imageio_ffmpeg", object())
+
+        assert line in refusal([str(catch), "--video", video], capsys)
+
+    def test_a_film_has_a_picture_per_step_of_the_first_episode(self) -> None:
+        """And one for its beginning; magnified by a whole number."""
+        pictures: list[np.ndarray] = []
+        environment = EnvSpec("ALE/Pong-v5", max_episode_steps=5).make(1, evaluation=True)
+        filmed = Filmed(environment, Recorded(pictures))
+        for _ in range(2):
+            filmed.reset()
+            while not any(filmed.step(0)[2:4]):
+                pass
+
+        assert [picture.shape for picture in pictures] == [(210, 160, 3)] * 6
+        assert magnified(pictures[0]).shape == (420, 320, 3)
+        assert not (pictures[0] == pictures[0][0, 0]).all()  # it is not blank
+
+    def test_filming_changes_no_result(self, tmp_path: Path, catch: Path) -> None:
+        """A real film, of CartPole, which real ffmpeg writes and reads back."""
+        ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra [video]")
+        pytest.importorskip("pygame", reason="CartPole draws with it")
+        run = make_run(tmp_path, env_id="CartPole-v1")
+        file = tmp_path / "film.mp4"
+
+        plain = play_run(Config(run, episodes=3))
+        filmed = play_run(Config(run, episodes=3, video=str(file)), ffmpeg)
+
+        assert filmed == plain
+        pictures, _ = ffmpeg.count_frames_and_secs(str(file))
+        assert pictures == plain.lengths[0] + 1
+        assert next(ffmpeg.read_frames(str(file)))["size"][1] >= LEAST_HEIGHT
+
+
+class Recorded(Film):
+    """A film that stays in memory."""
+
+    def __init__(self, pictures: list[np.ndarray]) -> None:
+        super().__init__("", None, 15)
+        self.pictures = pictures
+
+    def add(self, picture: np.ndarray) -> None:
+        self.pictures.append(picture)
