@@ -23,6 +23,8 @@ class Config:
     """What the score is drawn over."""
     out: Path = Path("curves.png")
     """File to write; its suffix chooses the format (png, svg, pdf)."""
+    reference: tuple[Path, ...] = ()
+    """CSV files of other curves to compare with: columns label, score, and steps, frames or minutes."""
     title: str = ""
     """Title; empty: the environments."""
 
@@ -34,9 +36,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
     def draw() -> int:
         config = parse(Config, words, program)
-        from asyncrl.plots.curves import draw_curves, read_curve, save_figure
+        from asyncrl.plots.curves import draw_curves, read_curve, read_references, save_figure
 
-        save_figure(draw_curves([read_curve(run) for run in config.runs], config.x, config.title), config.out)
+        references = [reference for path in config.reference for reference in read_references(path)]
+        curves = [read_curve(run) for run in config.runs]
+        save_figure(draw_curves(curves, config.x, config.title, references), config.out)
         print(config.out)
         return 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncrl.core.errors import UsageError
@@ -81,27 +85,61 @@ def _told(key: str, value: Any) -> str:
     return text if key in ("page", "env_id") else f"{key} {text}"
 
 
-def draw_curves(curves: Sequence[Curve], axis: str = "steps", title: str = "") -> Figure:
-    """A figure with one line per run; runs that differ only in their seed share colour and legend entry."""
+@dataclass(frozen=True)
+class Reference:
+    """Somebody else's curve, to compare with."""
+
+    label: str
+    points: dict[str, list[float]]
+    """Columns by name: `score`, and at least one of steps, frames, minutes."""
+
+
+def read_references(path: Path) -> list[Reference]:
+    """The curves of a CSV file with the columns label, score and at least one of steps, frames and minutes.
+
+    Raises UsageError for a file that cannot be read or has no such columns.
+    """
+    try:
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        if not rows:
+            raise UsageError(f"{path} has no rows")
+        columns = [name for name in rows[0] if name != "label"]
+        return [
+            Reference(label, {name: [float(row[name]) for row in rows if row["label"] == label] for name in columns})
+            for label in dict.fromkeys(row["label"] for row in rows)
+        ]
+    except (OSError, UnicodeDecodeError, KeyError, ValueError, TypeError, csv.Error):
+        raise UsageError(
+            f"{path} is no file of reference curves: it needs the columns label, score, and steps, frames or minutes, "
+            "with numbers in all but the first"
+        ) from None
+
+
+def draw_curves(
+    curves: Sequence[Curve], axis: str = "steps", title: str = "", references: Sequence[Reference] = ()
+) -> Figure:
+    """A figure of runs. Those that differ only in their seed share a colour: each a faint line, their median a strong
+    one, and a band from the worst to the best as far as all of them go. References are dashed and grey.
+
+    Raises UsageError for a reference that has no such axis.
+    """
     figure, axes = plt.subplots(figsize=(8, 4.8), layout="constrained")
     names = label_curves(curves)
-    colours = {name: f"C{i % 10}" for i, name in enumerate(dict.fromkeys(names))}
     key, text = AXES[axis]
     unit, size = unit_of(axis, max(row[key] for curve in curves for row in curve.rows))
-    for name in colours:
+    for i, name in enumerate(dict.fromkeys(names)):
         group = [curve for curve, label in zip(curves, names, strict=True) if label == name]
-        for i, curve in enumerate(group):
-            seeds = f" ({len(group)} seeds)" if len(group) > 1 else ""
-            points = sorted((row[key] / size, row["mean"]) for row in curve.rows)
-            axes.plot(
-                *zip(*points, strict=True),
-                color=colours[name],
-                label=name + seeds if i == 0 else None,
-                marker="o",
-                markersize=3,
-                linewidth=1.5,
-                alpha=0.85,
+        points = [sorted((row[key] / size, row["mean"]) for row in curve.rows) for curve in group]
+        _draw_seeds(axes, points, f"C{i % 10}", name)
+    for reference, style in zip(references, itertools.cycle(("--", ":", "-."))):
+        if axis not in reference.points or "score" not in reference.points:
+            raise UsageError(
+                f"the reference {reference.label} has no {axis if 'score' in reference.points else 'score'}"
             )
+        scale = 1.0 if axis == "minutes" else size
+        x = [value / scale for value in reference.points[axis]]
+        axes.plot(x, reference.points["score"], style, color="0.35", linewidth=1.5, label=reference.label, zorder=1)
     axes.set_xlabel(f"{text} ({unit})")
     axes.set_ylabel("evaluation score\n(mean raw return of whole episodes)")
     axes.set_title(title or ", ".join(sorted({curve.env_id for curve in curves})))
@@ -109,6 +147,20 @@ def draw_curves(curves: Sequence[Curve], axis: str = "steps", title: str = "") -
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return figure
+
+
+def _draw_seeds(axes: Axes, seeds: Sequence[Sequence[tuple[float, float]]], colour: str, name: str) -> None:
+    """The curves of one setting: a line with its points for one seed; lines, median and band for several."""
+    if len(seeds) == 1:
+        axes.plot(*zip(*seeds[0], strict=True), color=colour, label=name, marker="o", markersize=3, linewidth=1.5)
+        return
+    for points in seeds:
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=0.8, alpha=0.45)
+    begin, end = max(points[0][0] for points in seeds), min(points[-1][0] for points in seeds)
+    grid = sorted({x for points in seeds for x, _ in points if begin <= x <= end})
+    scores = np.array([np.interp(grid, [x for x, _ in points], [y for _, y in points]) for points in seeds])
+    axes.fill_between(grid, scores.min(0), scores.max(0), color=colour, alpha=0.15, linewidth=0)
+    axes.plot(grid, np.median(scores, 0), color=colour, linewidth=2.2, label=f"{name} ({len(seeds)} seeds)")
 
 
 def unit_of(axis: str, most: float) -> tuple[str, float]:

@@ -11,7 +11,7 @@ from matplotlib.image import imread
 
 from asyncrl.core.errors import UsageError
 from asyncrl.plot import main
-from asyncrl.plots.curves import draw_curves, label_curves, read_curve, save_figure, unit_of
+from asyncrl.plots.curves import draw_curves, label_curves, read_curve, read_references, save_figure, unit_of
 
 
 def make_run(folder: Path, scores: list[float], **settings: Any) -> Path:
@@ -73,9 +73,41 @@ def test_seeds_share_a_colour_and_one_legend_entry(tmp_path: Path) -> None:
     figure = draw_curves(curves)
 
     (axes,) = figure.axes
-    assert axes.lines[0].get_color() == axes.lines[1].get_color()
+    assert len({line.get_color() for line in axes.lines}) == 1
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a3c, 2 workers (2 seeds)"]
     save_figure(figure, tmp_path / "figure.svg")
+
+
+def test_the_strong_line_is_the_median_as_far_as_all_seeds_go(tmp_path: Path) -> None:
+    """Three seeds, one of them shorter: medians of (0, 2, 4), (1, 3, 8); the band from 0 to 4 and from 1 to 8."""
+    scores = ([0.0, 1.0], [2.0, 8.0, 9.0], [4.0, 3.0, 5.0])
+    curves = [read_curve(make_run(tmp_path / str(i), part, seed=i)) for i, part in enumerate(scores)]
+
+    figure = draw_curves(curves)
+
+    (axes,) = figure.axes
+    median = next(line for line in axes.lines if "3 seeds" in str(line.get_label()))
+    assert list(median.get_xdata()) == [0.0, 100.0]
+    assert list(median.get_ydata()) == [2.0, 3.0]
+    (band,) = axes.collections
+    assert {(0.0, 0.0), (0.0, 4.0), (100.0, 1.0), (100.0, 8.0)} <= {tuple(p) for p in band.get_paths()[0].vertices}
+    save_figure(figure, tmp_path / "figure.png")
+
+
+def test_references_lie_on_the_same_axis(tmp_path: Path) -> None:
+    """Steps in thousands like the runs'; two labels, two lines."""
+    file = tmp_path / "others.csv"
+    file.write_text("label,steps,score\nthey,0,1\nthey,100000,5\nothers,0,2\n")
+    curve = read_curve(make_run(tmp_path / "run", [0.0, 1.0]))
+
+    figure = draw_curves([curve], references=read_references(file))
+
+    (axes,) = figure.axes
+    lines = {str(line.get_label()): line for line in axes.lines}
+    assert list(lines["they"].get_xdata()) == [0.0, 100.0]
+    assert list(lines["they"].get_ydata()) == [1.0, 5.0]
+    assert "others" in lines
+    save_figure(figure, tmp_path / "figure.png")
 
 
 def test_large_counts_are_in_millions() -> None:
@@ -104,6 +136,10 @@ def test_the_command_draws_a_picture(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["{tmp}/empty"], "has no evaluations yet"),
         (["{tmp}/run", "--x", "hours"], "--x takes steps, frames or minutes, got 'hours'"),
         (["{tmp}/run", "--out", "{tmp}/out.abc"], "cannot write"),
+        (["{tmp}/run", "--reference", "{tmp}/none.csv"], "is no file of reference curves"),
+        (["{tmp}/run", "--reference", "{tmp}/empty.csv"], "has no rows"),
+        (["{tmp}/run", "--reference", "{tmp}/words.csv"], "is no file of reference curves"),
+        (["{tmp}/run", "--x", "minutes", "--reference", "{tmp}/steps.csv"], "the reference they has no minutes"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -112,6 +148,9 @@ def test_mistakes_are_one_line(
     """Exit code 2 and what is wrong."""
     make_run(tmp_path / "run", [0.0, 1.0])
     make_run(tmp_path / "empty", [])
+    (tmp_path / "empty.csv").write_text("label,steps,score\n")
+    (tmp_path / "words.csv").write_text("label,steps,score\nthey,many,5\n")
+    (tmp_path / "steps.csv").write_text("label,steps,score\nthey,1,5\n")
 
     assert main([word.format(tmp=tmp_path) for word in words]) == 2
 
