@@ -141,7 +141,7 @@ def check_learning(context: BaseContext, folder: Path, statistics: str) -> tuple
     a3c = exercise_plan(A3C, folder, gae_lambda=1.0, statistics=statistics)
     n_step_q = exercise_plan(N_STEP_Q, folder, target_interval_steps=40)
     initial, initial_q = a3c.store.snapshot(), n_step_q.store.snapshot()
-    before = learning.open_files()
+    before = machine.open_files()
     try:
         heard = [learning.hear(context, a3c, worker) for worker in range(2)]
         opened = max(0, learning.run_child(context, learning.listen_in_child, n_step_q, 0) - before)

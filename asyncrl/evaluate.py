@@ -20,6 +20,7 @@ from asyncrl.commandline import parse, run_command
 from asyncrl.core.config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, one_line
+from asyncrl.resume import restore, short, stored_config
 from asyncrl.runtime.evaluator import MOST_ENVIRONMENTS, play
 from asyncrl.runtime.plan import RunPlan, build_agent, build_environments, build_normalizer, initial_parameters
 from asyncrl.runtime.progress import Progress
@@ -30,7 +31,7 @@ from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from asyncrl.storage.files import read_json
 from asyncrl.storage.run_folder import RunFolder
-from asyncrl.train import make_spec, make_store, network_spaces, restore, short, stored_config
+from asyncrl.train import make_spec, make_store, network_spaces
 
 LEAST_HEIGHT = 400
 """Smaller pictures are magnified in a film, by a whole number."""

@@ -9,6 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,23 +18,36 @@ from torch import Tensor
 
 from asyncrl.backends import local, serial
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
+from asyncrl.checks import machine
 from asyncrl.commandline import parse, run_command, value_of
-from asyncrl.core.config import RunConfig, flag, from_plain, to_plain
+from asyncrl.core.config import RunConfig, to_plain
 from asyncrl.core.errors import UsageError
-from asyncrl.envs.spec import EnvSpec, Spaces, one_line
+from asyncrl.envs.spec import EnvSpec, Spaces
+from asyncrl.resume import (
+    AUTO,
+    differences,
+    is_finished,
+    is_resumed,
+    load_for_resume,
+    newest,
+    restore,
+    short,
+    stored_config,
+)
 from asyncrl.runtime.evaluator import usable_cores
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.normalize import moments_shape
 from asyncrl.runtime.plan import RunPlan, initial_parameters, load_page
 from asyncrl.runtime.progress import Progress
-from asyncrl.runtime.snapshots import check_fits, flat_parameters
 from asyncrl.runtime.store import SharedStore
 from asyncrl.runtime.terminal import View, make_view, number, say
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage import checkpoints
-from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
-from asyncrl.storage.files import read_json, write_json
+from asyncrl.storage.files import write_json
 from asyncrl.storage.run_folder import RunExists, RunFolder, default_name, host_facts
+
+FILES_PER_CHILD = 3
+"""Descriptors that the supervisor keeps for each child: two, and one to spare."""
 
 
 def main(page: str, words: Sequence[str] | None = None) -> int:
@@ -45,17 +59,22 @@ def main(page: str, words: Sequence[str] | None = None) -> int:
     return run_command(program, lambda: train(page, words, program))
 
 
-def short(page: str) -> str:
-    """The page's name in commands and folders: the last part of its module."""
-    return page.rpartition(".")[2]
-
-
 def train(page: str, words: Sequence[str], program: str) -> int:
     """One run from the first check to the last line. Raises UsageError before anything is made or started."""
     config, spec, spaces, changes, facts = configure(page, words, program)
+    if value_of("--resume", words) == AUTO:
+        if not is_resumed(config) and (path := newest(page, config)) is not None:
+            config, spec, spaces, changes, facts = configure(page, [*words, "--resume", str(path)], program)
+        if is_resumed(config) and is_finished(Path(config.resume)) and not changes:
+            say(f"{config.resume} is finished; there is nothing to do")
+            return 0
     # From here on a signal is noted instead: there is a folder that has to say how the run ended.
-    with Signals().caught() as signals:
+    with Signals().caught() as signals, ExitStack() as stack:
+        if is_resumed(config):
+            stack.enter_context(RunFolder.open(Path(config.resume)).occupied())
         plan = prepare(page, config, spec, spaces)
+        if not is_resumed(config):
+            stack.enter_context(plan.folder.occupied())
         folder, view = plan.folder, make_view(config.quiet, f"{short(page)} on {config.env_id}")
         say(f"run folder: {folder.path}")
         for line in [facts["description"], *introduction(plan), *changes]:
@@ -80,7 +99,8 @@ def prepare(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces) -> RunP
         if "memory" not in str(error):
             raise
         raise UsageError("there is not enough memory for a network of this size") from None
-    checkpoint = load_for_resume(page, config, layout) if config.resume else None
+    checkpoint = load_for_resume(page, config, layout) if is_resumed(config) else None
+    check_room(page, config, spec, spaces, theta.numel())
     folder = open_folder(page, config)
     checkpoints.clean(folder.checkpoints)  # what a save that was killed has left
     progress = Progress(
@@ -113,6 +133,22 @@ def network_spaces(config: RunConfig, spaces: Spaces) -> Spaces:
     return dataclasses.replace(spaces, observation_dtype="float32") if config.normalize_observations else spaces
 
 
+def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
+    """Raise UsageError if there is not enough shared memory, too few file descriptors, or next to no disk."""
+    target = load_page(page).HAS_TARGET
+    moments = math.prod(moments_shape(spec, spaces)) if config.normalize_observations else 0
+    children = config.workers if config.backend == "local" else 0
+    place = Path(config.resume if is_resumed(config) else config.runs_dir)
+    machine.allow_more_files()
+    for finding in (
+        machine.check_shared_memory(machine.shared_bytes(config, parameters, moments, target)),
+        machine.check_descriptors(children, FILES_PER_CHILD),
+        machine.check_disk(machine.checkpoint_bytes(config, parameters, target), place),
+    ):
+        if finding.verdict == "FAIL":
+            raise UsageError(f"{finding.check}: {finding.figure}; {finding.remedy}")
+
+
 def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """Run the plan on its backend; an exception here ends the run as failed, its processes gone."""
     backend = serial.run if plan.config.backend == "serial" else local.run
@@ -143,7 +179,8 @@ def configure(
 ) -> tuple[RunConfig, EnvSpec, Spaces, list[str], dict[str, Any]]:
     """Configuration, environment and what was changed on resume, as lines to print. Raises UsageError."""
     module = load_page(page)
-    if resumed := value_of("--resume", words):
+    resumed = value_of("--resume", words)
+    if resumed not in ("", AUTO):
         stored = stored_config(page, Path(resumed))
         config = parse(module.Config, words, program, default=stored)
         changes = differences(stored, config)
@@ -200,57 +237,17 @@ def parse_argument(word: str) -> tuple[str, Any]:
 
 def open_folder(page: str, config: RunConfig) -> RunFolder:
     """The folder to write to: a new one, or the resumed run's."""
-    if config.resume:
+    if is_resumed(config):
         return RunFolder.open(Path(config.resume))
     create = partial(RunFolder.create, Path(config.runs_dir), short(page), config.env_id)
     if config.run_name:
-        return create(config.run_name)
+        # A run that was killed before its first checkpoint begins again where it lies: it has nothing to lose.
+        return create(config.run_name, again=config.resume == AUTO)
     name = default_name(config.seed, config.workers)
     try:
         return create(name)
     except RunExists:  # a run like this one was started within the same second
         return create(f"{name}-{os.getpid()}")
-
-
-def stored_config(page: str, path: Path) -> RunConfig:
-    """The configuration of the run in `path`. Raises UsageError if it is not a run of this page."""
-    folder = RunFolder.open(path)
-    try:
-        stored = read_json(folder.config_file)
-        if stored["page"] != page:
-            raise UsageError(f"{path} is a run of {short(stored['page'])}; resume it with that command")
-        return from_plain(load_page(page).Config, stored["config"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"{folder.config_file} cannot be read: {one_line(error)}") from None
-
-
-def differences(stored: RunConfig, config: RunConfig) -> list[str]:
-    """A line for each setting that the command line changes in a resumed run."""
-    before, after = to_plain(stored), to_plain(config)
-    names = [name for name in after if name != "resume" and before[name] != after[name]]
-    return [f"changed on resume: {flag(name)} {before[name]} -> {after[name]}" for name in names]
-
-
-def load_for_resume(page: str, config: RunConfig, layout: Any) -> Checkpoint:
-    """The newest valid checkpoint of the run to resume. Raises UsageError if there is none that fits."""
-    try:
-        checkpoint, skipped = checkpoints.load_newest(RunFolder.open(Path(config.resume)).checkpoints)
-    except BadCheckpoint as error:
-        raise UsageError(f"nothing to resume in {config.resume}: {error}") from None
-    for line in skipped:
-        print(line, file=sys.stderr)
-    check_fits(checkpoint, page, config.env_id, config.optimizer, layout)
-    if checkpoint.steps >= config.total_steps:
-        raise UsageError(
-            f"the run has made {checkpoint.steps} of {config.total_steps} steps; give a larger --total-steps to go on"
-        )
-    return checkpoint
-
-
-def restore(store: SharedStore, checkpoint: Checkpoint, layout: Any) -> None:
-    """Put the checkpoint's parameters, statistics and counts into the store."""
-    dropped = int(checkpoint.facts.get("dropped_gradients", 0))
-    store.restore(flat_parameters(checkpoint, layout), checkpoint.tensors, checkpoint.updates, dropped)
 
 
 def introduction(plan: RunPlan) -> list[str]:

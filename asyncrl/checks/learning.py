@@ -23,6 +23,7 @@ from torch import Tensor
 
 from asyncrl.backends import processes
 from asyncrl.checks.finding import Finding, judge
+from asyncrl.checks.machine import open_files
 from asyncrl.core.flat import clip_by_norm
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.core.schedules import crossed
@@ -218,12 +219,6 @@ def run_child(context: BaseContext, target: Target, plan: RunPlan, worker: int, 
     finally:
         process.kill()
         process.join()
-
-
-def open_files() -> int:
-    """Files this process has open; 0 where the system does not tell."""
-    folder = Path("/proc/self/fd")
-    return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 def threads() -> dict[str, int]:

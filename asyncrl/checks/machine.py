@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -11,7 +12,6 @@ from contextlib import closing
 from pathlib import Path
 
 from asyncrl.checks.finding import Finding, judge
-from asyncrl.checks.learning import open_files
 from asyncrl.core.config import RunConfig
 from asyncrl.runtime.plan import RunPlan, build_worker
 from asyncrl.runtime.progress import RUNNING
@@ -22,6 +22,8 @@ SPARE_FILES = 64
 """File descriptors left for the environments, TensorBoard and the libraries."""
 LEAST_FILES = 48
 """File descriptors without which nothing can be tried at all."""
+MOST_FILES = 65_536
+"""More descriptors than any run needs; some programs look at each that is allowed."""
 SPARE_DISK = 200 * 2**20
 """Bytes for records and TensorBoard beside the checkpoints."""
 MEASURED_SECONDS = 2.0
@@ -73,6 +75,25 @@ def check_descriptors(workers: int, per_child: int, limit: int | None = None) ->
         f"{workers} workers need about {needed}, " + (f"{limit} allowed" if limit else "no limit known"),
         f"run `ulimit -n {needed}` (or more) before, or ask for fewer --workers",
     )
+
+
+def open_files() -> int:
+    """Files this process has open; 0 where the system does not tell."""
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def allow_more_files() -> None:
+    """Raise this process's own limit on open files as far as the system lets it."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def descriptor_limit() -> int:

@@ -57,7 +57,7 @@ class RunConfig:
     run_name: str = ""
     """Name of the run's folder; empty: made from workers, seed and time."""
     resume: str = ""
-    """Folder of a run to go on with, from its newest checkpoint."""
+    """Folder of a run to go on with, from its newest checkpoint; auto: the newest of the same name, if there is one."""
     quiet: bool = False
     """Print only the run folder, the outcome and errors."""
     max_seconds: float = 0.0

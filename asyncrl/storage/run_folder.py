@@ -1,7 +1,7 @@
 """The folder of a run: where it lies, which files it holds, and what it says about its host.
 
     runs/<page>/<environment>/<name>/
-        config.json  host.json  status.json
+        config.json  host.json  status.json  run.lock
         worker-00.jsonl ...  evaluator.jsonl  supervisor.jsonl     records, one writer each
         <role>.traceback.txt                                       only when something failed
         checkpoints/  tb/
@@ -17,6 +17,7 @@ import os
 import platform
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,8 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, runs_dir: Path, page: str, env_id: str, name: str) -> RunFolder:
-        """Make the folder of a new run, with its empty `checkpoints` and `tb`.
+    def create(cls, runs_dir: Path, page: str, env_id: str, name: str, again: bool = False) -> RunFolder:
+        """Make the folder of a new run, with its empty `checkpoints` and `tb`; `again`: it may be there.
 
         Raises UsageError for a name that is no safe folder name and for a place that cannot be written, RunExists for
         a run that exists already; then nothing is left behind.
@@ -59,8 +60,9 @@ class RunFolder:
         try:
             _make_folders(run.path.parent, made)
             for folder in (run.path, run.checkpoints, run.tensorboard):
-                folder.mkdir()
-                made.append(folder)
+                if not (again and folder.is_dir()):
+                    folder.mkdir()
+                    made.append(folder)
         except OSError as error:
             _remove_folders(made)
             if isinstance(error, FileExistsError) and run.path.is_dir():
@@ -79,6 +81,26 @@ class RunFolder:
         if not run.config_file.is_file():
             raise UsageError(f"{run.path} is not a run: it holds no {run.config_file.name}")
         return run
+
+    @contextlib.contextmanager
+    def occupied(self) -> Iterator[None]:
+        """Hold the run for this process. Raises UsageError while another process that is alive holds it.
+
+        The kernel takes the lock back from a process that dies, however it dies.
+        """
+        if os.name == "nt":
+            yield
+            return
+        import fcntl
+
+        with open(self.path / "run.lock", "ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(f"{self.path} is going on: another process is training there") from None
+            except OSError:  # a file system without locks
+                pass
+            yield
 
     @property
     def config_file(self) -> Path:
@@ -137,9 +159,15 @@ def run_path(runs_dir: Path, page: str, env_id: str, name: str) -> Path:
     return Path(os.path.abspath(runs_dir)) / _safe(page) / _safe(env_id) / name
 
 
-def default_name(seed: int, workers: int) -> str:
+def default_name(seed: int, workers: int, stamp: str = "%Y%m%d-%H%M%S") -> str:
     """Return a name for a run that tells its size, its seed and the local time: `w16-s1-20261121-052310`."""
-    return f"w{workers}-s{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return f"w{workers}-s{seed}-{time.strftime(stamp)}"
+
+
+def runs_of(runs_dir: Path, page: str, env_id: str) -> list[RunFolder]:
+    """Return all runs of a page on an environment, whatever their state."""
+    place = run_path(runs_dir, page, env_id, "_").parent
+    return [RunFolder(path) for path in sorted(place.iterdir()) if path.is_dir()] if place.is_dir() else []
 
 
 def versions() -> dict[str, str | None]:

@@ -1,0 +1,91 @@
+"""Going on with an earlier run: which one, with which settings, and whether its checkpoint fits."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from asyncrl.core.config import RunConfig, flag, from_plain, to_plain
+from asyncrl.core.errors import UsageError
+from asyncrl.envs.spec import one_line
+from asyncrl.runtime.plan import Layout, load_page
+from asyncrl.runtime.snapshots import check_fits, flat_parameters
+from asyncrl.runtime.store import SharedStore
+from asyncrl.storage import checkpoints
+from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
+from asyncrl.storage.files import read_json
+from asyncrl.storage.run_folder import RunFolder, default_name, runs_of
+
+AUTO = "auto"
+"""--resume auto: the newest run of the same name, or a new one."""
+
+
+def is_resumed(config: RunConfig) -> bool:
+    """Whether the configuration is of a run that goes on, not of one that begins."""
+    return config.resume not in ("", AUTO)
+
+
+def short(page: str) -> str:
+    """The page's name in commands and folders: the last part of its module."""
+    return page.rpartition(".")[2]
+
+
+def newest(page: str, config: RunConfig) -> Path | None:
+    """The newest run that this command began before and that has a checkpoint; None if there is none.
+
+    Its name is --run-name, or else the same but for the time at its end.
+    """
+    name = config.run_name or default_name(config.seed, config.workers, stamp="")
+    runs = runs_of(Path(config.runs_dir), short(page), config.env_id)
+    mine = [run for run in runs if run.path.name == name or (not config.run_name and run.path.name.startswith(name))]
+    begun = [run.path for run in mine if run.config_file.is_file() and checkpoints.find(run.checkpoints)]
+    return max(begun, default=None, key=lambda path: path.name)
+
+
+def is_finished(path: Path) -> bool:
+    """Whether the run reached its end."""
+    try:
+        return bool(read_json(RunFolder.open(path).status_file)["state"] == "finished")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def stored_config(page: str, path: Path) -> RunConfig:
+    """The configuration of the run in `path`. Raises UsageError if it is not a run of this page."""
+    folder = RunFolder.open(path)
+    try:
+        stored = read_json(folder.config_file)
+        if stored["page"] != page:
+            raise UsageError(f"{path} is a run of {short(stored['page'])}; resume it with that command")
+        return from_plain(load_page(page).Config, stored["config"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{folder.config_file} cannot be read: {one_line(error)}") from None
+
+
+def differences(stored: RunConfig, config: RunConfig) -> list[str]:
+    """A line for each setting that the command line changes in a resumed run."""
+    before, after = to_plain(stored), to_plain(config)
+    names = [name for name in after if name != "resume" and before[name] != after[name]]
+    return [f"changed on resume: {flag(name)} {before[name]} -> {after[name]}" for name in names]
+
+
+def load_for_resume(page: str, config: RunConfig, layout: Layout) -> Checkpoint:
+    """The newest valid checkpoint of the run to resume. Raises UsageError if there is none that fits."""
+    try:
+        checkpoint, skipped = checkpoints.load_newest(RunFolder.open(Path(config.resume)).checkpoints)
+    except BadCheckpoint as error:
+        raise UsageError(f"nothing to resume in {config.resume}: {error}") from None
+    for line in skipped:
+        print(line, file=sys.stderr)
+    check_fits(checkpoint, page, config.env_id, config.optimizer, layout)
+    if checkpoint.steps >= config.total_steps:
+        raise UsageError(
+            f"the run has made {checkpoint.steps} of {config.total_steps} steps; give a larger --total-steps to go on"
+        )
+    return checkpoint
+
+
+def restore(store: SharedStore, checkpoint: Checkpoint, layout: Layout) -> None:
+    """Put the checkpoint's parameters, statistics and counts into the store."""
+    dropped = int(checkpoint.facts.get("dropped_gradients", 0))
+    store.restore(flat_parameters(checkpoint, layout), checkpoint.tensors, checkpoint.updates, dropped)

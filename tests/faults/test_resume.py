@@ -1,0 +1,120 @@
+"""Runs that were killed go on: from a valid checkpoint, not from one that somebody else is writing."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from asyncrl.storage.checkpoints import load_newest
+from asyncrl.storage.records import read_records
+from asyncrl.train import main
+from tests.faults.running import gone, running, training
+from tests.support import run_command, status_of, the_run
+
+pytestmark = pytest.mark.faults
+
+SHORT = ("--env-id", "Catch", "--backend", "serial", "--workers", "2", "--quiet", "--evaluation-episodes", "1")
+
+
+def test_a_run_that_is_still_alive_is_not_resumed(tmp_path: Path) -> None:
+    """One line, exit code 2, and the run goes on undisturbed. Once it was killed it can be resumed."""
+    with training(tmp_path) as run:
+        folder = run.folder
+        for words in (("--resume", str(folder)), ("--resume", "auto", "--run-name", folder.name)):
+            result = run_command(*words, "--env-id", "Catch", "--runs-dir", str(tmp_path))
+
+            assert result.returncode == 2
+            assert result.stderr == f"asyncrl a3c: error: {folder} is going on: another process is training there\n"
+        steps = run.status["steps"]
+        run.until(lambda: run.status["steps"] > steps, "more steps")
+        run.process.kill()
+        run.process.wait()
+
+    assert run_command("--resume", str(folder), "--max-seconds", "1e-3").returncode == 0
+
+
+def test_auto_begins_then_goes_on_then_has_nothing_to_do(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The same words each time, as a cluster starts a job again; with more steps to make it goes on."""
+    words = [*SHORT, "--runs-dir", str(tmp_path), "--resume", "auto", "--run-name", "job"]
+
+    assert main("asyncrl.a3c", [*words, "--total-steps", "2000", "--max-seconds", "1e-9"]) == 0
+    run = the_run(tmp_path)
+    first = status_of(run)
+    assert first["reason"] == "max_seconds reached"
+    assert main("asyncrl.a3c", [*words, "--total-steps", "2000", "--max-seconds", "0"]) == 0
+    second = status_of(run)
+    assert (second["part"], second["reason"]) == (1, "total_steps reached")
+    assert second["steps"] > first["steps"]
+    capfd.readouterr()
+
+    assert main("asyncrl.a3c", [*words, "--total-steps", "2000", "--max-seconds", "0"]) == 0
+    assert capfd.readouterr().out == f"{run} is finished; there is nothing to do\n"
+    assert status_of(run) == second
+    assert main("asyncrl.a3c", [*words, "--total-steps", "3000", "--max-seconds", "0"]) == 0
+    assert status_of(run)["part"] == 2
+
+
+def test_auto_without_a_name_takes_the_newest_of_those_it_would_have_named(tmp_path: Path) -> None:
+    """Not that of another seed, number of workers or environment."""
+    words = [*SHORT, "--runs-dir", str(tmp_path), "--total-steps", "500", "--max-seconds", "1e-9"]
+    for name in ("w2-s1-20200101-000000", "w2-s1-20210101-000000", "w2-s10-20220101-000000", "mine"):
+        assert main("asyncrl.a3c", [*words, "--run-name", name]) == 0
+
+    assert main("asyncrl.a3c", [*words, "--resume", "auto", "--max-seconds", "0"]) == 0
+
+    parts = {status.parent.name: status_of(status.parent)["part"] for status in tmp_path.glob("*/*/*/status.json")}
+    assert parts == {"w2-s1-20200101-000000": 0, "w2-s1-20210101-000000": 1, "w2-s10-20220101-000000": 0, "mine": 0}
+
+
+def test_auto_begins_again_where_a_start_was_killed_before_its_first_checkpoint(tmp_path: Path) -> None:
+    """There is a folder of that name, with or without settings, and nothing to go on from."""
+    (tmp_path / "a3c" / "Catch" / "job" / "checkpoints").mkdir(parents=True)
+    words = [*SHORT, "--runs-dir", str(tmp_path), "--total-steps", "500", "--run-name", "job"]
+
+    assert main("asyncrl.a3c", words) == 2
+    assert main("asyncrl.a3c", [*words, "--resume", "auto"]) == 0
+    assert status_of(the_run(tmp_path))["part"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_a_run_that_is_killed_50_times_always_resumes_and_reaches_its_score(tmp_path: Path) -> None:
+    """The whole process group, at random moments, saves included: no checkpoint is older than one interval."""
+    interval = 2_000
+    words = ("--env-id", "CartPole-v1", "--workers", "2", "--total-steps", "1e7", "--quiet", "--resume", "auto",
+             "--run-name", "job", "--checkpoint-interval-steps", str(interval), "--evaluation-interval-steps", "20_000",
+             "--evaluation-episodes", "20")  # fmt: skip
+    folder = tmp_path / "a3c" / "CartPole-v1" / "job"
+    moments = random.Random(1)
+    lost = []
+    for part in range(50):
+        with running(tmp_path, *words) as run:
+            run.until(lambda: starts_of(folder) == part + 1, "it trains")  # noqa: B023
+            time.sleep(moments.uniform(0.0, 2.0))
+            everyone = run.everyone()
+            os.killpg(run.process.pid, signal.SIGKILL)
+            assert gone(everyone)
+        made = [row["steps"] for row in read_records(folder / "supervisor.jsonl")]
+        checkpoint, skipped = load_newest(folder / "checkpoints")
+        assert skipped == []
+        lost.append(made[-1] - checkpoint.steps)
+
+    with running(tmp_path, *words, "--stop-at-score", "475") as run:
+        run.process.wait(timeout=900)
+        assert run.process.returncode == 0
+    status = status_of(folder)
+    assert (status["state"], status["part"]) == ("finished", 50)
+    assert status["best_score"] >= 475
+    print(f"50 kills, at most {max(lost)} known steps lost with an interval of {interval}, {status['steps']} steps")
+    assert max(lost) <= interval + 500  # and what was made while the supervisor slept
+
+
+def starts_of(folder: Path) -> int:
+    """How often training began in a run's folder."""
+    rows = read_records(folder / "supervisor.jsonl") if folder.exists() else []
+    return sum(row.get("event") in ("started", "resumed") for row in rows)
