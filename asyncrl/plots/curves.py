@@ -27,7 +27,11 @@ AXES = {
     "minutes": ("seconds", "wall clock"),
 }
 """Name on the command line: key in evaluator.jsonl, label."""
-UNTOLD = ("seed", "run_name", "runs_dir", "resume", "quiet")
+UNTOLD = (
+    "seed", "run_name", "runs_dir", "resume", "quiet", "max_seconds", "stop_at_score", "evaluation_interval_steps",
+    "evaluation_interval_seconds", "evaluation_episodes", "evaluation_cpu_share", "checkpoint_interval_steps",
+    "checkpoints_kept", "record_interval_seconds",
+)  # fmt: skip
 """Settings that do not tell two curves apart."""
 
 
@@ -127,7 +131,10 @@ def draw_curves(
     figure, axes = plt.subplots(figsize=(8, 4.8), layout="constrained")
     names = label_curves(curves)
     key, text = AXES[axis]
-    unit, size = unit_of(axis, max(row[key] for curve in curves for row in curve.rows))
+    most = [row[key] for curve in curves for row in curve.rows]
+    if axis != "minutes":
+        most += [x for reference in references for x in reference.points.get(axis, ())]
+    unit, size = unit_of(axis, max(most))
     for i, name in enumerate(dict.fromkeys(names)):
         group = [curve for curve, label in zip(curves, names, strict=True) if label == name]
         points = [sorted((row[key] / size, row["mean"]) for row in curve.rows) for curve in group]
