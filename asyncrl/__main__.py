@@ -19,6 +19,7 @@ COMMANDS = {
     "evaluate": "play episodes with what a run has learnt",
     "doctor": "does learning work on this machine, and with your environment?",
     "speedup": "what more workers buy: throughput, data, time",
+    "sweep": "any settings over lists, grids or random draws",
 }
 
 

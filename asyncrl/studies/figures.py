@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
 
 from asyncrl.plots.curves import unit_of
 from asyncrl.studies.laws import Law, fit_amdahl, fit_usl
@@ -335,23 +336,27 @@ def _draw_band(axes: Axes, group: Sequence[Measurement], axis: str, size: float,
     """Median over seeds, from the worst to the best, as far as all of them go."""
     if not group:
         return
-    x, scores = align(group, axis)
+    x, scores = align(_curves(group, axis), 60)
     axes.plot(x / size, np.median(scores, axis=0), color=colour, linewidth=1.4)
     axes.fill_between(x / size, scores.min(axis=0), scores.max(axis=0), color=colour, alpha=0.12, linewidth=0)
 
 
-def align(group: Sequence[Measurement], axis: str, points: int = 60) -> tuple[np.ndarray, np.ndarray]:
-    """Scores [runs, points] at common places of the axis [points], linear between evaluations.
+def align(
+    curves: Sequence[Sequence[tuple[float, float]]], places: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Scores [curves, places] at common places of the axis [places], linear between a curve's own points (x, score).
 
-    A run that ended earlier than the others, as one that stopped at the reference score, keeps its last score.
+    The places begin where all curves have begun. A curve that ends before the others, as that of a run which stopped
+    at the reference score, keeps its last score.
     """
-    curves = [(_axis_value(run, axis), [at.score for at in run.evaluations]) for run in group]
-    places = [place for place, _ in curves]
-    x = np.linspace(max(place[0] for place in places), max(place[-1] for place in places), points)
-    scores = [
-        np.interp(x, place, [at.score for at in run.evaluations]) for place, run in zip(places, group, strict=True)
-    ]
-    return x, np.array(scores)
+    x = np.linspace(max(curve[0][0] for curve in curves), max(curve[-1][0] for curve in curves), places)
+    points = [np.array(curve, np.float64) for curve in curves]
+    return x, np.stack([np.interp(x, curve[:, 0], curve[:, 1]) for curve in points])
+
+
+def _curves(group: Sequence[Measurement], axis: str) -> list[list[tuple[float, float]]]:
+    """The learning curves of runs over steps or seconds."""
+    return [list(zip(_axis_value(run, axis), [at.score for at in run.evaluations], strict=True)) for run in group]
 
 
 def draw_best_and_median(data: Data) -> Figure | None:
@@ -368,7 +373,7 @@ def draw_best_and_median(data: Data) -> Figure | None:
             group = [r for r in runs if (r.cell.env_id, r.cell.series, r.cell.workers) == (env_id, series, count)]
             if not group:
                 continue
-            x, scores = align(group, "steps")
+            x, scores = align(_curves(group, "steps"), 60)
             axes.plot(x / 1e3, scores[scores.mean(axis=1).argmax()], color=colours[count], linewidth=1.2)
             axes.plot(x / 1e3, np.median(scores, axis=0), color=colours[count], linestyle="--", linewidth=1.2)
         axes.set_xlabel("thousand steps")

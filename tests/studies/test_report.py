@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from asyncrl.studies.figures import Data, all_figures
+from asyncrl.studies.figures import Data, align, all_figures
 from asyncrl.studies.measure import measure
 from asyncrl.studies.plan import Cell
 from asyncrl.studies.report import write_report
@@ -110,6 +110,14 @@ def test_points_with_more_workers_than_cores_are_open(runs_dir: Path) -> None:
         if line.get_marker() == "o"
     }
     assert [faces[count] == "white" for count in (1, 2, 4, 8)] == [False, False, False, True]
+
+
+def test_a_curve_that_ends_early_keeps_its_last_score() -> None:
+    """Places begin where both have begun, at 1, and end where the longer one ends, at 5."""
+    x, scores = align([[(0.0, 0.0), (2.0, 4.0)], [(1.0, 1.0), (5.0, 5.0)]], places=5)
+
+    assert x.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert scores.tolist() == [[2.0, 4.0, 4.0, 4.0, 4.0], [1.0, 2.0, 3.0, 4.0, 5.0]]
 
 
 class Pictures(html.parser.HTMLParser):

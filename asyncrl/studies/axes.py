@@ -1,0 +1,123 @@
+"""The axes of a sweep: what `--flag value value ...` and `--flag N log-uniform LOW HIGH` mean."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from asyncrl.core.errors import UsageError
+
+DISTRIBUTIONS = ("log-uniform", "uniform")
+MOST_DRAWS = 100_000
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One setting and the values it takes."""
+
+    field: str
+    """Name of the setting, such as "learning_rate"."""
+    values: tuple[str, ...]
+    """As on a command line; a value of several words is one text with spaces."""
+    drawn: str = ""
+    """The distribution they were drawn from, if they were; axes that were drawn vary together."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether it takes more than one value."""
+        return len(self.values) > 1
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether all values are numbers."""
+        try:
+            return bool([float(value) for value in self.values])
+        except ValueError:
+            return False
+
+
+Point = Mapping[str, str]
+"""One value of each axis, by field."""
+
+
+def group_words(words: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Flags with the words that follow them. Raises UsageError for a word before the first flag."""
+    groups: list[tuple[str, list[str]]] = []
+    for word in words:
+        if word.startswith("--"):
+            flag, equals, value = word.partition("=")
+            groups.append((flag, [value] if equals else []))
+        elif groups:
+            groups[-1][1].append(word)
+        else:
+            raise UsageError(f"nothing takes the word {word!r}")
+    return groups
+
+
+def make_axis(flag: str, words: Sequence[str], fields: Collection[str], seed: int) -> Axis:
+    """The axis that a flag and its words describe; a plural s is understood. Raises UsageError if there is none.
+
+    `seed` is that of the random draws. The first values drawn are the same however many there are.
+    """
+    name = flag.removeprefix("--").replace("-", "_")
+    negated = name.removeprefix("no_")
+    if not words and name not in fields and negated in fields:
+        return Axis(negated, ("False",))
+    field = next((candidate for candidate in (name, name.removesuffix("s")) if candidate in fields), None)
+    if field is None:
+        raise UsageError(f"there is no {flag}")
+    if len(words) == 4 and words[1] in DISTRIBUTIONS:
+        return Axis(field, draw(flag, words, (seed, *field.encode())), drawn=words[1])
+    if len(set(words)) < len(words):
+        raise UsageError(f"{flag} has a value twice")
+    return Axis(field, tuple(words) or ("True",))
+
+
+def draw(flag: str, words: Sequence[str], seed: Sequence[int]) -> tuple[str, ...]:
+    """Values for `N log-uniform LOW HIGH` or `N uniform LOW HIGH`."""
+    try:
+        count, low, high = int(words[0]), float(words[2]), float(words[3])
+    except ValueError:
+        raise UsageError(f"{flag} takes N {words[1]} LOW HIGH, got {' '.join(words)}") from None
+    least = 0.0 if words[1] == "log-uniform" else -np.inf
+    if not (1 <= count <= MOST_DRAWS and least < low < high < np.inf):
+        raise UsageError(f"{flag} needs at least one draw and LOW below HIGH, above 0 if log-uniform")
+    uniform = np.random.default_rng(list(seed)).random(count)
+    values = low * (high / low) ** uniform if words[1] == "log-uniform" else low + (high - low) * uniform
+    return tuple(f"{value:.6g}" for value in values)
+
+
+def combine(axes: Sequence[Axis]) -> list[Point]:
+    """Every value of every listed axis with every other; axes that were drawn go together, as in a random search.
+
+    Raises UsageError if these have not equally many values.
+    """
+    drawn = [axis for axis in axes if axis.drawn]
+    if len({len(axis.values) for axis in drawn}) > 1:
+        raise UsageError("settings that are drawn vary together: draw equally many of " + " and ".join(map(str, drawn)))
+    listed = [axis for axis in axes if not axis.drawn]
+    grid = itertools.product(*(axis.values for axis in listed))
+    points = [dict(zip([axis.field for axis in listed], values, strict=True)) for values in grid]
+    if not drawn:
+        return list(points)
+    together = list(zip(*(axis.values for axis in drawn), strict=True))
+    names = [axis.field for axis in drawn]
+    return [point | dict(zip(names, values, strict=True)) for point in points for values in together]
+
+
+def words_of(point: Point, switches: Collection[str]) -> list[str]:
+    """The point as flags; `switches` are the settings that are only on or off."""
+    words = []
+    for field, value in point.items():
+        name = field.replace("_", "-")
+        if field in switches:
+            if value.lower() not in ("true", "false"):
+                raise UsageError(f"--{name} takes True or False, got {value!r}")
+            words.append(f"--{name}" if value.lower() == "true" else f"--no-{name}")
+        else:
+            words += [f"--{name}", *shlex.split(value)]
+    return words

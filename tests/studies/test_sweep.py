@@ -1,0 +1,148 @@
+"""Sweeps: the runs they consist of, their table and figure."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncrl.sweep import main, make_trials, understand
+from tests.support import run_command
+
+RATES = ("--learning-rates", "4", "log-uniform", "1e-4", "1e-2")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[list[str]]:
+    """The command lines that --print-jobs prints, as words."""
+    assert main([*words, "--print-jobs"]) == 0
+    return [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_jobs_are_printed_as_plain_command_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two methods, two environments, four rates, two seeds: 32 lines, each with a run name of its own."""
+    words = ("--algorithms", "a3c", "one_step_q", "--env-ids", "Catch", "Chain", *RATES, "--seeds", "2")
+    lines = printed(capsys, *words, "--runs-dir", str(tmp_path))
+
+    assert len(lines) == 32
+    assert {line[2] for line in lines} == {"asyncrl.a3c", "asyncrl.one_step_q"}
+    names = {(line[2], line[line.index("--env-id") + 1], line[line.index("--run-name") + 1]) for line in lines}
+    assert len(names) == 32
+    rates = {line[line.index("--learning-rate") + 1] for line in lines}
+    assert len(rates) == 4
+    assert all(1e-4 < float(rate) < 1e-2 for rate in rates)
+
+
+def test_a_larger_sweep_holds_the_runs_of_the_smaller(capsys: pytest.CaptureFixture[str]) -> None:
+    """More draws and more seeds: the earlier names are among the later, so that nothing is repeated."""
+    few = printed(capsys, "--env-ids", "Catch", *RATES)
+    many = printed(capsys, "--env-ids", "Catch", "--learning-rates", "9", *RATES[2:], "--seeds", "3")
+
+    assert len(many) == 27
+    assert all(line in many for line in few)
+
+
+def test_other_settings_are_other_runs() -> None:
+    """Also if they do not vary within the sweep: a finished run is never mistaken for another."""
+
+    def names(steps: str) -> set[str]:
+        config, axes = understand(["--env-ids", "Catch", "--total-steps", steps], "asyncrl sweep")
+        return {trial.job.name for trial in make_trials(config, axes)}
+
+    assert names("1000") != names("2000")
+
+
+def finish(runs_dir: Path, line: list[str], score: float) -> Path:
+    """Make it look as if the run of a printed line had ended with a score."""
+    page, env_id = line[2].removeprefix("asyncrl."), line[line.index("--env-id") + 1]
+    folder = runs_dir / page / env_id / line[line.index("--run-name") + 1]
+    folder.mkdir(parents=True)
+    (folder / "status.json").write_text(json.dumps({"state": "finished", "steps": 1000}))
+    rows = [{"steps": 500, "mean": score + 1}, {"steps": 1000, "mean": score}]
+    (folder / "evaluator.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_what_other_machines_wrote_is_collected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three of four runs are there: one table with all four, one figure with three dots and a cross."""
+    words = ("--env-ids", "Catch", *RATES, "--runs-dir", str(tmp_path))
+    lines = printed(capsys, *words)
+    for i, line in enumerate(lines[:3]):
+        finish(tmp_path, line, score=float(i))
+
+    assert printed(capsys, *words) == lines[3:]
+    assert main([*words, "--collect"]) == 0
+
+    with open(tmp_path / "report" / "table.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["state"], row["best"], row["final"]) for row in rows] == [
+        ("finished", "1", "0"), ("finished", "2", "1"), ("finished", "3", "2"), ("not made", "", ""),
+    ]  # fmt: skip
+    assert {path.name for path in (tmp_path / "report").iterdir()} == {
+        "report.md", "report.html", "table.csv", "scores.png", "scores.svg",
+    }  # fmt: skip
+    assert "4 runs (3 finished, 1 not made)" in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_the_figure_is_the_papers_scatter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A panel per environment, score over a logarithmic learning rate, a dot per run, a colour per method."""
+    from asyncrl.studies.sweep_report import Row, draw_sweep
+
+    words = ["--algorithms", "a3c", "n_step_q", "--env-ids", "Catch", "Chain", *RATES]
+    config, axes = understand(words, "asyncrl sweep")
+    trials = make_trials(config, axes)
+    rows = [Row(t.job.page, t.job.env_id, t.point, t.seed, "finished", 1000, 1.0, 1.0) for t in trials]
+
+    figure = draw_sweep(rows, [axis for axis in axes if axis.field == "learning_rate"])
+
+    assert [panel.get_title() for panel in figure.axes] == ["Catch", "Chain"]
+    for panel in figure.axes:
+        assert (panel.get_xlabel(), panel.get_xscale()) == ("learning rate", "log")
+        assert "raw return" in panel.get_ylabel()
+        dots = [line for line in panel.lines if line.get_marker() == "o"]
+        assert [len(np.asarray(line.get_xdata())) for line in dots] == [4, 4]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A3C", "n-step Q"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--env-ids", "Catch", "--learning-rat", "1"], "there is no --learning-rat"),
+        (["--env-ids", "Catch", "--seed", "1", "2"], "--seed is the sweep's own business"),
+        (["--env-ids", "Catch", "--t-max", "5", "0"], "--t-max must be at least 1"),
+        (["--env-ids", "Catch", "--t-max", "5", "--t-maxs", "6"], "--t-max is given twice"),
+        (["--algorithms", "a2c"], "got 'a2c'"),
+        (["Catch"], "nothing takes the word 'Catch'"),
+        (["--algorithms", "one_step_q", "--double-q", "perhaps"], "--double-q takes True or False, got 'perhaps'"),
+    ],
+)
+def test_mistakes_are_one_line_before_any_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    """Exit code 2, and no run has been made."""
+    assert main([*words, "--runs-dir", str(tmp_path)]) == 2
+
+    error = capfd.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.glob("*/*/*"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_sweep_runs_and_goes_on(tmp_path: Path) -> None:
+    """Two rates; given again with three, one more run is made."""
+    words = ["--env-ids", "Catch", "--total-steps", "500", "--backend", "serial", "--workers", "1"]
+    place = ["--runs-dir", str(tmp_path), "--jobs", "2"]
+
+    first = run_command(*words, *place, "--learning-rates", "1e-3", "1e-2", page="sweep", timeout=400)
+    second = run_command(*words, *place, "--learning-rates", "1e-3", "1e-2", "1e-1", page="sweep", timeout=400)
+
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert "2 runs, 0 of them finished before" in first.stdout
+    assert "3 runs, 2 of them finished before" in second.stdout
+    with open(tmp_path / "report" / "table.csv", newline="") as file:
+        assert [row["learning_rate"] for row in csv.DictReader(file)] == ["1e-3", "1e-2", "1e-1"]
