@@ -87,7 +87,9 @@ VALUE_VECTOR: dict[str, Any] = {
     "optimizer_epsilon": 1e-5,
     "max_gradient_norm": 10.0,
     "reward_clip": 0.0,
-    "normalize_observations": False,
+    "normalize_observations": True,
+    # Values grow to 100 in CartPole. At their own scale n-step Q needed ten times the steps.
+    "normalize_returns": True,
     "target_interval_steps": 1_000,
     "exploration_steps": 50_000,
 }
@@ -95,7 +97,7 @@ VALUE_VECTOR: dict[str, Any] = {
 
 VALUE_BOARD: dict[str, Any] = VALUE_VECTOR | {
     "envs_per_worker": 16,
-    "normalize_observations": True,
+    "normalize_returns": False,
     "target_interval_steps": 2_000,
 }
 """What trains MinAtar well: an update from 80 steps and more, since a board pays seldom and by chance."""

@@ -24,10 +24,10 @@ BUDGET = {"Chain": 10_000, "Catch": 60_000}
 CARTPOLE_SOLVED = 475.0
 
 
-def train(runs_dir: Path, env_id: str, *words: str) -> Path:
-    """A whole run of a3c with twenty episodes per evaluation; returns its folder."""
+def train(runs_dir: Path, env_id: str, *words: str, page: str = "a3c") -> Path:
+    """A whole run with twenty episodes per evaluation; returns its folder."""
     always = ("--env-id", env_id, "--evaluation-episodes", "20", "--quiet", "--runs-dir", str(runs_dir))
-    assert main("asyncrl.a3c", [*always, *words]) == 0
+    assert main(f"asyncrl.{page}", [*always, *words]) == 0
     return the_run(runs_dir)
 
 
@@ -80,3 +80,15 @@ def test_four_workers_balance_the_pole(tmp_path: Path) -> None:
     assert best["mean"] >= CARTPOLE_SOLVED
     assert best["steps"] <= 400_000 + 4 * 64
     assert len(best["returns"]) == 20
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", ["one_step_q", "one_step_sarsa", "n_step_q"])
+def test_values_balance_the_pole(page: str, tmp_path: Path) -> None:
+    """Greedy episodes reach a mean of 450 within 400,000 steps of eight workers taking turns."""
+    run = train(
+        tmp_path, "CartPole-v1", "--workers", "8", "--backend", "serial", "--seed", "1", "--total-steps", "400_000",
+        "--evaluation-interval-steps", "20_000", "--stop-at-score", "450", page=page,
+    )  # fmt: skip
+
+    assert max(row["mean"] for row in evaluations_of(run)) >= 450
