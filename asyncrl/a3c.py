@@ -130,7 +130,9 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
         "learning_rate": 2e-3,
         "max_gradient_norm": 0.5,
         "reward_clip": 0.0,
-        "normalize_observations": False,
+        "normalize_observations": True,
+        # Without it the error of a value that has to grow to 100 drowns the policy's gradient in the layers they share.
+        "normalize_returns": True,
         "evaluation_policy": "greedy",
     }
 
