@@ -76,12 +76,12 @@ class Config(RunConfig):
 
 
 CONTINUOUS: dict[str, Any] = {
-    "envs_per_worker": 4,
-    "t_max": 16,
+    "envs_per_worker": 8,
+    "t_max": 8,
     "optimizer": "adam",
     "optimizer_decay": 0.999,
     "optimizer_epsilon": 1e-5,
-    "learning_rate": 7e-4,
+    "learning_rate": 2e-3,
     "max_gradient_norm": 5.0,
     "reward_clip": 0.0,
     "gae_lambda": 0.95,

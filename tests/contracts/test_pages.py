@@ -154,7 +154,14 @@ def test_every_page_trains_and_resumes(tmp_path: Path, page: str, backend: str) 
         assert int(checkpoint.tensors["target_steps"]) // 500 == status["steps"] // 500
 
 
-@pytest.mark.parametrize("flags", [("--lstm-cells", "8"), ("--normalize-observations", "--normalize-returns")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--lstm-cells", "8", "--no-normalize-observations", "--no-normalize-returns"),
+        ("--normalize-observations", "--normalize-returns"),
+    ],
+    ids=["memory", "normalisation"],
+)
 def test_memory_and_normalisation_repeat_bit_by_bit(tmp_path: Path, flags: tuple[str, ...]) -> None:
     """The serial backend twice: equal parameters and equal moments, which are saved."""
     words = ["--env-id", "CartPole-v1", "--workers", "2", "--total-steps", "2000", "--backend", "serial", "--quiet"]
