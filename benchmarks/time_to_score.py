@@ -2,7 +2,7 @@
 
 Each seed is one run of the training command with `--stop-at-score`; it ends when the mean of an evaluation's episodes
 (10 by default) has reached the score. The runs follow one another, so that each has the machine to itself. A run that
-is there already is not repeated: a benchmark that was interrupted goes on.
+came to its end is not repeated: a benchmark that was interrupted goes on with the run at which it was.
 
     python benchmarks/time_to_score.py                     # ALE/Pong-v5 to 18, seeds 1 to 3, the plain default
     python benchmarks/time_to_score.py --env-id CartPole-v1 --score 475 --seeds 1 2 3 4 5 -- --workers 4
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -55,6 +56,8 @@ def measure(seed: int, arguments: argparse.Namespace, flags: Sequence[str]) -> R
         "--stop-at-score", str(arguments.score), "--max-seconds", str(60 * arguments.max_minutes),
         "--runs-dir", str(arguments.runs_dir), "--run-name", name, "--quiet", *flags,
     ]  # fmt: skip
+    for unfinished in arguments.runs_dir.glob(f"*/*/{name}"):
+        shutil.rmtree(unfinished)  # interrupted: its clock would not be that of one run
     began = time.perf_counter()
     process = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     minutes = (time.perf_counter() - began) / 60
