@@ -1,0 +1,178 @@
+"""Many workers for a long time while some of them are killed: does anything grow, stay behind or slow down?
+
+    python benchmarks/soak.py --minutes 60 --workers 16
+    python benchmarks/soak.py --minutes 60 --workers 16 --folder soak        # again: goes on where it stopped
+
+Every ten seconds a row is added to FOLDER/soak.jsonl: memory (PSS) and open files of all processes of the run, how many
+they are, zombies among them, steps so far. The table compares the first tenth of the time with the last, of the rows of
+all parts. Exit code 1 if memory or descriptors grew by more than a tenth, a zombie was seen, or speed fell by a tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from asyncrl.storage.records import RecordWriter, read_records
+
+ROW_SECONDS = 10.0
+MOST_CHANGE = 0.10
+NAME = "soak"
+
+
+def main() -> int:
+    """Run, kill, measure, tell."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=60.0, help="training time over all parts")
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--env-id", default="CartPole-v1")
+    parser.add_argument("--kill-every", type=float, default=10.0, help="seconds between two kills of a random worker")
+    parser.add_argument("--folder", type=Path, default=Path("soak"))
+    parser.add_argument("--seed", type=int, default=1, help="of the choice of victims")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    file = options.folder / "soak.jsonl"
+    done = max((row["minutes"] for row in read_records(file)), default=0.0)
+    if done < options.minutes:
+        soak(options, file, done)
+    return tell(read_records(file))
+
+
+def soak(options: argparse.Namespace, file: Path, done: float) -> None:
+    """One part: train until the minutes are over, killing a random worker now and then."""
+    command = [
+        sys.executable, "-m", "asyncrl.a3c", "--env-id", options.env_id, "--workers", str(options.workers),
+        "--runs-dir", str(options.folder), "--run-name", NAME, "--resume", "auto", "--total-steps", "1e12",
+        "--evaluation-interval-seconds", "60", "--worker-restarts", "1000000", "--quiet",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    choose = random.Random(options.seed)
+    try:
+        while status_of(options.folder).get("state") != "running" or not workers_of(process.pid):
+            time.sleep(0.1)
+            if process.poll() is not None:
+                raise SystemExit(f"the run ended with {process.returncode}")
+        began = time.monotonic()
+        row_due, kill_due, kills = began + ROW_SECONDS, began + options.kill_every, 0
+        with RecordWriter(file) as writer:
+            while done + (time.monotonic() - began) / 60 < options.minutes:
+                if process.poll() is not None:
+                    raise SystemExit(f"the run ended with {process.returncode}")
+                if time.monotonic() >= kill_due and (victims := workers_of(process.pid)):
+                    choose.choice(victims).kill()
+                    kills, kill_due = kills + 1, kill_due + options.kill_every
+                if time.monotonic() >= row_due:
+                    row = look(process.pid, status_of(options.folder))
+                    writer.write({"minutes": done + (time.monotonic() - began) / 60, "kills": kills, **row})
+                    row_due += ROW_SECONDS
+                time.sleep(0.1)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def everyone(pid: int) -> list[psutil.Process]:
+    """The command and all below it."""
+    supervisor = psutil.Process(pid)
+    return [supervisor, *supervisor.children(recursive=True)]
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    """Those that write a worker's records."""
+    found = []
+    for process in everyone(pid)[1:]:
+        try:
+            if any("/worker-" in file.path and file.path.endswith(".jsonl") for file in process.open_files()):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def look(pid: int, status: dict[str, Any]) -> dict[str, Any]:
+    """Memory in MiB, open files and zombies of all processes, and where the run is."""
+    memory, files, zombies, count = 0, 0, 0, 0
+    for process in everyone(pid):
+        try:
+            zombies += process.status() == psutil.STATUS_ZOMBIE
+            memory += process.memory_full_info().pss
+            files += process.num_fds()
+            count += 1
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    supervisor = psutil.Process(pid)
+    return {
+        "memory_mib": memory / 2**20,
+        "supervisor_mib": supervisor.memory_full_info().pss / 2**20,
+        "files": files,
+        "supervisor_files": supervisor.num_fds(),
+        "processes": count,
+        "zombies": zombies,
+        "steps": status.get("steps", 0),
+        "seconds": status.get("seconds", 0.0),
+        "restarts": sum(status.get("worker_restarts", [])),
+        "gone": len(status.get("workers_gone", [])),
+    }
+
+
+def status_of(folder: Path) -> dict[str, Any]:
+    """status.json of the run; empty before there is one."""
+    for file in folder.glob(f"*/*/{NAME}/status.json"):
+        try:
+            status: dict[str, Any] = json.loads(file.read_text())
+        except (OSError, ValueError):
+            continue
+        return status
+    return {}
+
+
+def tell(rows: list[dict[str, Any]]) -> int:
+    """The first tenth against the last, per quantity; whether one of them is out of bounds."""
+    if len(rows) < 4:
+        print(f"{len(rows)} rows are too few to compare; give more --minutes")
+        return 1
+    part = max(2, len(rows) // 10)
+    first, last = rows[:part], rows[-part:]
+    print(
+        f"{rows[-1]['minutes']:.1f} minutes, {len(rows)} rows; medians of the first {part} rows and of the last {part}"
+    )
+    print(f"{'':24}{'first':>12}{'last':>12}{'change':>9}")
+    bad = []
+    for name, limited in (
+        ("memory_mib", 1), ("supervisor_mib", 1), ("files", 1), ("supervisor_files", 1), ("processes", 0),
+    ):  # fmt: skip
+        before, after = (statistics.median(row[name] for row in rows) for rows in (first, last))
+        print(f"{name:24}{before:12,.1f}{after:12,.1f}{after / before - 1:9.1%}")
+        if limited and after > before * (1 + MOST_CHANGE):
+            bad.append(name)
+    before, after = speed(first), speed(last)
+    print(f"{'steps_per_second':24}{before:12,.1f}{after:12,.1f}{after / before - 1:9.1%}")
+    if after < before * (1 - MOST_CHANGE):
+        bad.append("steps_per_second")
+    # One that has just died is a zombie until the next look of its parent: it counts when it stays.
+    lasting = max((min(a["zombies"], b["zombies"]) for a, b in itertools.pairwise(rows)), default=0)
+    print(f"zombies seen twice in a row {lasting}; kills {rows[-1]['kills']}, restarts {rows[-1]['restarts']}, "
+          f"workers gone {rows[-1]['gone']}")  # fmt: skip
+    bad += ["zombies"] if lasting else []
+    print("out of bounds: " + ", ".join(bad) if bad else "all within bounds")
+    return int(bool(bad))
+
+
+def speed(rows: list[dict[str, Any]]) -> float:
+    """Steps per second of training over some rows."""
+    return float((rows[-1]["steps"] - rows[0]["steps"]) / max(1e-9, rows[-1]["seconds"] - rows[0]["seconds"]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
