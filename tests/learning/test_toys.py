@@ -92,3 +92,17 @@ def test_values_balance_the_pole(page: str, tmp_path: Path) -> None:
     )  # fmt: skip
 
     assert max(row["mean"] for row in evaluations_of(run)) >= 450
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", ["a3c", "n_step_q"])
+def test_a_board_is_learnt(page: str, tmp_path: Path) -> None:
+    """MinAtar's Breakout: four times what a random agent scores, after 120,000 steps."""
+    pytest.importorskip("minatar")
+    chance = statistics.fmean(random_returns("MinAtar/Breakout-v1"))
+    run = train(
+        tmp_path, "MinAtar/Breakout-v1", "--workers", "4", "--backend", "serial", "--total-steps", "120_000",
+        "--evaluation-interval-steps", "0", page=page,
+    )  # fmt: skip
+
+    assert evaluations_of(run)[-1]["mean"] >= 4 * chance
