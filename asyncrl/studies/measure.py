@@ -42,6 +42,8 @@ class Measurement:
     """Where a worker's time went: seconds per step that it made, by phase."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     """How many updates had which staleness."""
+    restarts: int = 0
+    """Workers that died or hung and were replaced."""
     evaluator_share: float = 0.0
     """Of all CPU time the run had, what the evaluator used."""
 
@@ -82,6 +84,7 @@ def measure(cell: Cell, folder: Path) -> Measurement:
         evaluations=tuple(Evaluation(row["steps"], row["seconds"], row["mean"]) for row in evaluations),
         phases=seconds_per_step(rows),
         staleness=add_staleness(row["staleness_counts"] for row in rows),
+        restarts=sum(read_json(folder / "status.json").get("worker_restarts", [])),
         evaluator_share=float(evaluations[-1]["cpu_share"]) if evaluations else 0.0,
     )
 

@@ -87,6 +87,7 @@ def _censored(point: Point) -> str:
 
 def _method(file: StudyFile, measurements: Sequence[Measurement], machines: Counter[str]) -> list[Block]:
     finished = sum(run.complete for run in measurements)
+    replaced = sum(run.restarts > 0 for run in measurements if run.complete)
     missing = Counter(run.state or "not made" for run in measurements if not run.complete)
     left_out = ", ".join(f"{count} {state}" for state, count in missing.items())
     settings = [
@@ -103,6 +104,7 @@ def _method(file: StudyFile, measurements: Sequence[Measurement], machines: Coun
     return [
         Text(
             f"{finished} of {len(measurements)} runs came to their end{f' ({left_out})' if left_out else ''}. "
+            f"{f'In {replaced} of them workers were replaced, which costs time. ' if replaced else ''}"
             "Speed-ups are ratios of medians over seeds against one worker, in the mean over environments; in brackets "
             "95 % bootstrap intervals over seeds. A run that never reached the reference score is censored: it counts "
             "as slower than all that did. The clock starts when all workers are ready, each worker computes in one "
@@ -158,7 +160,8 @@ def _cell(point: Point | None, kind: str) -> str:
     if point is None or estimate is None:
         return ""
     star = " *" if point.crowded else ""
-    censored = f"; {_censored(point)}" if kind != "throughput" and point.reached < point.runs else ""
+    lost = point.runs - point.reached
+    censored = f" ({lost} of {point.runs} censored)" if kind != "throughput" and lost else ""
     return ("1" if point.workers == 1 and not estimate.bound else str(estimate)) + star + censored
 
 

@@ -237,6 +237,7 @@ def write_runs(path: Path, measurements: Sequence[Measurement], references: Refe
                 "workers": cell.workers,
                 "seed": cell.seed,
                 "state": run.state or "missing",
+                "restarts": run.restarts,
                 "steps": run.steps,
                 "steps_per_second": f"{run.throughput:.6g}" if local else "",
                 "best_score": "" if run.best_score is None else f"{run.best_score:.6g}",

@@ -114,6 +114,16 @@ def test_runs_that_failed_or_are_missing_are_listed_but_measure_nothing(tmp_path
     assert [row["state"] for row in read(tmp_path / "runs.csv")] == ["failed", "missing", "finished"]
 
 
+def test_replaced_workers_are_told(tmp_path: Path) -> None:
+    """They cost time that is not the method's: the number is in runs.csv."""
+    file = make_study(tmp_path, lambda cell: 4000, lambda cell: 100.0, ("a3c",), ("Catch",), ("local",), (1,), seeds=1)
+    folder = file.job(file.cells[0]).folder(tmp_path)
+    (folder / "status.json").write_text('{"state": "finished", "worker_restarts": [2, 0, 1]}')
+    write_runs(tmp_path / "runs.csv", measured(file, tmp_path), file.references)
+
+    assert [row["restarts"] for row in read(tmp_path / "runs.csv")] == ["3"]
+
+
 def test_more_workers_than_cores_are_marked(tmp_path: Path) -> None:
     """The made-up machine has 4 cores; in the serial backend nobody shares a core."""
     file = make_study(tmp_path, lambda cell: 4000, lambda cell: 100.0, ("a3c",), ("Catch",))
