@@ -35,7 +35,7 @@ class Row:
     best_score: float | None = None
     """Best evaluation."""
     final_score: float | None = None
-    """Last evaluation: of the final parameters, if the run finished."""
+    """Last evaluation, which is of the final parameters; None unless the run finished."""
 
     @classmethod
     def read(cls, algorithm: str, env_id: str, settings: Mapping[str, str], seed: int, folder: Path) -> Row:
@@ -47,7 +47,7 @@ class Row:
         status = read_json(folder / "status.json")
         return cls(
             algorithm, env_id, settings, seed, state, int(status.get("steps", 0)),
-            max(scores, default=None), scores[-1] if scores else None,
+            max(scores, default=None), scores[-1] if scores and state == "finished" else None,
         )  # fmt: skip
 
 
@@ -78,8 +78,8 @@ def write_report(rows: Sequence[Row], axes: Sequence[Axis], runs_dir: Path, comm
             Code(command),
             Picture(
                 "scores.png",
-                "Final score of each run. Crosses at the lower edge: runs without a score, because they failed or have "
-                "not been made.",
+                "Final score of each run. Crosses at the lower edge: runs without one, because they failed, were "
+                "stopped or have not been made.",
             ),
             Table(titles, cells),
         ],

@@ -107,6 +107,17 @@ def test_the_figure_is_the_papers_scatter(tmp_path: Path, capsys: pytest.Capture
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A3C", "n-step Q"]
 
 
+def test_a_run_that_was_stopped_has_no_final_score(tmp_path: Path) -> None:
+    """Its last evaluation is not of a whole training."""
+    from asyncrl.studies.sweep_report import Row
+
+    (tmp_path / "status.json").write_text('{"state": "stopped", "steps": 500}')
+    (tmp_path / "evaluator.jsonl").write_text('{"steps": 500, "mean": 3.0}\n')
+
+    row = Row.read("a3c", "Catch", {}, 1, tmp_path)
+    assert (row.state, row.best_score, row.final_score) == ("stopped", 3.0, None)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
