@@ -17,9 +17,9 @@ from asyncrl.core.rollout import State
 from asyncrl.envs.spec import EnvSpec, Spaces
 from asyncrl.runtime.plan import RunPlan, initial_parameters
 from asyncrl.runtime.progress import Progress
-from asyncrl.runtime.store import SharedStore
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import RunFolder
+from asyncrl.train import make_store
 
 COUNTING = Spaces(observation_shape=(1,), observation_dtype="float32", actions=2)
 
@@ -69,9 +69,7 @@ def make_plan(folder: Path, **settings: Any) -> RunPlan:
     spaces = spec.probe()
     theta, layout = initial_parameters("asyncrl.a3c", config, spaces)
     run_folder = RunFolder.create(folder, "a3c", config.env_id, "test")
-    store = SharedStore(
-        theta, config.update_rule, config.workers, config.max_gradient_norm, config.statistics == "per-worker"
-    )
+    store = make_store("asyncrl.a3c", config, spec, spaces, theta)
     progress = Progress(config.workers, config.total_steps)
     return RunPlan("asyncrl.a3c", config, spec, spaces, run_folder, layout, store, progress)
 

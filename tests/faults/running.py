@@ -18,6 +18,9 @@ import psutil
 from asyncrl.storage.records import read_records
 from tests.support import status_of, the_run
 
+# A suite started under nohup would hand down a SIGHUP that is ignored, and runs leave such a one alone.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 CATCH = ("--env-id", "Catch", "--quiet", "--evaluation-interval-steps", "1000", "--evaluation-episodes", "4")
 SECONDS = 90.0
 """Longest wait for anything: only a run that hangs takes so long."""

@@ -161,7 +161,7 @@ def test_a_row_says_of_which_parameters_it_speaks(
 ) -> None:
     """Steps, frames (four a step on Atari), seconds and updates of the snapshot."""
     monkeypatch.setattr(module, "build_environments", lambda *arguments, **options: [])
-    plan = replace(make_plan(tmp_path), spec=EnvSpec("ALE/Pong-v5"))
+    plan = replace(make_plan(tmp_path, normalize_observations=False), spec=EnvSpec("ALE/Pong-v5"))
     evaluator = evaluate(plan, 4.0)
     plan.progress.count(0, 100)
     plan.store.push(0, torch.ones_like(plan.store.theta), 0.1, 0)
