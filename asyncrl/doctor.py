@@ -108,12 +108,18 @@ def examine(config: Config, spec: EnvSpec, spaces: Spaces) -> list[Finding]:
         folder = Path(name)
         run = run_config(config, spaces)
         found, open_per_child = check_learning(context, folder, config.statistics)
-        return [
-            *found,
-            *check_room(config, run, spec, spaces, open_per_child),
-            *check_environment(context, folder, config, spec, spaces),
-            *check_speed(context, folder, run, spec, spaces),
-        ]
+        room = list(check_room(config, run, spec, spaces, open_per_child))
+        try:
+            tried = check_environment(context, folder, config, spec, spaces)
+            tried += check_speed(context, folder, run, spec, spaces)
+        except UsageError as error:
+            tried = [no_room(error)]
+        return [*found, *room, *tried]
+
+
+def no_room(error: UsageError) -> Finding:
+    """This machine refuses even the small runs of the checks."""
+    return Finding("a small run", "FAIL", str(error), "make the room that it asks for, and try again")
 
 
 def run_config(config: Config, spaces: Spaces) -> RunConfig:
@@ -144,8 +150,8 @@ def check_learning(context: BaseContext, folder: Path, statistics: str) -> tuple
     try:
         a3c = exercise_plan(A3C, folder, gae_lambda=1.0, statistics=statistics)
         n_step_q = exercise_plan(N_STEP_Q, folder, target_interval_steps=40)
-    except UsageError as error:  # this machine has no room even for the exercise
-        return [Finding("a small run", "FAIL", str(error), "make the room that it asks for, and try again")], 4
+    except UsageError as error:
+        return [no_room(error)], 4
     initial, initial_q = a3c.store.snapshot(), n_step_q.store.snapshot()
     before = machine.open_files()
     try:
