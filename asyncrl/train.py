@@ -39,6 +39,7 @@ from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.normalize import moments_shape
 from asyncrl.runtime.plan import RunPlan, initial_parameters, load_page
 from asyncrl.runtime.progress import Progress
+from asyncrl.runtime.snapshots import exact_state
 from asyncrl.runtime.store import SharedStore
 from asyncrl.runtime.terminal import View, make_view, number, say
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
@@ -114,7 +115,8 @@ def prepare(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces) -> RunP
     if checkpoint:
         restore(store, checkpoint, layout)
     part = 1 + int(checkpoint.facts.get("part", 0)) if checkpoint else 0
-    return RunPlan(page, config, spec, spaces, folder, layout, store, progress, part)
+    exact = exact_state(checkpoint, config) if checkpoint and config.backend == "serial" else None
+    return RunPlan(page, config, spec, spaces, folder, layout, store, progress, part, exact)
 
 
 def make_store(
@@ -264,7 +266,7 @@ def introduction(plan: RunPlan) -> list[str]:
     if plan.part:
         lines.append(
             f"resumed at {plan.progress.steps:,} steps after {plan.progress.seconds:.0f} s; "
-            "environments begin new episodes"
+            + ("every worker goes on where it was" if plan.exact else "environments begin new episodes")
         )
     lines.append(f"watch it: tensorboard --logdir {plan.folder.path}")
     return lines

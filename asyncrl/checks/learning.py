@@ -99,7 +99,7 @@ class ListeningAgent:
 
     def __init__(self, agent: Agent, plan: RunPlan, heard: Heard) -> None:
         self._agent, self._plan, self._heard = agent, plan, heard
-        self.network, self.exploration = agent.network, agent.exploration
+        self.network, self.exploration, self.generator = agent.network, agent.exploration, agent.generator
         self._again = plan.spec.make(0, evaluation=False)
         self._again.reset()
 

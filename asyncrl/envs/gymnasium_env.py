@@ -106,6 +106,35 @@ class GymnasiumEnvironment:
         """Close the environment."""
         self.native.close()
 
+    def state(self) -> dict[str, Any] | None:
+        """Everything the future depends on, as plain data; None where that is not known to be all.
+
+        It is known of Gymnasium's classic control (CartPole and the like), whose state are a few numbers.
+        """
+        native, limit = self.native.unwrapped, _time_limit(self.native)
+        if type(native).__module__.partition(".envs.classic_control")[1] == "" or limit is None:
+            return None
+        return {
+            "numbers": {name: getattr(native, name) for name in _CLASSIC_STATE if hasattr(native, name)},
+            "random": native.np_random.bit_generator.state,
+            "limit": limit._elapsed_steps,
+            "seed": self._seed,
+            "elapsed": self._elapsed,
+            "running": self._running,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to a state taken by `state` of an environment of the same spec."""
+        if state["seed"] is None:
+            self.native.reset()  # the wrappers want to see one
+        native, limit = self.native.unwrapped, _time_limit(self.native)
+        assert limit is not None
+        for name, value in state["numbers"].items():
+            setattr(native, name, np.array(value) if isinstance(value, list) else value)
+        native.np_random.bit_generator.state = state["random"]
+        limit._elapsed_steps = state["limit"]
+        self._seed, self._elapsed, self._running = state["seed"], state["elapsed"], state["running"]
+
     def _native(self, action: int | NDArray[Any]) -> Any:
         if self.spaces.is_continuous:
             vector = np.asarray(action, self._action_space.dtype).reshape(self._action_space.shape)
@@ -141,6 +170,19 @@ class GymnasiumEnvironment:
 
     def _bad(self, what: str) -> BadEnvironment:
         return BadEnvironment(f"{self._id} broke its contract in step {self._elapsed} of an episode: {what}")
+
+
+_CLASSIC_STATE = ("state", "steps_beyond_terminated", "last_u")
+"""What changes in an environment of classic control while an episode runs."""
+
+
+def _time_limit(environment: gymnasium.Env[Any, Any]) -> gymnasium.wrappers.TimeLimit[Any, Any] | None:
+    """The outermost wrapper if it is Gymnasium's limit and there is none below but the one that demands a reset."""
+    inner = environment.env if isinstance(environment, gymnasium.wrappers.TimeLimit) else None
+    if isinstance(inner, gymnasium.wrappers.OrderEnforcing) and inner.env is inner.unwrapped:
+        assert isinstance(environment, gymnasium.wrappers.TimeLimit)
+        return environment
+    return None
 
 
 def _encoder(space: spaces.Space[Any], env_id: str) -> tuple[tuple[int, ...], str, Encoder]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +81,30 @@ class Environment(Protocol):
     def close(self) -> None:
         """Release what the environment holds; it is not used afterwards."""
         ...
+
+
+@runtime_checkable
+class Restorable(Environment, Protocol):
+    """An environment that may be able to tell its state."""
+
+    def state(self) -> dict[str, Any] | None:
+        """Everything the future depends on, as plain data, arrays and bytes; None if that cannot be told."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to a state taken by `state` of an environment of the same spec."""
+        ...
+
+
+def state_of(environment: Environment) -> dict[str, Any] | None:
+    """The state of an environment; None if it cannot be told."""
+    return environment.state() if isinstance(environment, Restorable) else None
+
+
+def restore(environment: Environment, state: dict[str, Any]) -> None:
+    """Bring an environment back to what `state_of` said of one of the same spec."""
+    assert isinstance(environment, Restorable)
+    environment.restore(state)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.rollout import Rollout, State
-from asyncrl.envs.spec import BadEnvironment, Environment, Spaces
+from asyncrl.envs.spec import BadEnvironment, Environment, Spaces, restore, state_of
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import Agent
@@ -127,6 +127,33 @@ class Collector(Iterator[Rollout]):
             reward_scale=1.0 if self._normalizer is None else self._normalizer.reward_scale,
             next_actions=self._next_actions(steps) if self._look_ahead else None,
         )
+
+    def state(self) -> dict[str, Any] | None:
+        """Everything the next rollouts depend on; None if an environment cannot tell."""
+        environments = [state_of(environment) for environment in self._environments]
+        if any(state is None for state in environments):
+            return None
+        return {
+            "environments": environments,
+            "row": self._rows[-1].copy(),
+            "scores": self._scores.copy(),
+            "lengths": self._lengths.copy(),
+            "breaks": list(self._breaks),
+            "recurrent": self._state,
+            "chosen": self._chosen,
+            "normalizer": None if self._normalizer is None else self._normalizer.state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to what `state` said."""
+        for environment, its_state in zip(self._environments, state["environments"], strict=True):
+            restore(environment, its_state)
+        self._rows[-1] = state["row"]
+        self._scores[:], self._lengths[:], self._breaks = state["scores"], state["lengths"], state["breaks"]
+        self._state = None if state["recurrent"] is None else tuple(state["recurrent"])
+        self._chosen = state["chosen"]
+        if self._normalizer is not None:
+            self._normalizer.restore(state["normalizer"])
 
     def _choose(self, t: int, steps: int) -> Tensor:
         """Actions `[E]` for observation t; those that have been chosen already are taken."""

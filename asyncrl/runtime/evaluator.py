@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asyncrl.envs.spec import BadEnvironment, Environment, Spaces
+from asyncrl.envs.spec import BadEnvironment, Environment, Spaces, restore, state_of
 from asyncrl.runtime.collect import MOST_BREAKS, Successor, for_environments, reset_state
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.plan import RunPlan, build_agent, build_environments, build_normalizer, successor_of
@@ -54,6 +54,28 @@ class Evaluator:
         self._writer.close()
         for environment in self._environments:
             environment.close()
+
+    def state(self) -> dict[str, Any] | None:
+        """Everything its next evaluations depend on, beside theta; None if an environment cannot tell."""
+        environments = [state_of(environment) for environment in self._environments]
+        if any(state is None for state in environments):
+            return None
+        return {
+            "environments": environments,
+            "random": self._agent.generator.get_state(),
+            "due_steps": self._due_steps,
+            "evaluated_at": self._evaluated_at,
+            "normalizer": None if self._normalizer is None else self._normalizer.state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to what `state` said."""
+        for environment, its_state in zip(self._environments, state["environments"], strict=True):
+            restore(environment, its_state)
+        self._agent.generator.set_state(state["random"])
+        self._due_steps, self._evaluated_at = state["due_steps"], state["evaluated_at"]
+        if self._normalizer is not None:
+            self._normalizer.restore(state["normalizer"])
 
     def _leaving(self) -> bool:
         """Asked at each step of an evaluation, which is also the sign that it goes on."""

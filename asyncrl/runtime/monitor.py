@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +89,8 @@ class Monitor:
         self._saved_steps = plan.progress.steps if plan.part else -1
         self._checkpoint_checked = plan.progress.steps
         self._score_reached = False
+        self.exact: Callable[[], dict[str, Any] | None] | None = None
+        """Tells the state of all workers for a checkpoint, where the backend can."""
 
     def begin(self) -> str:
         """The workers are ready: write down what was chosen, and how each explores, which is returned in a line."""
@@ -227,7 +229,8 @@ class Monitor:
         if steps == self._saved_steps:
             return
         facts = {"best_score": self.summary.best_score}
-        checkpoint = take_checkpoint(self.plan, None, steps, self.plan.progress.seconds, facts)
+        exact = None if self.exact is None else self.exact()
+        checkpoint = take_checkpoint(self.plan, None, steps, self.plan.progress.seconds, facts, exact)
         checkpoints.save(self.plan.folder.checkpoints, checkpoint, keep=self.plan.config.checkpoints_kept)
         self._saved_steps = steps
         self._writer.write({"event": "checkpoint", "steps": steps, "seconds": round(self.plan.progress.seconds, 3)})

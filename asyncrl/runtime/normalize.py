@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,6 +73,17 @@ class Normalizer:
             spread = float(self._returns.mean_and_deviation()[1][0])
             # Until something has been earned there is no scale; rewards must not be blown up by the lack of any.
             self.reward_scale = 1.0 / spread if spread > SMALLEST_RETURN_DEVIATION else 1.0
+
+    def state(self) -> dict[str, Any]:
+        """What it has read, and the returns it follows: what `renew` would not bring back."""
+        mean, scale = (self._mean, self._scale) if self._observations is not None else (None, None)
+        return {"read": self._read, "mean": mean, "scale": scale, "discounted": self._discounted}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to what `state` said."""
+        self._read, self._discounted = state["read"], state["discounted"]
+        if self._observations is not None:
+            self._mean, self._scale = state["mean"], state["scale"]
 
     @property
     def observes(self) -> bool:

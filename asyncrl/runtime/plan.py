@@ -30,7 +30,7 @@ from asyncrl.runtime.protocols import EVALUATOR, Agent, Page
 from asyncrl.runtime.report import WorkerReport
 from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, NETWORK, derive, generator
 from asyncrl.runtime.store import SharedStore
-from asyncrl.runtime.worker import work
+from asyncrl.runtime.worker import Turn, work
 from asyncrl.storage.files import write_synced
 from asyncrl.storage.records import RecordWriter
 from asyncrl.storage.run_folder import RunFolder
@@ -54,6 +54,8 @@ class RunPlan:
     progress: Progress
     part: int = 0
     """How often the run has been resumed: each part draws new random streams."""
+    exact: dict[str, Any] | None = None
+    """Serial backend: the state in which every worker is to go on, from the checkpoint."""
     incarnation: int = 0
     """How many processes held this one's place before and died: each draws new random streams."""
 
@@ -136,11 +138,41 @@ def build_environments(plan: RunPlan, worker: int, count: int, evaluation: bool)
     ]
 
 
-def build_worker(plan: RunPlan, worker: int, make_agent: MakeAgent = build_agent) -> Generator[None]:
-    """An actor-learner, ready to go: environments reset, memory allocated.
+@dataclass(frozen=True)
+class Learner:
+    """An actor-learner, ready to go: environments reset, memory allocated."""
 
-    `make_agent` lets the doctor listen in on the agent; everything else is as in a run.
-    """
+    learning: Generator[None]
+    """What `work` returns: its loop."""
+    agent: Agent
+    collector: Collector
+    turn: Turn
+
+    def state(self) -> dict[str, Any] | None:
+        """Everything it will do depends on, beside what all share; None if an environment cannot tell."""
+        collector, turn = self.collector.state(), self.turn
+        if collector is None:
+            return None
+        pending = [turn.gradient.clone(), turn.version, turn.steps] if turn.waiting else None
+        return {"collector": collector, "random": self.agent.generator.get_state(), "pending": pending}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to what `state` said; before the loop has begun."""
+        self.collector.restore(state["collector"])
+        self.agent.generator.set_state(state["random"])
+        if state["pending"] is not None:
+            gradient, self.turn.version, self.turn.steps = state["pending"]
+            self.turn.gradient.copy_(gradient)
+            self.turn.waiting = True
+
+
+def build_worker(plan: RunPlan, worker: int, make_agent: MakeAgent = build_agent) -> Generator[None]:
+    """The loop of a learner that is ready to go."""
+    return build_learner(plan, worker, make_agent).learning
+
+
+def build_learner(plan: RunPlan, worker: int, make_agent: MakeAgent = build_agent) -> Learner:
+    """An actor-learner. `make_agent` lets the doctor listen in on the agent; everything else is as in a run."""
     config, page = plan.config, load_page(plan.page)
     agent, theta = make_agent(plan, worker)
     environments = build_environments(plan, worker, config.envs_per_worker, evaluation=False)
@@ -160,9 +192,12 @@ def build_worker(plan: RunPlan, worker: int, make_agent: MakeAgent = build_agent
     dump = partial(dump_culprit, plan.folder.culprit_file(worker), agent)
     report = WorkerReport(worker, collector, plan.progress, writer, config.record_interval_seconds, dump)
     target_interval = getattr(config, "target_interval_steps", 0)
-    return work(
-        worker, agent, theta, collector, plan.store, plan.progress, learning_rate_of(config), report, target_interval
-    )
+    turn = Turn(torch.empty_like(theta))
+    learning = work(
+        worker, agent, theta, collector, plan.store, plan.progress, learning_rate_of(config), report, target_interval,
+        turn,
+    )  # fmt: skip
+    return Learner(learning, agent, collector, turn)
 
 
 def dump_culprit(file: Path, agent: Agent, rollout: Rollout) -> str:

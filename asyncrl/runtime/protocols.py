@@ -30,6 +30,8 @@ class Agent(Protocol):
     """One worker's copy of the network and what it does with it."""
 
     network: nn.Module
+    generator: torch.Generator
+    """All of its chance."""
     exploration: dict[str, float]
     """How this worker explores, for the records: what differs between workers."""
 

@@ -7,29 +7,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.core.config import to_plain
+from asyncrl.core.config import RunConfig, to_plain
 from asyncrl.core.errors import NotFinite, UsageError
 from asyncrl.runtime.plan import Layout, RunPlan
 from asyncrl.storage.checkpoints import Checkpoint
+from asyncrl.storage.files import plain
+from asyncrl.storage.state import join, split
 
 
 def take_checkpoint(
-    plan: RunPlan, theta: Tensor | None, steps: int, seconds: float, facts: dict[str, Any]
+    plan: RunPlan,
+    theta: Tensor | None,
+    steps: int,
+    seconds: float,
+    facts: dict[str, Any],
+    exact: dict[str, Any] | None = None,
 ) -> Checkpoint:
     """The run as it is now. `theta` `[P]` is a snapshot already taken, or None to take one.
 
     Workers go on writing meanwhile, so the snapshot may mix neighbouring updates; its steps are counted just before.
-    Raises NotFinite if it holds anything that is no number.
+    `exact` is the state of all workers, where a backend can tell it. Raises NotFinite if theta holds what is no number.
     """
     store = plan.store
     snapshot = store.snapshot() if theta is None else theta.clone()
     require_finite(snapshot, plan.layout)
+    data, tensors = split(exact, "exact")
     return Checkpoint(
         steps=steps,
         updates=plan.store.updates,
         seconds=seconds,
         parameters=name_parameters(snapshot, plan.layout),
-        tensors=store.state(),
+        tensors=store.state() | tensors,
         facts={
             "page": plan.page,
             "env_id": plan.spec.env_id,
@@ -38,6 +46,7 @@ def take_checkpoint(
             "dropped_gradients": plan.store.dropped,
             "part": plan.part,
             "config": to_plain(plan.config),
+            "exact": data,
             **facts,
         },
     )
@@ -75,3 +84,21 @@ def check_fits(checkpoint: Checkpoint, page: str, env_id: str, optimizer: str, l
 def flat_parameters(checkpoint: Checkpoint, layout: Layout) -> Tensor:
     """theta `[P]` of a checkpoint that fits."""
     return torch.cat([checkpoint.parameters[name].reshape(-1) for name, _ in layout])
+
+
+MAY_CHANGE = {
+    "total_steps", "max_seconds", "stop_at_score", "quiet", "resume", "runs_dir", "run_name",
+    "checkpoint_interval_steps", "checkpoints_kept", "record_interval_seconds", "on_worker_error",
+    "worker_restarts", "hang_seconds", "learning_rate", "anneal_learning_rate", "max_gradient_norm",
+}  # fmt: skip
+"""Settings that can change in a run that goes on exactly where it was: no state depends on them."""
+
+
+def exact_state(checkpoint: Checkpoint, config: RunConfig) -> dict[str, Any] | None:
+    """The state of all workers at the checkpoint; None if it has none, or if the settings do not fit it any more."""
+    data = checkpoint.facts.get("exact")
+    before, now = plain(checkpoint.facts.get("config", {})), plain(to_plain(config))
+    if data is None or any(before.get(name) != now[name] for name in now.keys() - MAY_CHANGE):
+        return None
+    state: dict[str, Any] = join(data, checkpoint.tensors)
+    return state

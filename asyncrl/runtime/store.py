@@ -154,7 +154,7 @@ class SharedStore:
             raise UsageError("--normalize-observations cannot change on resume: the network has learnt with or without")
         self.theta.copy_(theta)
         self.statistics.copy_(statistics)
-        if len(statistics) > 1:
+        if len(state["worker_updates"]) == self.workers:
             self._counts[:-1, EARLIER_UPDATES] = state["worker_updates"].numpy()
         self.observation_moments[-1] = state["observation_moments"]
         self.return_moments[-1] = state["return_moments"]
@@ -162,6 +162,15 @@ class SharedStore:
             self.target.copy_(state["target"])
             self._target_steps.copy_(state["target_steps"])
         self._counts[-1, UPDATES], self._counts[-1, DROPPED] = updates, dropped
+
+    def moments(self) -> dict[str, Tensor]:
+        """Copies of all rows of the moments, for a run that is to go on exactly as it was."""
+        return {"observations": self.observation_moments.clone(), "returns": self.return_moments.clone()}
+
+    def restore_moments(self, rows: Mapping[str, Tensor]) -> None:
+        """Go back to what `moments` said."""
+        self.observation_moments.copy_(rows["observations"])
+        self.return_moments.copy_(rows["returns"])
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
