@@ -47,6 +47,11 @@ class Running:
             return {}
 
     @property
+    def restarts(self) -> int:
+        """How often any worker was replaced, as status.json counts it."""
+        return sum(self.status.get("worker_restarts", []))
+
+    @property
     def events(self) -> list[dict[str, Any]]:
         """The events in the supervisor's records."""
         return [row for row in read_records(self.folder / "supervisor.jsonl") if "event" in row]
