@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.config import PAPER, RunConfig
-from asyncrl.core.losses import policy_gradient_loss, squared_error
+from asyncrl.core.losses import Metrics, policy_gradient_loss, squared_error
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.envs.spec import Spaces
@@ -183,7 +183,7 @@ class A3C:
         actions = policy.mode() if self.choose_best else policy.sample(self.generator)
         return actions[0], at_end(states)
 
-    def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Summed over the T steps, as the paper accumulates its gradient, and averaged over the E environments."""
         config = self.config
         # One pass over all T + 1 observations: the last one is only there for the bootstrap.
@@ -204,7 +204,7 @@ class A3C:
         entropy = policy.entropy()
         environments = values.shape[1]
         loss = (policy_loss + config.value_cost * value_loss - self.entropy_weight * entropy).sum() / environments
-        return loss, {
+        return loss, lambda: {
             "policy_gradient_loss": policy_loss.detach().mean(),
             "value_loss": value_loss.detach().mean(),
             "entropy": entropy.detach().mean(),

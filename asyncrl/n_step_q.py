@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.core.losses import squared_error
+from asyncrl.core.losses import Metrics, squared_error
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.core.value_config import VALUE_BOARD, VALUE_IMAGE, VALUE_PAPER, VALUE_VECTOR, ValueConfig
@@ -102,7 +102,7 @@ class NStepQ:
         q, states = self.network(observations[None], state)
         return self.policy.choose(q[0], steps, self.generator), at_end(states)
 
-    def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Squared errors, summed over the T steps and averaged over the E environments."""
         config = self.config
         q, states = self.network(rollout.observations[:-1], rollout.state, torch.from_numpy(rollout.last))
@@ -112,7 +112,7 @@ class NStepQ:
             lambda_returns(rewards, rollout.discounts, self._next_values(rollout, states), rollout.last)  # R
         )
         errors = squared_error(values, targets)
-        return errors.sum() / values.shape[1], {
+        return errors.sum() / values.shape[1], lambda: {
             "value_loss": errors.detach().mean(),
             "q_mean": values.detach().mean(),
         }

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.core.losses import squared_error
+from asyncrl.core.losses import Metrics, squared_error
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.core.value_config import VALUE_BOARD, VALUE_IMAGE, VALUE_PAPER, VALUE_VECTOR, ValueConfig
 from asyncrl.envs.spec import Spaces
@@ -94,7 +94,7 @@ class OneStepSarsa:
         q, _ = self.network(observations[None])
         return self.policy.choose(q[0], steps, self.generator), state
 
-    def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Squared errors, summed over the T steps and averaged over the E environments."""
         config = self.config
         q, _ = self.network(rollout.observations[:-1])
@@ -106,7 +106,7 @@ class OneStepSarsa:
         )
         targets = torch.from_numpy(rewards + rollout.discounts * next_values)  # y
         errors = squared_error(values, targets)
-        return errors.sum() / values.shape[1], {
+        return errors.sum() / values.shape[1], lambda: {
             "value_loss": errors.detach().mean(),
             "q_mean": values.detach().mean(),
         }

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.checks.finding import Finding, advise, judge
-from asyncrl.envs.spec import Environment, EnvSpec, Spaces, one_line
+from asyncrl.envs.spec import Environment, EnvSpec, Spaces, one_line, restore, state_of
 from asyncrl.runtime.plan import RunPlan
 from asyncrl.storage.files import read_json, write_json
 
@@ -181,13 +181,12 @@ def _determinism(spec: EnvSpec, seed: int) -> Finding:
 
 def _restoring(environment: Environment, seed: int) -> Finding:
     """Whether a state that was taken can be gone back to."""
-    state, restore = getattr(environment, "state", None), getattr(environment, "restore", None)
-    if state is None or restore is None:
-        return Finding("state can be restored", "note", "no", "resumed runs begin new episodes, which does no harm")
     environment.reset()
-    taken = state()
+    taken = state_of(environment)
+    if taken is None:
+        return Finding("state can be restored", "note", "no", "resumed runs begin new episodes, which does no harm")
     first = _trace(environment, _actions(spaces_of(environment), seed), REPLAYED_STEPS, reset=False)
-    restore(taken)
+    restore(environment, taken)
     place = _first_difference(first, _trace(environment, _actions(spaces_of(environment), seed), REPLAYED_STEPS, False))
     return judge(
         "state can be restored",

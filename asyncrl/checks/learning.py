@@ -25,6 +25,7 @@ from asyncrl.backends import processes
 from asyncrl.checks.finding import Finding, judge
 from asyncrl.checks.machine import open_files
 from asyncrl.core.flat import clip_by_norm
+from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.core.schedules import crossed
 from asyncrl.runtime.plan import RunPlan, build_agent, build_worker
@@ -111,7 +112,7 @@ class ListeningAgent:
         """As the page has it."""
         return self._agent.act(observations, state, steps)
 
-    def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """The page's loss, computed a second time by other means."""
         parameters = list(self.network.parameters())
         self._heard.local.append(_joined(parameters))
@@ -122,7 +123,7 @@ class ListeningAgent:
         loss, metrics = self._agent.loss(rollout)
         target = self._plan.store.target
         if target is None:
-            self._heard.value_losses.append((float(metrics["value_loss"]), self._value_loss(rollout)))
+            self._heard.value_losses.append((float(metrics()["value_loss"]), self._value_loss(rollout)))
         else:
             before = target.clone()
             target.add_(1.0)

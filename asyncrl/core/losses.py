@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
+
+Metrics: TypeAlias = Callable[[], dict[str, Tensor]]
+"""Detached scalars about one loss, worked out only when a record is written."""
 
 
 def policy_gradient_loss(log_probabilities: Tensor, advantages: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.core.config import RunConfig
+from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.envs.spec import Spaces
 
@@ -43,7 +44,7 @@ class Agent(Protocol):
         """Actions `[E]` for observations `[E, ...]`, and the next state. `steps` is T, for annealed exploration."""
         ...
 
-    def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """The scalar to descend, a pure function of the rollout and theta', and detached scalars for the records."""
         ...
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from asyncrl.core.errors import NotFinite
+from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout
 from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.progress import Progress
@@ -27,7 +28,7 @@ def told(metrics: Mapping[str, Tensor]) -> str:
 class WorkerReport:
     """Sums over updates, written as one row every `interval` seconds to the worker's own file.
 
-    Rows are rare and tensors become numbers only for a row, so that keeping records costs the training nothing
+    Rows are rare and metrics are worked out only for a row, so that keeping records costs the training nothing
     worth measuring.
     """
 
@@ -66,7 +67,7 @@ class WorkerReport:
         self._seconds[phase] += now - self._mark
         self._mark = now
 
-    def update(self, push: Push, metrics: dict[str, Tensor], learning_rate: float, rollout: Rollout) -> None:
+    def update(self, push: Push, metrics: Metrics, learning_rate: float, rollout: Rollout) -> None:
         """One update was made of a rollout; write a row if one is due.
 
         Raises NotFinite when MOST_DROPPED gradients in a row were not finite: nothing is learnt any more.
@@ -83,12 +84,12 @@ class WorkerReport:
             if self._dropped_in_a_row == MOST_DROPPED:
                 place = "" if self._dump is None else f"; {self._dump(rollout)}"
                 raise NotFinite(
-                    f"{MOST_DROPPED} gradients in a row were not finite; in the last {told(metrics)}{place}"
+                    f"{MOST_DROPPED} gradients in a row were not finite; in the last {told(metrics())}{place}"
                 )
         if self._mark >= self._due:
             self.write(metrics, learning_rate)
 
-    def write(self, metrics: dict[str, Tensor], learning_rate: float) -> None:
+    def write(self, metrics: Metrics, learning_rate: float) -> None:
         """Write a row now and begin the next."""
         if not self._updates and not self._dropped:
             return
@@ -109,7 +110,7 @@ class WorkerReport:
                 "staleness_mean": sum(lag * count for lag, count in self._staleness.items()) / pushes,
                 "staleness_max": max(self._staleness, default=0),
                 "staleness_counts": {str(lag): count for lag, count in sorted(self._staleness.items())},
-                "metrics": {name: float(value) for name, value in metrics.items()},
+                "metrics": {name: float(value) for name, value in metrics().items()},
                 "time": {
                     "environment": round(collector.environment_seconds, 6),
                     "act": round(collector.acting_seconds, 6),
@@ -124,7 +125,7 @@ class WorkerReport:
         self._clear()
         self._due = time.perf_counter() + self._interval
 
-    def close(self, metrics: dict[str, Tensor], learning_rate: float) -> None:
+    def close(self, metrics: Metrics, learning_rate: float) -> None:
         """Write what is left and close the file."""
         try:
             self.write(metrics, learning_rate)

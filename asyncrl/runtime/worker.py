@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.flat import gradient_of
+from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import Agent, Store
@@ -47,7 +48,7 @@ def work(
     parameters = list(agent.network.parameters())
     turn = turn or Turn(torch.empty_like(theta))
     gradient = turn.gradient
-    metrics: dict[str, Tensor] = {}
+    metrics: Metrics = dict
     eta = learning_rate(progress.steps)
     try:
         if turn.waiting:

@@ -117,7 +117,7 @@ def test_the_loss_reaches_every_parameter_and_is_a_function_of_the_rollout(
     for name, parameter in agent.network.named_parameters():
         assert gradient[start : start + parameter.numel()].abs().sum() > 0, name
         start += parameter.numel()
-    assert all(value.dim() == 0 and not value.requires_grad for value in metrics.values())
+    assert all(value.dim() == 0 and not value.requires_grad for value in metrics().values())
     assert all(isinstance(value, float) for value in agent.exploration.values())
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.flat import flatten_parameters
+from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.updates import UpdateRule
 from asyncrl.runtime.collect import Collector
@@ -48,10 +49,10 @@ class TapedAgent(FixedAgent):
         self.tape = tape
         self.theta = flatten_parameters(self.network)
 
-    def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         self.tape.append("loss")
         weight = next(self.network.parameters())
-        return weight.square().sum(), {"weight": weight.detach().sum()}
+        return weight.square().sum(), lambda: {"weight": weight.detach().sum()}
 
 
 def worker_of(tape: list[str], store: TapedStore, progress: Progress, rank: int, folder: Path) -> Iterator[None]:
