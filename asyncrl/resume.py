@@ -87,5 +87,7 @@ def load_for_resume(page: str, config: RunConfig, layout: Layout) -> Checkpoint:
 
 def restore(store: SharedStore, checkpoint: Checkpoint, layout: Layout) -> None:
     """Put the checkpoint's parameters, statistics and counts into the store."""
-    dropped = int(checkpoint.facts.get("dropped_gradients", 0))
-    store.restore(flat_parameters(checkpoint, layout), checkpoint.tensors, checkpoint.updates, dropped)
+    facts = checkpoint.facts
+    store.restore(
+        flat_parameters(checkpoint, layout), checkpoint.tensors, checkpoint.updates, facts["dropped_gradients"]
+    )

@@ -114,7 +114,7 @@ def prepare(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces) -> RunP
     store = make_store(page, config, spec, spaces, theta, lock_file)
     if checkpoint:
         restore(store, checkpoint, layout)
-    part = 1 + int(checkpoint.facts.get("part", 0)) if checkpoint else 0
+    part = 1 + checkpoint.facts["part"] if checkpoint else 0
     exact = exact_state(checkpoint, config) if checkpoint and config.backend == "serial" else None
     return RunPlan(page, config, spec, spaces, folder, layout, store, progress, part, exact)
 

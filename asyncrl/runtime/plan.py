@@ -53,7 +53,7 @@ class RunPlan:
     store: SharedStore
     progress: Progress
     part: int = 0
-    """How often the run has been resumed: each part draws new random streams."""
+    """How many parts there were before that left a checkpoint: each draws new random streams."""
     exact: dict[str, Any] | None = None
     """Serial backend: the state in which every worker is to go on, from the checkpoint."""
     incarnation: int = 0

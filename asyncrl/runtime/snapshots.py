@@ -42,7 +42,6 @@ def take_checkpoint(
             "page": plan.page,
             "env_id": plan.spec.env_id,
             "optimizer": plan.config.optimizer,
-            "layout": [[name, list(shape)] for name, shape in plan.layout],
             "dropped_gradients": plan.store.dropped,
             "part": plan.part,
             "config": to_plain(plan.config),
@@ -71,13 +70,18 @@ def name_parameters(theta: Tensor, layout: Layout) -> dict[str, Tensor]:
 
 
 def check_fits(checkpoint: Checkpoint, page: str, env_id: str, optimizer: str, layout: Layout) -> None:
-    """Raise UsageError, with one line, if the checkpoint is of another page, environment, network or optimiser."""
-    mine = {"page": page, "env_id": env_id, "optimizer": optimizer}
-    for key, value in mine.items():
-        if checkpoint.facts.get(key) != value:
-            raise UsageError(f"the checkpoint's {key} is {checkpoint.facts.get(key)}, this run's is {value}")
-    stored = tuple((name, tuple(shape)) for name, shape in checkpoint.facts.get("layout", ()))
-    if stored != layout:
+    """Raise UsageError, with one line, if the checkpoint is of another page, environment, network or optimiser.
+
+    So it does if a fact is missing that a resumed run needs.
+    """
+    facts = checkpoint.facts
+    for key, value in {"page": page, "env_id": env_id, "optimizer": optimizer}.items():
+        if facts.get(key) != value:
+            raise UsageError(f"the checkpoint's {key} is {facts.get(key)}, this run's is {value}")
+    for key, kind in {"part": int, "dropped_gradients": int, "config": dict}.items():
+        if not isinstance(facts.get(key), kind):
+            raise UsageError(f"the checkpoint of step {checkpoint.steps} cannot be used: its manifest lacks {key}")
+    if {name: tuple(tensor.shape) for name, tensor in checkpoint.parameters.items()} != dict(layout):
         raise UsageError("the checkpoint's network has other layers than this run's; use the same network settings")
 
 
@@ -97,8 +101,11 @@ MAY_CHANGE = {
 def exact_state(checkpoint: Checkpoint, config: RunConfig) -> dict[str, Any] | None:
     """The state of all workers at the checkpoint; None if it has none, or if the settings do not fit it any more."""
     data = checkpoint.facts.get("exact")
-    before, now = plain(checkpoint.facts.get("config", {})), plain(to_plain(config))
+    before, now = checkpoint.facts["config"], plain(to_plain(config))
     if data is None or any(before.get(name) != now[name] for name in now.keys() - MAY_CHANGE):
         return None
-    state: dict[str, Any] = join(data, checkpoint.tensors)
+    try:
+        state: dict[str, Any] = join(data, checkpoint.tensors)
+    except KeyError as error:
+        raise UsageError(f"the checkpoint of step {checkpoint.steps} cannot be used: it lacks {error}") from None
     return state

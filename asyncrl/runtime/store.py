@@ -23,6 +23,12 @@ from asyncrl.runtime.protocols import Push
 
 UPDATES, DROPPED, EARLIER_UPDATES = range(3)
 """Columns of a worker's row; the last is what it did in earlier parts of the run."""
+MISFITS = {
+    "statistics": "the checkpoint's optimiser statistics are of another --optimizer, of other --statistics, or, with "
+    "--statistics per-worker, of another number of --workers",
+    "observation_moments": "--normalize-observations cannot change on resume: the network has learnt with or without",
+}
+"""What another shape of a tensor in a checkpoint means."""
 
 
 class SharedStore:
@@ -142,19 +148,18 @@ class SharedStore:
 
     def restore(self, theta: Tensor, state: Mapping[str, Tensor], updates: int, dropped: int) -> None:
         """Put back what a checkpoint holds. Raises UsageError, naming the setting, if it does not fit."""
-        statistics = state["statistics"]
         if theta.shape != self.theta.shape:
             raise UsageError("the checkpoint's network has another size than this run's")
-        if statistics.shape != self.statistics.shape:
-            raise UsageError(
-                "the checkpoint's optimiser statistics are of another --optimizer, of other --statistics, or, with "
-                "--statistics per-worker, of another number of --workers"
-            )
-        if state["observation_moments"].shape != self.observation_moments[-1].shape:
-            raise UsageError("--normalize-observations cannot change on resume: the network has learnt with or without")
+        shapes = {name: tensor.shape for name, tensor in self.state().items()}
+        workers = shapes.pop("worker_updates")  # their number may change
+        if missing := sorted({"worker_updates", *shapes} - state.keys()):
+            raise UsageError(f"the checkpoint cannot be used: it lacks {', '.join(missing)}")
+        for name, shape in shapes.items():
+            if state[name].shape != shape:
+                raise UsageError(MISFITS.get(name, f"the shape of the checkpoint's {name} is not this run's"))
         self.theta.copy_(theta)
-        self.statistics.copy_(statistics)
-        if len(state["worker_updates"]) == self.workers:
+        self.statistics.copy_(state["statistics"])
+        if state["worker_updates"].shape == workers:
             self._counts[:-1, EARLIER_UPDATES] = state["worker_updates"].numpy()
         self.observation_moments[-1] = state["observation_moments"]
         self.return_moments[-1] = state["return_moments"]

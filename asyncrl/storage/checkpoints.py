@@ -18,7 +18,6 @@ Each kind ("step", "best") has one writer at a time. It may be another process f
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -41,6 +40,9 @@ from asyncrl.storage.run_folder import versions
 FORMAT = "asyncrl checkpoint"
 SCHEMA = 1
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest.json"
+
+_MOST = 2**63
+"""No counter gets there; a number that does would not fit into shared memory."""
 
 # Hidden names: nothing that looks for checkpoints can take one of these for a checkpoint.
 _SAVING, _DELETING = ".saving-", ".deleting-"
@@ -85,7 +87,10 @@ def save_best(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def load(path: Path) -> Checkpoint:
-    """Return the checkpoint in the folder `path`. Raises BadCheckpoint when it is missing, damaged or foreign."""
+    """Return the checkpoint in the folder `path`.
+
+    Raises BadCheckpoint when it is missing, damaged or foreign, or when a number in it is not finite.
+    """
     manifest = _read_manifest(path)
     counters = manifest["steps"], manifest["updates"], manifest["seconds"]
     parameters, tensors = (_read_tensors(path / name, manifest["files"][name]) for name in (WEIGHTS, STATE))
@@ -175,9 +180,13 @@ def _own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _refuse_non_finite(parameters: Mapping[str, Tensor]) -> None:
-    for name, tensor in parameters.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise NotFinite(f"{name} holds a number that is not finite; such a checkpoint is not saved")
+    if (name := _not_finite(parameters)) is not None:
+        raise NotFinite(f"{name} holds a number that is not finite; such a checkpoint is not saved")
+
+
+def _not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor with a NaN or an infinity, or None."""
+    return next((name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())), None)
 
 
 def _free_name(folder: Path, kind: str, steps: int) -> Path:
@@ -256,7 +265,21 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise BadCheckpoint(f"{file}: has schema {manifest.get('schema')}, this version of asyncrl reads {SCHEMA}")
     if manifest.pop("sha256", None) != _sum_of(manifest):
         raise BadCheckpoint(f"{file}: damaged, its SHA-256 differs")
+    if (name := _misfit(manifest)) is not None:
+        raise BadCheckpoint(f"{file}: {name} is missing or not what it should be")
     return manifest
+
+
+def _misfit(manifest: Mapping[str, Any]) -> str | None:
+    """Return the name of the first entry that is missing or of the wrong type or size, or None."""
+    for name, kind in (("steps", int), ("updates", int), ("seconds", int | float)):
+        number = manifest.get(name)
+        if not isinstance(number, kind) or isinstance(number, bool) or not 0 <= number < _MOST:
+            return name
+    for name in ("files", "facts"):
+        if not isinstance(manifest.get(name), dict):
+            return name
+    return next((name for name in (WEIGHTS, STATE) if not isinstance(manifest["files"].get(name), dict)), None)
 
 
 def _read_tensors(file: Path, expected: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -267,13 +290,17 @@ def _read_tensors(file: Path, expected: Mapping[str, Any]) -> dict[str, Tensor]:
         raise BadCheckpoint(f"{file}: missing") from None
     except OSError as error:
         raise BadCheckpoint(f"{file}: cannot be read ({error.strerror})") from error
-    if len(content) != expected["bytes"]:
-        raise BadCheckpoint(f"{file}: damaged, {len(content)} bytes in place of {expected['bytes']}")
-    if hashlib.sha256(content).hexdigest() != expected["sha256"]:
+    if len(content) != expected.get("bytes"):
+        raise BadCheckpoint(f"{file}: damaged, {len(content)} bytes in place of {expected.get('bytes')}")
+    if hashlib.sha256(content).hexdigest() != expected.get("sha256"):
         raise BadCheckpoint(f"{file}: damaged, its SHA-256 differs")
-    with contextlib.suppress(safetensors.SafetensorError):
-        return dict(safetensors.torch.load(content))
-    raise BadCheckpoint(f"{file}: not a safetensors file")
+    try:
+        tensors = dict(safetensors.torch.load(content))
+    except safetensors.SafetensorError:
+        raise BadCheckpoint(f"{file}: not a safetensors file") from None
+    if (name := _not_finite(tensors)) is not None:
+        raise BadCheckpoint(f"{file}: {name} holds a number that is not finite")
+    return tensors
 
 
 def _sum_of(manifest: Mapping[str, Any]) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 
 from asyncrl.storage import checkpoints
 from asyncrl.train import main
@@ -83,3 +88,101 @@ def test_a_checkpoint_of_something_else_is_refused(
     assert main(f"asyncrl.{page}", ["--resume", str(run), "--total-steps", "2000", *words]) == 2
     error = capfd.readouterr().err
     assert (complaint in error, error.count("\n")) == (True, 1)
+
+
+def rewrite(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest and sign it anew: all sums are right."""
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    change(manifest)
+    for name, file in manifest["files"].items() if isinstance(manifest.get("files"), dict) else ():
+        content = (checkpoint / name).read_bytes()
+        if isinstance(file, dict):
+            file |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    manifest.pop("sha256")
+    manifest["sha256"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+WRONG: dict[str, tuple[Any, ...]] = {
+    "steps": ("300", -1, 3.5, True, None, 2**70),
+    "updates": ("x", None, 10**30),
+    "seconds": ("1", -0.5, float("nan"), float("inf"), None),
+    "files": ([], {}, {"weights.safetensors": {}}, {"weights.safetensors": "x", "state.safetensors": "x"}),
+    "facts": (None, [], "x"),
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
+def test_a_manifest_with_right_sums_and_wrong_entries_is_skipped_by_name(tmp_path: Path, key: str, value: Any) -> None:
+    """The entry is named, whether it is wrong or not there at all; the checkpoint before is taken."""
+    tensors = {"a": torch.ones(3)}
+    _, second, third = (
+        checkpoints.save(tmp_path, checkpoints.Checkpoint(steps, 1, 1.0, tensors, tensors, {})) for steps in (1, 2, 3)
+    )
+    rewrite(second, lambda manifest: manifest.pop(key))
+    rewrite(third, lambda manifest: manifest.update({key: value}))
+
+    found, skipped = checkpoints.load_newest(tmp_path)
+
+    assert found.steps == 1
+    for line, path in zip(skipped, (third, second), strict=True):
+        assert line.startswith(f"skipped a checkpoint: {path}/")
+    named = f"{key} is missing or not what it should be"
+    assert named in skipped[1]
+    assert named in skipped[0] or key == "files"  # then it may be the one of the two files
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "state.safetensors"])
+def test_a_checkpoint_with_a_nan_is_skipped_by_name(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    """However it got there: the sums are right. The tensor is named."""
+    assert main("asyncrl.a3c", [*CATCH, "--runs-dir", str(tmp_path)]) == 0
+    run = the_run(tmp_path)
+    newest = checkpoints.find(run / "checkpoints")[-1]
+    tensors = safetensors.torch.load_file(newest / name)
+    poisoned = next(key for key, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel())
+    tensors[poisoned].view(-1)[0] = torch.nan
+    safetensors.torch.save_file(tensors, newest / name)
+    rewrite(newest, lambda _: None)
+    capfd.readouterr()
+
+    assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 0
+    error = capfd.readouterr().err
+    assert error == f"skipped a checkpoint: {newest / name}: {poisoned} holds a number that is not finite\n"
+
+
+@pytest.mark.parametrize("fact", ["part", "dropped_gradients", "config", "page", "env_id", "optimizer"])
+def test_a_checkpoint_without_a_fact_that_a_run_needs_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], fact: str
+) -> None:
+    """One line that names the fact."""
+    assert main("asyncrl.a3c", [*CATCH, "--runs-dir", str(tmp_path)]) == 0
+    run = the_run(tmp_path)
+    rewrite(checkpoints.find(run / "checkpoints")[-1], lambda manifest: manifest["facts"].pop(fact))
+    capfd.readouterr()
+
+    assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 2
+    error = capfd.readouterr().err
+    assert (fact in error, error.count("\n")) == (True, 1)
+
+
+def test_a_checkpoint_without_a_tensor_that_a_run_needs_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Shared ones, and those of a state that goes on exactly."""
+    assert main("asyncrl.a3c", [*CATCH, "--runs-dir", str(tmp_path)]) == 0
+    run = the_run(tmp_path)
+    *_, newest, last = checkpoints.find(run / "checkpoints")
+    shutil.rmtree(last)  # a run that has reached its end has no state to go on from exactly
+    stored = safetensors.torch.load_file(newest / "state.safetensors")
+    names = [name for name in stored if not name.startswith("exact.")]
+    for name in (*names, "exact.0"):
+        rest = {key: tensor for key, tensor in stored.items() if key != name}
+        safetensors.torch.save_file(rest, newest / "state.safetensors")
+        rewrite(newest, lambda _: None)
+        capfd.readouterr()
+
+        assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 2
+        error = capfd.readouterr().err
+        assert (name in error, error.count("\n")) == (True, 1), (name, error)
