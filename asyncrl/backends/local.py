@@ -31,7 +31,9 @@ def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcom
         outcome = _await_ready(plan, crew, signals)
         if outcome is None:
             plan.progress.start()
-            view.say(f"all {len(crew.workers)} workers are ready; {monitor.begin()}")
+            view.say(f"all {len(crew.workers)} workers are ready")
+            for line in monitor.begin():
+                view.say(line)
             outcome = _supervise(plan, crew, monitor, view, signals)
         if outcome.state == "finished":
             outcome = _await_last_evaluation(crew, monitor, view, signals) or outcome

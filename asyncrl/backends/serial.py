@@ -80,7 +80,8 @@ def _take_turns(plan: RunPlan, turns: Turns, monitor: Monitor, view: View, signa
     for worker in range(config.workers):
         progress.enter(worker, RUNNING)
     progress.start()
-    view.say(monitor.begin())
+    for line in monitor.begin():
+        view.say(line)
     running = set(range(config.workers))
     while running:
         worker = turns.next()

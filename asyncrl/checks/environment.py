@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from asyncrl.checks.finding import Finding, advise, judge
 from asyncrl.envs.spec import Environment, EnvSpec, Spaces, one_line, restore, state_of
 from asyncrl.runtime.plan import RunPlan
+from asyncrl.runtime.threads import running_threads
 from asyncrl.storage.files import read_json, write_json
 
 LONGEST_SECONDS = 4.0
@@ -49,10 +50,12 @@ def read_inspection(plan: RunPlan) -> list[Finding]:
 def inspect(spec: EnvSpec, steps: int, seed: int) -> list[Finding]:
     """All checks of one environment, in this process. Raises what making it raises."""
     findings = list(_native_findings(spec, steps, seed))
+    before = running_threads()
     environment = spec.make(seed, evaluation=False)
     try:
         findings.append(_describe(spec, environment))
         findings += _contract(environment, steps, seed, spec.step_cap)
+        findings.append(_threads(running_threads() - before))
         if any(finding.verdict == "FAIL" for finding in findings):
             return findings  # what follows would only repeat it
         findings.append(_determinism(spec, seed))
@@ -129,6 +132,15 @@ def _contract(environment: Environment, steps: int, seed: int, step_cap: int) ->
         seconds <= SLOW_STEP_SECONDS,
         f"{1e6 * seconds:,.0f} us, {1 / max(seconds, 1e-9):,.0f} steps/s in one process",
         f"{1e6 * seconds / 3600:,.0f} hours per million steps and worker: make the environment faster",
+    )
+
+
+def _threads(started: int) -> Finding:
+    return advise(
+        "threads it starts",
+        started <= 0,
+        f"{max(0, started)} beside the worker's own",
+        "if those compute, workers fight for cores: ask the environment's package for one thread",
     )
 
 

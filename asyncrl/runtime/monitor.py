@@ -92,8 +92,8 @@ class Monitor:
         self.exact: Callable[[], dict[str, Any] | None] | None = None
         """Tells the state of all workers for a checkpoint, where the backend can."""
 
-    def begin(self) -> str:
-        """The workers are ready: write down what was chosen, and how each explores, which is returned in a line."""
+    def begin(self) -> list[str]:
+        """The workers are ready: write down what was chosen, and return lines: how they explore, what is amiss."""
         ready = [row for reader in self._workers for row in reader.new() if row.get("event") == "ready"]
         exploration = {row["worker"]: row["exploration"] for row in ready}
         config = "\n".join(f"| {key} | {value} |" for key, value in vars(self.plan.config).items())
@@ -108,7 +108,13 @@ class Monitor:
         self.write_status("running")
         self._looked_at = time.monotonic()  # speeds are of the training, not of the start before it
         counts = Counter(in_words(facts) for facts in exploration.values())
-        return "exploration: " + ", ".join(f"{count} x {words}" for words, count in counts.most_common())
+        lines = ["exploration: " + ", ".join(f"{count} x {words}" for words, count in counts.most_common())]
+        if threads := max((row["threads"] for row in ready), default=0):
+            lines.append(
+                f"the environments of a worker have started {threads} threads beside its own: if those compute, "
+                "workers fight for cores; ask the environment's package for one thread"
+            )
+        return lines
 
     def look(self, now: bool = False) -> bool:
         """Read, save and decide what is due; True when a new summary has been written."""

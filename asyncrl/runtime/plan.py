@@ -30,6 +30,7 @@ from asyncrl.runtime.protocols import EVALUATOR, Agent, Page
 from asyncrl.runtime.report import WorkerReport
 from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, NETWORK, derive, generator
 from asyncrl.runtime.store import SharedStore
+from asyncrl.runtime.threads import enforce_one_thread, running_threads
 from asyncrl.runtime.worker import Turn, work
 from asyncrl.storage.files import write_synced
 from asyncrl.storage.records import RecordWriter
@@ -110,8 +111,7 @@ def successor_of(plan: RunPlan, worker: int, evaluation: bool, say: Callable[[st
         for _ in range(MOST_BREAKS):
             with contextlib.suppress(Exception):  # it is broken; what it says now is of no interest
                 broken.close()
-            place = (worker, e, plan.part, plan.incarnation, next(numbers))
-            broken = plan.spec.make(derive(plan.config.seed, ENVIRONMENT, *place), evaluation=evaluation)
+            broken = make_environment(plan, evaluation, worker, e, plan.part, plan.incarnation, next(numbers))
             plan.progress.count_rebuilt(worker)
             say(f"environment {e} made anew: {error}")
             try:
@@ -132,10 +132,14 @@ MakeAgent = Callable[[RunPlan, int], tuple[Agent, Tensor]]
 
 def build_environments(plan: RunPlan, worker: int, count: int, evaluation: bool) -> list[Environment]:
     """The environments of one worker, each with its own seed."""
-    return [
-        plan.spec.make(derive(plan.config.seed, ENVIRONMENT, *plan.stream(worker, e)), evaluation=evaluation)
-        for e in range(count)
-    ]
+    return [make_environment(plan, evaluation, *plan.stream(worker, e)) for e in range(count)]
+
+
+def make_environment(plan: RunPlan, evaluation: bool, *stream: int) -> Environment:
+    """One environment, whose seed is drawn from a stream of its own."""
+    environment = plan.spec.make(derive(plan.config.seed, ENVIRONMENT, *stream), evaluation=evaluation)
+    enforce_one_thread()  # whatever it has told the libraries
+    return environment
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,7 @@ def build_learner(plan: RunPlan, worker: int, make_agent: MakeAgent = build_agen
     """An actor-learner. `make_agent` lets the doctor listen in on the agent; everything else is as in a run."""
     config, page = plan.config, load_page(plan.page)
     agent, theta = make_agent(plan, worker)
+    before = running_threads()
     environments = build_environments(plan, worker, config.envs_per_worker, evaluation=False)
     writer = RecordWriter(plan.folder.worker_file(worker))
     collector = Collector(
@@ -188,7 +193,8 @@ def build_learner(plan: RunPlan, worker: int, make_agent: MakeAgent = build_agen
         normalizer=build_normalizer(plan, worker),
         successor=successor_of(plan, worker, False, lambda line: writer.write({"worker": worker, "event": line})),
     )
-    writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration})
+    threads = running_threads() - before
+    writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration, "threads": threads})
     dump = partial(dump_culprit, plan.folder.culprit_file(worker), agent)
     report = WorkerReport(worker, collector, plan.progress, writer, config.record_interval_seconds, dump)
     target_interval = getattr(config, "target_interval_steps", 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -25,3 +26,9 @@ def enforce_one_thread() -> None:
         sys.modules["cv2"].setNumThreads(1)
     with contextlib.suppress(RuntimeError):  # can be set once only, and before any parallel work
         torch.set_num_interop_threads(1)
+
+
+def running_threads() -> int:
+    """Threads of this process, those of libraries in C among them; 0 where the system does not tell."""
+    folder = Path("/proc/self/task")
+    return len(os.listdir(folder)) if folder.is_dir() else 0

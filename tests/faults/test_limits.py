@@ -14,7 +14,7 @@ from asyncrl.checks import machine
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.train import main
-from tests.faults.running import running
+from tests.faults.running import environment_of, running
 from tests.support import run_command, status_of, the_run
 
 pytestmark = pytest.mark.faults
@@ -128,6 +128,37 @@ def test_the_figures_that_are_checked_at_the_start_are_those_of_the_run(tmp_path
 
     assert files(6) - files(2) <= 4 * FILES_PER_CHILD
     assert machine.SPARE_FILES >= 20
+
+
+THREADS = """
+import threading, time
+import gymnasium, torch
+class Env(gymnasium.Wrapper):
+    steps = 0
+    def step(self, action):
+        Env.steps += 1
+        assert Env.steps < 10 or torch.get_num_threads() == 1  # the first are the command's own, to look at it
+        return super().step(action)
+def make():
+    torch.set_num_threads(4)
+    for _ in range({threads}): threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    return Env(gymnasium.make("CartPole-v1"))
+"""
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+@pytest.mark.parametrize("backend", ["local", "serial"])
+def test_threads_that_environments_start_are_told_in_one_line(tmp_path: Path, backend: str, threads: int) -> None:
+    """At the start; and a number of threads that they set for torch is taken back."""
+    result = run_command(
+        "--env-id", "module:make", "--backend", backend, "--workers", "1", "--envs-per-worker", "1",
+        "--total-steps", "200", "--evaluation-episodes", "1", "--runs-dir", str(tmp_path / "runs"),
+        env=environment_of(tmp_path, THREADS.format(threads=threads)),
+    )  # fmt: skip
+
+    assert (result.returncode, result.stderr) == (0, "")
+    told = result.stdout.count("\nthe environments of a worker have started 3 threads beside its own: ")
+    assert told == result.stdout.count("have started") == (1 if threads else 0)
 
 
 PAYLOAD = b"cos\nsystem\n(S'touch %s'\ntR."
