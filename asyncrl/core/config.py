@@ -157,6 +157,7 @@ class RunConfig:
         self._require("learning_rate", 0 < self.learning_rate < math.inf, "must be a positive number")
         self._require("optimizer_epsilon", 0 < self.optimizer_epsilon < math.inf, "must be a positive number")
         self._require("evaluation_cpu_share", 0 < self.evaluation_cpu_share <= 1, "must lie in (0, 1]")
+        self._require("hang_seconds", self.hang_seconds == 0 or self.hang_seconds >= 1, "must be 0 or at least 1")
         self._require("seed", 0 <= self.seed < 2**63, "must lie between 0 and 2^63")
         self._require("image_size", self.image_size >= 16, "must be at least 16")
         self._require("hidden_sizes", all(1 <= size <= 100_000 for size in self.hidden_sizes), "must be 1 to 100_000")
@@ -220,7 +221,7 @@ _AT_MOST = {
 """More can only be a slip of the finger; it would end in a lack of memory long after it was typed."""
 _NOT_NEGATIVE = (
     "max_seconds", "evaluation_interval_steps", "evaluation_interval_seconds", "checkpoint_interval_steps",
-    "record_interval_seconds", "worker_restarts", "hang_seconds",
+    "record_interval_seconds", "worker_restarts",
     "max_gradient_norm", "reward_clip", "noop_max", "max_episode_steps",
 )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import multiprocessing
 import tempfile
 from pathlib import Path
 
@@ -37,6 +38,8 @@ FLAGS: dict[str, st.SearchStrategy[str]] = {
     "--max-seconds": st.sampled_from(["0", "1", "-1", "nan"]),
     "--stop-at-score": ANY,
     "--evaluation-interval-steps": st.sampled_from(["0", "50", "1000", "-3", "x"]),
+    "--evaluation-interval-seconds": st.sampled_from(["0", "0.01", "-1"]),
+    "--record-interval-seconds": ANY,
     "--evaluation-episodes": st.sampled_from(["0", "1", "3"]),
     "--evaluation-cpu-share": ANY,
     "--checkpoint-interval-steps": st.sampled_from(["0", "50", "1000", "-3"]),
@@ -67,18 +70,31 @@ def words(draw: st.DrawFn) -> list[str]:
     return [*switches, *(word for flag in chosen for word in (flag, draw(FLAGS[flag])))]
 
 
+PAGES = st.sampled_from(["a3c", "one_step_q", "one_step_sarsa", "n_step_q"])
+ENVIRONMENTS = st.sampled_from(["Catch", "Chain", "CartPole-v1", "Pendulum-v1"])
+
+
 @settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(
-    page=st.sampled_from(["a3c", "one_step_q", "one_step_sarsa", "n_step_q"]),
-    env_id=st.sampled_from(["Catch", "Chain", "CartPole-v1", "Pendulum-v1"]),
-    flags=words(),
-)
+@given(page=PAGES, env_id=ENVIRONMENTS, flags=words())
 def test_any_flags_are_refused_in_one_line_or_make_a_run_that_ends(page: str, env_id: str, flags: list[str]) -> None:
+    """All workers in one process."""
+    refused_or_finished(page, env_id, "serial", flags)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(page=PAGES, env_id=ENVIRONMENTS, flags=words())
+def test_any_flags_are_refused_in_one_line_or_make_processes_that_end(page: str, env_id: str, flags: list[str]) -> None:
+    """Workers and evaluator in processes of their own, none of which is left."""
+    refused_or_finished(page, env_id, "local", flags)
+    assert multiprocessing.active_children() == []
+
+
+def refused_or_finished(page: str, env_id: str, backend: str, flags: list[str]) -> None:
     """Exit code 2, one line and no folder; or exit code 0 and `finished`. Never a traceback.
 
     A run may also fail, in one line, when the numbers that were asked for are such that nothing can be learnt.
     """
-    base = ["--env-id", env_id, "--backend", "serial", "--workers", "2", "--quiet", "--total-steps", "150"]
+    base = ["--env-id", env_id, "--backend", backend, "--workers", "2", "--quiet", "--total-steps", "150"]
     with tempfile.TemporaryDirectory() as name:
         out, error = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):

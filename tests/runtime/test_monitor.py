@@ -14,9 +14,11 @@ import torch
 from asyncrl.runtime.monitor import Monitor, Summary, in_words, time_shares, weighted_mean
 from asyncrl.runtime.plan import RunPlan
 from asyncrl.runtime.progress import Progress
+from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import RecordWriter, read_records
+from tests.storage.test_tensorboard import points
 from tests.support import make_plan
 
 
@@ -310,3 +312,33 @@ def test_the_status_tells_how_the_run_is(plan: RunPlan, monitor: Monitor, clock:
     status = read_json(plan.folder.status_file)
     assert (status["state"], status["reason"], status["exit_code"]) == ("failed", "it broke", 1)
     assert status["traceback"] == "Traceback: ..."
+
+
+def test_losses_are_told_in_the_status_the_records_and_tensorboard(
+    plan: RunPlan, monitor: Monitor, clock: list[float]
+) -> None:
+    """Who, how often and why."""
+    monitor.note_loss("restarted", 1, "was killed by SIGKILL")
+    monitor.note_loss("restarted", EVALUATOR, "made no progress for 120 seconds")
+    monitor.note_loss("gone", 0, "was killed by SIGSEGV")
+    plan.progress.count_rebuilt(1)
+    plan.progress.count_rebuilt(EVALUATOR)
+    plan.progress.count(1, 64)
+    clock[0] += 3.0
+    monitor.look()
+
+    status = read_json(plan.folder.status_file)
+    assert (status["worker_restarts"], status["workers_gone"]) == ([0, 1], [0])
+    assert (status["evaluator_restarts"], status["environments_rebuilt"]) == (1, 2)
+    told = [
+        (row["event"], row["who"], row["cause"]) for row in read_records(plan.folder.supervisor_file) if "who" in row
+    ]
+    assert told == [
+        ("restarted", 1, "was killed by SIGKILL"),
+        ("restarted", "evaluator", "made no progress for 120 seconds"),
+        ("gone", 0, "was killed by SIGSEGV"),
+    ]
+    tags = {"worker_restarts": 1.0, "workers_gone": 1.0, "evaluator_restarts": 1.0, "environments_rebuilt": 2.0}
+    assert {tag: points(plan.folder.tensorboard, f"async/{tag}") for tag in tags} == {
+        tag: [(64, value)] for tag, value in tags.items()
+    }

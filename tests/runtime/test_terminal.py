@@ -90,6 +90,19 @@ def test_dropped_gradients_are_told_when_there_are_any() -> None:
     assert "dropped" not in "\n".join(drawn(PONG))
 
 
+def test_losses_are_told_when_there_are_any() -> None:
+    """In the line, and in the panel with a red lamp for who is gone."""
+    summary = replace(
+        PONG, worker_restarts=[2, 1, *[0] * 14], workers_gone=[3], evaluator_restarts=1, environments_rebuilt=7
+    )
+    told = "worker restarts 3, workers gone 1, evaluator restarts 1, environments rebuilt 7"
+
+    assert one_line(summary).endswith(f" | {told}")
+    assert told in " ".join(" ".join(line.strip("│ ").split()) for line in drawn(summary, 120))
+    assert [str(span.style) for span in terminal.lamps(summary).spans][:5] == [*["green"] * 3, "red", "green"]
+    assert "losses" not in "\n".join(drawn(PONG))
+
+
 def test_the_last_line_leaves_out_what_is_left() -> None:
     """The last rollouts go beyond the end; that is still 100 %."""
     line = one_line(replace(PONG, steps=10_000_040, ended=True))
