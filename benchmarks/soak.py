@@ -25,7 +25,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import psutil
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 
 from asyncrl.storage.records import RecordWriter, read_records
 
@@ -43,12 +47,15 @@ def main() -> int:
     parser.add_argument("--kill-every", type=float, default=30.0, help="seconds between two kills of a random worker")
     parser.add_argument("--folder", type=Path, default=Path("soak"))
     parser.add_argument("--seed", type=int, default=1, help="of the choice of victims")
+    parser.add_argument("--figure", type=Path, help="draw memory, open files and speed over the minutes into this file")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     file = options.folder / "soak.jsonl"
     done = max((row["minutes"] for row in read_records(file)), default=0.0)
     if done < options.minutes:
         soak(options, file, done)
+    if options.figure:
+        draw(read_records(file), options.figure)
     return tell(read_records(file))
 
 
@@ -174,8 +181,34 @@ def tell(rows: list[dict[str, Any]]) -> int:
 
 def speed(rows: list[dict[str, Any]]) -> float:
     """Steps per second of training: the median over neighbouring rows, which one slow moment does not move."""
+    return statistics.median(rate for _, rate in speeds(rows))
+
+
+def speeds(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Minutes, and steps per second since the row before."""
     pairs = [(a, b) for a, b in itertools.pairwise(rows) if b["seconds"] > a["seconds"]]
-    return statistics.median((b["steps"] - a["steps"]) / (b["seconds"] - a["seconds"]) for a, b in pairs)
+    return [(b["minutes"], (b["steps"] - a["steps"]) / (b["seconds"] - a["seconds"])) for a, b in pairs]
+
+
+def draw(rows: list[dict[str, Any]], file: Path) -> None:
+    """Memory, open files and speed over the minutes; a tick on the lowest axis for each kill."""
+    figure, (memory, files, rate) = plt.subplots(3, 1, figsize=(8, 6), sharex=True, layout="constrained")
+    minutes = [row["minutes"] for row in rows]
+    memory.plot(minutes, [row["memory_mib"] for row in rows], label="all processes (PSS)")
+    memory.plot(minutes, [row["supervisor_mib"] for row in rows], label="supervisor")
+    memory.set_ylabel("MiB")
+    files.plot(minutes, [row["files"] for row in rows], label="all processes")
+    files.plot(minutes, [row["supervisor_files"] for row in rows], label="supervisor")
+    files.set_ylabel("open files")
+    rate.plot(*zip(*speeds(rows), strict=True), label="of 10 s")
+    killed = [b["minutes"] for a, b in itertools.pairwise(rows) if b["kills"] > a["kills"]]
+    rate.plot(killed, [0] * len(killed), "|", color="tab:red", markersize=8, label="kill", clip_on=False)
+    rate.set(ylabel="steps/s", xlabel="minutes")
+    for axes in (memory, files, rate):
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.legend(loc="center right", fontsize="small")
+    figure.savefig(file, dpi=120)
 
 
 if __name__ == "__main__":

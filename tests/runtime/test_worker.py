@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,14 @@ from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.updates import UpdateRule
 from asyncrl.runtime.collect import Collector
+from asyncrl.runtime.plan import build_agent, build_environments
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import Push
 from asyncrl.runtime.report import WorkerReport
 from asyncrl.runtime.store import SharedStore
 from asyncrl.runtime.worker import work
 from asyncrl.storage.records import RecordWriter, read_records
-from tests.support import COUNTING, Counting, FixedAgent
+from tests.support import COUNTING, Counting, FixedAgent, make_plan
 
 
 class TapedStore(SharedStore):
@@ -117,3 +119,18 @@ def test_the_records_hold_every_update(tmp_path: Path) -> None:
     assert sum(row["worker_steps"] for row in rows) == progress.steps == 25
     assert rows[-1]["staleness_counts"] == {"0": 5}
     assert np.isfinite(rows[-1]["metrics"]["weight"])
+
+
+def test_successors_and_later_parts_draw_random_numbers_of_their_own(tmp_path: Path) -> None:
+    """Actions and environments: otherwise a worker that a stroke of bad luck has killed would meet it again."""
+    plan = make_plan(tmp_path, env_id="CartPole-v1")
+    seeds, beginnings = set(), set()
+    for part in range(2):
+        for incarnation in range(3):
+            for worker in range(2):
+                its_plan = replace(plan, part=part, incarnation=incarnation)
+                seeds.add(build_agent(its_plan, worker)[0].generator.initial_seed())
+                for environment in build_environments(its_plan, worker, 2, evaluation=False):
+                    beginnings.add(environment.reset().tobytes())
+
+    assert (len(seeds), len(beginnings)) == (12, 24)
