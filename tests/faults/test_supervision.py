@@ -5,14 +5,18 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from asyncrl.backends import crew
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
+from asyncrl.train import main
 from tests.faults.running import Running, environment_of, gone, running, training
+from tests.support import status_of, the_run
 
 pytestmark = pytest.mark.faults
 
@@ -96,6 +100,35 @@ def test_a_worker_that_hangs_leaves_its_stack_and_is_replaced(tmp_path: Path) ->
         assert event["cause"] == f"made no progress for 2 seconds, its stack is in {stack}"
         assert "in step" in (run.folder / stack).read_text()
         assert sorted(file.name for file in run.folder.glob("*.stack.txt")) == [stack]
+
+
+def test_a_worker_whose_environment_cannot_be_made_in_time_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first to make one for worker 0 hangs in it; the run begins with its successor."""
+    source = (
+        CARTPOLE.format(trouble="pass")
+        + f"""
+import multiprocessing
+def slow():
+    if multiprocessing.current_process().name == "worker-00" and first({str(tmp_path / "hung")!r}):
+        time.sleep(10_000)
+    return make()
+"""
+    )
+    environment_of(tmp_path, source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "module", raising=False)
+    monkeypatch.setattr(crew, "READY_SECONDS", 5.0)
+    words = [*MODULE, "--total-steps", "2000", "--evaluation-episodes", "1", "--runs-dir", str(tmp_path / "runs")]
+
+    assert main("asyncrl.a3c", [word.replace("module:make", "module:slow") for word in words]) == 0
+
+    run = the_run(tmp_path / "runs")
+    causes = [row["cause"] for row in read_records(run / "supervisor.jsonl") if row.get("who") == 0]
+    assert "was not ready after 5 seconds, its stack is in worker-00.stack.txt" in causes
+    assert "in slow" in (run / "worker-00.stack.txt").read_text()
+    assert status_of(run)["worker_restarts"][0] == len(causes)
 
 
 def test_a_stopped_worker_is_replaced_though_it_can_leave_no_stack(tmp_path: Path) -> None:
