@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -15,8 +15,8 @@ from asyncrl.backends import crew
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
 from asyncrl.train import main
-from tests.faults.running import Running, environment_of, gone, running, training
-from tests.support import status_of, the_run
+from tests.faults.running import environment_of, gone, running, training
+from tests.support import evaluations_of, status_of, the_run
 
 pytestmark = pytest.mark.faults
 
@@ -206,22 +206,31 @@ def words_of(process: psutil.Process) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_cartpole_is_solved_while_a_worker_is_killed_every_second(tmp_path: Path) -> None:
-    """475 with four workers; T is what they made: a kill costs the rollout that was being counted, no more."""
-    words = ("--env-id", "CartPole-v1", "--workers", "4", "--total-steps", "2e6", "--quiet")
-    words += ("--evaluation-interval-steps", "10_000", "--evaluation-episodes", "20", "--stop-at-score", "475")
+    """475 with four workers, after ten kills at least; T is what they made: a kill costs the rollout that was counted.
+
+    On an idle machine it is solved within seconds: then it has to be again, and to go on until there were thirty kills.
+    """
+    words = ("--env-id", "CartPole-v1", "--workers", "4", "--total-steps", "1e8", "--quiet")
+    words += ("--evaluation-interval-steps", "10_000", "--evaluation-episodes", "20")
     choose = random.Random(1)
-    kills = 0
+    kills, after_ten = 0, 10**9
     with running(tmp_path, *words, "--worker-restarts", "100_000") as run:
         run.until(lambda: run.status.get("steps", 0) > 0, "the first steps")
-        while not ended_within_a_second(run):
+        deadline = time.monotonic() + 600
+        while kills < 30 or not any(
+            row["mean"] >= 475 for row in evaluations_of(run.folder) if row["steps"] > after_ten
+        ):
+            assert time.monotonic() < deadline, "in vain: an evaluation of 475"
+            time.sleep(1)
             if victims := run.workers():
                 choose.choice(victims).kill()
                 kills += 1
-        run.ends_with(0)
+            if kills == 10:
+                after_ten = run.status["steps"]
+        run.process.send_signal(signal.SIGTERM)
+        run.ends_with(143)
 
         status = run.status
-        assert status["reason"] == "an evaluation reached 475.0"
-        assert kills >= 10
         assert kills - 4 <= sum(status["worker_restarts"]) <= kills
         assert status["steps"] == sum(status["worker_steps"])
         rollout = 64  # 8 environments x 8 steps, the preset for vectors
@@ -229,12 +238,3 @@ def test_cartpole_is_solved_while_a_worker_is_killed_every_second(tmp_path: Path
         assert 0 <= uncounted <= kills * rollout
         print(f"{kills} kills, {sum(status['worker_restarts'])} restarts, {status['steps']} steps, "
               f"{uncounted} of them uncounted, {status['seconds']} s")  # fmt: skip
-
-
-def ended_within_a_second(run: Running) -> bool:
-    """Wait a second, or until the run has ended."""
-    try:
-        run.process.wait(timeout=1)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
