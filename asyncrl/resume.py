@@ -58,7 +58,7 @@ def stored_config(page: str, path: Path) -> RunConfig:
         if stored["page"] != page:
             raise UsageError(f"{path} is a run of {short(stored['page'])}; resume it with that command")
         return from_plain(load_page(page).Config, stored["config"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"{folder.config_file} cannot be read: {one_line(error)}") from None
 
 

@@ -186,3 +186,27 @@ def test_a_checkpoint_without_a_tensor_that_a_run_needs_is_refused(
         assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 2
         error = capfd.readouterr().err
         assert (name in error, error.count("\n")) == (True, 1), (name, error)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "{", "{}", "[]", "null", '{"page": 3, "config": {}}', '{"page": "asyncrl.a3c"}',
+        '{"page": "asyncrl.a3c", "config": []}', '{"page": "asyncrl.a3c", "config": null}',
+        '{"page": "asyncrl.a3c", "config": {"workers": "x"}}', '{"page": "asyncrl.a3c", "config": {"workers": 0}}',
+        '{"page": "asyncrl.a3c", "config": {"nonsense": 1}}', '{"page": "asyncrl.a3c", "config": {"gamma": null}}',
+        '{"page": "asyncrl.a3c", "config": {"hidden_sizes": ["x"]}}', '{"page": "os", "config": {}}',
+    ],
+)  # fmt: skip
+def test_damaged_settings_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str], content: str) -> None:
+    """One line, nothing started, and the run as it was."""
+    assert main("asyncrl.a3c", [*CATCH, "--runs-dir", str(tmp_path)]) == 0
+    run = the_run(tmp_path)
+    (run / "config.json").write_text(content)
+    before = status_of(run)
+    capfd.readouterr()
+
+    assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 2
+    error = capfd.readouterr().err
+    assert (error.startswith("asyncrl a3c: error: "), error.count("\n")) == (True, 1)
+    assert status_of(run) == before
