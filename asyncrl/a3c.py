@@ -61,8 +61,12 @@ class Config(RunConfig):
     """Weight of the squared value error."""
     lstm_cells: int = 0
     """Cells of an LSTM after the last hidden layer (the paper's has 256); 0: feed-forward."""
+    mean: Literal["bounded", "linear"] = "bounded"
+    """Continuous actions: the policy's mean kept within the action's bounds by tanh, or the paper's linear output."""
     variance: Literal["free", "state"] = "free"
     """Continuous actions: a deviation per component, or the paper's one softplus variance that depends on the state."""
+    first_deviation: float = 0.5
+    """Variance free: with what deviation it begins; for bounded means in half widths between an action's bounds."""
     normalize_advantages: bool = False
     """Scale the advantages of a rollout to mean 0 and standard deviation 1."""
 
@@ -73,6 +77,7 @@ class Config(RunConfig):
         possible = bool(self.entropy_weights) and all(0 <= weight < math.inf for weight in self.entropy_weights)
         self._require("entropy_weights", possible, "must be at least one number, none of them negative")
         self._require("value_cost", 0 <= self.value_cost < math.inf, "must not be negative")
+        self._require("first_deviation", 0 < self.first_deviation < math.inf, "must be a positive number")
         self._require("lstm_cells", 0 <= self.lstm_cells <= 100_000, "must be 0 to 100_000")
 
 
@@ -116,6 +121,8 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
             "normalize_advantages": False,
             "evaluation_policy": "sampled",
             "lstm_cells": 0,
+            "mean": "linear",
+            "variance": "state",
         }
     if is_board(spaces.observation_shape):
         return BOARD
@@ -149,7 +156,10 @@ def make_network(config: Config, spaces: Spaces) -> ActorCritic | GaussianActorC
 
     initialisation = "torch7" if config.preset == "paper" else "orthogonal"
     if spaces.is_continuous:
-        return GaussianActorCritic(trunk(), trunk(), len(spaces.action_low), config.variance, initialisation)
+        return GaussianActorCritic(
+            trunk(), trunk(), spaces.action_low, spaces.action_high,
+            config.mean, config.variance, config.first_deviation, initialisation,
+        )  # fmt: skip
     return ActorCritic(trunk(), spaces.actions, initialisation)
 
 

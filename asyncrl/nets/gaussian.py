@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,16 +20,29 @@ SMALLEST_DEVIATION = 1e-3
 class GaussianActorCritic(nn.Module):
     """A Gaussian policy and a state value.
 
+    `mean` is "linear": the network's output (the paper's); or "bounded": tanh of it, stretched to the box from `low` to
+    `high` (a bound of each component). Actions are clipped to the box, so outside of it nothing tells one mean from
+    another, and a mean that has once left it drifts. Components without two finite bounds are linear in any case.
+
     `variance` is "state": one softplus variance for all components, a function of the state (the paper's); or
-    "free": a deviation per component that depends on nothing, learnt as its logarithm (what most use today).
+    "free": a deviation per component that depends on nothing, learnt as its logarithm (what most use today), and
+    begins as `first_deviation`. With bounded means, deviations are in half widths of the box.
     """
 
     def __init__(
-        self, policy_trunk: Trunk, value_trunk: Trunk, components: int, variance: str, initialisation: str
+        self,
+        policy_trunk: Trunk,
+        value_trunk: Trunk,
+        low: tuple[float, ...],
+        high: tuple[float, ...],
+        mean: str,
+        variance: str,
+        first_deviation: float,
+        initialisation: str,
     ) -> None:
         super().__init__()
         self.policy_trunk, self.value_trunk = policy_trunk, value_trunk
-        self.mean = nn.Linear(policy_trunk.features, components)
+        self.mean = nn.Linear(policy_trunk.features, len(low))
         self.value = nn.Linear(value_trunk.features, 1)
         gains: dict[nn.Module, float] = {self.mean: 0.01, self.value: 1.0}
         self.variance: nn.Linear | None = None
@@ -36,7 +51,8 @@ class GaussianActorCritic(nn.Module):
             self.variance = nn.Linear(policy_trunk.features, 1)
             gains[self.variance] = 0.01
         else:
-            self.log_deviation = nn.Parameter(torch.zeros(components))
+            self.log_deviation = nn.Parameter(torch.full((len(low),), math.log(first_deviation)))
+        self.box = Box(low, high) if mean == "bounded" else None
         initialise(self, initialisation, gains)
 
     def initial_state(self, environments: int) -> State:
@@ -63,9 +79,26 @@ class GaussianActorCritic(nn.Module):
         return self._gaussian(self.policy_trunk(observations, None)[0]), None
 
     def _gaussian(self, features: Tensor) -> Gaussian:
+        mean = self.mean(features)
         if self.variance is not None:
             deviation = F.softplus(self.variance(features)).sqrt()
         else:
             assert self.log_deviation is not None
             deviation = self.log_deviation.exp()
-        return Gaussian(self.mean(features), deviation.clamp_min(SMALLEST_DEVIATION))
+        if self.box is not None:
+            mean, deviation = self.box.stretch(mean), self.box.half_width * deviation
+        return Gaussian(mean, deviation.clamp_min(SMALLEST_DEVIATION))
+
+
+class Box:
+    """Where actions are possible: `centre` and `half_width` `[n]`; 0 and 1 where a bound is missing."""
+
+    def __init__(self, low: tuple[float, ...], high: tuple[float, ...]) -> None:
+        lowest, highest = torch.tensor(low), torch.tensor(high)
+        self.bounded = torch.isfinite(highest - lowest)  # nor do the largest floats bound anything
+        self.centre = torch.where(self.bounded, (lowest + highest) / 2, 0.0)
+        self.half_width = torch.where(self.bounded, (highest - lowest) / 2, 1.0)
+
+    def stretch(self, outputs: Tensor) -> Tensor:
+        """centre + half_width tanh(x) of `outputs` x `[..., n]`; x itself where a bound is missing."""
+        return self.centre + self.half_width * torch.where(self.bounded, outputs.tanh(), outputs)

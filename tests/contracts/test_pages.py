@@ -29,7 +29,7 @@ CASES: list[tuple[str, Spaces, dict[str, Any]]] = [
     ("a3c", VECTOR, {"lstm_cells": 7}),
     ("n_step_q", VECTOR, {"lstm_cells": 7}),
     ("a3c", CONTINUOUS, {}),
-    ("a3c", CONTINUOUS, {"variance": "state", "lstm_cells": 7}),
+    ("a3c", CONTINUOUS, {"mean": "linear", "variance": "state", "lstm_cells": 7}),
 ]
 
 
