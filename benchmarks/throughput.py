@@ -2,7 +2,8 @@
 
 For each setting (workers; environments per worker; t_max) two runs alternate, several times, with the same number of
 processes on the same cores: the environments alone with random actions, and full training. What counts is the ratio
-of their steps per second within one repetition; absolute figures are the machine's.
+of their steps per second within one repetition; absolute figures are the machine's. The first six seconds of training
+do not count.
 
     python benchmarks/throughput.py                        # all five settings, ALE/Pong-v5
     python benchmarks/throughput.py --settings 2,8,20 --repeats 5 --seconds 20 -- --network paper --image-size 84
@@ -42,6 +43,8 @@ from asyncrl.train import make_spec
 SETTINGS = ((2, 1, 5), (2, 1, 20), (2, 8, 20), (16, 1, 20), (16, 8, 20))
 BARE = ("--evaluation-interval-steps", "0", "--evaluation-episodes", "1", "--checkpoint-interval-steps", "0")
 """Training with nobody watching; there is still one evaluation, after the end."""
+WARM_UP = 6.0
+"""Seconds of training that do not count: in the first ones every process prepares its kernels."""
 PHASES = ("environment", "act", "collect", "loss", "pull", "push")
 
 
@@ -86,14 +89,17 @@ def environment_rate(spec: EnvSpec, workers: int, environments: int, seconds: fl
 
 
 def training_rate(
-    env_id: str, setting: Sequence[int], seconds: float, flags: Sequence[str]
+    env_id: str, setting: Sequence[int], seconds: float, flags: Sequence[str], warm_up: float = 0.0
 ) -> tuple[float, dict[str, float], float]:
-    """Steps per second of a training run, where a worker's time went, and the run's peak memory in MB (PSS)."""
+    """Steps per second of a training run, where a worker's time went, and the run's peak memory in MB (PSS).
+
+    What was recorded in the first `warm_up` seconds does not count.
+    """
     workers, environments, t_max = setting
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "asyncrl.a3c", "--env-id", env_id, "--workers", str(workers),
-            "--envs-per-worker", str(environments), "--t-max", str(t_max), "--max-seconds", str(seconds),
+            "--envs-per-worker", str(environments), "--t-max", str(t_max), "--max-seconds", str(warm_up + seconds),
             "--total-steps", "1e12", "--runs-dir", folder, "--quiet", *flags,
         ]  # fmt: skip
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -104,11 +110,17 @@ def training_rate(
             raise SystemExit(f"training ended with exit code {process.returncode}")
         (run,) = Path(folder).glob("*/*/*")
         # The rows of workers, not the command's own clock: the last evaluation is not training.
-        rows = [row for file in run.glob("worker-*.jsonl") for row in read_records(file) if "updates" in row]
-        steps, last = sum(row["worker_steps"] for row in rows), max(row["seconds"] for row in rows)
-        spent = {phase: sum(row["time"][phase] for row in rows) for phase in PHASES}
+        rates, spent = [], dict.fromkeys(PHASES, 0.0)
+        for file in run.glob("worker-*.jsonl"):
+            rows = [row for row in read_records(file) if "updates" in row]
+            earlier = [row["seconds"] for row in rows if row["seconds"] < warm_up]
+            counted = rows[len(earlier) :]
+            began = max(earlier, default=0.0)
+            rates.append(sum(row["worker_steps"] for row in counted) / (counted[-1]["seconds"] - began))
+            for phase in PHASES:
+                spent[phase] += sum(row["time"][phase] for row in counted)
     total = sum(spent.values())
-    return steps / last, {phase: value / total for phase, value in spent.items()}, memory.peak
+    return sum(rates), {phase: value / total for phase, value in spent.items()}, memory.peak
 
 
 def compare_bookkeeping(
@@ -180,7 +192,8 @@ def main() -> None:
         pairs = []
         for _ in range(arguments.repeats):
             alone = environment_rate(spec, setting[0], setting[1], arguments.seconds)
-            pairs.append((alone, *training_rate(arguments.env_id, setting, arguments.seconds, (*BARE, *flags))))
+            bare = (*BARE, "--record-interval-seconds", "1", *flags)
+            pairs.append((alone, *training_rate(arguments.env_id, setting, arguments.seconds, bare, WARM_UP)))
         ratios = [training / alone for alone, training, _, _ in pairs]
         alone, training = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
         shares = {phase: statistics.median(pair[2][phase] for pair in pairs) for phase in PHASES}

@@ -13,6 +13,7 @@ from asyncrl.runtime.evaluator import Evaluator, serve
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.plan import RunPlan, build_worker
 from asyncrl.runtime.progress import BUILDING, ENDED, FINISH, LEAVE, READY, RUNNING
+from asyncrl.runtime.scheduling import ask_for_long_slices
 from asyncrl.runtime.terminal import View
 
 NICENESS = 5
@@ -88,6 +89,7 @@ def worker_process(plan: RunPlan, worker: int) -> None:
     """An actor-learner's process."""
     if hasattr(os, "nice"):
         os.nice(NICENESS)
+    ask_for_long_slices()
     learning = build_worker(plan, worker)
     progress = plan.progress
     progress.enter(worker, READY)

@@ -60,7 +60,7 @@ class ConvolutionalBody(Body):
         super().__init__()
         self.scale = 1 / 255 if raw_pixels else 1.0
         channels, height, width = shape
-        layers = []
+        layers: list[nn.Conv2d] = []
         for out, kernel, stride, padding in convolutions.layers:
             height, width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
             if min(height, width) < 1:
@@ -70,21 +70,22 @@ class ConvolutionalBody(Body):
         self.convolutions = nn.ModuleList(layers)
         self.linear = linear_layers((channels * height * width, *widths))
         self.features = widths[-1] if widths else channels * height * width
+        # With a single observation, finding and calling layers takes a good part of the time of what they do.
+        self._convolutions = [(layer.weight, layer.bias, layer.stride, layer.padding) for layer in layers]
+        self._linear = parameters_of(self.linear)
 
     def forward(self, observations: Tensor) -> Tensor:
         """Features `[B, F]` of observations `[B, C, H, W]`."""
         hidden = observations.float()
         # The order in which a CPU's convolutions work: a tenth less time than letting each of them reorder.
         hidden = hidden.contiguous(memory_format=torch.channels_last)
-        # With a single observation, calling a layer takes a good part of the time of what it does: hence functions.
-        for i, layer in enumerate(self.convolutions):
-            assert isinstance(layer, nn.Conv2d)
-            weight = layer.weight * self.scale if i == 0 and self.scale != 1.0 else layer.weight
-            hidden = F.conv2d(hidden, weight, layer.bias, layer.stride, layer.padding).relu_()
+        scale = self.scale
+        for weight, bias, stride, padding in self._convolutions:
+            hidden = F.conv2d(hidden, weight if scale == 1.0 else weight * scale, bias, stride, padding).relu_()
+            scale = 1.0
         hidden = hidden.flatten(1)
-        for layer in self.linear:
-            assert isinstance(layer, nn.Linear)
-            hidden = F.linear(hidden, layer.weight, layer.bias).relu_()
+        for weight, bias in self._linear:
+            hidden = F.linear(hidden, weight, bias).relu_()
         return hidden
 
 
@@ -95,18 +96,24 @@ class VectorBody(Body):
         super().__init__()
         self.linear = linear_layers((inputs, *widths))
         self.features = widths[-1] if widths else inputs
+        self._linear = parameters_of(self.linear)
 
     def forward(self, observations: Tensor) -> Tensor:
         """Features `[B, F]` of observations `[B, n]`."""
         hidden = observations
-        for layer in self.linear:
-            hidden = torch.tanh(layer(hidden))
+        for weight, bias in self._linear:
+            hidden = F.linear(hidden, weight, bias).tanh_()
         return hidden
 
 
 def linear_layers(sizes: Sequence[int]) -> nn.ModuleList:
     """Linear layers between consecutive `sizes`."""
     return nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))
+
+
+def parameters_of(layers: nn.ModuleList) -> list[tuple[Tensor, Tensor]]:
+    """Weight and bias of each linear layer."""
+    return [(layer.weight, layer.bias) for layer in layers if isinstance(layer, nn.Linear)]
 
 
 def is_board(shape: tuple[int, ...]) -> bool:
