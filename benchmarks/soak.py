@@ -200,7 +200,7 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
     files.plot(minutes, [row["files"] for row in rows], label="all processes")
     files.plot(minutes, [row["supervisor_files"] for row in rows], label="supervisor")
     files.set_ylabel("open files")
-    rate.plot(*zip(*speeds(rows), strict=True), label="of 10 s")
+    rate.plot(*zip(*speeds(rows), strict=True), label="in 10 seconds")
     killed = [b["minutes"] for a, b in itertools.pairwise(rows) if b["kills"] > a["kills"]]
     rate.plot(killed, [0] * len(killed), "|", color="tab:red", markersize=8, label="kill", clip_on=False)
     rate.set(ylabel="steps/s", xlabel="minutes")
