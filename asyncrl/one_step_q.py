@@ -26,7 +26,7 @@ from torch import Tensor
 
 from asyncrl.core.losses import Metrics, squared_error
 from asyncrl.core.rollout import Rollout, State
-from asyncrl.core.value_config import VALUE_BOARD, VALUE_IMAGE, VALUE_PAPER, VALUE_VECTOR, ValueConfig
+from asyncrl.core.value_config import ONE_STEP_BOARD, VALUE_IMAGE, VALUE_PAPER, VALUE_VECTOR, ValueConfig
 from asyncrl.envs.spec import Spaces
 from asyncrl.nets.bodies import is_board, make_body
 from asyncrl.nets.memory import Trunk
@@ -48,7 +48,7 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     if name == "paper":
         return VALUE_PAPER
     if is_board(spaces.observation_shape):
-        return VALUE_BOARD
+        return ONE_STEP_BOARD
     return VALUE_IMAGE if spaces.is_image else VALUE_VECTOR
 
 

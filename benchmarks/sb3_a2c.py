@@ -21,7 +21,7 @@ from stable_baselines3 import A2C
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize, sync_envs_normalization
+from stable_baselines3.common.vec_env import VecNormalize, sync_envs_normalization
 
 
 class Evaluations(BaseCallback):
@@ -74,7 +74,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True)
     config = {"env_id": arguments.env_id, "seed": arguments.seed, "total_steps": arguments.total_steps}
     (arguments.out / "config.json").write_text(json.dumps({"page": "Stable-Baselines3 A2C", "config": config}))
-    environments = make_vec_env(arguments.env_id, n_envs=4, seed=arguments.seed, vec_env_cls=SubprocVecEnv)
+    environments = make_vec_env(arguments.env_id, n_envs=4, seed=arguments.seed)
     model = A2C(
         "MlpPolicy",
         VecNormalize(environments, gamma=0.99),

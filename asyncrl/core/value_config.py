@@ -100,4 +100,12 @@ VALUE_BOARD: dict[str, Any] = VALUE_VECTOR | {
     "normalize_returns": False,
     "target_interval_steps": 2_000,
 }
-"""What trains MinAtar's Breakout well with n-step Q; the one-step methods have not been tuned by themselves."""
+"""What trains MinAtar's Breakout well with n-step Q."""
+
+ONE_STEP_BOARD: dict[str, Any] = VALUE_BOARD | {
+    "envs_per_worker": 8,
+    "normalize_observations": False,
+    "target_interval_steps": 4_000,
+    "exploration_steps": 100_000,
+}
+"""What trains MinAtar's Breakout best with one-step Q of what was tried (docs/results/minatar.md)."""
