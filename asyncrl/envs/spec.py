@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -105,6 +106,18 @@ def restore(environment: Environment, state: dict[str, Any]) -> None:
     """Bring an environment back to what `state_of` said of one of the same spec."""
     assert isinstance(environment, Restorable)
     environment.restore(state)
+
+
+def states_of(environments: Sequence[Environment]) -> list[dict[str, Any]] | None:
+    """The state of each environment; None if one of them cannot tell."""
+    states = [state for environment in environments if (state := state_of(environment)) is not None]
+    return states if len(states) == len(environments) else None
+
+
+def restore_all(environments: Sequence[Environment], states: Sequence[dict[str, Any]]) -> None:
+    """Bring environments back to what `states_of` said of them."""
+    for environment, state in zip(environments, states, strict=True):
+        restore(environment, state)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.rollout import Rollout, State
-from asyncrl.envs.spec import BadEnvironment, Environment, Spaces, restore, state_of
+from asyncrl.envs.spec import BadEnvironment, Environment, Spaces, restore_all, states_of
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import Agent
@@ -130,8 +130,8 @@ class Collector(Iterator[Rollout]):
 
     def state(self) -> dict[str, Any] | None:
         """Everything the next rollouts depend on; None if an environment cannot tell."""
-        environments = [state_of(environment) for environment in self._environments]
-        if any(state is None for state in environments):
+        environments = states_of(self._environments)
+        if environments is None:
             return None
         return {
             "environments": environments,
@@ -146,8 +146,7 @@ class Collector(Iterator[Rollout]):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to what `state` said."""
-        for environment, its_state in zip(self._environments, state["environments"], strict=True):
-            restore(environment, its_state)
+        restore_all(self._environments, state["environments"])
         self._rows[-1] = state["row"]
         self._scores[:], self._lengths[:], self._breaks = state["scores"], state["lengths"], state["breaks"]
         self._state = None if state["recurrent"] is None else tuple(state["recurrent"])

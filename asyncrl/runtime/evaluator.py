@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asyncrl.envs.spec import BadEnvironment, Environment, Spaces, restore, state_of
+from asyncrl.envs.spec import BadEnvironment, Environment, Spaces, restore_all, states_of
 from asyncrl.runtime.collect import MOST_BREAKS, Successor, for_environments, reset_state
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.plan import RunPlan, build_agent, build_environments, build_normalizer, successor_of
@@ -57,8 +57,8 @@ class Evaluator:
 
     def state(self) -> dict[str, Any] | None:
         """Everything its next evaluations depend on, beside theta; None if an environment cannot tell."""
-        environments = [state_of(environment) for environment in self._environments]
-        if any(state is None for state in environments):
+        environments = states_of(self._environments)
+        if environments is None:
             return None
         return {
             "environments": environments,
@@ -70,8 +70,7 @@ class Evaluator:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to what `state` said."""
-        for environment, its_state in zip(self._environments, state["environments"], strict=True):
-            restore(environment, its_state)
+        restore_all(self._environments, state["environments"])
         self._agent.generator.set_state(state["random"])
         self._due_steps, self._evaluated_at = state["due_steps"], state["evaluated_at"]
         if self._normalizer is not None:
