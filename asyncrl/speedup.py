@@ -46,6 +46,8 @@ class Config:
     """local: all three speed-ups, up to the cores there are. serial: the data speed-up at any number of workers."""
     reference_score: tuple[str, ...] = ("auto",)
     """Score to reach: one for all environments, or one each; auto: from what one worker reaches."""
+    reference_evaluations: int = 1
+    """So many consecutive evaluations must have the score in their mean: more than 1 keeps luck out."""
     reference_fraction: float = 0.75
     """auto: how far from one worker's worst evaluation to its best."""
     max_steps: tuple[int, ...] = (200_000,)
@@ -90,7 +92,7 @@ def study(config: Config, further: Sequence[str], command: str) -> int:
     check(config)
     scores = given_scores(config)
     fixed = {
-        (env_id, algorithm): Reference(score, "given with --reference-score")
+        (env_id, algorithm): Reference(score, "given with --reference-score", config.reference_evaluations)
         for env_id, score in scores.items()
         for algorithm in config.algorithms
     }
@@ -147,6 +149,10 @@ def check(config: Config) -> None:
         raise UsageError("--seeds must be at least 1, and --jobs not negative")
     if not 0 < config.reference_fraction <= 1:
         raise UsageError(f"--reference-fraction must lie in (0, 1], got {config.reference_fraction:g}")
+    if config.reference_evaluations < 1:
+        raise UsageError(f"--reference-evaluations must be at least 1, got {config.reference_evaluations}")
+    if config.stop_at_reference and config.reference_evaluations > 1:
+        raise UsageError("--stop-at-reference ends a run at a single evaluation: it takes --reference-evaluations 1")
     if config.ablation == "lock" and config.backend == "serial":
         raise UsageError("--ablation lock needs --backend local: in the serial backend nobody races")
     if config.ablation == "staleness" and config.backend == "local":
@@ -193,7 +199,7 @@ def set_references(file: StudyFile, config: Config) -> None:
             run = measure(cell, file.job(cell).folder(config.runs_dir))
             groups.setdefault((cell.env_id, cell.algorithm), []).append(run)
     for key, group in groups.items():
-        if reference := choose_reference(group, config.reference_fraction):
+        if reference := choose_reference(group, config.reference_fraction, config.reference_evaluations):
             file.references[key] = reference
             print(f"{key[1]} on {key[0]}: reference score {reference.score:g}, {reference.how}")
     file.save()

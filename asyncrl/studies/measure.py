@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
 from asyncrl.studies.jobs import state_of
-from asyncrl.studies.plan import Cell
+from asyncrl.studies.plan import Cell, Reference
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,22 @@ class Measurement:
         """Steps per second of all workers."""
         return self.steps / self.seconds if self.seconds > 0 else 0.0
 
-    @property
-    def best_score(self) -> float | None:
-        """The best evaluation."""
-        return max((evaluation.score for evaluation in self.evaluations), default=None)
+    def means(self, evaluations: int = 1) -> list[Evaluation]:
+        """The curve with the mean over the last so many evaluations as its score; it begins when there are as many."""
+        return [
+            replace(last, score=fmean(each.score for each in self.evaluations[i + 1 - evaluations : i + 1]))
+            for i, last in enumerate(self.evaluations)
+            if i + 1 >= evaluations
+        ]
 
-    def reach(self, score: float) -> Evaluation | None:
-        """The first evaluation that reached the score; None if none did: the run is censored."""
-        return next((evaluation for evaluation in self.evaluations if evaluation.score >= score), None)
+    def best_score(self, evaluations: int = 1) -> float | None:
+        """The best mean of so many consecutive evaluations."""
+        return max((mean.score for mean in self.means(evaluations)), default=None)
+
+    def reach(self, reference: Reference) -> Evaluation | None:
+        """The first evaluation with which the reference was reached; None if it was not: the run is censored."""
+        means = self.means(reference.evaluations)
+        return next((mean for mean in means if mean.score >= reference.score), None)
 
 
 def measure(cell: Cell, folder: Path) -> Measurement:

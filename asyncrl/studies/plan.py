@@ -97,6 +97,8 @@ class Reference:
     score: float
     how: str
     """Where it comes from, in words."""
+    evaluations: int = 1
+    """How many consecutive evaluations must have it in their mean."""
 
 
 References = Mapping[tuple[str, str], Reference]
@@ -123,7 +125,7 @@ class StudyFile:
         """The command lines that made the study."""
         self.environments = {env: _settings(plain) for env, plain in stored["environments"].items()}
         self.references = {
-            (entry["env_id"], entry["algorithm"]): Reference(entry["score"], entry["how"])
+            (entry["env_id"], entry["algorithm"]): Reference(entry["score"], entry["how"], entry["evaluations"])
             for entry in stored["references"]
         }
         self.cells = [Cell(**plain) for plain in stored["cells"]]
@@ -146,8 +148,12 @@ class StudyFile:
                         f"{self._path} has {env_id} with {name} {before}, not {now}: choose another --runs-dir"
                     )
         for key, reference in references.items():
-            if (before := self.references.get(key, reference)).score != reference.score:
-                raise UsageError(f"{self._path} has reference score {before.score:g} for {' '.join(key)}, not another")
+            before = self.references.get(key, reference)
+            if (before.score, before.evaluations) != (reference.score, reference.evaluations):
+                raise UsageError(
+                    f"{self._path} has reference score {before.score:g} for {' '.join(key)} "
+                    f"(--reference-evaluations {before.evaluations}), not another"
+                )
         self.commands += [command] if command not in self.commands else []
         self.ablation = ablation
         self.references = {**references, **self.references}

@@ -78,7 +78,7 @@ def _gather(key: tuple[Series, str, str, int], runs: list[Measurement], referenc
     runs = sorted(runs, key=lambda run: run.cell.seed)
     local = backend == "local"
     lags = add_staleness(run.staleness for run in runs)
-    reached = [run.reach(reference.score) if reference else None for run in runs]
+    reached = [run.reach(reference) if reference else None for run in runs]
     flags = tuple(evaluation is not None for evaluation in reached)
     pairs = list(zip(runs, reached, strict=True))
     return Point(
@@ -146,13 +146,15 @@ def _means(points: Sequence[Point]) -> list[Point]:
     return means
 
 
-def choose_reference(one_worker: Sequence[Measurement], fraction: float) -> Reference | None:
+def choose_reference(one_worker: Sequence[Measurement], fraction: float, evaluations: int = 1) -> Reference | None:
     """A score that one worker reaches: `fraction` of the way from its worst evaluation to its best.
 
-    The best is the median over seeds of each run's best, so that at least half of the runs reach the score; the worst
-    is the lowest evaluation of all, near which an untrained network scores. None without an evaluation.
+    The best is the median over seeds of each run's best mean of so many consecutive `evaluations`, so that at least
+    half of the runs reach the score; the worst is the lowest evaluation of all, near which an untrained network scores.
+    None without evaluations.
     """
-    best = [run.best_score for run in one_worker if run.complete and run.best_score is not None]
+    scores = (run.best_score(evaluations) for run in one_worker if run.complete)
+    best = [score for score in scores if score is not None]
     if not best:
         return None
     lowest = min(evaluation.score for run in one_worker for evaluation in run.evaluations)
@@ -163,7 +165,7 @@ def choose_reference(one_worker: Sequence[Measurement], fraction: float) -> Refe
         f"{fraction:g} of the way from the worst evaluation of one worker ({lowest:.4g}) to the best of its median "
         f"seed ({highest:.4g}, {len(best)} seeds); fixed before any run with more workers"
     )
-    return Reference(score, how)
+    return Reference(score, how, evaluations)
 
 
 def cost(point: Point, price_per_core_hour: float) -> float | None:
@@ -227,7 +229,8 @@ def write_runs(path: Path, measurements: Sequence[Measurement], references: Refe
         cell = run.cell
         local = cell.backend == "local"
         reference = references.get((cell.env_id, cell.algorithm))
-        at = run.reach(reference.score) if reference else None
+        at = run.reach(reference) if reference else None
+        best = run.best_score()
         rows.append(
             {
                 "backend": cell.backend,
@@ -240,7 +243,7 @@ def write_runs(path: Path, measurements: Sequence[Measurement], references: Refe
                 "restarts": run.restarts,
                 "steps": run.steps,
                 "steps_per_second": f"{run.throughput:.6g}" if local else "",
-                "best_score": "" if run.best_score is None else f"{run.best_score:.6g}",
+                "best_score": "" if best is None else f"{best:.6g}",
                 "reference_score": reference.score if reference else "",
                 "steps_to_reference": at.steps if at else "",
                 "seconds_to_reference": at.seconds if at and local else "",

@@ -32,6 +32,8 @@ SMALL = (
         (["--env-ids", "Catch", "Chain", "--max-steps", "1", "2", "3"], "--max-steps takes one value, or one for each"),
         (["--reference-score", "high"], "--reference-score takes numbers or auto, got high"),
         (["--reference-fraction", "1.5"], "--reference-fraction must lie in (0, 1]"),
+        (["--reference-evaluations", "0"], "--reference-evaluations must be at least 1"),
+        (["--reference-evaluations", "3", "--stop-at-reference"], "it takes --reference-evaluations 1"),
         (["--backend", "serial", "--ablation", "lock"], "in the serial backend nobody races"),
         (["--ablation", "staleness"], "needs --backend serial"),
         (["--ablation", "exploration"], "leave a3c out"),
@@ -68,7 +70,7 @@ def test_a_study_refuses_cells_that_could_not_be_compared(tmp_path: Path, capfd:
                         "evaluation_episodes": 20, "stop_at_reference": False, "words": [],
                     }
                 },
-                "references": [{"env_id": "Catch", "algorithm": "a3c", "score": 0.5, "how": "given"}],
+                "references": [{"env_id": "Catch", "algorithm": "a3c", "score": 0.5, "how": "given", "evaluations": 1}],
                 "cells": [],
             }
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.studies.measure import Evaluation, Measurement, measure
-from asyncrl.studies.plan import Cell, StudyFile
+from asyncrl.studies.plan import Cell, Reference, StudyFile
 from asyncrl.studies.speedups import MEAN, Point, choose_reference, cost, make_points, write_runs, write_table
 from tests.studies.made_up import make_study
 
@@ -141,8 +141,24 @@ def test_throughput_is_what_workers_did_while_they_worked(tmp_path: Path) -> Non
     assert run.throughput == pytest.approx(100.0)
     assert run.phases["act"] == pytest.approx(2 * 2 * 2**0.2 / 10_000)
     assert run.staleness == {1: 180, 2: 20}
-    assert run.reach(1.0) == Evaluation(4000, 40.0, 1.0)
-    assert run.reach(1.5) is None
+    assert run.reach(Reference(1.0, "")) == Evaluation(4000, 40.0, 1.0)
+    assert run.reach(Reference(1.5, "")) is None
+
+
+def test_one_lucky_evaluation_does_not_reach_a_mean_of_several() -> None:
+    """Scores 0 9 0 3 6 6: 6 is reached at once by luck, and by the mean of three evaluations not even at the end."""
+    scores = (0.0, 9.0, 0.0, 3.0, 6.0, 6.0)
+    curve = tuple(Evaluation(100 * (i + 1), float(i), score) for i, score in enumerate(scores))
+    run = Measurement(CELL, "finished", evaluations=curve)
+
+    assert run.reach(Reference(6.0, "")) == Evaluation(200, 1.0, 9.0)
+    assert [mean.score for mean in run.means(3)] == [3.0, 4.0, 3.0, 5.0]
+    assert run.reach(Reference(5.0, "", 3)) == Evaluation(600, 5.0, 5.0)
+    assert run.reach(Reference(6.0, "", 3)) is None
+    assert (run.best_score(), run.best_score(3), run.best_score(7)) == (9.0, 5.0, None)
+    reference = choose_reference([run], 1.0, 3)
+    assert reference is not None
+    assert (reference.score, reference.evaluations) == (5.0, 3)
 
 
 def test_auto_takes_a_fraction_of_the_way_to_the_median_seeds_best() -> None:
