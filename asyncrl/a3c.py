@@ -36,7 +36,7 @@ from asyncrl.envs.spec import Spaces
 from asyncrl.nets.actor_critic import ActorCritic
 from asyncrl.nets.bodies import is_board, make_body
 from asyncrl.nets.gaussian import GaussianActorCritic
-from asyncrl.nets.memory import Trunk, at_end, at_places
+from asyncrl.nets.memory import Trunk, at_places
 
 HAS_TARGET = False
 TAKES_CONTINUOUS = True
@@ -189,9 +189,8 @@ class A3C:
     @torch.inference_mode()
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
         """a_t ~ pi(a_t | s_t; theta'), `[E]`."""
-        policy, states = self.network.policy_at(observations[None], state)
-        actions = policy.mode() if self.choose_best else policy.sample(self.generator)
-        return actions[0], at_end(states)
+        policy, state = self.network.policy_at(observations, state)
+        return policy.mode() if self.choose_best else policy.sample(self.generator), state
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Summed over the T steps, as the paper accumulates its gradient, and averaged over the E environments."""

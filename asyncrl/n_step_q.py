@@ -99,8 +99,8 @@ class NStepQ:
     @torch.inference_mode()
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
         """a_t `[E]` by this worker's exploration over Q(s_t, a; theta')."""
-        q, states = self.network(observations[None], state)
-        return self.policy.choose(q[0], steps, self.generator), at_end(states)
+        q, state = self.network.values_at(observations, state)
+        return self.policy.choose(q, steps, self.generator), state
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Squared errors, summed over the T steps and averaged over the E environments."""

@@ -84,8 +84,8 @@ class OneStepQ:
     @torch.inference_mode()
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
         """a_t `[E]` by this worker's exploration over Q(s_t, a; theta)."""
-        q, _ = self.network(observations[None])
-        return self.policy.choose(q[0], steps, self.generator), state
+        q, _ = self.network.values_at(observations)
+        return self.policy.choose(q, steps, self.generator), state
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Squared errors, summed over the T steps and averaged over the E environments."""

@@ -91,8 +91,8 @@ class OneStepSarsa:
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
         """a_t `[E]` by this worker's exploration over Q(s_t, a; theta)."""
         self.steps = steps
-        q, _ = self.network(observations[None])
-        return self.policy.choose(q[0], steps, self.generator), state
+        q, _ = self.network.values_at(observations)
+        return self.policy.choose(q, steps, self.generator), state
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Squared errors, summed over the T steps and averaged over the E environments."""

@@ -14,7 +14,7 @@ from asyncrl.core.losses import categorical_entropy
 
 
 class Categorical:
-    """One of A actions, from logits `[T, E, A]`; actions are int64 `[T, E]`."""
+    """One of A actions, from logits `[..., A]`; actions are int64 `[...]`."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits
@@ -25,41 +25,41 @@ class Categorical:
 
     @cached_property
     def log_probabilities(self) -> Tensor:
-        """log pi `[T, E, A]`."""
+        """log pi `[..., A]`."""
         return torch.log_softmax(self.logits, -1)
 
     def sample(self, generator: torch.Generator) -> Tensor:
-        """Actions `[T, E]`."""
+        """Actions `[...]`."""
         return sample(self.logits, generator)
 
     def mode(self) -> Tensor:
-        """The best actions `[T, E]`, the first of equals."""
+        """The best actions `[...]`, the first of equals."""
         return greedy(self.logits)
 
     def log_probability(self, actions: Tensor) -> Tensor:
-        """log pi(a | s) `[T, E]`."""
+        """log pi(a | s) `[...]`."""
         return self.log_probabilities.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        """-sum_a pi(a) log pi(a) `[T, E]`."""
+        """-sum_a pi(a) log pi(a) `[...]`."""
         return categorical_entropy(self.log_probabilities)
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A vector of n real numbers, independent normals; actions are float32 `[T, E, n]`, not yet clipped to a box."""
+    """A vector of n real numbers, independent normals; actions are float32 `[..., n]`, not yet clipped to a box."""
 
     mean: Tensor
-    """`[T, E, n]`."""
+    """`[..., n]`."""
     deviation: Tensor
-    """Standard deviation, `[T, E, n]` or broadcastable to it: `[T, E, 1]` is the paper's spherical Gaussian."""
+    """Standard deviation, `[..., n]` or broadcastable to it: `[..., 1]` is the paper's spherical Gaussian."""
 
     def __getitem__(self, steps: slice) -> Gaussian:
         """The same at some of the steps only."""
         return Gaussian(self.mean[steps], self.deviation.expand_as(self.mean)[steps])
 
     def sample(self, generator: torch.Generator) -> Tensor:
-        """mean + deviation * noise, `[T, E, n]`."""
+        """mean + deviation * noise, `[..., n]`."""
         return self.mean + self.deviation * torch.randn(self.mean.shape, generator=generator)
 
     def mode(self) -> Tensor:
@@ -67,12 +67,12 @@ class Gaussian:
         return self.mean
 
     def log_probability(self, actions: Tensor) -> Tensor:
-        """Sum over the components of -(a - mu)^2 / (2 sigma^2) - log sigma - log(2 pi) / 2, `[T, E]`."""
+        """Sum over the components of -(a - mu)^2 / (2 sigma^2) - log sigma - log(2 pi) / 2, `[...]`."""
         deviation = self.deviation.expand_as(self.mean)
         distance = (actions - self.mean) / deviation
         return (-0.5 * distance.square() - deviation.log() - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def entropy(self) -> Tensor:
-        """Sum over the components of (log(2 pi sigma^2) + 1) / 2, `[T, E]` (section 9)."""
+        """Sum over the components of (log(2 pi sigma^2) + 1) / 2, `[...]` (section 9)."""
         deviation = self.deviation.expand_as(self.mean)
         return (deviation.log() + 0.5 * (math.log(2 * math.pi) + 1)).sum(-1)

@@ -33,6 +33,6 @@ class ActorCritic(nn.Module):
         return Categorical(self.policy(features)), self.value(features).squeeze(-1), states
 
     def policy_at(self, observations: Tensor, state: State = None) -> tuple[Categorical, State]:
-        """The policy alone and the states, as `forward` gives them: all that acting needs."""
-        features, states = self.trunk(observations, state)
-        return Categorical(self.policy(features)), states
+        """All that acting needs: the policy `[E]` at observations `[E, *shape]`, and the state after them."""
+        features, state = self.trunk.step(observations, state)
+        return Categorical(self.policy(features)), state

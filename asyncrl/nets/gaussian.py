@@ -72,11 +72,15 @@ class GaussianActorCritic(nn.Module):
         return self._gaussian(features), self.value(seen).squeeze(-1), states
 
     def policy_at(self, observations: Tensor, state: State = None) -> tuple[Gaussian, State]:
-        """The policy alone and the states, as `forward` gives them: all that acting needs."""
-        if state is not None:  # the value's memory must see every observation too
-            policy, _, states = self(observations, state)
-            return policy, states
-        return self._gaussian(self.policy_trunk(observations, None)[0]), None
+        """All that acting needs: the policy `[E]` at observations `[E, *shape]`, and the states after them."""
+        if state is None:
+            return self._gaussian(self.policy_trunk.step(observations, None)[0]), None
+        half = len(state) // 2
+        features, policy_state = self.policy_trunk.step(observations, state[:half])
+        _, value_state = self.value_trunk.step(observations, state[half:])  # its memory must see all of them too
+        assert policy_state is not None
+        assert value_state is not None
+        return self._gaussian(features), (*policy_state, *value_state)
 
     def _gaussian(self, features: Tensor) -> Gaussian:
         mean = self.mean(features)

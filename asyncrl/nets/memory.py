@@ -77,3 +77,12 @@ class Trunk(nn.Module):
         assert state is not None
         states = self.memory(features, state, last)
         return states[0], states
+
+    def step(self, observations: Tensor, state: State) -> tuple[Tensor, State]:
+        """One step of it: features `[E, F]` of observations `[E, *shape]`, and the state after it `[E, ...]`."""
+        features = self.body(observations)
+        if self.memory is None:
+            return features, None
+        assert state is not None
+        h, c = self.memory(features[None], state)
+        return h[0], (h[0], c[0])

@@ -22,3 +22,8 @@ class QNetwork(nn.Module):
         """Q `[T, E, A]` and the states after each step, of observations `[T, E, *shape]`."""
         features, states = self.trunk(observations, state, last)
         return self.head(features), states
+
+    def values_at(self, observations: Tensor, state: State = None) -> tuple[Tensor, State]:
+        """All that acting needs: Q `[E, A]` at observations `[E, *shape]`, and the state after them."""
+        features, state = self.trunk.step(observations, state)
+        return self.head(features), state

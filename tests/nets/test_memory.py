@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from asyncrl import a3c
+from asyncrl import a3c, n_step_q
 from asyncrl.core.config import RunConfig
+from asyncrl.core.rollout import State
 from asyncrl.envs.spec import Spaces
 from asyncrl.nets.bodies import make_body
 from asyncrl.nets.memory import Memory, Trunk, at_end, at_places
@@ -117,17 +118,64 @@ def test_bootstrapping_does_not_advance_the_stored_state(tmp_path: Path) -> None
 def test_acting_step_by_step_equals_the_unrolled_loss(tmp_path: Path) -> None:
     """The logits that chose the actions are those the loss differentiates."""
     spaces = Spaces((3,), "float32", 2)
-    config = a3c.Config(lstm_cells=5)
     torch.manual_seed(0)
-    network = a3c.make_network(config, spaces)
+    network = a3c.make_network(a3c.Config(lstm_cells=5), spaces)
     observations, last = torch.randn(6, 2, 3), torch.zeros(6, 2, dtype=torch.bool)
-    state = network.trunk.initial_state(2)
+    state = network.initial_state(2)
     stepwise = []
     for observation in observations:
-        policy, _, states = network(observation[None], state)
-        state = at_end(states)
-        stepwise.append(policy.logits[0])
+        policy, state = network.policy_at(observation, state)
+        stepwise.append(policy.logits)
 
-    unrolled, _, _ = network(observations, network.trunk.initial_state(2), last)
+    unrolled, _, states = network(observations, network.initial_state(2), last)
 
     torch.testing.assert_close(torch.stack(stepwise), unrolled.logits)
+    assert_same_state(state, at_end(states))
+
+
+def test_acting_on_vectors_of_actions_moves_both_memories() -> None:
+    """Mean and deviation step by step are those of the unrolled network, and so are the four parts of the state."""
+    spaces = Spaces((3,), "float32", 0, action_low=(-1.0, -1.0), action_high=(1.0, 1.0))
+    torch.manual_seed(0)
+    network = a3c.make_network(a3c.Config(lstm_cells=5, variance="state"), spaces)
+    observations = torch.randn(6, 2, 3)
+    state = network.initial_state(2)
+    means = []
+    for observation in observations:
+        policy, state = network.policy_at(observation, state)
+        means.append(policy.mean)
+
+    unrolled, _, states = network(observations, network.initial_state(2))
+
+    torch.testing.assert_close(torch.stack(means), unrolled.mean)
+    assert state is not None
+    assert len(state) == 4
+    assert_same_state(state, at_end(states))
+
+
+def test_action_values_step_by_step_equal_the_unrolled_ones() -> None:
+    """With a memory and without one."""
+    spaces = Spaces((3,), "float32", 2)
+    for cells in (0, 5):
+        torch.manual_seed(0)
+        network = n_step_q.make_network(n_step_q.Config(lstm_cells=cells), spaces)
+        observations = torch.randn(6, 2, 3)
+        state = network.trunk.initial_state(2)
+        stepwise = []
+        for observation in observations:
+            q, state = network.values_at(observation, state)
+            stepwise.append(q)
+
+        unrolled, states = network(observations, network.trunk.initial_state(2))
+
+        torch.testing.assert_close(torch.stack(stepwise), unrolled)
+        assert_same_state(state, at_end(states))
+
+
+def assert_same_state(actual: State, expected: State) -> None:
+    """Part by part, or None both."""
+    if actual is None or expected is None:
+        assert actual is expected
+        return
+    for a, b in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, b)

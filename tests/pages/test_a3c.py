@@ -35,8 +35,7 @@ class Table(nn.Module):
         return Categorical(logits), self.v * number, None
 
     def policy_at(self, observations: torch.Tensor, state: State = None) -> tuple[Categorical, State]:
-        policy, _, states = self(observations, state)
-        return policy, states
+        return self(observations, state)[0], state
 
 
 def agent_of(network: nn.Module, worker: int = 0, **settings: Any) -> a3c.A3C:
