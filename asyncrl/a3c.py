@@ -186,7 +186,6 @@ class A3C:
         """The LSTM's state with which episodes begin, or None."""
         return self.network.initial_state(environments)
 
-    @torch.inference_mode()
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
         """a_t ~ pi(a_t | s_t; theta'), `[E]`."""
         policy, state = self.network.policy_at(observations, state)

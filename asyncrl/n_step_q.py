@@ -96,7 +96,6 @@ class NStepQ:
         """The LSTM's state with which episodes begin, or None."""
         return self.network.trunk.initial_state(environments)
 
-    @torch.inference_mode()
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
         """a_t `[E]` by this worker's exploration over Q(s_t, a; theta')."""
         q, state = self.network.values_at(observations, state)

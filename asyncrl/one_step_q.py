@@ -81,7 +81,6 @@ class OneStepQ:
         """Nothing to remember: the networks are feed-forward."""
         return self.network.trunk.initial_state(environments)
 
-    @torch.inference_mode()
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
         """a_t `[E]` by this worker's exploration over Q(s_t, a; theta)."""
         q, _ = self.network.values_at(observations)

@@ -64,7 +64,8 @@ class Spaces:
 class Environment(Protocol):
     """One environment, in which one agent acts.
 
-    The array returned by `reset` and `step` may be overwritten by the next call: copy it at once.
+    The array returned by `reset` and `step` may be overwritten by the next call: copy it at once. They are called in
+    torch's inference mode; who learns something inside of an environment leaves it by `torch.inference_mode(False)`.
     """
 
     def reset(self) -> NDArray[Any]:

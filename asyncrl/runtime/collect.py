@@ -73,12 +73,15 @@ class Collector(Iterator[Rollout]):
         # What the network sees: the same memory unless it is normalised.
         changed = normalizer is not None and normalizer.observes
         self._observations = torch.empty(self._raw.shape) if changed else self._raw
+        # Row by row, made once: with one environment, finding a row takes as long as what is done with it.
+        self._raw_rows, self._observation_rows = list(self._raw), list(self._observations)
         self._spaces = spaces
         self._normalizer = normalizer
         if spaces.is_continuous:
             self._actions = torch.empty((*shape, len(spaces.action_low)))
         else:
             self._actions = torch.empty(shape, dtype=torch.int64)
+        self._action_rows = list(self._actions)
         self._rewards = np.empty(shape, np.float32)
         self._discounts = np.empty(shape, np.float32)
         self._last = np.empty(shape, np.bool_)
@@ -101,17 +104,7 @@ class Collector(Iterator[Rollout]):
         self._see(0)
         truncated: list[tuple[int, int]] = []
         finals: list[Tensor] = []
-        for t in range(len(self._rewards)):
-            actions = self._choose(t, steps)
-            self._actions[t] = actions
-            acted = time.perf_counter()
-            for e, action in enumerate(for_environments(actions, self._spaces)):
-                self._step(t, e, action, truncated, finals)
-            self._see(t + 1)
-            if self._normalizer is not None:
-                self._normalizer.reward(self._rewards[t], self._last[t])
-            self._state = reset_state(self._agent, self._state, self._last[t])
-            self.environment_seconds += time.perf_counter() - acted
+        self._play(steps, truncated, finals)
         if self._normalizer is not None:
             self._normalizer.share(self._raw[:-1])
         times, places = np.array(truncated, np.intp).reshape(-1, 2).T
@@ -127,6 +120,21 @@ class Collector(Iterator[Rollout]):
             reward_scale=1.0 if self._normalizer is None else self._normalizer.reward_scale,
             next_actions=self._next_actions(steps) if self._look_ahead else None,
         )
+
+    @torch.inference_mode()
+    def _play(self, steps: int, truncated: list[tuple[int, int]], finals: list[Tensor]) -> None:
+        """Take t_max steps in all environments."""
+        for t in range(len(self._rewards)):
+            actions = self._choose(t, steps)
+            self._action_rows[t].copy_(actions)
+            acted = time.perf_counter()
+            for e, action in enumerate(for_environments(actions, self._spaces)):
+                self._step(t, e, action, truncated, finals)
+            self._see(t + 1)
+            if self._normalizer is not None:
+                self._normalizer.reward(self._rewards[t], self._last[t])
+            self._state = reset_state(self._agent, self._state, self._last[t])
+            self.environment_seconds += time.perf_counter() - acted
 
     def state(self) -> dict[str, Any] | None:
         """Everything the next rollouts depend on; None if an environment cannot tell."""
@@ -160,13 +168,14 @@ class Collector(Iterator[Rollout]):
             actions, self._chosen = self._chosen, None
             return actions
         began = time.perf_counter()
-        actions, self._state = self._agent.act(self._observations[t], self._state, steps)
+        actions, self._state = self._agent.act(self._observation_rows[t], self._state, steps)
         self.acting_seconds += time.perf_counter() - began
         return actions
 
     def _next_actions(self, steps: int) -> Tensor:
         """What is done in observations 1..T, `[T, E]`; the last row is chosen now and taken in the next rollout."""
-        self._chosen = self._choose(len(self._rewards), steps)
+        with torch.inference_mode():
+            self._chosen = self._choose(len(self._rewards), steps)
         return torch.cat([self._actions[1:], self._chosen[None]])
 
     def _step(self, t: int, e: int, action: Any, truncated: list[tuple[int, int]], finals: list[Tensor]) -> None:
@@ -225,7 +234,7 @@ class Collector(Iterator[Rollout]):
         """Normalise the raw observations of row t, for all environments at once."""
         if self._observations is not self._raw:
             assert self._normalizer is not None
-            self._normalizer.observe(self._raw[t], out=self._observations[t])
+            self._normalizer.observe(self._raw_rows[t], out=self._observation_rows[t])
 
     def _seen(self, observations: Tensor) -> Tensor:
         return observations if self._normalizer is None else self._normalizer.observe(observations)

@@ -170,6 +170,7 @@ def serve(evaluator: Evaluator, plan: RunPlan) -> None:
     progress.enter(EVALUATOR, ENDED)
 
 
+@torch.inference_mode()
 def play(
     agent: Agent,
     environments: list[Environment],

@@ -41,7 +41,10 @@ class Agent(Protocol):
         ...
 
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
-        """Actions `[E]` for observations `[E, ...]`, and the next state. `steps` is T, for annealed exploration."""
+        """Actions `[E]` for observations `[E, ...]`, and the next state. `steps` is T, for annealed exploration.
+
+        Called in torch's inference mode, which is the caller's to enter: once for many steps.
+        """
         ...
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:

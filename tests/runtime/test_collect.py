@@ -128,6 +128,29 @@ def test_sarsas_look_ahead_action_is_taken_in_the_next_rollout() -> None:
     assert agent.calls == 7
 
 
+def test_acting_builds_no_graph_and_leaves_rollouts_that_can_be_learnt_from() -> None:
+    """`act` is called in inference mode, for the look-ahead too; what a rollout holds may be saved for a gradient."""
+
+    class Asking(FixedAgent):
+        def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
+            asked.append(torch.is_inference_mode_enabled())
+            return super().act(observations, state, steps)
+
+    asked: list[bool] = []
+    progress = Progress(1, 10_000)
+    environments = [Counting(2, truncates=True)]
+    collector = Collector(environments, Asking(), COUNTING, 4, 0.5, progress, look_ahead=True)
+    rollout = next(collector)
+
+    assert asked == [True] * 5
+    assert not torch.is_inference_mode_enabled()
+    weight = torch.ones(1, requires_grad=True)
+    for part in (rollout.observations, rollout.final_observations, rollout.actions, rollout.next_actions):
+        assert part is not None
+        assert not part.is_inference()
+    (rollout.observations * weight).sum().backward()  # type: ignore[no-untyped-call]
+
+
 def test_vectors_are_clipped_to_the_box_only_for_the_environment() -> None:
     """The action that the gradient is about stays as it was drawn."""
     box = Spaces((1,), "float32", 0, (-1.0, -1.0), (1.0, 2.0))
