@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from traceback import format_exception
 from types import FrameType
 
-from asyncrl.core.errors import NotFinite
+from asyncrl.core.errors import NotFinite, UsageError
 from asyncrl.storage.files import disk_is_full
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
@@ -43,10 +43,10 @@ def failed(reason: str, traceback: str | None = None) -> Outcome:
 
 
 def broken(error: Exception) -> Outcome:
-    """An exception ended the run. A full disk is the machine's trouble and needs one line, the rest a traceback."""
+    """An exception ended the run. What the user can mend needs one line, the rest a traceback."""
     if disk_is_full(error):
         return failed(f"the disk is full: {error}")
-    if isinstance(error, NotFinite):
+    if isinstance(error, NotFinite | UsageError):
         return failed(str(error))
     return failed(f"{type(error).__name__}: {error}", "".join(format_exception(error)))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
 from asyncrl.backends.schedules import make_schedule
+from asyncrl.core.errors import UsageError
 from asyncrl.runtime.evaluator import Evaluator
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.plan import Learner, RunPlan, build_learner
@@ -41,16 +42,25 @@ class Turns:
         self._plan = plan
         self._part, self._taken = plan.part, 0
         if plan.exact is not None:
-            self._part, self._taken = plan.exact["part"], plan.exact["turns"]
-            plan.store.restore_moments(plan.exact["moments"])
-            evaluator.restore(plan.exact["evaluator"])
-            for learner, state in zip(learners, plan.exact["learners"], strict=True):
-                learner.restore(state)
+            try:
+                self._restore(plan.exact)
+            except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise UsageError(
+                    f"the state of the workers in the checkpoint cannot be used ({type(error).__name__}: {error}); "
+                    "with --backend local the run goes on without it"
+                ) from None
         config = plan.config
         seed = derive(config.seed, SCHEDULE, self._part)
         self._schedule = make_schedule(config.schedule, config.workers, seed, config.delays)
         for _ in range(self._taken):
             next(self._schedule)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self._part, self._taken = int(state["part"]), int(state["turns"])
+        self._plan.store.restore_moments(state["moments"])
+        self.evaluator.restore(state["evaluator"])
+        for learner, own in zip(self.learners, state["learners"], strict=True):
+            learner.restore(own)
 
     def next(self) -> int:
         """The worker whose turn it is."""

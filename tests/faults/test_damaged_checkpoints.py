@@ -189,6 +189,31 @@ def test_a_checkpoint_without_a_tensor_that_a_run_needs_is_refused(
 
 
 @pytest.mark.parametrize(
+    "change",
+    [{"learners": []}, {"evaluator": None}, {"turns": "x"}, {"moments": {}}],
+    ids=("learners", "evaluator", "turns", "moments"),
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files of workers that never began
+def test_a_state_of_the_workers_that_is_none_ends_the_run_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], change: dict[str, Any]
+) -> None:
+    """It says how to go on without it, which then works."""
+    assert main("asyncrl.a3c", [*CATCH, "--runs-dir", str(tmp_path)]) == 0
+    run = the_run(tmp_path)
+    *_, newest, last = checkpoints.find(run / "checkpoints")
+    shutil.rmtree(last)
+    rewrite(newest, lambda manifest: manifest["facts"]["exact"].update(change))
+    capfd.readouterr()
+
+    assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 1
+    told = capfd.readouterr()
+    assert "failed: the state of the workers in the checkpoint cannot be used" in told.out
+    assert "with --backend local the run goes on without it" in told.out
+    assert told.err == ""
+    assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000", "--backend", "local"]) == 0
+
+
+@pytest.mark.parametrize(
     "content",
     [
         "", "{", "{}", "[]", "null", '{"page": 3, "config": {}}', '{"page": "asyncrl.a3c"}',
