@@ -133,7 +133,8 @@ def _draw_points(axes: Axes, rows: Sequence[Row], across: Axis | None, colour: s
     known = [(x, y) for x, y in zip(places, scores, strict=True) if y is not None]
     axes.plot(*(zip(*known, strict=True) if known else ([], [])), "o", color=colour, alpha=0.75, label=label)
     lost = [x for x, y in zip(places, scores, strict=True) if y is None]
-    axes.plot(lost, np.zeros(len(lost)), "x", color=colour, transform=axes.get_xaxis_transform(), clip_on=False)
+    if lost:  # drawn with no places, it would make room for the corner of the figure
+        axes.plot(lost, np.zeros(len(lost)), "x", color=colour, transform=axes.get_xaxis_transform(), clip_on=False)
 
 
 def _place(row: Row, across: Axis | None) -> float:
@@ -153,7 +154,7 @@ def _finish(axes: Axes, across: Axis | None, env_id: str) -> None:
         axes.set_xticks(range(len(across.values)), across.values)
         axes.margins(x=0.2)
     axes.set_xlabel(across.field.replace("_", " ") if across else "seed")
-    axes.set_ylabel("final score\n(mean raw return of whole episodes)")
+    axes.set_ylabel("final score (raw return)")
     axes.set_title(env_id, fontsize=11)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

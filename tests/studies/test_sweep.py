@@ -105,6 +105,8 @@ def test_the_figure_is_the_papers_scatter(tmp_path: Path, capsys: pytest.Capture
         dots = [line for line in panel.lines if line.get_marker() == "o"]
         assert [len(np.asarray(line.get_xdata())) for line in dots] == [4, 4]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A3C", "n-step Q"]
+    figure.draw_without_rendering()
+    assert all(panel.get_position().height > 0.6 for panel in figure.axes)  # and no empty room below
 
 
 def test_a_run_that_was_stopped_has_no_final_score(tmp_path: Path) -> None:
