@@ -144,7 +144,7 @@ def draw_curves(
             raise UsageError(
                 f"the reference {reference.label} has no {axis if 'score' in reference.points else 'score'}"
             )
-        scale = 1.0 if axis == "minutes" else size
+        scale = size / 60 if axis == "minutes" else size  # references have minutes
         x = [value / scale for value in reference.points[axis]]
         axes.plot(x, reference.points["score"], style, color="0.35", linewidth=1.5, label=reference.label, zorder=1)
     axes.set_xlabel(f"{text} ({unit})")
@@ -173,7 +173,7 @@ def _draw_seeds(axes: Axes, seeds: Sequence[Sequence[tuple[float, float]]], colo
 def unit_of(axis: str, most: float) -> tuple[str, float]:
     """The unit to write on an axis that reaches `most`, and how much of the recorded quantity it is."""
     if axis == "minutes":
-        return "minutes", 60.0
+        return ("minutes", 60.0) if most >= 120 else ("seconds", 1.0)
     return ("millions", 1e6) if most >= 1e6 else ("thousands", 1e3)
 
 

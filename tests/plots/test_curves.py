@@ -111,10 +111,11 @@ def test_references_lie_on_the_same_axis(tmp_path: Path) -> None:
 
 
 def test_large_counts_are_in_millions() -> None:
-    """From a million on; minutes stay minutes."""
+    """Millions from a million on, minutes from two minutes on."""
     assert unit_of("steps", 2e6) == ("millions", 1e6)
     assert unit_of("steps", 2e5) == ("thousands", 1e3)
     assert unit_of("minutes", 2e6) == ("minutes", 60.0)
+    assert unit_of("minutes", 100.0) == ("seconds", 1.0)
 
 
 def test_the_command_draws_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
