@@ -124,8 +124,8 @@ class StudyFile:
         self.commands: list[str] = stored["commands"]
         """The command lines that made the study."""
         self.environments = {env: _settings(plain) for env, plain in stored["environments"].items()}
-        self.references = {
-            (entry["env_id"], entry["algorithm"]): Reference(entry["score"], entry["how"], entry["evaluations"])
+        self.references = {  # studies from before there were means of several evaluations say nothing of them
+            (entry["env_id"], entry["algorithm"]): Reference(entry["score"], entry["how"], entry.get("evaluations", 1))
             for entry in stored["references"]
         }
         self.cells = [Cell(**plain) for plain in stored["cells"]]

@@ -70,7 +70,7 @@ def test_a_study_refuses_cells_that_could_not_be_compared(tmp_path: Path, capfd:
                         "evaluation_episodes": 20, "stop_at_reference": False, "words": [],
                     }
                 },
-                "references": [{"env_id": "Catch", "algorithm": "a3c", "score": 0.5, "how": "given", "evaluations": 1}],
+                "references": [{"env_id": "Catch", "algorithm": "a3c", "score": 0.5, "how": "given"}],
                 "cells": [],
             }
         )
