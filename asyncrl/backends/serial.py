@@ -23,7 +23,7 @@ def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcom
         # Each worker is closed whatever happens: that is when it writes its last row.
         learners = [build_learner(plan, worker) for worker in range(plan.config.workers)]
         for learner in learners:
-            stack.enter_context(closing(learner.learning))
+            stack.enter_context(closing(learner))
         evaluator = stack.enter_context(Evaluator(plan, interrupted=lambda: signals.first is not None))
         turns = Turns(plan, learners, evaluator)
         try:

@@ -151,6 +151,12 @@ class Learner:
     agent: Agent
     collector: Collector
     turn: Turn
+    writer: RecordWriter
+
+    def close(self) -> None:
+        """End the loop, which then writes its last row, and close its file even if the loop has never begun."""
+        self.learning.close()
+        self.writer.close()
 
     def state(self) -> dict[str, Any] | None:
         """Everything it will do depends on, beside what all share; None if an environment cannot tell."""
@@ -203,7 +209,7 @@ def build_learner(plan: RunPlan, worker: int, make_agent: MakeAgent = build_agen
         worker, agent, theta, collector, plan.store, plan.progress, learning_rate_of(config), report, target_interval,
         turn,
     )  # fmt: skip
-    return Learner(learning, agent, collector, turn)
+    return Learner(learning, agent, collector, turn, writer)
 
 
 def dump_culprit(file: Path, agent: Agent, rollout: Rollout) -> str:

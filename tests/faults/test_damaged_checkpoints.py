@@ -193,7 +193,6 @@ def test_a_checkpoint_without_a_tensor_that_a_run_needs_is_refused(
     [{"learners": []}, {"evaluator": None}, {"turns": "x"}, {"moments": {}}],
     ids=("learners", "evaluator", "turns", "moments"),
 )
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files of workers that never began
 def test_a_state_of_the_workers_that_is_none_ends_the_run_in_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], change: dict[str, Any]
 ) -> None:
