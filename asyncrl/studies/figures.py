@@ -280,9 +280,8 @@ def draw_reach(data: Data) -> Figure | None:
         references = [ref for (env, _), ref in data.references.items() if env == env_id]
         scores = sorted(ref.score for ref in references)
         told = " to ".join(f"{score:g}" for score in dict.fromkeys((scores[0], scores[-1])))
-        several = max(ref.evaluations for ref in references)
-        of_what = f" in the mean of {several} evaluations" if several > 1 else ""
-        axes.set_title(f"{env_id}, reference score {told}{of_what}", fontsize=11)
+        in_mean = max(references, key=lambda ref: ref.evaluations).in_mean
+        axes.set_title(f"{env_id}, reference score {told}{in_mean}", fontsize=11)
         axes.set_ylabel("thousand steps to the reference score")
     arrow = Line2D([], [], color="grey", marker="^", linestyle="none")
     handles = [*(_handle(series, data) for series in everyone), arrow]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto
 h1, h2 { line-height: 1.2; } h2 { margin-top: 2.2rem; }
 table { border-collapse: collapse; font-size: 0.82rem; display: block; overflow-x: auto; }
 th, td { padding: 0.25rem 0.6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
+th.words, td.words { text-align: left; }
 img { max-width: 100%; height: auto; } figure { margin: 1.5rem 0; } figcaption { font-size: 0.85rem; color: #444; }
 pre { background: #f4f4f4; padding: 0.8rem; overflow-x: auto; font-size: 0.82rem; }
 """
@@ -83,23 +84,32 @@ class Code:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells below a row of titles."""
+    """Rows of cells below a row of titles; numbers are aligned to the right, words to the left."""
 
     titles: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def markdown(self, folder: Path) -> str:
         """As Markdown."""
-        lines = [self.titles, ["---"] + ["--:"] * (len(self.titles) - 1), *self.rows]
+        lines = [self.titles, ["---" if words else "--:" for words in self._of_words()], *self.rows]
         return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
     def html(self, folder: Path) -> str:
         """As HTML."""
 
+        classes = [' class="words"' if words else "" for words in self._of_words()]
+
         def line(cells: Sequence[str], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+            marked = zip(cells, classes, strict=True)
+            return "<tr>" + "".join(f"<{tag}{mark}>{html.escape(cell)}</{tag}>" for cell, mark in marked) + "</tr>"
 
         return "<table>" + line(self.titles, "th") + "".join(line(row, "td") for row in self.rows) + "</table>"
+
+    def _of_words(self) -> list[bool]:
+        """By column, whether none of its cells begins as a number."""
+        return [
+            not any(re.match(r"[<>]? ?[-+]?\d", row[column]) for row in self.rows) for column in range(len(self.titles))
+        ]
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,11 @@ class Reference:
     evaluations: int = 1
     """How many consecutive evaluations must have it in their mean."""
 
+    @property
+    def in_mean(self) -> str:
+        """Words to follow the score: of how many evaluations it is the mean, if of several."""
+        return f" in the mean of {self.evaluations} consecutive evaluations" if self.evaluations > 1 else ""
+
 
 References = Mapping[tuple[str, str], Reference]
 """By environment and method."""

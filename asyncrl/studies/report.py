@@ -12,7 +12,7 @@ from asyncrl.studies.figures import Data, all_figures, laws_of, name_of, phase_m
 from asyncrl.studies.laws import Law
 from asyncrl.studies.measure import Measurement, hardware, measure
 from asyncrl.studies.pages import Block, Code, Heading, Items, Picture, Table, Text, write_pages
-from asyncrl.studies.plan import Reference, Series, StudyFile
+from asyncrl.studies.plan import Series, StudyFile
 from asyncrl.studies.speedups import KINDS, MEAN, Point, make_points, write_runs, write_table
 from asyncrl.studies.statistics import Estimate
 
@@ -98,7 +98,7 @@ def _method(file: StudyFile, measurements: Sequence[Measurement], machines: Coun
         for env_id, s in file.environments.items()
     ]
     references = Counter(
-        f"{env_id}, {name_of(Series(algorithm))}: {reference.score:g}{_in_mean(reference)}, {reference.how}"
+        f"{env_id}, {name_of(Series(algorithm))}: {reference.score:g}{reference.in_mean}, {reference.how}"
         for (env_id, algorithm), reference in file.references.items()
     )
     return [
@@ -119,10 +119,6 @@ def _method(file: StudyFile, measurements: Sequence[Measurement], machines: Coun
         Heading("Commands", 3),
         Code("\n".join(file.commands)),
     ]
-
-
-def _in_mean(reference: Reference) -> str:
-    return f" in the mean of {reference.evaluations} consecutive evaluations" if reference.evaluations > 1 else ""
 
 
 def _cores(measurements: Sequence[Measurement]) -> str:

@@ -14,6 +14,7 @@ from matplotlib.image import imread
 
 from asyncrl.studies.figures import Data, align, all_figures
 from asyncrl.studies.measure import measure
+from asyncrl.studies.pages import Table
 from asyncrl.studies.plan import Cell
 from asyncrl.studies.report import write_report
 from asyncrl.studies.speedups import make_points
@@ -25,6 +26,13 @@ CHROMIUM = next(
 FIGURES = {
     "speedup", "laws", "reach", "score-steps", "score-time", "best-median", "staleness", "time-split", "cost",
 }  # fmt: skip
+
+
+def test_a_table_aligns_numbers_to_the_right_and_words_to_the_left() -> None:
+    table = Table(["method", "state", "1", "8"], [["a3c", "lost", "1", "unknown"], ["n_step_q", "", "", "< 0.50 *"]])
+    assert table.markdown(Path()).splitlines()[1] == "| --- | --- | --: | --: |"
+    assert '<th class="words">state</th><th>1</th>' in table.html(Path())
+    assert '<td class="words"></td><td></td><td>&lt; 0.50 *</td>' in table.html(Path())
 
 
 def reaches(cell: Cell) -> int:
