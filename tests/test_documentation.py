@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from asyncrl import a3c
+from asyncrl import a3c, n_step_q, one_step_q, one_step_sarsa
 from asyncrl.storage.records import read_records
 from asyncrl.train import main
 from tests.support import the_run
@@ -27,12 +27,21 @@ def documented(section: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run with everything in it."""
-    folder = tmp_path_factory.mktemp("runs")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Short runs with everything in them: one with a policy, one with action values."""
     words = ["--env-id", "Catch", "--workers", "2", "--total-steps", "3000", "--backend", "serial", "--quiet"]
-    assert main("asyncrl.a3c", [*words, "--runs-dir", str(folder), "--evaluation-interval-steps", "1000"]) == 0
-    return the_run(folder)
+    found = []
+    for page in ("asyncrl.a3c", "asyncrl.n_step_q"):
+        folder = tmp_path_factory.mktemp("runs")
+        assert main(page, [*words, "--runs-dir", str(folder), "--evaluation-interval-steps", "1000"]) == 0
+        found.append(the_run(folder))
+    return found
+
+
+@pytest.fixture
+def run(runs: list[Path]) -> Path:
+    """The first of them."""
+    return runs[0]
 
 
 def test_status_keys_are_documented(run: Path) -> None:
@@ -40,15 +49,17 @@ def test_status_keys_are_documented(run: Path) -> None:
     assert documented("status.json") == set(json.loads((run / "status.json").read_text())) | {"traceback"}
 
 
-def test_metrics_are_documented(run: Path) -> None:
+def test_metrics_are_documented(runs: list[Path]) -> None:
     """All tags of TensorBoard and all keys of supervisor.jsonl."""
-    accumulator = EventAccumulator(str(run / "tb"))
-    accumulator.Reload()
-    keys = {key for row in read_records(run / "supervisor.jsonl") for key in row if "/" in key}
+    all_tags = set()
+    for run in runs:
+        accumulator = EventAccumulator(str(run / "tb"))
+        accumulator.Reload()
+        tags = set(accumulator.Tags()["scalars"])
+        assert {key for row in read_records(run / "supervisor.jsonl") for key in row if "/" in key} <= tags
+        all_tags |= tags
 
-    tags = set(accumulator.Tags()["scalars"])
-    assert keys <= tags
-    assert documented("supervisor.jsonl and TensorBoard") == tags
+    assert documented("supervisor.jsonl and TensorBoard") == all_tags
 
 
 def test_worker_keys_are_documented(run: Path) -> None:
@@ -67,7 +78,8 @@ def test_evaluation_keys_are_documented(run: Path) -> None:
 
 def test_every_setting_has_its_help() -> None:
     """A sentence under each field: it is the help of the flag."""
-    for cls in (a3c.Config, *a3c.Config.__mro__[1:-1]):
+    pages = (a3c, one_step_q, one_step_sarsa, n_step_q)
+    for cls in {cls for page in pages for cls in page.Config.__mro__[:-1]}:
         source = Path(str(__import__(cls.__module__, fromlist=["x"]).__file__)).read_text()
         for field in dataclasses.fields(cls):
             if field.name in cls.__annotations__:

@@ -70,7 +70,7 @@ def work(
             report.lap("wait")
             eta = learning_rate(progress.steps)
             push = store.push(worker, gradient, eta, version)  # asynchronous update of theta with d theta
-            progress.count(worker, rollout.steps)  # T <- T + t_max
+            progress.count(worker, rollout.steps)  # T <- T + t_max E
             if target_interval_steps:
                 store.refresh_target(progress.steps, target_interval_steps)  # theta^- <- theta
             turn.waiting = False
