@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.config import PAPER, RunConfig
+from asyncrl.core.errors import UsageError
 from asyncrl.core.losses import Metrics, policy_gradient_loss, squared_error
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Rollout, State
@@ -77,6 +78,8 @@ class Config(RunConfig):
         possible = bool(self.entropy_weights) and all(0 <= weight < math.inf for weight in self.entropy_weights)
         self._require("entropy_weights", possible, "must be at least one number, none of them negative")
         self._require("value_cost", 0 <= self.value_cost < math.inf, "must not be negative")
+        if self.normalize_advantages and self.t_max * self.envs_per_worker < 2:
+            raise UsageError("--normalize-advantages needs more than one step per update: --t-max or --envs-per-worker")
         self._require("first_deviation", 0 < self.first_deviation < math.inf, "must be a positive number")
         self._require("lstm_cells", 0 <= self.lstm_cells <= 100_000, "must be 0 to 100_000")
 

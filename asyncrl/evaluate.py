@@ -19,9 +19,9 @@ from asyncrl.__main__ import PAGES
 from asyncrl.commandline import parse, run_command
 from asyncrl.core.config import RunConfig
 from asyncrl.core.errors import UsageError
-from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, one_line
+from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all, one_line
 from asyncrl.resume import restore, short, stored_config
-from asyncrl.runtime.evaluator import MOST_ENVIRONMENTS, play
+from asyncrl.runtime.evaluator import LONGEST_EPISODE, MOST_ENVIRONMENTS, play
 from asyncrl.runtime.plan import RunPlan, build_agent, build_environments, build_normalizer, initial_parameters
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import EVALUATOR
@@ -31,7 +31,7 @@ from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from asyncrl.storage.files import read_json
 from asyncrl.storage.run_folder import RunFolder
-from asyncrl.train import make_spec, make_store, network_spaces
+from asyncrl.train import check_memory, make_spec, make_store, network_spaces
 
 LEAST_HEIGHT = 400
 """Smaller pictures are magnified in a film, by a whole number."""
@@ -122,13 +122,12 @@ def play_run(config: Config, writer: Any = None) -> Result:
         with filming(environments[0], config.video, writer, frame_rate(plan.spec)) as first:
             episodes = play(
                 agent, [first, *environments[1:]], plan.spaces, config.episodes, checkpoint.steps,
-                normalizer=build_normalizer(plan, EVALUATOR),
+                normalizer=build_normalizer(plan, EVALUATOR), longest=max(LONGEST_EPISODE, plan.spec.step_cap),
             )  # fmt: skip
     except BadEnvironment as error:
         raise UsageError(str(error)) from error
     finally:
-        for environment in environments:
-            environment.close()
+        close_all(environments)
     assert episodes is not None  # nobody interrupts
     return Result(
         run=str(config.run),
@@ -155,6 +154,7 @@ def load_run(config: Config) -> tuple[RunPlan, Checkpoint]:
     theta, layout = initial_parameters(page, run, spaces)
     checkpoint = load_checkpoint(folder, config.checkpoint)
     check_fits(checkpoint, page, run.env_id, run.optimizer, layout)
+    check_memory(page, run, spec, spaces, theta.numel())
     store = make_store(page, run, spec, spaces, theta)
     restore(store, checkpoint, layout)
     progress = Progress(run.workers, run.total_steps, checkpoint.steps, checkpoint.seconds)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from asyncrl.commandline import parse, run_command
+from asyncrl.core.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
     def draw() -> int:
         config = parse(Config, words, program)
+        if not config.runs:
+            raise UsageError("give the folder of at least one run")
         from asyncrl.plots.curves import draw_curves, read_curve, read_references, save_figure
 
         references = [reference for path in config.reference for reference in read_references(path)]

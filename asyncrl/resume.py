@@ -78,7 +78,8 @@ def load_for_resume(page: str, config: RunConfig, layout: Layout) -> Checkpoint:
     for line in skipped:
         print(line, file=sys.stderr)
     check_fits(checkpoint, page, config.env_id, config.optimizer, layout)
-    if checkpoint.steps >= config.total_steps:
+    # One that was cut off before its end still has its last evaluation to make.
+    if checkpoint.steps >= config.total_steps and is_finished(Path(config.resume)):
         raise UsageError(
             f"the run has made {checkpoint.steps} of {config.total_steps} steps; give a larger --total-steps to go on"
         )

@@ -12,6 +12,7 @@ workers, methods, environments or the other backend may be added to the same fol
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -20,14 +21,21 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from asyncrl.commandline import parse, run_command
+from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
-from asyncrl.studies.jobs import alone_in, run_jobs, usable_cores
+from asyncrl.studies.axes import group_words
+from asyncrl.studies.jobs import alone_in, run_jobs
 from asyncrl.studies.measure import Measurement, measure
-from asyncrl.studies.plan import Cell, Reference, Settings, StudyFile, make_cells
+from asyncrl.studies.plan import ABLATIONS, Cell, Reference, Settings, StudyFile, make_cells
 from asyncrl.studies.speedups import choose_reference
 
 T = TypeVar("T")
 METHODS = ("a3c", "one_step_q", "one_step_sarsa", "n_step_q")
+TAKEN = (
+    "workers", "seed", "backend", "total_steps", "max_seconds", "evaluation_interval_steps", "evaluation_episodes",
+    "stop_at_score", "env_id", "runs_dir", "run_name", "resume", "quiet",
+)  # fmt: skip
+"""Settings of a run that are the study's own business, beside those that its ablation compares."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def study(config: Config, further: Sequence[str], command: str) -> int:
     """The whole study; exit code 1 if a run failed. Raises UsageError before the first run is made."""
     check(config)
+    check_further(config, further)
     scores = given_scores(config)
     fixed = {
         (env_id, algorithm): Reference(score, "given with --reference-score", config.reference_evaluations)
@@ -115,6 +124,7 @@ def study(config: Config, further: Sequence[str], command: str) -> int:
         if not config.report_only:
             file.add(command, ablation, environments, fixed, cells)
             try_words(file, cells)
+            file.save()
             slots = config.jobs or (len(usable_cores()) if config.backend == "serial" else 1)
 
             def make(some: list[Cell]) -> list[str]:
@@ -161,11 +171,23 @@ def check(config: Config) -> None:
         raise UsageError("--ablation exploration is for the value-based methods: leave a3c out of --algorithms")
 
 
+def check_further(config: Config, further: Sequence[str]) -> None:
+    """Raise UsageError if the words for the runs would replace what the study itself says to them."""
+    compared = [word for variant in ABLATIONS.get(config.ablation, ()) for word in variant.words]
+    for flag, _ in group_words(further):
+        name = flag.removeprefix("--").replace("-", "_")
+        if name in TAKEN or flag.replace("_", "-") in compared:
+            raise UsageError(f"{flag} is the study's own business: it cannot stand behind --")
+
+
 def given_scores(config: Config) -> dict[str, float]:
     """The reference scores of the command line, by environment, where it does not say auto. Raises UsageError."""
-    scores = spread("--reference-score", config.reference_score, config.env_ids)
+    words = spread("--reference-score", config.reference_score, config.env_ids)
     try:
-        return {env: float(score) for env, score in zip(config.env_ids, scores, strict=True) if score != "auto"}
+        scores = {env: float(score) for env, score in zip(config.env_ids, words, strict=True) if score != "auto"}
+        if not all(map(math.isfinite, scores.values())):
+            raise ValueError
+        return scores
     except ValueError:
         raise UsageError(f"--reference-score takes numbers or auto, got {' '.join(config.reference_score)}") from None
 

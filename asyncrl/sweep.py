@@ -23,10 +23,11 @@ from importlib import import_module
 from pathlib import Path
 
 from asyncrl.commandline import parse, run_command
+from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.speedup import METHODS
 from asyncrl.studies.axes import Axis, Point, combine, group_words, make_axis, words_of
-from asyncrl.studies.jobs import Job, alone_in, is_finished, run_jobs, state_of, usable_cores
+from asyncrl.studies.jobs import Job, alone_in, is_finished, run_jobs, state_of
 
 TAKEN = ("seed", "runs_dir", "run_name", "resume", "quiet")
 """Settings of a run that are the sweep's own business."""
@@ -103,6 +104,8 @@ def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
     for algorithm in config.algorithms:
         if algorithm not in METHODS:
             raise UsageError(f"--algorithms takes {', '.join(METHODS)}, got {algorithm!r}")
+    if not config.algorithms or len(set(config.algorithms)) < len(config.algorithms):
+        raise UsageError("--algorithms needs at least one and none twice")
     if config.seeds < 1 or config.jobs < 0 or config.draw_seed < 0:
         raise UsageError("--seeds must be at least 1, --jobs and --draw-seed not negative")
     fields = {name for algorithm in config.algorithms for name in settings_of(algorithm)}

@@ -19,8 +19,10 @@ from torch import Tensor
 from asyncrl.backends import local, serial
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
+from asyncrl.checks.finding import Finding
 from asyncrl.commandline import parse, run_command, value_of
 from asyncrl.core.config import RunConfig, to_plain
+from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import EnvSpec, Spaces
 from asyncrl.resume import (
@@ -34,7 +36,6 @@ from asyncrl.resume import (
     short,
     stored_config,
 )
-from asyncrl.runtime.evaluator import usable_cores
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.normalize import moments_shape
 from asyncrl.runtime.plan import RunPlan, initial_parameters, load_page
@@ -76,6 +77,7 @@ def train(page: str, words: Sequence[str], program: str) -> int:
         plan = prepare(page, config, spec, spaces)
         if not is_resumed(config):
             stack.enter_context(plan.folder.occupied())
+        checkpoints.clean(plan.folder.checkpoints)  # what a save that was killed has left
         folder, view = plan.folder, make_view(config.quiet, f"{short(page)} on {config.env_id}")
         say(f"run folder: {folder.path}")
         for line in [facts["description"], *introduction(plan), *changes]:
@@ -86,7 +88,8 @@ def train(page: str, words: Sequence[str], program: str) -> int:
         outcome = conclude(run(plan, monitor, view, signals), monitor)
     view.close(monitor.summary)
     if outcome.traceback:
-        print(outcome.traceback, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            print(outcome.traceback, file=sys.stderr, flush=True)
     say(f"{outcome.state}: {outcome.reason}; best evaluation {number(monitor.summary.best_score)}")
     say(f"run folder: {folder.path}")
     return outcome.exit_code
@@ -103,7 +106,6 @@ def prepare(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces) -> RunP
     checkpoint = load_for_resume(page, config, layout) if is_resumed(config) else None
     check_room(page, config, spec, spaces, theta.numel())
     folder = open_folder(page, config)
-    checkpoints.clean(folder.checkpoints)  # what a save that was killed has left
     progress = Progress(
         config.workers,
         config.total_steps,
@@ -137,18 +139,26 @@ def network_spaces(config: RunConfig, spaces: Spaces) -> Spaces:
 
 def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
     """Raise UsageError if there is not enough shared memory, too few file descriptors, or next to no disk."""
+    check_memory(page, config, spec, spaces, parameters)
     target = load_page(page).HAS_TARGET
-    moments = math.prod(moments_shape(spec, spaces)) if config.normalize_observations else 0
     children = config.workers if config.backend == "local" else 0
     place = Path(config.resume if is_resumed(config) else config.runs_dir)
     machine.allow_more_files()
-    for finding in (
-        machine.check_shared_memory(machine.shared_bytes(config, parameters, moments, target)),
-        machine.check_descriptors(children, FILES_PER_CHILD),
-        machine.check_disk(machine.checkpoint_bytes(config, parameters, target), place),
-    ):
-        if finding.verdict == "FAIL":
-            raise UsageError(f"{finding.check}: {finding.figure}; {finding.remedy}")
+    demand(machine.check_descriptors(children, FILES_PER_CHILD))
+    demand(machine.check_disk(machine.checkpoint_bytes(config, parameters, target), place))
+
+
+def check_memory(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
+    """Raise UsageError if there is not enough shared memory for the store of a run with these settings."""
+    moments = math.prod(moments_shape(spec, spaces)) if config.normalize_observations else 0
+    needed = machine.shared_bytes(config, parameters, moments, load_page(page).HAS_TARGET)
+    demand(machine.check_shared_memory(needed))
+
+
+def demand(finding: Finding) -> None:
+    """Raise UsageError if it is a failure."""
+    if finding.verdict == "FAIL":
+        raise UsageError(f"{finding.check}: {finding.figure}; {finding.remedy}")
 
 
 def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcome:
@@ -233,7 +243,7 @@ def parse_argument(word: str) -> tuple[str, Any]:
         raise UsageError(f"--env-kwargs takes key=value, got {word!r}")
     try:
         return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # all that literal_eval raises
         return key, value
 
 
@@ -260,7 +270,7 @@ def introduction(plan: RunPlan) -> list[str]:
         f"{config.workers} workers x {config.envs_per_worker} environments, t_max {config.t_max}, "
         f"{config.optimizer} {config.learning_rate:g}, {config.update} updates, {config.statistics} statistics",
     ]
-    cores = usable_cores()
+    cores = len(usable_cores())
     if config.backend == "local" and config.workers > cores:
         lines.append(f"{config.workers} workers share {cores} cores: no faster than {cores} would be")
     if plan.part:

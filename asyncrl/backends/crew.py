@@ -21,6 +21,7 @@ from asyncrl.backends.processes import (
     end,
     end_all,
     how_it_died,
+    last_line,
     name_of,
     remove_if_empty,
     start,
@@ -158,7 +159,7 @@ class Crew:
             text = self._plan.folder.traceback_file(post.name).read_text()
         except OSError:
             return "raised, and could not say what", None
-        return f"raised {text.strip().splitlines()[-1]}", text
+        return f"raised {last_line(text)}", text
 
     def _trouble_with(self, post: Post) -> str | None:
         """Why a process that is there has to be ended; None if it has not."""

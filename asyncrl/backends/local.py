@@ -11,7 +11,7 @@ from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
 from asyncrl.backends.processes import POLL_SECONDS
 from asyncrl.runtime.evaluator import Evaluator, serve
 from asyncrl.runtime.monitor import Monitor
-from asyncrl.runtime.plan import RunPlan, build_worker
+from asyncrl.runtime.plan import RunPlan, build_learner
 from asyncrl.runtime.progress import BUILDING, ENDED, FINISH, LEAVE, READY, RUNNING
 from asyncrl.runtime.scheduling import ask_for_long_slices
 from asyncrl.runtime.terminal import View
@@ -90,15 +90,16 @@ def worker_process(plan: RunPlan, worker: int) -> None:
     if hasattr(os, "nice"):
         os.nice(NICENESS)
     ask_for_long_slices()
-    learning = build_worker(plan, worker)
+    learner = build_learner(plan, worker)
     progress = plan.progress
     progress.enter(worker, READY)
     while not progress.started() and not progress.leaving():
         time.sleep(0.005)
     progress.enter(worker, RUNNING)
-    for _ in learning:
+    for _ in learner.learning:
         pass
     progress.enter(worker, ENDED)
+    learner.close()
 
 
 def evaluator_process(plan: RunPlan, _: int) -> None:

@@ -174,8 +174,16 @@ def how_it_died(process: BaseProcess) -> str:
     if code == LOST:
         return "was lost with the fork server"
     if code is not None and code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:  # those for real time have no names
+            return f"was killed by signal {-code}"
     return f"ended with exit code {code}"
+
+
+def last_line(traceback: str) -> str:
+    """The line of a traceback that names the exception."""
+    return (traceback.strip().splitlines() or ["what could not be written down"])[-1]
 
 
 def dump_stack(process: BaseProcess, file: Path) -> bool:

@@ -21,9 +21,7 @@ def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcom
     """Run the plan to its end in this process."""
     with ExitStack() as stack:
         # Each worker is closed whatever happens: that is when it writes its last row.
-        learners = [build_learner(plan, worker) for worker in range(plan.config.workers)]
-        for learner in learners:
-            stack.enter_context(closing(learner))
+        learners = [stack.enter_context(closing(build_learner(plan, worker))) for worker in range(plan.config.workers)]
         evaluator = stack.enter_context(Evaluator(plan, interrupted=lambda: signals.first is not None))
         turns = Turns(plan, learners, evaluator)
         try:
@@ -92,6 +90,9 @@ def _take_turns(plan: RunPlan, turns: Turns, monitor: Monitor, view: View, signa
     progress.start()
     for line in monitor.begin():
         view.say(line)
+    if evaluator.due() and not progress.finished():  # the run was stopped while it evaluated
+        evaluator.evaluate()
+        monitor.look_at_evaluations()
     running = set(range(config.workers))
     while running:
         worker = turns.next()

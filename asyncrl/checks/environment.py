@@ -77,10 +77,12 @@ def _describe(spec: EnvSpec, environment: Environment) -> Finding:
 
 
 def _actions(spaces: Spaces, seed: int) -> Iterator[Any]:
-    """Random actions without end; a component of a continuous one that has no bounds lies in -1 to 1."""
+    """Random actions without end; a continuous one lies between its bounds, near 0 if there are none."""
     random = np.random.default_rng(seed)
-    low, high = (np.clip(bound, -1e3, 1e3) for bound in (spaces.action_low, spaces.action_high))
-    low, high = np.where(low <= -1e3, -1.0, low), np.where(high >= 1e3, 1.0, high)
+    lowest, highest = np.array(spaces.action_low), np.array(spaces.action_high)
+    # Where a bound is missing, -1 or 1, or 1 beyond the other bound.
+    low = np.where(lowest < -1e6, np.minimum(-1.0, highest - 1), lowest)
+    high = np.where(highest > 1e6, np.maximum(1.0, lowest + 1), highest)
     while True:
         if spaces.is_continuous:
             yield random.uniform(low, high).astype(np.float32)

@@ -1,8 +1,8 @@
 """Does learning reach the shared memory as the paper says? A few updates of real workers, computed a second time.
 
-A worker is built and run exactly as in a run (`build_worker`, in a process of its own), but its agent and its store are
-listened to. What they heard is then held against arithmetic done here: the gradients by `backward`, the parameters and
-the statistics by applying each gradient once to private copies, the returns by the definition, step by step.
+A worker is built and run exactly as in a run (`build_learner`, in a process of its own), but its agent and its store
+are listened to. What they heard is then held against arithmetic done here: the gradients by `backward`, the parameters
+and the statistics by applying each gradient once to private copies, the returns by the definition, step by step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from asyncrl.core.flat import clip_by_norm
 from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.core.schedules import crossed
-from asyncrl.runtime.plan import RunPlan, build_agent, build_worker
+from asyncrl.runtime.plan import RunPlan, build_agent, build_learner
 from asyncrl.runtime.progress import RUNNING
 from asyncrl.runtime.protocols import Agent, Push
 from asyncrl.runtime.store import SharedStore
@@ -170,10 +170,10 @@ def listen(plan: RunPlan, worker: int) -> Heard:
         return ListeningAgent(agent, plan, heard), theta
 
     plan.progress.enter(worker, RUNNING)
-    with closing(build_worker(listening, worker, make_agent)) as learning:
-        next(learning)
+    with closing(build_learner(listening, worker, make_agent)) as learner:
+        next(learner.learning)
         for _ in range(UPDATES):
-            next(learning)  # pushes the gradient, and computes the next
+            next(learner.learning)  # pushes the gradient, and computes the next
             heard.steps.append(plan.progress.steps)
             if plan.store.target is not None:
                 heard.targets.append(plan.store.target.clone())
@@ -214,7 +214,7 @@ def run_child(context: BaseContext, target: Target, plan: RunPlan, worker: int, 
             raise NoAnswer(f"gave no answer within {seconds:.0f} s")
         if process.exitcode != 0:
             file = plan.folder.traceback_file(process.name)
-            raised = file.exists() and file.read_text().strip().splitlines()[-1]
+            raised = file.exists() and processes.last_line(file.read_text())
             raise NoAnswer(f"raised {raised}" if raised else processes.how_it_died(process))
         return most
     finally:

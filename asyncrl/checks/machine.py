@@ -13,7 +13,7 @@ from pathlib import Path
 
 from asyncrl.checks.finding import Finding, judge
 from asyncrl.core.config import RunConfig
-from asyncrl.runtime.plan import RunPlan, build_worker
+from asyncrl.runtime.plan import RunPlan, build_learner
 from asyncrl.runtime.progress import RUNNING
 from asyncrl.storage.records import read_records
 
@@ -124,10 +124,10 @@ def train_a_while(plan: RunPlan, worker: int) -> None:
     """A worker that trains for MEASURED_SECONDS; its own records tell where the time went."""
     plan.progress.enter(worker, RUNNING)
     plan.progress.start()
-    with closing(build_worker(plan, worker)) as learning:
+    with closing(build_learner(plan, worker)) as learner:
         until = time.monotonic() + MEASURED_SECONDS
-        next(learning)
-        for _ in learning:
+        next(learner.learning)
+        for _ in learner.learning:
             if time.monotonic() > until:
                 return
 

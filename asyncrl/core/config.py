@@ -152,8 +152,10 @@ class RunConfig:
             self._require(name, getattr(self, name) <= most, f"must be at most {most:_}")
         for name in _NOT_NEGATIVE:
             self._require(name, getattr(self, name) >= 0, "must not be negative")
-        for name in ("gamma", "sticky_actions", "optimizer_decay", "optimizer_momentum"):
+        for name in ("gamma", "sticky_actions"):
             self._require(name, 0 <= getattr(self, name) <= 1, "must lie between 0 and 1")
+        for name in ("optimizer_decay", "optimizer_momentum"):
+            self._require(name, 0 <= getattr(self, name) < 1, "must be at least 0 and less than 1")
         self._require("learning_rate", 0 < self.learning_rate < math.inf, "must be a positive number")
         self._require("optimizer_epsilon", 0 < self.optimizer_epsilon < math.inf, "must be a positive number")
         self._require("evaluation_cpu_share", 0 < self.evaluation_cpu_share <= 1, "must lie in (0, 1]")
@@ -164,6 +166,8 @@ class RunConfig:
         self._require("delays", all(0 < delay < math.inf for delay in self.delays), "must be positive")
         if self.stop_at_score is not None:
             self._require("stop_at_score", math.isfinite(self.stop_at_score), "must be a number")
+            if not (self.evaluation_interval_steps or self.evaluation_interval_seconds):
+                raise UsageError("--stop-at-score needs evaluations: give --evaluation-interval-steps")
         if (self.schedule == "delays") != bool(self.delays):
             raise UsageError("--delays and --schedule delays belong together: give both or neither")
         if self.backend != "serial" and self.schedule != "round-robin":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,9 +24,9 @@ class Moments:
     def add(self, worker: int, batch: Tensor) -> None:
         """Add vectors `[B, n]` to a worker's row."""
         count = len(batch)
-        # In two passes one batch is exact enough in float32; only the sum of many needs more. (torch.var_mean takes
-        # twenty times as long over the first axis.)
-        samples = batch.float()
+        # In two passes one batch of pixels is exact enough in float32; what else comes may be so large that its square
+        # is not. (torch.var_mean takes twenty times as long over the first axis.)
+        samples = batch.float() if batch.dtype == torch.uint8 else batch.double()
         mean = samples.mean(0)
         squares = (samples - mean).square_().sum(0)
         addition = np.concatenate([[count], mean.numpy(), squares.numpy()], dtype=np.float64)

@@ -137,13 +137,20 @@ class GymnasiumEnvironment:
 
     def _native(self, action: int | NDArray[Any]) -> Any:
         if self.spaces.is_continuous:
-            vector = np.asarray(action, self._action_space.dtype).reshape(self._action_space.shape)
-            if not np.isfinite(vector).all():
-                raise ValueError(f"{self._id} was given an action that is not finite: {action}")
-            return vector
+            return self._into_box(action)
         if not 0 <= cast(int, action) < self.spaces.actions:
             raise ValueError(f"{self._id} has the actions 0 to {self.spaces.actions - 1}, not {action}")
         return self._first_action + cast(int, action)
+
+    def _into_box(self, action: int | NDArray[Any]) -> NDArray[Any]:
+        """An action as the space has it: its bounds may be finer than the float32 in which the action was clipped."""
+        box = cast(spaces.Box, self._action_space)
+        vector = np.asarray(action, np.float64).reshape(box.shape)
+        if not np.isfinite(vector).all():
+            raise ValueError(f"{self._id} was given an action that is not finite: {action}")
+        if np.issubdtype(box.dtype, np.integer):
+            vector = np.rint(vector)
+        return vector.clip(box.low, box.high).astype(box.dtype)
 
     def _reward(self, reward: Any) -> float:
         try:
@@ -257,6 +264,8 @@ def _one_hot_encoder(sizes: NDArray[Any], starts: NDArray[Any]) -> tuple[tuple[i
 
     def encode(observation: Any) -> NDArray[Any]:
         values = np.asarray(observation).reshape(sizes.shape) - starts
+        if values.dtype.kind not in "iu":
+            raise ValueError(f"the observation {observation} is {values.dtype}, not whole numbers")
         if not ((values >= 0) & (values < sizes)).all():
             raise ValueError(f"the observation {observation} is not in its space")
         vector.fill(0.0)

@@ -8,9 +8,10 @@ Importing this module costs nothing: the emulator, OpenCV and Gymnasium are impo
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -107,6 +108,13 @@ def restore(environment: Environment, state: dict[str, Any]) -> None:
     """Bring an environment back to what `state_of` said of one of the same spec."""
     assert isinstance(environment, Restorable)
     environment.restore(state)
+
+
+def close_all(environments: Iterable[Environment]) -> None:
+    """Close environments that are needed no more, whatever they say to that."""
+    for environment in environments:
+        with contextlib.suppress(Exception):
+            environment.close()
 
 
 def states_of(environments: Sequence[Environment]) -> list[dict[str, Any]] | None:

@@ -14,7 +14,7 @@ from asyncrl.nets.bodies import initialise
 from asyncrl.nets.memory import Trunk
 
 SMALLEST_DEVIATION = 1e-3
-"""Keeps log sigma finite when a variance dies."""
+"""Keeps log sigma finite when a variance dies; with bounded means in half widths of the box."""
 
 
 class GaussianActorCritic(nn.Module):
@@ -85,23 +85,27 @@ class GaussianActorCritic(nn.Module):
     def _gaussian(self, features: Tensor) -> Gaussian:
         mean = self.mean(features)
         if self.variance is not None:
-            deviation = F.softplus(self.variance(features)).sqrt()
+            # Clamped before the root, which has no gradient at 0.
+            deviation = F.softplus(self.variance(features)).clamp_min(SMALLEST_DEVIATION**2).sqrt()
         else:
             assert self.log_deviation is not None
-            deviation = self.log_deviation.exp()
+            deviation = self.log_deviation.exp().clamp_min(SMALLEST_DEVIATION)
         if self.box is not None:
-            mean, deviation = self.box.stretch(mean), self.box.half_width * deviation
-        return Gaussian(mean, deviation.clamp_min(SMALLEST_DEVIATION))
+            mean, deviation = self.box.stretch(mean), self.box.unit * deviation
+        return Gaussian(mean, deviation)
 
 
 class Box:
-    """Where actions are possible: `centre` and `half_width` `[n]`; 0 and 1 where a bound is missing."""
+    """Where actions are possible: `centre` and `half_width` `[n]`, 0 and 1 where a bound is missing; `unit` `[n]` is
+    what deviations are measured in."""
 
     def __init__(self, low: tuple[float, ...], high: tuple[float, ...]) -> None:
         lowest, highest = torch.tensor(low), torch.tensor(high)
         self.bounded = torch.isfinite(highest - lowest)  # nor do the largest floats bound anything
         self.centre = torch.where(self.bounded, (lowest + highest) / 2, 0.0)
         self.half_width = torch.where(self.bounded, (highest - lowest) / 2, 1.0)
+        # A component that can take one value only is as well measured in ones.
+        self.unit = torch.where(self.half_width > 0, self.half_width, 1.0)
 
     def stretch(self, outputs: Tensor) -> Tensor:
         """centre + half_width tanh(x) of `outputs` x `[..., n]`; x itself where a bound is missing."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.rollout import Rollout, State
-from asyncrl.envs.spec import BadEnvironment, Environment, Spaces, restore_all, states_of
+from asyncrl.envs.spec import BadEnvironment, Environment, Spaces, close_all, restore_all, states_of
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import Agent
@@ -22,6 +22,32 @@ Successor = Callable[[int, Environment, BadEnvironment], tuple[Environment, NDAr
 """From the place of an environment that broke, itself and what it raised to another one and its first observation."""
 MOST_BREAKS = 10
 """So often in a row, without the end of an episode in between, an environment may break."""
+
+
+class Places:
+    """Environments side by side; one that breaks is replaced by what its `successor` gives, if there is one."""
+
+    def __init__(self, environments: list[Environment], successor: Successor | None) -> None:
+        """`environments` is the caller's own list: who takes a place stands in it."""
+        self._environments = environments
+        self._successor = successor
+        self.breaks = [0] * len(environments)
+        """Of each place, how often it broke since the last end of an episode there."""
+
+    def begin(self, e: int) -> NDArray[Any]:
+        """The first observation of an episode in place e, or in the environment that has to take it."""
+        try:
+            return self._environments[e].reset()
+        except BadEnvironment as error:
+            return self.succeed(e, error)
+
+    def succeed(self, e: int, error: BadEnvironment) -> NDArray[Any]:
+        """Put another environment in the place of the one that broke; raises `error` if that happens too often."""
+        self.breaks[e] += 1
+        if self._successor is None or self.breaks[e] > MOST_BREAKS:
+            raise error
+        self._environments[e], first = self._successor(e, self._environments[e], error)
+        return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +85,7 @@ class Collector(Iterator[Rollout]):
         self.environment_seconds = 0.0
         self.acting_seconds = 0.0
         self._environments = list(environments)
-        self._successor = successor
-        self._breaks = [0] * len(environments)
+        self._places = Places(self._environments, successor)
         self._agent = agent
         self._gamma = gamma
         self._progress = progress
@@ -91,7 +116,7 @@ class Collector(Iterator[Rollout]):
         self._look_ahead = look_ahead
         self._chosen: Tensor | None = None
         for e in range(len(environments)):
-            self._rows[-1, e] = self._begin(e)
+            self._rows[-1, e] = self._places.begin(e)
         self._see(-1)
 
     def __next__(self) -> Rollout:
@@ -146,7 +171,7 @@ class Collector(Iterator[Rollout]):
             "row": self._rows[-1].copy(),
             "scores": self._scores.copy(),
             "lengths": self._lengths.copy(),
-            "breaks": list(self._breaks),
+            "breaks": list(self._places.breaks),
             "recurrent": self._state,
             "chosen": self._chosen,
             "normalizer": None if self._normalizer is None else self._normalizer.state(),
@@ -156,11 +181,15 @@ class Collector(Iterator[Rollout]):
         """Go back to what `state` said."""
         restore_all(self._environments, state["environments"])
         self._rows[-1] = state["row"]
-        self._scores[:], self._lengths[:], self._breaks = state["scores"], state["lengths"], state["breaks"]
+        self._scores[:], self._lengths[:], self._places.breaks = state["scores"], state["lengths"], state["breaks"]
         self._state = None if state["recurrent"] is None else tuple(state["recurrent"])
         self._chosen = state["chosen"]
         if self._normalizer is not None:
             self._normalizer.restore(state["normalizer"])
+
+    def close(self) -> None:
+        """Close the environments; some have processes or files of their own to end."""
+        close_all(self._environments)
 
     def _choose(self, t: int, steps: int) -> Tensor:
         """Actions `[E]` for observation t; those that have been chosen already are taken."""
@@ -196,8 +225,8 @@ class Collector(Iterator[Rollout]):
                 truncated.append((t, e))
                 finals.append(torch.from_numpy(np.array(observation)))
             self.episodes.append(Episode(float(self._scores[e]), int(self._lengths[e])))
-            self._scores[e], self._lengths[e], self._breaks[e] = 0.0, 0, 0
-            observation = self._begin(e)
+            self._scores[e], self._lengths[e], self._places.breaks[e] = 0.0, 0, 0
+            observation = self._places.begin(e)
         self._rows[t + 1, e] = observation
 
     def _cut(
@@ -208,27 +237,12 @@ class Collector(Iterator[Rollout]):
         What the step would have paid is not known and counts as 0; the value of the state stands for all that follows.
         The episode is not among those that ended: nobody knows its score.
         """
-        first = self._succeed(e, error)
+        first = self._places.succeed(e, error)
         self._rewards[t, e], self._discounts[t, e], self._last[t, e] = 0.0, self._gamma, True
         truncated.append((t, e))
         finals.append(torch.from_numpy(np.array(self._rows[t, e])))
         self._scores[e], self._lengths[e] = 0.0, 0
         self._rows[t + 1, e] = first
-
-    def _begin(self, e: int) -> NDArray[Any]:
-        """Begin an episode in environment e, or in another one if it breaks."""
-        try:
-            return self._environments[e].reset()
-        except BadEnvironment as error:
-            return self._succeed(e, error)
-
-    def _succeed(self, e: int, error: BadEnvironment) -> NDArray[Any]:
-        """Put another environment in the place of the one that broke; raises `error` if that happens too often."""
-        self._breaks[e] += 1
-        if self._successor is None or self._breaks[e] > MOST_BREAKS:
-            raise error
-        self._environments[e], first = self._successor(e, self._environments[e], error)
-        return first
 
     def _see(self, t: int) -> None:
         """Normalise the raw observations of row t, for all environments at once."""

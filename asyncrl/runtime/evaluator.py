@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from asyncrl.envs.spec import BadEnvironment, Environment, Spaces, restore_all, states_of
-from asyncrl.runtime.collect import MOST_BREAKS, Successor, for_environments, reset_state
+from asyncrl.core.cores import usable_cores
+from asyncrl.envs.spec import BadEnvironment, Environment, Spaces, close_all, restore_all, states_of
+from asyncrl.runtime.collect import Places, Successor, for_environments, reset_state
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.plan import RunPlan, build_agent, build_environments, build_normalizer, successor_of
 from asyncrl.runtime.progress import ENDED, READY, RUNNING
@@ -24,6 +24,9 @@ from asyncrl.storage.records import RecordWriter, read_records
 MOST_ENVIRONMENTS = 8
 """Episodes are played side by side: one batch of 8 costs a third of 8 single observations."""
 POLL_SECONDS = 0.1
+LONGEST_EPISODE = 100_000
+"""Steps after which an evaluation ends an episode. A policy without a dice may walk into the same wall for ever, and an
+environment without a time limit would let it."""
 
 
 class Evaluator:
@@ -52,8 +55,7 @@ class Evaluator:
 
     def __exit__(self, *_: object) -> None:
         self._writer.close()
-        for environment in self._environments:
-            environment.close()
+        close_all(self._environments)
 
     def state(self) -> dict[str, Any] | None:
         """Everything its next evaluations depend on, beside theta; None if an environment cannot tell."""
@@ -99,12 +101,17 @@ class Evaluator:
     def cpu_share(self) -> float:
         """CPU seconds of this process since it was built over those that all usable cores had since the start."""
         elapsed = self._plan.progress.seconds_of_this_part
-        return (time.process_time() - self._cpu_before) / max(1e-9, elapsed * usable_cores())
+        return (time.process_time() - self._cpu_before) / max(1e-9, elapsed * len(usable_cores()))
 
     def evaluate(self) -> dict[str, Any] | None:
-        """One evaluation of theta as it is now; None when the run is being left before its end."""
+        """One evaluation of theta as it is now; None when the run is being left before its end.
+
+        In a serial run, which can go on exactly where it was, one that is left is still due then.
+        """
         progress, store = self._plan.progress, self._plan.store
+        before = self.state() if self._config.backend == "serial" else None
         version = store.pull(self._theta)
+        beside = store.state()
         require_finite(self._theta, self._plan.layout)
         if self._normalizer is not None:
             self._normalizer.renew()
@@ -115,8 +122,11 @@ class Evaluator:
         episodes = play(
             self._agent, self._environments, self._plan.spaces, self._config.evaluation_episodes, steps,
             self._interrupted, self._normalizer, self._successor,
+            longest=max(LONGEST_EPISODE, self._plan.spec.step_cap),
         )  # fmt: skip
         if episodes is None:
+            if before is not None:
+                self.restore(before)
             return None
         self._evaluated_at = steps
         scores = [score for score, _ in episodes]
@@ -139,7 +149,10 @@ class Evaluator:
         }
         if mean > self._best:
             self._best = mean
-            checkpoint = take_checkpoint(self._plan, self._theta, steps, seconds, {"best_score": mean})
+            # As it was when theta was pulled: the moments are those that theta was scored with.
+            checkpoint = take_checkpoint(
+                self._plan, self._theta, steps, seconds, {"best_score": mean}, updates=version, beside=beside
+            )
             checkpoints.save_best(self._plan.folder.checkpoints, checkpoint)
         # The row comes last: whoever reads it finds the checkpoint it speaks of.
         self._writer.write(row)
@@ -180,11 +193,13 @@ def play(
     interrupted: Callable[[], bool] | None = None,
     normalizer: Normalizer | None = None,
     successor: Successor | None = None,
+    longest: int = LONGEST_EPISODE,
 ) -> list[tuple[float, int]] | None:
     """Raw returns and lengths of whole `episodes`, played side by side; None if `interrupted()` became true.
 
     Episode i belongs to environment i mod E from the start: taking whichever episodes end first would favour short
     ones. In an environment that breaks it is played again, in the `successor` that takes its place in `environments`.
+    After `longest` steps it is over in any case.
     """
     count = len(environments)
     dtype = getattr(torch, spaces.observation_dtype)
@@ -192,10 +207,11 @@ def play(
     rows = observations.numpy()
     left = [len(range(e, episodes, count)) for e in range(count)]
     results: list[list[tuple[float, int]]] = [[] for _ in range(count)]
-    scores, lengths, breaks = [0.0] * count, [0] * count, [0] * count
+    scores, lengths = [0.0] * count, [0] * count
+    places = Places(environments, successor)
     state = agent.initial_state(count)
-    for e, environment in enumerate(environments):
-        rows[e] = environment.reset()
+    for e in range(count):
+        rows[e] = places.begin(e)
     while any(left):
         if interrupted is not None and interrupted():
             return None
@@ -208,25 +224,18 @@ def play(
             try:
                 observation, reward, terminated, truncated, _ = environments[e].step(action)
             except BadEnvironment as error:  # this episode is played again, from its beginning
-                breaks[e] += 1
-                if successor is None or breaks[e] > MOST_BREAKS:
-                    raise
-                environments[e], rows[e] = successor(e, environments[e], error)
+                rows[e] = places.succeed(e, error)
                 scores[e], lengths[e], ended[e] = 0.0, 0, True
                 continue
             scores[e] += reward
             lengths[e] += 1
-            if terminated or truncated:
+            if terminated or truncated or lengths[e] >= longest:
                 ended[e] = True
                 results[e].append((scores[e], lengths[e]))
-                scores[e], lengths[e], breaks[e] = 0.0, 0, 0
+                scores[e], lengths[e], places.breaks[e] = 0.0, 0, 0
                 left[e] -= 1
-                observation = environments[e].reset()
+                if left[e]:
+                    observation = places.begin(e)
             rows[e] = observation
         state = reset_state(agent, state, ended)
     return [results[i % count][i // count] for i in range(episodes)]
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

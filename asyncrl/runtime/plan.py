@@ -154,9 +154,10 @@ class Learner:
     writer: RecordWriter
 
     def close(self) -> None:
-        """End the loop, which then writes its last row, and close its file even if the loop has never begun."""
+        """End the loop, which then writes its last row; close its file, even if that never began, and environments."""
         self.learning.close()
         self.writer.close()
+        self.collector.close()
 
     def state(self) -> dict[str, Any] | None:
         """Everything it will do depends on, beside what all share; None if an environment cannot tell."""
@@ -174,11 +175,6 @@ class Learner:
             gradient, self.turn.version, self.turn.steps = state["pending"]
             self.turn.gradient.copy_(gradient)
             self.turn.waiting = True
-
-
-def build_worker(plan: RunPlan, worker: int, make_agent: MakeAgent = build_agent) -> Generator[None]:
-    """The loop of a learner that is ready to go."""
-    return build_learner(plan, worker, make_agent).learning
 
 
 def build_learner(plan: RunPlan, worker: int, make_agent: MakeAgent = build_agent) -> Learner:

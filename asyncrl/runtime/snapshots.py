@@ -22,10 +22,13 @@ def take_checkpoint(
     seconds: float,
     facts: dict[str, Any],
     exact: dict[str, Any] | None = None,
+    updates: int | None = None,
+    beside: dict[str, Tensor] | None = None,
 ) -> Checkpoint:
     """The run as it is now. `theta` `[P]` is a snapshot already taken, or None to take one.
 
-    Workers go on writing meanwhile, so the snapshot may mix neighbouring updates; its steps are counted just before.
+    So are `updates` and `beside`, the count of updates and what the store keeps beside theta. Workers go on writing
+    meanwhile, so the snapshot may mix neighbouring updates; its steps are counted just before.
     `exact` is the state of all workers, where a backend can tell it. Raises NotFinite if theta holds what is no number.
     """
     store = plan.store
@@ -34,10 +37,10 @@ def take_checkpoint(
     data, tensors = split(exact, "exact")
     return Checkpoint(
         steps=steps,
-        updates=plan.store.updates,
+        updates=store.updates if updates is None else updates,
         seconds=seconds,
         parameters=name_parameters(snapshot, plan.layout),
-        tensors=store.state() | tensors,
+        tensors=(store.state() if beside is None else beside) | tensors,
         facts={
             "page": plan.page,
             "env_id": plan.spec.env_id,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Protocol
 
 from rich.console import Console
@@ -21,13 +23,20 @@ SILENT_SECONDS = 20.0
 """A worker that has pushed nothing for so long gets a yellow lamp."""
 
 
-def say(line: str) -> None:
-    """Print a line at once. When nobody can read it any more (`| head -1`) the training goes on without output."""
+@contextlib.contextmanager
+def even_if_nobody_reads() -> Iterator[None]:
+    """Let the training go on without output when the reader (`| head -1`) or the terminal is gone."""
     try:
-        print(line, flush=True)
+        yield
     except OSError:
         # The rest goes nowhere, and so does what Python still holds and would flush at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    with even_if_nobody_reads():
+        print(line, flush=True)
 
 
 class View(Protocol):
@@ -92,20 +101,23 @@ class LiveView:
 
     def say(self, line: str) -> None:
         """Print the line above the panel."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        with even_if_nobody_reads():
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, summary: Summary) -> None:
         """Renew the panel."""
-        if not self._running:
-            self._live.start()
-            self._running = True
-        self._live.update(panel(summary, self._title))
+        with even_if_nobody_reads():
+            if not self._running:
+                self._running = True
+                self._live.start()
+            self._live.update(panel(summary, self._title))
 
     def close(self, summary: Summary) -> None:
         """Leave the last panel on the screen."""
         self.show(summary)
-        self._live.stop()
-        self._running = False
+        with even_if_nobody_reads():
+            self._running = False
+            self._live.stop()
 
 
 def make_view(quiet: bool, title: str) -> View:

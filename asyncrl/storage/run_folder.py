@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl import __version__
+from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 
 MAX_NAME_LENGTH = 100
@@ -187,7 +188,7 @@ def host_facts() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu_model(),
         "cores_logical": os.cpu_count(),
-        "cores_usable": _usable_cores(),
+        "cores_usable": len(usable_cores()),
         "memory_gib": _memory_gib(),
         "threads": {name: os.environ.get(name) for name in _THREAD_VARIABLES},
     }
@@ -230,13 +231,6 @@ def _cpu_model() -> str | None:
             return next(models, None)
     except OSError:
         return platform.processor() or None
-
-
-def _usable_cores() -> int | None:
-    """Return the cores this process may run on: fewer than the logical ones under taskset or a batch system."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
 
 
 def _memory_gib() -> float | None:

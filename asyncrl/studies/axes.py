@@ -119,5 +119,12 @@ def words_of(point: Point, switches: Collection[str]) -> list[str]:
                 raise UsageError(f"--{name} takes True or False, got {value!r}")
             words.append(f"--{name}" if value.lower() == "true" else f"--no-{name}")
         else:
-            words += [f"--{name}", *shlex.split(value)]
+            words += [f"--{name}", *_split(name, value)]
     return words
+
+
+def _split(name: str, value: str) -> list[str]:
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise UsageError(f"--{name} cannot be split into words at {value!r}: {error}") from None

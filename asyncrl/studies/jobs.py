@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.storage.files import read_json
 from asyncrl.storage.run_folder import run_path
@@ -169,13 +170,6 @@ def _last_words(code: int, said: str) -> str:
     """A failure in one line."""
     lines = said.strip().splitlines()
     return f"ended with code {code}" + (f" ({lines[-1]})" if lines else "")
-
-
-def usable_cores() -> list[int]:
-    """Numbers of the cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def _keep_to(cores: list[int]) -> None:

@@ -143,7 +143,10 @@ class StudyFile:
         references: References,
         cells: Sequence[Cell],
     ) -> None:
-        """Take the cells of one call into the study. Raises UsageError if they cannot be compared with the others."""
+        """Take the cells of one call into the study; `save` keeps them.
+
+        Raises UsageError if they cannot be compared with the others.
+        """
         if self.ablation is not None and self.ablation != ablation:
             raise UsageError(f"{self._path} is a study of --ablation {self.ablation}: choose another --runs-dir")
         for env_id, settings in environments.items():
@@ -164,7 +167,6 @@ class StudyFile:
         self.references = {**references, **self.references}
         self.environments.update(environments)
         self.cells += [cell for cell in cells if cell not in set(self.cells)]
-        self.save()
 
     def save(self) -> None:
         """Write the file."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,9 @@ def _compare(one: Point | None, point: Point) -> Point:
             if above is None or below is None or below.bound <= 0:
                 continue
             same = point.workers == 1
-            speedups[kind] = unity(math.isfinite(above.median)) if same else ratio(above, below)
+            # Drawn anew for each: the mean over environments is one of independent values.
+            seed = zlib.crc32(f"{point.series} {point.env_id} {point.backend} {point.workers} {kind}".encode())
+            speedups[kind] = unity(math.isfinite(above.median)) if same else ratio(above, below, seed)
     return dataclasses.replace(point, speedups=speedups)
 
 
@@ -160,7 +163,8 @@ def choose_reference(one_worker: Sequence[Measurement], fraction: float, evaluat
     lowest = min(evaluation.score for run in one_worker for evaluation in run.evaluations)
     # The lower of two middle values, so that it is a score that a run really had.
     highest = sorted(best)[(len(best) - 1) // 2]
-    score = float(f"{lowest + fraction * (highest - lowest):.4g}")
+    # Rounded for people, but not beyond what was reached.
+    score = min(float(f"{lowest + fraction * (highest - lowest):.4g}"), highest)
     how = (
         f"{fraction:g} of the way from the worst evaluation of one worker ({lowest:.4g}) to the best of its median "
         f"seed ({highest:.4g}, {len(best)} seeds); fixed before any run with more workers"

@@ -12,6 +12,7 @@ import torch
 
 from asyncrl.backends import serial
 from asyncrl.backends.outcome import Signals
+from asyncrl.runtime import evaluator
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.train import main
@@ -135,6 +136,41 @@ def test_a_stopped_serial_run_goes_on_from_the_very_turn(tmp_path: Path, monkeyp
 
     assert_equal(state_of(stopped), state_of(whole))
     assert Signals().first is None
+
+
+@pytest.mark.faults
+def test_an_evaluation_that_was_broken_off_is_made_when_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM in the middle of the second one: it is as if nothing had happened."""
+    words = ["--env-id", "CartPole-v1", "--total-steps", str(STEPS), "--evaluation-interval-steps", "700"]
+    whole = train("a3c", tmp_path / "whole", *words)
+    play, calls = evaluator.play, 0
+
+    def stop_in_the_second(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        asked = 0
+
+        def interrupted() -> bool:
+            nonlocal asked
+            asked += 1
+            if calls == 2 and asked == 10:
+                signal.raise_signal(signal.SIGTERM)
+            return bool(arguments[5]())
+
+        return play(*arguments[:5], interrupted, *arguments[6:], **options)
+
+    monkeypatch.setattr(evaluator, "play", stop_in_the_second)
+    assert main("asyncrl.a3c", [*COMMON, "--runs-dir", str(tmp_path / "stopped"), *words]) == 143
+    stopped = the_run(tmp_path / "stopped")
+    assert len(evaluations_of(stopped)) == 1
+
+    assert main("asyncrl.a3c", ["--resume", str(stopped)]) == 0
+
+    assert_equal(state_of(stopped), state_of(whole))
+    told = [[(row["steps"], row["returns"]) for row in evaluations_of(run)] for run in (stopped, whole)]
+    assert told[0] == told[1]
 
 
 def test_other_settings_begin_new_episodes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

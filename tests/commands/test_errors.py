@@ -22,7 +22,7 @@ from asyncrl.backends import local, serial
 from asyncrl.backends.outcome import failed
 from asyncrl.commandline import parse, parse_integer
 from asyncrl.core.config import RunConfig, flag
-from asyncrl.train import main
+from asyncrl.train import main, parse_argument
 from tests.support import run_command
 
 HERE = __name__
@@ -137,6 +137,10 @@ def test_every_flag_refuses_a_wrong_word(page: str, name: str, refuse: Callable[
         (
             "--backend serial --evaluation-interval-seconds 5",
             "--evaluation-interval-seconds would make a serial run depend on the clock; give steps",
+        ),
+        (
+            "--normalize-advantages --t-max 1 --envs-per-worker 1",
+            "--normalize-advantages needs more than one step per update: --t-max or --envs-per-worker",
         ),
         ("--env-kwargs often", "--env-kwargs takes key=value, got 'often'"),
         ("--network nature", "--network nature cannot take a vector of shape (50,); use --network auto"),
@@ -390,3 +394,9 @@ def test_the_module_and_the_command_are_the_same() -> None:
 
     assert (as_module.returncode, as_module.stderr) == (0, "")
     assert as_module.stdout == as_command.stdout
+
+
+@pytest.mark.parametrize("text", ["it's", "[", "{[]: 1}", "(" * 1000])
+def test_what_is_no_literal_is_a_text(text: str) -> None:
+    """Whatever Python has to say of it."""
+    assert parse_argument(f"name={text}") == ("name", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,3 +35,14 @@ def test_nothing_seen_changes_nothing() -> None:
     mean, deviation = Moments(torch.zeros(2, 7, dtype=torch.float64)).mean_and_deviation()
 
     assert (mean.tolist(), deviation.tolist()) == ([0.0] * 3, [1.0] * 3)
+
+
+@pytest.mark.parametrize("size", [1e20, 1e38])
+def test_numbers_whose_squares_no_float32_holds_have_moments(size: float) -> None:
+    """Mean and deviation of -1, 1 and 3 of them are 1 and sqrt(8 / 3)."""
+    moments = Moments(torch.zeros(2, 3, dtype=torch.float64))
+    moments.add(0, torch.tensor([[-size], [size], [3 * size]]))
+
+    mean, deviation = moments.mean_and_deviation()
+
+    np.testing.assert_allclose([mean[0] / size, deviation[0] / size], [1.0, np.sqrt(8 / 3)], rtol=1e-5)

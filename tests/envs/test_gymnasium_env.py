@@ -136,6 +136,19 @@ def test_a_continuous_action_is_a_vector_within_bounds_that_spaces_tell() -> Non
         adapter.step(np.array([0.5, np.nan]))
 
 
+def test_an_action_lies_in_its_box_whatever_its_type() -> None:
+    """0.1 as a float32 is more than 0.1; whole numbers are the nearest ones."""
+    fine = spaces.Box(-0.7, 0.1, (1,), np.float64)
+    whole = spaces.Box(0, 3, (2,), np.int64)
+    for box, action, expected in ((fine, [0.1], [0.1]), (fine, [-0.7], [-0.7]), (whole, [0.99, 2.4], [1, 2])):
+        scripted = Scripted(actions=box)
+        adapter = adapt(scripted)
+        adapter.reset()
+        adapter.step(np.array(action, np.float32))
+        assert box.contains(scripted.given[0])
+        assert scripted.given[0].tolist() == expected
+
+
 def test_a_continuous_environment_of_gymnasium_can_be_probed() -> None:
     """Pendulum takes a torque from -2 to 2."""
     found = EnvSpec("Pendulum-v1").probe()
@@ -188,6 +201,7 @@ FLOAT_IMAGE = spaces.Box(0.0, 1.0, (8, 8, 3), np.float32)
         (FLOAT_IMAGE, (np.full((8, 8, 3), np.nan), 0.0, False, False, {}), "holds a NaN or an infinity"),
         (UNIT, (GOOD, 0.0, False, {}), r"step\(\) must return \(observation, reward, terminated, truncated, info\)"),
         (spaces.Discrete(3), (3, 0.0, False, False, {}), "the observation 3 is not in its space"),
+        (spaces.Discrete(3), (1.0, 0.0, False, False, {}), "the observation 1.0 is float64, not whole numbers"),
         (IMAGE, (np.zeros((8, 8, 4), np.uint8), 0.0, False, False, {}), r"the shape \[8, 8, 4\], not \[8, 8, 3\]"),
         (IMAGE, (np.zeros((8, 8, 3)), 0.0, False, False, {}), "the observation is float64, not uint8"),
     ],

@@ -109,3 +109,36 @@ def test_cartpole_is_solved_by_environments_that_raise_once_in_2000_steps(tmp_pa
         assert status["environments_rebuilt"] > 10
         print(f"{status['environments_rebuilt']} environments made anew, {status['steps']} steps, "
               f"{status['seconds']} s")  # fmt: skip
+
+
+KEEPER = """
+import gymnasium, os, pathlib, uuid
+class Env(gymnasium.Wrapper):
+    def __init__(self, env):
+        super().__init__(env)
+        self.mine = pathlib.Path({place!r}) / f"{{os.getpid()}}-{{uuid.uuid4()}}"
+        self.mine.touch()
+    def close(self):
+        self.mine.unlink()
+        super().close()
+def make(): return Env(gymnasium.make("CartPole-v1"))
+"""
+
+
+@pytest.mark.parametrize("backend", ["local", "serial"])
+@pytest.mark.parametrize("outcome", ["finished", "stopped"])
+def test_every_environment_is_closed(tmp_path: Path, backend: str, outcome: str) -> None:
+    """Those of workers, evaluator and probe; a simulator may have processes or files of its own."""
+    place = tmp_path / "open"
+    place.mkdir()
+    steps = "3000" if outcome == "finished" else "1e9"
+    command = [*words(tmp_path), "--backend", backend, "--envs-per-worker", "3", "--total-steps", steps]
+    command = [word for word in command if word not in ("--runs-dir", str(tmp_path))]
+    with running(tmp_path / "runs", *command, env=environment_of(tmp_path, KEEPER.format(place=str(place)))) as run:
+        if outcome == "stopped":
+            run.until(lambda: run.status.get("steps", 0) > 0, "the first steps")
+            assert len(list(place.iterdir())) == 2 * 3 + 2
+            run.process.terminate()
+        run.ends_with(0 if outcome == "finished" else 143)
+
+    assert list(place.iterdir()) == []

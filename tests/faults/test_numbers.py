@@ -12,7 +12,7 @@ from asyncrl import a3c
 from asyncrl.core.errors import NotFinite
 from asyncrl.runtime.evaluator import Evaluator
 from asyncrl.runtime.monitor import Monitor
-from asyncrl.runtime.plan import build_worker
+from asyncrl.runtime.plan import build_learner
 from asyncrl.storage import checkpoints
 from asyncrl.train import main
 from tests.faults.running import CATCH
@@ -110,7 +110,7 @@ def test_a_nan_in_the_shared_memory_ends_the_run_in_one_line(tmp_path: Path, cap
 def test_the_dump_is_made_from_what_a_worker_really_has(tmp_path: Path) -> None:
     """Also with several workers: the one whose losses are NaN is named by the file."""
     plan = make_plan(tmp_path, total_steps=10**6)
-    worker = build_worker(plan, 1)
+    worker = build_learner(plan, 1).learning
     plan.store.max_gradient_norm = float("nan")  # every gradient becomes NaN when it is clipped
     next(worker)
     for parameter in range(len(plan.store.theta)):

@@ -13,10 +13,11 @@ import pytest
 
 from asyncrl.storage.checkpoints import find, load, load_newest
 from asyncrl.storage.records import read_records
+from asyncrl.storage.run_folder import RunFolder
 from asyncrl.train import main
 from tests.faults.running import SECONDS, gone, running, training
 from tests.storage.test_tensorboard import points
-from tests.support import run_command, status_of, the_run
+from tests.support import evaluations_of, run_command, status_of, the_run
 
 pytestmark = pytest.mark.faults
 
@@ -38,6 +39,34 @@ def test_a_run_that_is_still_alive_is_not_resumed(tmp_path: Path) -> None:
         run.process.wait()
 
     assert run_command("--resume", str(folder), "--max-seconds", "1e-3").returncode == 0
+
+
+def test_a_second_start_takes_nothing_away_from_the_first(tmp_path: Path) -> None:
+    """What the first is about to save looks like what a killed save has left."""
+    folder = RunFolder.create(tmp_path, "a3c", "Catch", "job")
+    saving = folder.checkpoints / ".saving-step"
+    with folder.occupied():
+        saving.mkdir()
+        assert main("asyncrl.a3c", [*SHORT, "--runs-dir", str(tmp_path), "--resume", "auto", "--run-name", "job"]) == 2
+        assert saving.exists()
+
+
+@pytest.mark.parametrize("backend", ["serial", "local"])
+def test_a_run_that_was_killed_in_its_last_evaluation_makes_it_when_it_goes_on(tmp_path: Path, backend: str) -> None:
+    """All steps are made, and a checkpoint says so; the run is not finished before the evaluation is."""
+    words = [*SHORT, "--runs-dir", str(tmp_path), "--resume", "auto", "--run-name", "job", "--backend", backend]
+    words += ["--evaluation-interval-steps", "0", "--total-steps", "500"]
+    assert main("asyncrl.a3c", words) == 0
+    run = the_run(tmp_path)
+    steps = status_of(run)["steps"]
+    (run / "status.json").write_text('{"state": "running"}')
+    (run / "evaluator.jsonl").write_text("")
+
+    assert main("asyncrl.a3c", words) == 0
+
+    assert [row["steps"] for row in evaluations_of(run)] == [steps]
+    assert (status_of(run)["state"], status_of(run)["steps"]) == ("finished", steps)
+    assert main("asyncrl.a3c", ["--resume", str(run)]) == 2
 
 
 def test_auto_begins_then_goes_on_then_has_nothing_to_do(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

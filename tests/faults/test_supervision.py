@@ -7,11 +7,13 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import psutil
 import pytest
 
 from asyncrl.backends import crew
+from asyncrl.backends.processes import how_it_died, last_line
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
 from asyncrl.train import main
@@ -238,3 +240,14 @@ def test_cartpole_is_solved_while_a_worker_is_killed_every_second(tmp_path: Path
         assert 0 <= uncounted <= kills * rollout
         print(f"{kills} kills, {sum(status['worker_restarts'])} restarts, {status['steps']} steps, "
               f"{uncounted} of them uncounted, {status['seconds']} s")  # fmt: skip
+
+
+def test_ends_that_say_little_are_told_all_the_same() -> None:
+    """A signal without a name, and a traceback that the full disk did not take."""
+
+    class Ended:
+        exitcode = -40
+
+    assert how_it_died(cast(Any, Ended())) == "was killed by signal 40"
+    assert last_line("") == "what could not be written down"
+    assert last_line("Traceback\n  x\nValueError: 3\n") == "ValueError: 3"

@@ -56,6 +56,35 @@ def test_deviations_are_in_half_widths_of_the_box_if_means_are_bounded() -> None
     torch.testing.assert_close(linear, torch.full((4,), 0.7))
 
 
+def test_the_smallest_deviation_is_in_half_widths_too() -> None:
+    """A box of 0.002 is learnt in like any other; of a component that can be one number only nothing breaks."""
+    spaces = Spaces((3,), "float32", 0, (-0.001, 7.0), (0.001, 7.0))
+    network = a3c.make_network(a3c.Config(first_deviation=0.5), spaces)
+    assert isinstance(network, GaussianActorCritic)
+
+    policy = network(torch.zeros(1, 1, 3))[0]
+    torch.testing.assert_close(policy.deviation, torch.tensor([0.0005, 0.5]))
+    assert policy.mean[0, 0, 1] == 7.0
+    policy.log_probability(policy.mean.detach()).sum().backward()
+    assert network.log_deviation is not None
+    assert network.log_deviation.grad is not None
+    torch.testing.assert_close(network.log_deviation.grad, torch.tensor([-1.0, -1.0]))
+
+
+def test_a_variance_that_has_died_still_has_a_gradient() -> None:
+    """softplus(-200) is 0, whose root has none."""
+    network = a3c.make_network(a3c.Config(variance="state"), SPACES)
+    assert isinstance(network, GaussianActorCritic)
+    assert network.variance is not None
+    torch.nn.init.constant_(network.variance.bias, -200.0)
+
+    policy = network(torch.zeros(1, 1, 3))[0]
+    policy.log_probability(torch.zeros(1, 1, 4)).sum().backward()
+
+    torch.testing.assert_close(policy.deviation[0, 0], torch.tensor([0.002, 0.002, 0.001, 0.001]))
+    assert all(bool(torch.isfinite(p.grad).all()) for p in network.parameters() if p.grad is not None)
+
+
 def test_the_paper_has_linear_means_and_a_variance_that_depends_on_the_state() -> None:
     """Section 9 of its supplement."""
     settings = a3c.preset("paper", SPACES)

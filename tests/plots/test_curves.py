@@ -167,3 +167,9 @@ def test_a_run_whose_config_is_torn_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="no readable config"):
         read_curve(run)
+
+
+def test_a_figure_needs_a_run(capfd: pytest.CaptureFixture[str]) -> None:
+    """One line."""
+    assert main([]) == 2
+    assert capfd.readouterr().err == "asyncrl plot: error: give the folder of at least one run\n"

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.envs.spec import EnvSpec
+from asyncrl.core.moments import Moments
+from asyncrl.envs.spec import BadEnvironment, EnvSpec
 from asyncrl.runtime import evaluator as module
 from asyncrl.runtime.evaluator import Evaluator, play, serve
 from asyncrl.runtime.plan import RunPlan
@@ -100,6 +101,46 @@ def test_an_evaluation_can_be_given_up_between_two_steps() -> None:
     assert environment.steps == 2
 
 
+def test_an_episode_without_an_end_is_ended() -> None:
+    """A policy that walks into a wall for ever would hold up the run for ever."""
+    endless, ending = Counted(10**9, truncates=False), Counted(30, truncates=False)
+
+    assert play(FixedAgent(), [endless, ending], COUNTING, 2, steps=0, longest=25) == [(25.0, 25), (25.0, 25)]
+    assert play(FixedAgent(), [endless, ending], COUNTING, 2, steps=0, longest=40) == [(40.0, 40), (30.0, 30)]
+
+
+def test_no_episode_is_begun_that_is_not_played() -> None:
+    """Three episodes, three resets."""
+    environment = Counted(5, truncates=False)
+
+    play(FixedAgent(), [environment], COUNTING, 3, steps=0)
+
+    assert environment.resets == 3
+
+
+def test_an_environment_that_breaks_as_it_begins_is_replaced_too() -> None:
+    """In the first episode or a later one."""
+
+    class Stubborn(Counted):
+        def reset(self) -> np.ndarray:
+            if self.resets == 1:
+                raise BadEnvironment("not again")
+            return super().reset()
+
+    numbers = []
+
+    def successor(e: int, broken: Any, error: BadEnvironment) -> tuple[Any, np.ndarray]:
+        numbers.append((e, str(error)))
+        another = Stubborn(2, truncates=False)
+        return another, another.reset()
+
+    environments: list[Any] = [Stubborn(2, truncates=False)]
+    assert play(FixedAgent(), environments, COUNTING, 3, steps=0, successor=successor) == [(2.0, 2)] * 3
+    assert numbers == [(0, "not again")] * 2
+    with pytest.raises(BadEnvironment, match="not again"):
+        play(FixedAgent(), [Stubborn(2, truncates=False)], COUNTING, 2, steps=0)
+
+
 @pytest.fixture
 def evaluate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Evaluator]]:
     """Make an evaluator of a plan whose evaluations give the scores that are put into its `scores`."""
@@ -108,7 +149,7 @@ def evaluate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Evaluato
     def make(plan: RunPlan, *scores: float | None) -> Evaluator:
         results = iter(scores)
 
-        def give(*_: Any) -> list[tuple[float, int]] | None:
+        def give(*_: Any, **__: Any) -> list[tuple[float, int]] | None:
             score = next(results)
             return None if score is None else [(score - 1, 3), (score + 1, 5)]
 
@@ -241,7 +282,7 @@ def test_its_share_of_the_processor_is_bounded(
     """15 % of two cores for 10 seconds are 3 seconds; building it does not count."""
     used = [100.0]
     monkeypatch.setattr(time, "process_time", lambda: used[0])
-    monkeypatch.setattr(module, "usable_cores", lambda: 2)
+    monkeypatch.setattr(module, "usable_cores", lambda: [0, 1])
     monkeypatch.setattr(Progress, "seconds_of_this_part", property(lambda _: 10.0))
     evaluator = evaluate(make_plan(tmp_path, evaluation_cpu_share=0.15), 1.0)
 
@@ -282,6 +323,29 @@ def test_the_best_checkpoint_is_kept_and_is_there_before_its_row(
     best, skipped = checkpoints.load_best(plan.folder.checkpoints)
     assert (best.steps, skipped) == (20, [])
     assert torch.equal(torch.cat([best.parameters[name].flatten() for name, _ in plan.layout]), theta)
+
+
+def test_the_best_checkpoint_has_the_moments_it_was_scored_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers go on while it is scored: what they see and push then is not in it."""
+    plan = make_plan(tmp_path, env_id="CartPole-v1", normalize_observations=True, evaluation_episodes=1)
+    moments = Moments(plan.store.observation_moments)
+    moments.add(0, torch.ones(10, 4))
+
+    def score(*_: Any, **__: Any) -> list[tuple[float, int]]:
+        moments.add(0, 9 * torch.ones(90, 4))
+        plan.store.push(0, torch.ones_like(plan.store.theta), 0.1, 0)
+        return [(1.0, 1)]
+
+    monkeypatch.setattr(module, "play", score)
+    with Evaluator(plan) as evaluator:
+        row = evaluator.evaluate()
+
+    best, _ = checkpoints.load_best(plan.folder.checkpoints)
+    assert best.tensors["observation_moments"].tolist() == [10.0, *[1.0] * 4, *[0.0] * 4]
+    assert row is not None
+    assert best.updates == row["updates"] == 0
 
 
 def test_a_resumed_evaluator_knows_the_best_score_so_far(tmp_path: Path, evaluate: Callable[..., Evaluator]) -> None:

@@ -229,6 +229,22 @@ def test_output_that_nobody_reads_is_given_up(tmp_path: Path, monkeypatch: pytes
     # Closing flushes, which would raise BrokenPipeError.
 
 
+def test_a_terminal_that_goes_away_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window was closed under a run in the background: what the view does from then on is for nobody."""
+    master, slave = os.openpty()
+    with os.fdopen(slave, "w") as terminal_left:
+        monkeypatch.setattr(sys, "stdout", terminal_left)
+        monkeypatch.setenv("TERM", "xterm")
+        view = LiveView("a3c on Catch")
+        view.show(PONG)
+        os.close(master)
+
+        view.say("worker-01 was killed")
+        view.show(PONG)
+        view.close(replace(PONG, ended=True))
+        say("run folder")
+
+
 def test_other_mistakes_in_saying_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """A closed file is a mistake in the program, not a reader who left."""
     closed: Any = io.StringIO()

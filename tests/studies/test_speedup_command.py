@@ -31,6 +31,10 @@ SMALL = (
         (["--algorithms", "a2c"], "--algorithms takes a3c, one_step_q, one_step_sarsa, n_step_q, got 'a2c'"),
         (["--env-ids", "Catch", "Chain", "--max-steps", "1", "2", "3"], "--max-steps takes one value, or one for each"),
         (["--reference-score", "high"], "--reference-score takes numbers or auto, got high"),
+        (["--reference-score", "nan"], "--reference-score takes numbers or auto, got nan"),
+        (["--", "--seed", "7"], "--seed is the study's own business"),
+        (["--", "--total_steps=7"], "--total_steps is the study's own business"),
+        (["--ablation", "lock", "--", "--update", "locked"], "--update is the study's own business"),
         (["--reference-fraction", "1.5"], "--reference-fraction must lie in (0, 1]"),
         (["--reference-evaluations", "0"], "--reference-evaluations must be at least 1"),
         (["--reference-evaluations", "3", "--stop-at-reference"], "it takes --reference-evaluations 1"),
@@ -86,6 +90,15 @@ def test_a_study_refuses_cells_that_could_not_be_compared(tmp_path: Path, capfd:
         assert main([*place, "--env-ids", "Catch", "--algorithms", "a3c", *words]) == 2
         assert message in capfd.readouterr().err
     assert finished.read_text() == before
+
+
+def test_a_slip_of_the_finger_is_not_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The corrected line is not compared with it."""
+    words = ["--runs-dir", str(tmp_path), *SMALL, "--workers", "1", "--max-steps", "10"]
+
+    assert main([*words, "--", "--learning-rat", "0.1"]) == 2
+    assert not (tmp_path / "study.json").exists()
+    assert main([*words, "--", "--learning-rate", "0.1"]) == 0
 
 
 @pytest.mark.slow

@@ -175,6 +175,37 @@ def test_auto_takes_a_fraction_of_the_way_to_the_median_seeds_best() -> None:
     assert choose_reference([replace(runs[0], state="failed")], 0.75) is None
 
 
+def test_a_reference_is_not_rounded_beyond_what_was_reached() -> None:
+    """123.456 would be 123.5."""
+    runs = [Measurement(CELL, "finished", evaluations=(Evaluation(1, 1.0, 0.0), Evaluation(2, 2.0, 123.456)))]
+
+    reference = choose_reference(runs, 1.0)
+    assert reference is not None
+    assert reference.score == 123.456
+
+
+def test_environments_are_resampled_independently(tmp_path: Path) -> None:
+    """The same runs in two of them: the interval of the mean is narrower than that of either."""
+    file = make_study(
+        tmp_path,
+        reaches=lambda cell: 1000 * cell.seed if cell.workers == 1 else 1000,
+        rate=lambda cell: 100.0,
+        algorithms=("a3c",),
+        workers=(1, 2),
+        backends=("serial",),
+        seeds=9,
+    )
+    points = make_points(measured(file, tmp_path), file.references)
+
+    one, other, both = (find(points, "a3c", env, "serial", 2).speedup("data") for env in ("Catch", "CartPole-v1", MEAN))
+    assert one is not None
+    assert other is not None
+    assert both is not None
+    assert one.value == other.value == both.value == 5.0
+    assert one.resamples != other.resamples
+    assert both.high - both.low < min(one.high - one.low, other.high - other.low)
+
+
 def test_money_is_cores_times_time(tmp_path: Path) -> None:
     """At 0.36 per core and hour: 8 workers on 4 cores for 40 seconds are 4 x 40 x 0.0001."""
     file = make_study(tmp_path, lambda cell: 4000, lambda cell: 100.0, ("a3c",), ("Catch",), ("local",))
