@@ -146,7 +146,7 @@ def test_an_action_lies_in_its_box_whatever_its_type() -> None:
         adapter.reset()
         adapter.step(np.array(action, np.float32))
         assert box.contains(scripted.given[0])
-        assert scripted.given[0].tolist() == expected
+        assert scripted.given[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_continuous_environment_of_gymnasium_can_be_probed() -> None:
