@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ class Config:
     """File to write; its suffix chooses the format (png, svg, pdf)."""
     reference: tuple[Path, ...] = ()
     """CSV files of other curves to compare with: columns label, score, and steps, frames or minutes."""
+    reference_until: float = math.inf
+    """Draw those no further than so many steps, frames or minutes (the unit of --x)."""
     title: str = ""
     """Title; empty: the environments."""
 
@@ -41,7 +44,11 @@ def main(words: Sequence[str] | None = None) -> int:
             raise UsageError("give the folder of at least one run")
         from asyncrl.plots.curves import draw_curves, read_curve, read_references, save_figure
 
-        references = [reference for path in config.reference for reference in read_references(path)]
+        references = [
+            reference.up_to(config.x, config.reference_until)
+            for path in config.reference
+            for reference in read_references(path)
+        ]
         curves = [read_curve(run) for run in config.runs]
         save_figure(draw_curves(curves, config.x, config.title, references), config.out)
         print(config.out)

@@ -97,6 +97,13 @@ class Reference:
     points: dict[str, list[float]]
     """Columns by name: `score`, and at least one of steps, frames, minutes."""
 
+    def up_to(self, axis: str, most: float) -> Reference:
+        """The part of it in which `axis` is at most `most`; all of it if it has no such axis."""
+        keep = [x <= most for x in self.points.get(axis, ())]
+        if not keep:
+            return self
+        return Reference(self.label, {key: list(itertools.compress(own, keep)) for key, own in self.points.items()})
+
 
 def read_references(path: Path) -> list[Reference]:
     """The curves of a CSV file with the columns label, score and at least one of steps, frames and minutes.
