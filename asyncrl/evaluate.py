@@ -21,7 +21,7 @@ from asyncrl.core.config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all, one_line
 from asyncrl.resume import restore, short, stored_config
-from asyncrl.runtime.evaluator import LONGEST_EPISODE, MOST_ENVIRONMENTS, play
+from asyncrl.runtime.evaluator import MOST_ENVIRONMENTS, play
 from asyncrl.runtime.plan import RunPlan, build_agent, build_environments, build_normalizer, initial_parameters
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import EVALUATOR
@@ -33,6 +33,8 @@ from asyncrl.storage.files import read_json
 from asyncrl.storage.run_folder import RunFolder
 from asyncrl.train import check_memory, make_spec, make_store, network_spaces
 
+FILMS = (".mp4", ".mkv", ".mov")
+"""Files that can hold what is filmed."""
 LEAST_HEIGHT = 400
 """Smaller pictures are magnified in a film, by a whole number."""
 
@@ -107,6 +109,8 @@ def main(words: Sequence[str] | None = None) -> int:
         writer = find_writer() if config.video else None
         result = play_run(config, writer)
         show(result, config)
+        if config.video:
+            check_film(config.video, result.lengths[0] + 1, writer)
         return 0
 
     return run_command(program, evaluate)
@@ -122,7 +126,7 @@ def play_run(config: Config, writer: Any = None) -> Result:
         with filming(environments[0], config.video, writer, frame_rate(plan.spec)) as first:
             episodes = play(
                 agent, [first, *environments[1:]], plan.spaces, config.episodes, checkpoint.steps,
-                normalizer=build_normalizer(plan, EVALUATOR), longest=max(LONGEST_EPISODE, plan.spec.step_cap),
+                normalizer=build_normalizer(plan, EVALUATOR), longest=plan.spec.evaluation_step_cap,
             )  # fmt: skip
     except BadEnvironment as error:
         raise UsageError(str(error)) from error
@@ -162,7 +166,9 @@ def load_run(config: Config) -> tuple[RunPlan, Checkpoint]:
 
 
 def to_be_filmed(spec: EnvSpec, file: Path) -> EnvSpec:
-    """The environment, asked for pictures. Raises UsageError if it has none, or the film no folder."""
+    """The environment, asked for pictures. Raises UsageError if it has none, or the film no folder or other name."""
+    if file.suffix.lower() not in FILMS:
+        raise UsageError(f"--video {file}: the name of a film ends in {', '.join(FILMS[:-1])} or {FILMS[-1]}")
     if not file.absolute().parent.is_dir():
         raise UsageError(f"--video {file}: there is no such folder")
     environment = spec.make(0, evaluation=True)
@@ -243,7 +249,10 @@ class Film:
                 self._file, (width, height), fps=self._rate, macro_block_size=2, ffmpeg_log_level="error"
             )
             self._frames.send(None)
-        self._frames.send(large)
+        try:
+            self._frames.send(large)
+        except OSError:  # ffmpeg has gone, and has said why
+            raise UsageError(f"--video {self._file}: ffmpeg cannot write it") from None
 
     def close(self) -> None:
         """Finish the file."""
@@ -293,6 +302,16 @@ def find_writer() -> Any:
     except ImportError:
         raise UsageError("--video needs imageio-ffmpeg: pip install imageio-ffmpeg (the extra [video])") from None
     return imageio_ffmpeg
+
+
+def check_film(file: str, pictures: int, writer: Any) -> None:
+    """Raise UsageError unless the film has all its pictures: ffmpeg tells a full disk to nobody but the terminal."""
+    try:
+        written, _ = writer.count_frames_and_secs(file)
+    except (OSError, RuntimeError):
+        written = 0
+    if written < pictures:
+        raise UsageError(f"--video {file}: {written} of {pictures} pictures could be written; is the disk full?")
 
 
 def frame_rate(spec: EnvSpec) -> float:

@@ -215,6 +215,8 @@ def configure(
         raise UsageError(f"{config.env_id} has continuous actions; {program} chooses between discrete ones")
     if config.backend == "serial" and config.evaluation_interval_seconds:
         raise UsageError("--evaluation-interval-seconds would make a serial run depend on the clock; give steps")
+    if config.backend == "serial" and config.on_worker_error == "restart":
+        raise UsageError("--on-worker-error restart is for --backend local: a serial run has no process to replace")
     if config.update == "locked" and sys.platform == "win32":
         raise UsageError("--update locked needs a POSIX system")
     return config, spec, spaces, changes, facts

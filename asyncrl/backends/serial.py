@@ -90,9 +90,13 @@ def _take_turns(plan: RunPlan, turns: Turns, monitor: Monitor, view: View, signa
     progress.start()
     for line in monitor.begin():
         view.say(line)
-    if evaluator.due() and not progress.finished():  # the run was stopped while it evaluated
-        evaluator.evaluate()
-        monitor.look_at_evaluations()
+
+    def evaluate_if_due() -> None:
+        if evaluator.due() and not progress.finished():
+            evaluator.evaluate()
+            monitor.look_at_evaluations()
+
+    evaluate_if_due()  # the run may have been stopped while it evaluated
     running = set(range(config.workers))
     while running:
         worker = turns.next()
@@ -101,9 +105,7 @@ def _take_turns(plan: RunPlan, turns: Turns, monitor: Monitor, view: View, signa
         if next(turns.learners[worker].learning, ENDED) is ENDED:
             running.discard(worker)
             progress.enter(worker, ENDED)
-        if evaluator.due() and not progress.finished():
-            evaluator.evaluate()
-            monitor.look_at_evaluations()
+        evaluate_if_due()
         if monitor.look():
             view.show(monitor.summary)
         if signals.first is not None:

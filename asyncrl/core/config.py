@@ -66,7 +66,7 @@ class RunConfig:
     """Finish when the mean of an evaluation's episodes reaches this score."""
 
     on_worker_error: Literal["stop", "restart"] = "stop"
-    """What an exception in a worker does: end the run with its traceback, or count as a loss like a kill."""
+    """What an exception in a worker does: end the run with its traceback, or count as a loss (local backend only)."""
     on_env_error: Literal["stop", "rebuild"] = "stop"
     """What an environment that raises or returns nonsense does: count as its worker's error, or just be made anew."""
     worker_restarts: int = 3

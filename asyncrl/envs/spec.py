@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 ATARI_STEP_CAP = 27_000
 """Longest Atari episode in agent steps: 108,000 frames, half an hour of play, at the usual frame skip of 4."""
 
+LONGEST_EVALUATION = 100_000
+"""Steps after which an evaluation ends an episode, unless longer ones are allowed. A policy without a dice may walk
+into the same wall for ever, and an environment without a time limit would let it."""
+
 _ATARI_ID = re.compile(r"(?:ale_py:)?(?:ALE/.*|\w+(?:NoFrameskip|Deterministic)-v\d+|\w+-ram\w*-v\d+)")
 _TOY_IDS = ("Chain", "Catch")
 
@@ -174,6 +178,11 @@ class EnvSpec:
     def step_cap(self) -> int:
         """Longest episode in agent steps that we allow; 0 when there is no limit of ours."""
         return self.max_episode_steps or (ATARI_STEP_CAP if self.is_atari else 0)
+
+    @property
+    def evaluation_step_cap(self) -> int:
+        """Longest episode of an evaluation in agent steps: there always is one."""
+        return max(LONGEST_EVALUATION, self.step_cap)
 
     def make(self, seed: int, evaluation: bool) -> Environment:
         """Make one environment. Equal seeds and actions give equal episodes.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from asyncrl.core.cores import usable_cores
-from asyncrl.envs.spec import BadEnvironment, Environment, Spaces, close_all, restore_all, states_of
+from asyncrl.envs.spec import LONGEST_EVALUATION, BadEnvironment, Environment, Spaces, close_all, restore_all, states_of
 from asyncrl.runtime.collect import Places, Successor, for_environments, reset_state
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.plan import RunPlan, build_agent, build_environments, build_normalizer, successor_of
@@ -24,9 +24,6 @@ from asyncrl.storage.records import RecordWriter, read_records
 MOST_ENVIRONMENTS = 8
 """Episodes are played side by side: one batch of 8 costs a third of 8 single observations."""
 POLL_SECONDS = 0.1
-LONGEST_EPISODE = 100_000
-"""Steps after which an evaluation ends an episode. A policy without a dice may walk into the same wall for ever, and an
-environment without a time limit would let it."""
 
 
 class Evaluator:
@@ -122,7 +119,7 @@ class Evaluator:
         episodes = play(
             self._agent, self._environments, self._plan.spaces, self._config.evaluation_episodes, steps,
             self._interrupted, self._normalizer, self._successor,
-            longest=max(LONGEST_EPISODE, self._plan.spec.step_cap),
+            longest=self._plan.spec.evaluation_step_cap,
         )  # fmt: skip
         if episodes is None:
             if before is not None:
@@ -193,7 +190,7 @@ def play(
     interrupted: Callable[[], bool] | None = None,
     normalizer: Normalizer | None = None,
     successor: Successor | None = None,
-    longest: int = LONGEST_EPISODE,
+    longest: int = LONGEST_EVALUATION,
 ) -> list[tuple[float, int]] | None:
     """Raw returns and lengths of whole `episodes`, played side by side; None if `interrupted()` became true.
 

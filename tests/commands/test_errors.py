@@ -139,6 +139,10 @@ def test_every_flag_refuses_a_wrong_word(page: str, name: str, refuse: Callable[
             "--evaluation-interval-seconds would make a serial run depend on the clock; give steps",
         ),
         (
+            "--backend serial --on-worker-error restart",
+            "--on-worker-error restart is for --backend local: a serial run has no process to replace",
+        ),
+        (
             "--normalize-advantages --t-max 1 --envs-per-worker 1",
             "--normalize-advantages needs more than one step per update: --t-max or --envs-per-worker",
         ),

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.evaluate import LEAST_HEIGHT, Config, Film, Filmed, magnified, main, play_run
+from asyncrl.evaluate import LEAST_HEIGHT, Config, Film, Filmed, check_film, magnified, main, play_run
 from asyncrl.train import main as train
 from tests.support import evaluations_of, the_run
 
@@ -218,7 +219,13 @@ class TestVideo:
         assert "--video needs imageio-ffmpeg: pip install" in refusal([str(catch), "--video", "x.mp4"], capsys)
 
     @pytest.mark.parametrize(
-        ("video", "line"), [("x.mp4", "Catch has no picture to film"), ("no/such/x.mp4", "there is no such folder")]
+        ("video", "line"),
+        [
+            ("x.mp4", "Catch has no picture to film"),
+            ("no/such/x.mp4", "there is no such folder"),
+            ("x.gif", "the name of a film ends in .mp4, .mkv or .mov"),
+            ("x", "the name of a film ends in"),
+        ],
     )
     def test_what_cannot_be_filmed_is_one_line(
         self, catch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, video: str, line: str
@@ -256,6 +263,37 @@ class TestVideo:
         pictures, _ = ffmpeg.count_frames_and_secs(str(file))
         assert pictures == plain.lengths[0] + 1
         assert next(ffmpeg.read_frames(str(file)))["size"][1] >= LEAST_HEIGHT
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # imageio leaves a pipe
+    def test_what_ffmpeg_cannot_write_is_one_line(self, tmp_path: Path) -> None:
+        """It has no word for it but that its input ends, which the first pictures may come too soon to see."""
+        ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra [video]")
+        (tmp_path / "film.mp4").mkdir()
+        film = Film(str(tmp_path / "film.mp4"), ffmpeg, 15)
+        picture = np.zeros((400, 400, 3), np.uint8)
+
+        def shoot() -> None:
+            for _ in range(100):
+                film.add(picture)
+
+        with pytest.raises(UsageError, match="ffmpeg cannot write it"):
+            shoot()
+
+    def test_a_film_that_is_not_whole_is_noticed(self, tmp_path: Path) -> None:
+        """As a full disk leaves it; what there is of it stays."""
+        ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra [video]")
+        file = str(tmp_path / "film.mp4")
+        film = Film(file, ffmpeg, 15)
+        for _ in range(3):
+            film.add(np.zeros((400, 400, 3), np.uint8))
+        film.close()
+
+        check_film(file, 3, ffmpeg)
+        with pytest.raises(UsageError, match="3 of 4 pictures could be written; is the disk full"):
+            check_film(file, 4, ffmpeg)
+        Path(file).write_bytes(Path(file).read_bytes()[:500])
+        with pytest.raises(UsageError, match="0 of 3 pictures"):
+            check_film(file, 3, ffmpeg)
 
 
 class Recorded(Film):
