@@ -100,8 +100,8 @@ CONTINUOUS: dict[str, Any] = {
     "evaluation_policy": "greedy",
     "first_deviation": 0.15,
 }
-"""What trains HalfCheetah best, with 2 workers as with 16 (docs/results/continuous.md). Observations and returns have no
-common scale where actions are vectors, and a long rollout makes up for updates that are old."""
+"""What trained HalfCheetah best, with 2 workers as with 16 (docs/results/continuous.md). Where actions are vectors,
+observations and returns have no common scale."""
 
 BOARD: dict[str, Any] = {
     "envs_per_worker": 16,
