@@ -66,7 +66,7 @@ class Config(RunConfig):
     """Continuous actions: the policy's mean kept within the action's bounds by tanh, or the paper's linear output."""
     variance: Literal["free", "state"] = "free"
     """Continuous actions: a deviation per component, or the paper's one softplus variance that depends on the state."""
-    first_deviation: float = 0.5
+    first_deviation: float = 0.15
     """Variance free: with what deviation it begins; for bounded means in half widths between an action's bounds."""
     normalize_advantages: bool = False
     """Scale the advantages of a rollout to mean 0 and standard deviation 1."""
@@ -98,7 +98,6 @@ CONTINUOUS: dict[str, Any] = {
     "normalize_observations": True,
     "normalize_returns": True,
     "evaluation_policy": "greedy",
-    "first_deviation": 0.15,
 }
 """What trained HalfCheetah best, with 2 workers as with 16 (docs/results/continuous.md). Where actions are vectors,
 observations and returns have no common scale."""
