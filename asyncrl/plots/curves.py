@@ -64,22 +64,23 @@ def read_curve(path: Path) -> Curve:
 def label_curves(curves: Sequence[Curve]) -> list[str]:
     """A name for each curve from the settings in which the curves differ; equal but for the seed: equal names.
 
-    Of settings that differ together, as the defaults of two methods do, the first one tells.
+    Of settings that differ together, as the defaults of two methods do, the first one tells; the method's name always
+    does. A setting that only some of the curves have tells those apart.
     """
-    common = [key for key in curves[0].config if key not in UNTOLD and all(key in curve.config for curve in curves)]
-    telling = [key for key in common if len({repr(curve.config[key]) for curve in curves}) > 1]
+    told = [key for key in dict.fromkeys(key for curve in curves for key in curve.config) if key not in UNTOLD]
+    telling = [key for key in told if len({repr(c.config[key]) for c in curves if key in c.config}) > 1]
     if not telling:
         return [f"{curves[0].config['page']}, {curves[0].config['workers']} workers"] * len(curves)
     for key in reversed(telling.copy()):
         fewer = [other for other in telling if other != key]
-        if _groups(curves, fewer) == _groups(curves, telling):
+        if key != "page" and _groups(curves, fewer) == _groups(curves, telling):
             telling = fewer
-    return [", ".join(_told(key, curve.config[key]) for key in telling) for curve in curves]
+    return [", ".join(_told(key, curve.config[key]) for key in telling if key in curve.config) for curve in curves]
 
 
 def _groups(curves: Sequence[Curve], keys: Sequence[str]) -> list[int]:
     """For each curve the first one that has the same values of these settings."""
-    values = [[repr(curve.config[key]) for key in keys] for curve in curves]
+    values = [[repr(curve.config.get(key)) for key in keys] for curve in curves]
     return [values.index(own) for own in values]
 
 

@@ -50,6 +50,17 @@ def test_settings_that_differ_together_are_told_once(tmp_path: Path) -> None:
     assert label_curves([read_curve(run) for run in runs]) == ["a3c", "n_step_q"]
 
 
+def test_curves_of_another_program_do_not_hide_what_differs(tmp_path: Path) -> None:
+    """It has none of the settings: only its name tells, and the others are told apart as if it were not there."""
+    runs = [make_run(tmp_path / str(workers), [0.0, 1.0], workers=workers) for workers in (2, 4)]
+    other = make_run(tmp_path / "other", [0.0, 1.0])
+    (other / "config.json").write_text(json.dumps({"page": "Other", "config": {"env_id": "Catch", "seed": 1}}))
+
+    labels = label_curves([read_curve(run) for run in (*runs, other)])
+
+    assert labels == ["a3c, workers 2", "a3c, workers 4", "Other"]
+
+
 @pytest.mark.parametrize(
     ("axis", "label", "last"),
     [("steps", "agent steps, all workers (thousands)", 200.0), ("minutes", "wall clock (minutes)", 2.0)],
