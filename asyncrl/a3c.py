@@ -99,7 +99,7 @@ CONTINUOUS: dict[str, Any] = {
     "normalize_returns": True,
     "evaluation_policy": "greedy",
 }
-"""What trained HalfCheetah best, with 2 workers as with 16 (docs/results/continuous.md). Where actions are vectors,
+"""What trained HalfCheetah steadily, with 2 workers as with 16 (docs/results/continuous.md). Where actions are vectors,
 observations and returns have no common scale."""
 
 BOARD: dict[str, Any] = {

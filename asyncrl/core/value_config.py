@@ -25,6 +25,11 @@ SAMPLED_EPSILON = 0.05
 class ValueConfig(RunConfig):
     """Settings of one-step Q, one-step Sarsa and n-step Q."""
 
+    # Targets from a network that moves are followed more slowly than A3C's.
+    learning_rate: float = 3e-4
+    """eta at the first step."""
+    evaluation_policy: Literal["greedy", "sampled"] = "greedy"
+    """Whether the evaluator takes the best action or, with an epsilon of 0.05, any. Preset of screens: sampled."""
     target_interval_steps: int = 10_000
     """I_target: the target network is renewed whenever T crosses a multiple of this (the paper's 40 000 frames)."""
     double_q: bool = False
@@ -78,14 +83,9 @@ VALUE_PAPER: dict[str, Any] = PAPER | {
 }
 """The preset "paper" of the value-based pages."""
 
-VALUE_IMAGE: dict[str, Any] = {
-    # One-step targets from a network that moves are followed more slowly than A3C's.
-    "learning_rate": 3e-4,
-    # Two players of Pong who only take their best actions may return the ball for ever: 27 000 steps of an evaluation
-    # that say nothing.
-    "evaluation_policy": "sampled",
-}
-"""Images: the fields' defaults but for these."""
+VALUE_IMAGE: dict[str, Any] = {"evaluation_policy": "sampled"}
+"""Images: a player of Pong who only takes the best actions may return the ball for ever, 27 000 steps of an evaluation
+that say nothing."""
 VALUE_VECTOR: dict[str, Any] = {
     "envs_per_worker": 8,
     "t_max": 5,
