@@ -81,7 +81,6 @@ class OneStepSarsa:
         self.generator = generator
         self.policy = config.exploration_of(worker)
         self.exploration = self.policy.facts()
-        self.steps = 0
 
     def initial_state(self, environments: int) -> State:
         """Nothing to remember: the networks are feed-forward."""
@@ -89,7 +88,6 @@ class OneStepSarsa:
 
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
         """a_t `[E]` by this worker's exploration over Q(s_t, a; theta)."""
-        self.steps = steps
         q, _ = self.network.values_at(observations)
         return self.policy.choose(q, steps, self.generator), state
 
@@ -101,7 +99,9 @@ class OneStepSarsa:
         rewards = rollout.learning_rewards(config.reward_clip)
         next_values = rollout.next_values(
             self._value_taken(rollout.observations[1:], rollout.next_actions).numpy(),
-            None if rollout.final_observations is None else self._value_expected(rollout.final_observations).numpy(),
+            None
+            if rollout.final_observations is None
+            else self._value_expected(rollout.final_observations, rollout.acted_at).numpy(),
         )
         targets = torch.from_numpy(rewards + rollout.discounts * next_values)  # y
         errors = squared_error(values, targets)
@@ -118,11 +118,11 @@ class OneStepSarsa:
         return q_target.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
     @torch.no_grad()
-    def _value_expected(self, observations: Tensor) -> Tensor:
+    def _value_expected(self, observations: Tensor, steps: int) -> Tensor:
         """Where a time limit cut an episode no action followed: the mean over what the policy would have done."""
         q_target: Tensor = self.target(observations[None])[0]
         q, _ = self.network(observations[None])
-        return (self.policy.probabilities(q[0], self.steps) * q_target[0]).sum(-1)
+        return (self.policy.probabilities(q[0], steps) * q_target[0]).sum(-1)
 
 
 make_agent = OneStepSarsa

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +45,20 @@ class Rollout:
     """What the loss multiplies rewards by, where returns are normalised."""
     next_actions: Tensor | None = None
     """`[T, E]` what was then done in observation t + 1; only for pages that look ahead (Sarsa)."""
+    acted_at: int = 0
+    """T, the steps of all workers, by which exploration went."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """A copy as plain data, arrays and tensors, by name of the field."""
+        return dict(copy.deepcopy({field.name: getattr(self, field.name) for field in dataclasses.fields(self)}))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Rollout:
+        """The rollout of which `as_dict` made `data`; its tuples may have become lists."""
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+        }
+        return cls(**fields)
 
     @property
     def steps(self) -> int:

@@ -144,6 +144,7 @@ class Collector(Iterator[Rollout]):
             state=state_before,
             reward_scale=1.0 if self._normalizer is None else self._normalizer.reward_scale,
             next_actions=self._next_actions(steps) if self._look_ahead else None,
+            acted_at=steps,
         )
 
     @torch.inference_mode()

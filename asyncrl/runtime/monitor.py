@@ -213,6 +213,8 @@ class Monitor:
             summary.learning_rate = rows[-1]["learning_rate"]
             scalars["async/staleness_mean"] = summary.staleness_mean
             scalars["async/staleness_max"] = max(row["staleness_max"] for row in rows)
+            if "pull_age_mean" in rows[-1]:
+                scalars["async/pull_age_mean"] = weighted_mean(rows, "pull_age_mean")
             scalars["train/learning_rate"] = summary.learning_rate
             scalars["train/gradient_norm"] = weighted_mean(rows, "gradient_norm")
             for name in rows[-1]["metrics"]:

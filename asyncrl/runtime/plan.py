@@ -164,7 +164,7 @@ class Learner:
         collector, turn = self.collector.state(), self.turn
         if collector is None:
             return None
-        pending = [turn.gradient.clone(), turn.version, turn.steps] if turn.waiting else None
+        pending = turn.state() if turn.waiting else None
         return {"collector": collector, "random": self.agent.generator.get_state(), "pending": pending}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -172,9 +172,7 @@ class Learner:
         self.collector.restore(state["collector"])
         self.agent.generator.set_state(state["random"])
         if state["pending"] is not None:
-            gradient, self.turn.version, self.turn.steps = state["pending"]
-            self.turn.gradient.copy_(gradient)
-            self.turn.waiting = True
+            self.turn.restore(state["pending"])
 
 
 def build_learner(plan: RunPlan, worker: int, make_agent: MakeAgent = build_agent) -> Learner:
@@ -198,9 +196,10 @@ def build_learner(plan: RunPlan, worker: int, make_agent: MakeAgent = build_agen
     threads = running_threads() - before
     writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration, "threads": threads})
     dump = partial(dump_culprit, plan.folder.culprit_file(worker), agent)
-    report = WorkerReport(worker, collector, plan.progress, writer, config.record_interval_seconds, dump)
+    private_copy = page.PRIVATE_COPY
+    report = WorkerReport(worker, collector, plan.progress, writer, config.record_interval_seconds, private_copy, dump)
     target_interval = getattr(config, "target_interval_steps", 0)
-    turn = Turn(torch.empty_like(theta))
+    turn = Turn(torch.empty_like(theta), private_copy)
     learning = work(
         worker, agent, theta, collector, plan.store, plan.progress, learning_rate_of(config), report, target_interval,
         turn,

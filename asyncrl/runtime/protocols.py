@@ -11,7 +11,7 @@ page
 store
     where the parameters live: `pull` and `push`.
 staleness
-    updates that others made to theta between a worker's pull and its push.
+    updates that others made to theta since the version at which a gradient was computed, when it is pushed.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Push:
         self.norm = norm
         """L2 norm before clipping."""
         self.staleness = staleness
-        """Updates by others since the pull."""
+        """Updates by others since the version the gradient is of."""
 
 
 EVALUATOR = -1

@@ -15,8 +15,9 @@ from asyncrl.backends.outcome import Signals
 from asyncrl.runtime import evaluator
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import load_newest
+from asyncrl.storage.records import read_records
 from asyncrl.train import main
-from tests.support import evaluations_of, the_run
+from tests.support import evaluations_of, status_of, the_run
 
 STEPS, INTERVAL = 3000, 1000
 COMMON = ("--backend", "serial", "--workers", "3", "--quiet", "--evaluation-episodes", "2")
@@ -55,6 +56,17 @@ def assert_equal(left: dict[str, Any], right: dict[str, Any]) -> None:
     for name, value in left.items():
         same = torch.equal(value, right[name]) if isinstance(value, torch.Tensor) else value == right[name]
         assert same, name
+
+
+def recorded(run: Path) -> dict[str, Any]:
+    """What the rows of all workers add up to."""
+    workers = [read_records(file) for file in sorted(run.glob("worker-*.jsonl"))]
+    rows = [row for records in workers for row in records if "updates" in row]
+    return {
+        "steps": sum(row["worker_steps"] for row in rows),
+        "updates": sum(row["updates"] for row in rows),
+        "episodes": [[episode for row in records for episode in row.get("episodes", ())] for records in workers],
+    }
 
 
 CASES = {
@@ -113,10 +125,13 @@ def test_a_resumed_serial_run_of_a_game_equals_an_unbroken_one(tmp_path: Path, g
 
 
 @pytest.mark.faults
-def test_a_stopped_serial_run_goes_on_from_the_very_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGTERM in the middle of anything: no gradient is pushed early, none is lost."""
+@pytest.mark.parametrize("page", ["a3c", "one_step_sarsa"])
+def test_a_stopped_serial_run_goes_on_from_the_very_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    """SIGTERM in the middle of anything: nothing is pushed early, nothing is lost, and the records tell of all."""
     words = ["--env-id", "CartPole-v1", "--total-steps", str(STEPS), "--evaluation-interval-steps", "0"]
-    whole = train("a3c", tmp_path / "whole", *words)
+    whole = train(page, tmp_path / "whole", *words)
     turns = 0
     turn = serial.Turns.next
 
@@ -128,13 +143,16 @@ def test_a_stopped_serial_run_goes_on_from_the_very_turn(tmp_path: Path, monkeyp
         return turn(self)
 
     monkeypatch.setattr(serial.Turns, "next", stop_at_turn_20)
-    assert main("asyncrl.a3c", [*COMMON, "--runs-dir", str(tmp_path / "stopped"), *words]) == 143
+    assert main(f"asyncrl.{page}", [*COMMON, "--runs-dir", str(tmp_path / "stopped"), *words]) == 143
     stopped = the_run(tmp_path / "stopped")
     assert 0 < load_newest(stopped / "checkpoints")[0].steps < STEPS
 
-    assert main("asyncrl.a3c", ["--resume", str(stopped)]) == 0
+    assert main(f"asyncrl.{page}", ["--resume", str(stopped)]) == 0
 
     assert_equal(state_of(stopped), state_of(whole))
+    assert recorded(stopped) == recorded(whole)
+    assert recorded(stopped)["steps"] == status_of(stopped)["steps"]
+    assert recorded(stopped)["updates"] == status_of(stopped)["updates"]
     assert Signals().first is None
 
 

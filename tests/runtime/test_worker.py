@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.core.flat import flatten_parameters
+from asyncrl.core.flat import bind_parameters, flatten_parameters
 from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.updates import UpdateRule
@@ -20,7 +20,7 @@ from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import Push
 from asyncrl.runtime.report import WorkerReport
 from asyncrl.runtime.store import SharedStore
-from asyncrl.runtime.worker import work
+from asyncrl.runtime.worker import Turn, work
 from asyncrl.storage.records import RecordWriter, read_records
 from tests.support import COUNTING, Counting, FixedAgent, make_plan
 
@@ -57,8 +57,14 @@ class TapedAgent(FixedAgent):
         return weight.square().sum(), lambda: {"weight": weight.detach().sum()}
 
 
-def worker_of(tape: list[str], store: TapedStore, progress: Progress, rank: int, folder: Path) -> Iterator[None]:
+def worker_of(
+    tape: list[str], store: TapedStore, progress: Progress, rank: int, folder: Path, private_copy: bool = True
+) -> Iterator[None]:
+    """A worker with its own copy of theta, or one whose network lies on theta itself."""
     agent = TapedAgent(tape)
+    if not private_copy:
+        agent.theta = store.theta
+        bind_parameters(agent.network, store.theta)
     collector = Collector([Counting(100, False)], agent, COUNTING, t_max=5, gamma=0.9, progress=progress)
 
     def rollouts() -> Iterator[Rollout]:
@@ -66,8 +72,10 @@ def worker_of(tape: list[str], store: TapedStore, progress: Progress, rank: int,
             tape.append("rollout")
             yield rollout
 
-    report = WorkerReport(rank, collector, progress, RecordWriter(folder / f"{rank}.jsonl"), interval=1e9)
-    return work(rank, agent, agent.theta, rollouts(), store, progress, lambda steps: 0.25, report)
+    writer = RecordWriter(folder / f"{rank}.jsonl")
+    report = WorkerReport(rank, collector, progress, writer, interval=1e9, private_copy=private_copy)
+    turn = Turn(torch.empty_like(agent.theta), private_copy)
+    return work(rank, agent, agent.theta, rollouts(), store, progress, lambda steps: 0.25, report, turn=turn)
 
 
 def test_the_loop_is_the_pseudo_code(tmp_path: Path) -> None:
@@ -105,6 +113,26 @@ def test_two_workers_in_turns_push_what_they_computed_from_what_they_pulled(tmp_
     # theta: 1 -> (worker 0 pushes 2) 0.5 -> (worker 1 pushes 2, stale by one) 0
     assert store.gradients == [2.0, 2.0]
     assert store.theta.item() == 0.0
+
+
+def test_a_worker_on_theta_itself_differentiates_at_theta_as_it_is_when_it_pushes(tmp_path: Path) -> None:
+    """Both act at theta = 1. Worker 0 pushes its gradient 2 at once; worker 1 takes its own at 0.5, not at 1.
+
+    The gradients are new, the rollouts are not: the second began one update earlier.
+    """
+    store, progress = TapedStore([], 2), Progress(2, total_steps=5)
+    workers = [worker_of([], store, progress, rank, tmp_path, private_copy=False) for rank in range(2)]
+
+    for worker in workers:
+        next(worker)
+    for worker in workers:
+        for _ in worker:
+            pass
+
+    assert store.gradients == [2.0, 1.0]
+    (row,) = (row for row in read_records(tmp_path / "1.jsonl") if "updates" in row)
+    assert row["staleness_counts"] == {"0": 1}
+    assert row["pull_age_counts"] == {"1": 1}
 
 
 def test_the_records_hold_every_update(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""How old gradients are in the serial backend, beside what processes really do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from asyncrl.storage.records import read_records
+from tests.support import run_command, the_run
+
+
+def ages(runs_dir: Path, backend: str, page: str) -> dict[str, float]:
+    """Mean ages, in updates, over all updates of two workers in Pong."""
+    done = run_command(
+        "--backend", backend, "--workers", "2", "--t-max", "5", "--total-steps", "6000",
+        "--evaluation-interval-steps", "0", "--evaluation-episodes", "1", "--max-episode-steps", "50", "--runs-dir", str(runs_dir / backend), "--quiet",
+        page=page, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    means = {}
+    for name in ("staleness", "pull_age"):
+        counts: Counter[int] = Counter()
+        for file in the_run(runs_dir / backend).glob("worker-*.jsonl"):
+            for row in read_records(file):
+                counts.update({int(age): count for age, count in row.get(f"{name}_counts", {}).items()})
+        if counts:
+            means[name] = sum(age * count for age, count in counts.items()) / counts.total()
+    return means
+
+
+def test_with_a_private_copy_a_gradient_is_as_old_in_turns_as_in_processes(tmp_path: Path) -> None:
+    """Each push of one worker lies between a pull and a push of the other, however the system shares out its cores:
+    the mean age of N workers is N - 1 in both backends."""
+    serial, local = (ages(tmp_path, backend, "a3c") for backend in ("serial", "local"))
+
+    assert serial == {"staleness": pytest.approx(1, abs=0.02)}
+    assert local == {"staleness": pytest.approx(1, abs=0.3)}
+
+
+def test_on_theta_itself_a_rollout_is_old_and_its_gradient_is_not(tmp_path: Path) -> None:
+    """What was acted with is N - 1 updates old at the push in both backends. The gradient is taken at theta as it is by
+    then: of age 0 in turns, while in processes others push during the share of the time that the loss takes."""
+    serial, local = (ages(tmp_path, backend, "one_step_q") for backend in ("serial", "local"))
+
+    assert serial == {"staleness": 0, "pull_age": pytest.approx(1, abs=0.02)}
+    assert local["pull_age"] == pytest.approx(1, abs=0.3)
+    assert local["staleness"] < 0.5

@@ -1,0 +1,18 @@
+"""Short serial runs give what they gave before, to the bit: a change that is not about learning leaves them alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.golden.traces import CASES, SETS, make_trace, processor
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_a_short_serial_run_gives_what_it_gave_before(case: str, tmp_path: Path) -> None:
+    kept = SETS / f"{processor()}.json"
+    if not kept.is_file():
+        pytest.skip(f"no traces are kept for {processor()}: make them with python -m tests.golden.make COMMIT")
+    assert make_trace(case, tmp_path) == json.loads(kept.read_text())[case]

@@ -1,0 +1,102 @@
+"""What short serial runs do, to the bit: a net under every change that is not about learning.
+
+A trace is made by the commands alone, so it survives any change behind them. It holds checksums of theta at several
+checkpoints, the returns of all training episodes and those of the evaluations. Floating point differs between kinds of
+processors, so a set of traces belongs to one kind (`processor`) and one version of torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SETS = Path(__file__).parent / "sets"
+
+_SHORT = (
+    "--backend", "serial", "--workers", "3", "--seed", "7", "--evaluation-episodes", "2", "--quiet",
+    "--checkpoints-kept", "100", "--record-interval-seconds", "1000",
+)  # fmt: skip
+_VECTOR = (
+    *_SHORT, "--env-id", "CartPole-v1", "--max-episode-steps", "40", "--envs-per-worker", "2", "--t-max", "5",
+    "--total-steps", "6000", "--checkpoint-interval-steps", "1500", "--evaluation-interval-steps", "3000",
+)  # fmt: skip
+_SCREEN = (
+    *_SHORT, "--env-id", "ALE/Pong-v5", "--max-episode-steps", "60", "--envs-per-worker", "2", "--t-max", "5",
+    "--total-steps", "2400", "--checkpoint-interval-steps", "600", "--evaluation-interval-steps", "1200",
+)  # fmt: skip
+_BOARD = (*_SCREEN, "--env-id", "MinAtar/Breakout-v0", "--max-episode-steps", "200")
+_CONTINUOUS = (*_VECTOR, "--env-id", "Pendulum-v1")
+
+CASES: dict[str, tuple[str, ...]] = {
+    **{
+        f"{page}-{kind}": (f"asyncrl.{page}", *words)
+        for page in ("a3c", "one_step_q", "one_step_sarsa", "n_step_q")
+        for kind, words in {"vector": _VECTOR, "screen": _SCREEN, "board": _BOARD}.items()
+    },
+    **{
+        f"{page}-{kind}-memory": (f"asyncrl.{page}", *words, "--lstm-cells", "16")
+        for page in ("a3c", "n_step_q")
+        for kind, words in {"vector": _VECTOR, "screen": _SCREEN}.items()
+    },
+    "a3c-continuous": ("asyncrl.a3c", *_CONTINUOUS),
+    "a3c-continuous-memory": ("asyncrl.a3c", *_CONTINUOUS, "--lstm-cells", "16"),
+    "a3c-paper": ("asyncrl.a3c", *_SCREEN, "--preset", "paper"),
+    "a3c-random-turns": ("asyncrl.a3c", *_VECTOR, "--schedule", "random"),
+}
+"""Name: page and flags."""
+
+
+def processor() -> str:
+    """What decides how numbers are rounded here: architecture, maker, torch's choice of kernels, torch's version."""
+    import torch
+
+    maker = "unknown"
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        lines = [line for line in info.read_text(errors="replace").splitlines() if line.startswith("vendor_id")]
+        maker = lines[0].partition(":")[2].strip() if lines else maker
+    release = torch.__version__.partition("+")[0]
+    return f"{platform.machine()}-{maker}-{torch.backends.cpu.get_cpu_capability()}-torch-{release}".replace(" ", "_")
+
+
+def make_trace(case: str, folder: Path, source: Path | None = None) -> dict[str, Any]:
+    """Run a case in `folder` with the package in `source` (default: the installed one) and say what came out."""
+    environment = dict(os.environ)
+    if source is not None:
+        environment["PYTHONPATH"] = str(source)
+    command = [sys.executable, "-m", *CASES[case], "--runs-dir", str(folder), "--run-name", case]
+    done = subprocess.run(
+        command, cwd=source or folder, env=environment, capture_output=True, text=True, timeout=250, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{case} ended with exit code {done.returncode}: {done.stderr.strip()}")
+    (run,) = folder.glob(f"*/*/{case}")
+    return {
+        "theta": {path.name: _checksum(path) for path in sorted((run / "checkpoints").glob("step_*"))},
+        "episodes": [
+            [episode for row in _rows(file) for episode in row.get("episodes", ())]
+            for file in sorted(run.glob("worker-*.jsonl"))
+        ],
+        "evaluations": [[row["steps"], row["returns"]] for row in _rows(run / "evaluator.jsonl") if "returns" in row],
+    }
+
+
+def _checksum(checkpoint: Path) -> str:
+    """SHA-256 of theta, whatever the parameters are called: their values in the order of their names."""
+    import safetensors.torch
+
+    tensors = safetensors.torch.load_file(checkpoint / "weights.safetensors")
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(tensors[name].contiguous().numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
