@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Short runs with everything in them: one with a policy, one with action values."""
     words = ["--env-id", "Catch", "--workers", "2", "--total-steps", "3000", "--backend", "serial", "--quiet"]
     found = []
-    for page in ("asyncrl.a3c", "asyncrl.n_step_q"):
+    for page in ("asyncrl.a3c", "asyncrl.one_step_q"):
         folder = tmp_path_factory.mktemp("runs")
         assert main(page, [*words, "--runs-dir", str(folder), "--evaluation-interval-steps", "1000"]) == 0
         found.append(the_run(folder))
@@ -62,9 +62,9 @@ def test_metrics_are_documented(runs: list[Path]) -> None:
     assert documented("supervisor.jsonl and TensorBoard") == all_tags
 
 
-def test_worker_keys_are_documented(run: Path) -> None:
+def test_worker_keys_are_documented(runs: list[Path]) -> None:
     """Every key of a worker's rows."""
-    keys = {key for row in read_records(run / "worker-00.jsonl") for key in row}
+    keys = {key for run in runs for row in read_records(run / "worker-00.jsonl") for key in row}
 
     assert documented("worker-NN.jsonl") == keys
 

@@ -9,7 +9,7 @@ import numpy as np
 
 
 def round_robin(workers: int) -> Iterator[int]:
-    """0, 1, ..., N - 1, 0, 1, ...: the staleness of every update is N - 1."""
+    """0, 1, ..., N - 1, 0, 1, ...: N - 1 others push between two turns of a worker."""
     while True:
         yield from range(workers)
 

@@ -109,7 +109,7 @@ CAPTIONS = {
     "worst to the best seed.",
     "best-median": "The best seed (solid; by the mean of its evaluations) and the median over seeds (dashed), with "
     "one worker and with the most.",
-    "staleness": "How many updates of others lay between a worker's pull and its push: share of updates, over all "
+    "staleness": "How many updates of others a gradient had missed when it was pushed: share of updates, over all "
     "runs.",
     "time-split": "Where a worker's time goes: milliseconds per step that it makes, by phase, mean over environments.",
     "cost": "Money until the reference score, median over seeds; as many cores are paid as there are workers, at most "

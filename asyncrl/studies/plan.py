@@ -40,7 +40,8 @@ ABLATIONS: dict[str, tuple[Variant, ...]] = {
     ),
 }
 """Ready studies, by the name that --ablation takes. `staleness`: with equal turns every update of N workers is N - 1
-updates old; with turns that double in length over eight workers, and again over the next, the median is 1 to 5."""
+updates old (its gradient, or with the one-step methods what was acted with); with turns that double in length over
+eight workers, and again over the next, the median is 1 to 5."""
 
 
 @dataclass(frozen=True)

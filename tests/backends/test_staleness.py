@@ -15,7 +15,8 @@ def ages(runs_dir: Path, backend: str, page: str) -> dict[str, float]:
     """Mean ages, in updates, over all updates of two workers in Pong."""
     done = run_command(
         "--backend", backend, "--workers", "2", "--t-max", "5", "--total-steps", "6000",
-        "--evaluation-interval-steps", "0", "--evaluation-episodes", "1", "--max-episode-steps", "50", "--runs-dir", str(runs_dir / backend), "--quiet",
+        "--evaluation-interval-steps", "0", "--evaluation-episodes", "1", "--max-episode-steps", "50",
+        "--runs-dir", str(runs_dir / backend), "--quiet",
         page=page, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
