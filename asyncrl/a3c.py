@@ -23,9 +23,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.config import PAPER, RunConfig
@@ -199,13 +197,11 @@ class A3C:
         """Summed over the T steps, as the paper accumulates its gradient, and averaged over the E environments."""
         config = self.config
         # One pass over all T + 1 observations: the last one is only there for the bootstrap.
-        policy, values, states = self.network(rollout.observations, rollout.state, torch.from_numpy(rollout.last))
+        policy, values, states = self.network(rollout.observations, rollout.state, rollout.last)
         next_values = self._next_values(rollout, values.detach(), states)
         policy, values = policy[:-1], values[:-1]
         rewards = rollout.learning_rewards(config.reward_clip)
-        returns = torch.from_numpy(
-            lambda_returns(rewards, rollout.discounts, next_values, rollout.last, config.gae_lambda)
-        )
+        returns = lambda_returns(rewards, rollout.discounts, next_values, rollout.last, config.gae_lambda)
         surprise = returns - values.detach()
         advantages = surprise
         if config.normalize_advantages:
@@ -224,13 +220,14 @@ class A3C:
         }
 
     @torch.no_grad()
-    def _next_values(self, rollout: Rollout, values: Tensor, states: State) -> NDArray[np.float32]:
+    def _next_values(self, rollout: Rollout, values: Tensor, states: State) -> Tensor:
         """V(s_{t+1}; theta') `[T, E]`: within the rollout, beyond its end, and where a time limit cut an episode."""
-        final_values = None
-        if rollout.final_observations is not None:
-            before = at_places(states, *map(torch.from_numpy, rollout.truncated))
-            final_values = self.network(rollout.final_observations[None], before)[1][0].numpy()
-        return rollout.next_values(values[1:].numpy(), final_values)
+
+        def value_of(final: Tensor) -> Tensor:
+            value: Tensor = self.network(final, at_places(states, *rollout.truncated))[1]
+            return value
+
+        return rollout.next_values(values[1:], value_of)
 
 
 make_agent = A3C

@@ -23,9 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.losses import Metrics, squared_error
@@ -104,12 +102,10 @@ class NStepQ:
     def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Squared errors, summed over the T steps and averaged over the E environments."""
         config = self.config
-        q, states = self.network(rollout.observations[:-1], rollout.state, torch.from_numpy(rollout.last))
+        q, states = self.network(rollout.observations[:-1], rollout.state, rollout.last)
         values = q.gather(-1, rollout.actions.unsqueeze(-1)).squeeze(-1)
         rewards = rollout.learning_rewards(config.reward_clip)
-        targets = torch.from_numpy(
-            lambda_returns(rewards, rollout.discounts, self._next_values(rollout, states), rollout.last)  # R
-        )
+        targets = lambda_returns(rewards, rollout.discounts, self._next_values(rollout, states), rollout.last)  # R
         errors = squared_error(values, targets)
         return errors.sum() / values.shape[1], lambda: {
             "value_loss": errors.detach().mean(),
@@ -117,15 +113,13 @@ class NStepQ:
         }
 
     @torch.no_grad()
-    def _next_values(self, rollout: Rollout, states: State) -> NDArray[np.float32]:
+    def _next_values(self, rollout: Rollout, states: State) -> Tensor:
         """max_a Q(s_{t+1}, a; theta^-) `[T, E]` where a return ends: after the last step and at a time limit."""
-        following = np.zeros_like(rollout.rewards)
-        following[-1] = self._best_value(rollout.observations[-1:], at_end(states))[0].numpy()
-        final_values = None
-        if rollout.final_observations is not None:
-            before = at_places(states, *map(torch.from_numpy, rollout.truncated))
-            final_values = self._best_value(rollout.final_observations[None], before)[0].numpy()
-        return rollout.next_values(following, final_values)
+        following = torch.zeros_like(rollout.rewards)
+        following[-1] = self._best_value(rollout.observations[-1:], at_end(states))[0]
+        return rollout.next_values(
+            following, lambda final: self._best_value(final, at_places(states, *rollout.truncated))
+        )
 
     def _best_value(self, observations: Tensor, state: State) -> Tensor:
         """max_a Q(s, a; theta^-) `[T, E]`; with double Q the maximum is where theta' has it."""

@@ -92,13 +92,8 @@ class OneStepQ:
         q, _ = self.network(rollout.observations[:-1])
         values = q.gather(-1, rollout.actions.unsqueeze(-1)).squeeze(-1)
         rewards = rollout.learning_rewards(config.reward_clip)
-        next_values = rollout.next_values(
-            self._best_value(rollout.observations[1:]).numpy(),
-            None
-            if rollout.final_observations is None
-            else self._best_value(rollout.final_observations[None])[0].numpy(),
-        )
-        targets = torch.from_numpy(rewards + rollout.discounts * next_values)  # y
+        next_values = rollout.next_values(self._best_value(rollout.observations[1:]), self._best_value)
+        targets = rewards + rollout.discounts * next_values  # y
         errors = squared_error(values, targets)
         return errors.sum() / values.shape[1], lambda: {
             "value_loss": errors.detach().mean(),

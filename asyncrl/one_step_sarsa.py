@@ -98,12 +98,10 @@ class OneStepSarsa:
         values = q.gather(-1, rollout.actions.unsqueeze(-1)).squeeze(-1)
         rewards = rollout.learning_rewards(config.reward_clip)
         next_values = rollout.next_values(
-            self._value_taken(rollout.observations[1:], rollout.next_actions).numpy(),
-            None
-            if rollout.final_observations is None
-            else self._value_expected(rollout.final_observations, rollout.acted_at).numpy(),
+            self._value_taken(rollout.observations[1:], rollout.next_actions),
+            lambda final: self._value_expected(final, rollout.acted_at),
         )
-        targets = torch.from_numpy(rewards + rollout.discounts * next_values)  # y
+        targets = rewards + rollout.discounts * next_values  # y
         errors = squared_error(values, targets)
         return errors.sum() / values.shape[1], lambda: {
             "value_loss": errors.detach().mean(),
@@ -120,9 +118,9 @@ class OneStepSarsa:
     @torch.no_grad()
     def _value_expected(self, observations: Tensor, steps: int) -> Tensor:
         """Where a time limit cut an episode no action followed: the mean over what the policy would have done."""
-        q_target: Tensor = self.target(observations[None])[0]
-        q, _ = self.network(observations[None])
-        return (self.policy.probabilities(q[0], steps) * q_target[0]).sum(-1)
+        q_target: Tensor = self.target(observations)[0]
+        q, _ = self.network(observations)
+        return (self.policy.probabilities(q, steps) * q_target).sum(-1)
 
 
 make_agent = OneStepSarsa

@@ -135,7 +135,7 @@ class ListeningAgent:
     @torch.no_grad()
     def _value_loss(self, rollout: Rollout) -> float:
         """Mean of (R_t - V(s_t))^2 of one environment, R_t step by step as Algorithm S3 has it."""
-        _, values, _ = self.network(rollout.observations, rollout.state, torch.from_numpy(rollout.last))
+        _, values, _ = self.network(rollout.observations, rollout.state, rollout.last)
         following = values[1:, 0].tolist()
         for k, t in enumerate(rollout.truncated[0]):
             assert rollout.final_observations is not None

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 State: TypeAlias = tuple[Tensor, ...] | None
@@ -29,14 +27,14 @@ class Rollout:
     """`[T + 1, E, ...]` uint8 or float32: observation t is what action t was chosen on."""
     actions: Tensor
     """`[T, E]` int64, or float32 `[T, E, n]` where actions are vectors."""
-    rewards: NDArray[np.float32]
-    """`[T, E]` raw, never clipped: clipping is a matter of the loss."""
-    discounts: NDArray[np.float32]
-    """`[T, E]` gamma, or 0 where the episode terminated (or a life was lost and that counts as the end)."""
-    last: NDArray[np.bool_]
-    """`[T, E]` True where the return is cut: the episode ended here in either way."""
-    truncated: tuple[NDArray[np.intp], NDArray[np.intp]]
-    """Times and environments `([K], [K])` of the truncated episodes."""
+    rewards: Tensor
+    """`[T, E]` float32, raw, never clipped: clipping is a matter of the loss."""
+    discounts: Tensor
+    """`[T, E]` float32: gamma, or 0 where the episode terminated (or a life was lost and that counts as the end)."""
+    last: Tensor
+    """`[T, E]` bool: True where the return is cut: the episode ended here in either way."""
+    truncated: tuple[Tensor, Tensor]
+    """Times and environments `([K], [K])`, int64, of the truncated episodes."""
     final_observations: Tensor | None
     """`[K, ...]` the last real observations of those episodes; None when there are none."""
     state: State = None
@@ -63,24 +61,22 @@ class Rollout:
     @property
     def steps(self) -> int:
         """Agent steps in this rollout: T x E."""
-        return int(self.rewards.size)
+        return self.rewards.numel()
 
-    def learning_rewards(self, clip: float) -> NDArray[np.float32]:
+    def learning_rewards(self, clip: float) -> Tensor:
         """Rewards as a loss takes them, `[T, E]`: scaled, then clipped to [-clip, clip]; with 0 not clipped."""
-        rewards = self.rewards * np.float32(self.reward_scale)
-        return np.clip(rewards, -clip, clip) if clip else rewards
+        rewards = self.rewards * self.reward_scale
+        return rewards.clamp_(-clip, clip) if clip else rewards
 
-    def next_values(
-        self, following: NDArray[np.float32], final_values: NDArray[np.float32] | None
-    ) -> NDArray[np.float32]:
+    def next_values(self, following: Tensor, value_of: Callable[[Tensor], Tensor]) -> Tensor:
         """The value of the state each step leads to, `[T, E]`.
 
-        `following` `[T, E]` are values of the observations 1..T and `final_values` `[K]` of the truncated episodes'
-        last ones, which stand nowhere among them. Where an episode terminated the value is multiplied by a discount
-        of 0 later, so what stands there does not matter.
+        `following` `[T, E]` are values of the observations 1..T. Those of the truncated episodes' last observations,
+        which stand nowhere among them, are asked for: `value_of` takes them as `[1, K, ...]` and gives `[1, K]`. Where
+        an episode terminated the value is multiplied by a discount of 0 later, so what stands there does not matter.
         """
-        if final_values is None:
+        if self.final_observations is None:
             return following
-        values = following.copy()
-        values[self.truncated] = final_values
+        values = following.clone()
+        values[self.truncated] = value_of(self.final_observations[None])[0]
         return values

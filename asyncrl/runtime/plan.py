@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
@@ -212,8 +211,8 @@ def dump_culprit(file: Path, agent: Agent, rollout: Rollout) -> str:
     tensors = {f"parameters.{name}": parameter.detach() for name, parameter in agent.network.named_parameters()}
     for field in dataclasses.fields(rollout):
         value = getattr(rollout, field.name)
-        if isinstance(value, np.ndarray | Tensor):
-            tensors[f"rollout.{field.name}"] = torch.as_tensor(value)
+        if isinstance(value, Tensor):
+            tensors[f"rollout.{field.name}"] = value
     write_synced(file, safetensors.torch.save({name: tensor.clone() for name, tensor in tensors.items()}))
     return f"its rollout and parameters are in {file.name}"
 

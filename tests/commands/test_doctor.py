@@ -144,7 +144,7 @@ class TestLearning:
         self, verdicts: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A page that takes the value of the observation after the reset."""
-        monkeypatch.setattr(Rollout, "next_values", lambda self, following, final_values: following)
+        monkeypatch.setattr(Rollout, "next_values", lambda self, following, value_of: following)
 
         assert verdicts()["truncation bootstraps"] == "FAIL"
 

@@ -61,17 +61,17 @@ def rollout_of(agent: Any, spaces: Spaces, steps: int, environments: int) -> Rol
     state = agent.initial_state(environments)
     actions = torch.stack([agent.act(observation, state, 0)[0] for observation in observations])
     rng = np.random.default_rng(3)
-    last = np.zeros((steps, environments), np.bool_)
-    discounts = np.full((steps, environments), 0.9, np.float32)
+    last = torch.zeros(steps, environments, dtype=torch.bool)
+    discounts = torch.full((steps, environments), 0.9)
     last[1, 0], discounts[1, 0] = True, 0.0
     last[2, -1] = True
     return Rollout(
         observations=observations,
         actions=actions[:-1],
-        rewards=rng.normal(size=(steps, environments)).astype(np.float32),
+        rewards=torch.from_numpy(rng.normal(size=(steps, environments)).astype(np.float32)),
         discounts=discounts,
         last=last,
-        truncated=(np.array([2]), np.array([environments - 1])),
+        truncated=(torch.tensor([2]), torch.tensor([environments - 1])),
         final_observations=observations_of(spaces, 1),
         state=state,
         next_actions=actions[1:],

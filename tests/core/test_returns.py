@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.core.returns import lambda_returns
+from asyncrl.core import returns as core
+
+
+def lambda_returns(*arrays: np.ndarray, lambda_: float = 1.0) -> np.ndarray:
+    """The function under test, from arrays to an array."""
+    return core.lambda_returns(*map(torch.from_numpy, arrays), lambda_=lambda_).numpy()
 
 
 def column(*values: float) -> np.ndarray:
@@ -60,10 +66,10 @@ def test_environments_do_not_mix() -> None:
     last = rng.random((6, 2)) < 0.3
     discounts = np.where(last & (rng.random((6, 2)) < 0.5), 0, 0.9).astype(np.float32)
 
-    together = lambda_returns(rewards, discounts, next_values, last, 0.9)
+    together = lambda_returns(rewards, discounts, next_values, last, lambda_=0.9)
 
     for e in range(2):
-        alone = lambda_returns(*(x[:, e : e + 1] for x in (rewards, discounts, next_values, last)), 0.9)
+        alone = lambda_returns(*(x[:, e : e + 1] for x in (rewards, discounts, next_values, last)), lambda_=0.9)
         np.testing.assert_array_equal(together[:, e : e + 1], alone)
 
 
@@ -100,7 +106,9 @@ def test_returns_minus_values_are_the_generalised_advantages(steps: int, lam: fl
     following = np.append(values[1:], rng.normal()).astype(np.float32)
     next_values = np.where(last, rng.normal(size=steps), following).astype(np.float32)
 
-    returns = lambda_returns(rewards[:, None], discounts[:, None], next_values[:, None], last[:, None], lam)[:, 0]
+    returns = lambda_returns(rewards[:, None], discounts[:, None], next_values[:, None], last[:, None], lambda_=lam)[
+        :, 0
+    ]
 
     expected = slow_generalised_advantage(rewards, discounts, values, next_values, last, lam)
     np.testing.assert_allclose(returns - values, expected, rtol=1e-4, atol=1e-5)
@@ -109,6 +117,6 @@ def test_returns_minus_values_are_the_generalised_advantages(steps: int, lam: fl
 @pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
 def test_a_single_step_has_only_its_bootstrap(lam: float) -> None:
     """With T = 1 lambda does not matter: 1 + 0.9 * 2 = 2.8."""
-    returns = lambda_returns(column(1), column(0.9), column(2), flags(0), lam)
+    returns = lambda_returns(column(1), column(0.9), column(2), flags(0), lambda_=lam)
 
     assert returns[0, 0] == pytest.approx(2.8)

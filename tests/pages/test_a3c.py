@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -48,16 +47,17 @@ def rollout_of(
 ) -> Rollout:
     """A rollout of identical environments; where the discount is 0 the episode terminated."""
 
-    def tile(values: list[Any], dtype: Any) -> np.ndarray:
-        return np.repeat(np.array(values, dtype)[:, None], environments, 1)
+    def tile(values: list[Any], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype)[:, None].repeat(1, environments)
 
+    nowhere = torch.tensor([], dtype=torch.int64)
     return Rollout(
-        observations=torch.from_numpy(tile(states, np.float32))[..., None],
-        actions=torch.from_numpy(tile(actions, np.int64)),
-        rewards=tile(rewards, np.float32),
-        discounts=tile(discounts, np.float32),
-        last=tile(discounts, np.float32) == 0,
-        truncated=(np.array([], np.intp), np.array([], np.intp)),
+        observations=tile(states)[..., None],
+        actions=tile(actions, torch.int64),
+        rewards=tile(rewards),
+        discounts=tile(discounts),
+        last=tile(discounts) == 0,
+        truncated=(nowhere, nowhere),
         final_observations=None,
     )
 
@@ -137,8 +137,8 @@ def test_a_truncated_episode_bootstraps_from_its_own_end() -> None:
     rollout = rollout_of([1, 2, 7], [0, 1], [1, 1], [0.5, 0.5])
     cut = Rollout(
         rollout.observations, rollout.actions, rollout.rewards, rollout.discounts,
-        last=np.array([[False], [True]]),
-        truncated=(np.array([1]), np.array([0])),
+        last=torch.tensor([[False], [True]]),
+        truncated=(torch.tensor([1]), torch.tensor([0])),
         final_observations=torch.tensor([[5.0]]),
     )  # fmt: skip
 

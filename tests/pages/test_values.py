@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -65,7 +64,7 @@ def rollout_of(
     `actions` has one more entry than there are steps: the action after the last observation.
     """
     steps = len(rewards)
-    discounts, last = np.full((steps, 1), 0.5, np.float32), np.zeros((steps, 1), np.bool_)
+    discounts, last = torch.full((steps, 1), 0.5), torch.zeros(steps, 1, dtype=torch.bool)
     if terminal is not None:
         discounts[terminal], last[terminal] = 0.0, True
     if cut is not None:
@@ -74,12 +73,12 @@ def rollout_of(
     return Rollout(
         observations=torch.tensor(states)[:, None, None].repeat(1, environments, 1),
         actions=chosen[:-1],
-        rewards=np.repeat(np.array(rewards, np.float32)[:, None], environments, 1),
-        discounts=discounts.repeat(environments, 1),
-        last=last.repeat(environments, 1),
+        rewards=torch.tensor(rewards)[:, None].repeat(1, environments),
+        discounts=discounts.repeat(1, environments),
+        last=last.repeat(1, environments),
         truncated=(
-            np.array([cut[0]] * environments if cut else [], np.intp),
-            np.array(range(environments) if cut else [], np.intp),
+            torch.tensor([cut[0]] * environments if cut else [], dtype=torch.int64),
+            torch.tensor(range(environments) if cut else [], dtype=torch.int64),
         ),
         final_observations=torch.full((environments, 1), cut[1]) if cut else None,
         next_actions=chosen[1:],

@@ -24,10 +24,8 @@ def collector_of(environments: list[Counting], t_max: int, gamma: float = 0.5) -
 
 def returns_of(rollout: Rollout) -> np.ndarray:
     """Returns when V(s) is ten times the number in the observation."""
-    following = rollout.observations[1:, :, 0].numpy() * 10
-    finals = None if rollout.final_observations is None else rollout.final_observations[:, 0].numpy() * 10
-    next_values = rollout.next_values(following, finals)
-    return lambda_returns(rollout.rewards, rollout.discounts, next_values, rollout.last)
+    next_values = rollout.next_values(rollout.observations[1:, :, 0] * 10, lambda final: final[..., 0] * 10)
+    return lambda_returns(rollout.rewards, rollout.discounts, next_values, rollout.last).numpy()
 
 
 def test_rollouts_run_on_within_an_episode() -> None:
