@@ -21,6 +21,8 @@ from asyncrl.storage.tensorboard import TensorBoardWriter
 INTERVAL_SECONDS = 2.0
 """Time between two rows of supervisor.jsonl, TensorBoard and status.json."""
 EPISODES_AVERAGED = 100
+COUNTED = {"steps": "worker_steps", "updates": "updates", "dropped_gradients": "dropped_gradients"}
+"""What each worker counts in shared memory: its name in `unrecorded`, and the key in the worker's rows."""
 
 
 @dataclass
@@ -49,6 +51,8 @@ class Summary:
     """Workers that are lost for good."""
     evaluator_restarts: int = 0
     environments_rebuilt: int = 0
+    unrecorded: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+    """What workers that were lost had counted in this part of the run, and no row of theirs tells."""
     ended: bool = False
     """The run is over; `steps_per_second` is then its mean."""
 
@@ -79,6 +83,10 @@ class Monitor:
         # What earlier parts of the run wrote has been reported then; only their best score still counts.
         for reader in self._workers:
             reader.new()
+        self._recorded: list[dict[str, int]] = [dict.fromkeys(COUNTED, 0) for _ in self._workers]
+        """What the rows of each worker add up to in this part of the run, with what was found to be missing in them."""
+        self._rows: list[dict[str, Any]] = []
+        """Workers' rows that have been read, for the supervisor's next one."""
         means = [row["mean"] for row in self._evaluator.new() if row.get("mean") is not None]
         self.summary.best_score = max(means, default=None)
         self._tensorboard = TensorBoardWriter(plan.folder.tensorboard, plan.progress.steps if plan.part else None)
@@ -94,7 +102,7 @@ class Monitor:
 
     def begin(self) -> list[str]:
         """The workers are ready: write down what was chosen, and return lines: how they explore, what is amiss."""
-        ready = [row for reader in self._workers for row in reader.new() if row.get("event") == "ready"]
+        ready = [row for row in self._read_workers() if row.get("event") == "ready"]
         exploration = {row["worker"]: row["exploration"] for row in ready}
         config = "\n".join(f"| {key} | {value} |" for key, value in vars(self.plan.config).items())
         self._tensorboard.text("config", f"| setting | value |\n|---|---|\n{config}", self.plan.progress.steps)
@@ -122,23 +130,30 @@ class Monitor:
         if not now and time.monotonic() - self._looked_at < INTERVAL_SECONDS:
             return False
         self.look_at_evaluations()
-        self._write_row(self._read_workers())
+        self._read_workers()
+        self._write_row()
         self.write_status("running")
         return True
 
     def note_loss(self, event: str, worker: int, cause: str) -> None:
-        """A worker or EVALUATOR died: it is "restarted", "gone" for good, or only "lost", at the end of the run."""
+        """A worker or EVALUATOR died: it is "restarted", "gone" for good, or only "lost", at the end of the run.
+
+        Its process must have ended: what it counted is compared with its rows, the last of which it never wrote.
+        """
         if event == "restarted" and worker == EVALUATOR:
             self.summary.evaluator_restarts += 1
         elif event == "restarted":
             self.summary.worker_restarts[worker] += 1
         elif event == "gone" and worker != EVALUATOR:
             self.summary.workers_gone.append(worker)
+        if worker == EVALUATOR:
+            self._write_event(event, who="evaluator", cause=cause)
+        else:
+            self._write_event(event, who=worker, cause=cause, unrecorded=self._settle(worker))
+
+    def _write_event(self, event: str, **facts: Any) -> None:
         progress = self.plan.progress
-        who = "evaluator" if worker == EVALUATOR else worker
-        self._writer.write(
-            {"event": event, "who": who, "cause": cause, "steps": progress.steps, "seconds": round(progress.seconds, 3)}
-        )
+        self._writer.write({"event": event, **facts, "steps": progress.steps, "seconds": round(progress.seconds, 3)})
 
     def verdict(self) -> str | None:
         """Why the run is over, or None."""
@@ -173,15 +188,37 @@ class Monitor:
             )
 
     def _read_workers(self) -> list[dict[str, Any]]:
-        rows = [row for reader in self._workers for row in reader.new() if "updates" in row]
+        return [row for worker in range(len(self._workers)) for row in self._read_worker(worker)]
+
+    def _read_worker(self, worker: int) -> list[dict[str, Any]]:
+        """New rows of a worker; those that sum up updates are kept for the supervisor's next row."""
+        rows = self._workers[worker].new()
+        recorded = self._recorded[worker]
         for row in rows:
+            if "updates" not in row:
+                continue
+            self._rows.append(row)
+            for name, key in COUNTED.items():
+                recorded[name] += row[key]
             for score, length in row["episodes"]:
                 self._scores.append(score)
                 self._lengths.append(length)
         return rows
 
-    def _write_row(self, rows: list[dict[str, Any]]) -> None:
+    def _settle(self, worker: int) -> dict[str, int]:
+        """What a worker whose process has ended has counted since this was last asked, and no row of it tells."""
+        self._read_worker(worker)
+        updates, dropped = self.plan.store.counts(worker)
+        counted = {"steps": self.plan.progress.worker_steps()[worker], "updates": updates, "dropped_gradients": dropped}
+        missing = {name: count - self._recorded[worker][name] for name, count in counted.items()}
+        self._recorded[worker] = counted
+        for name, count in missing.items():
+            self.summary.unrecorded[name] += count
+        return missing
+
+    def _write_row(self) -> None:
         """Everything since the last look as one row, in supervisor.jsonl and in TensorBoard."""
+        rows, self._rows = self._rows, []
         progress, store, summary = self.plan.progress, self.plan.store, self.summary
         now, steps = time.monotonic(), progress.steps
         elapsed = max(1e-9, now - self._looked_at)
@@ -264,15 +301,20 @@ class Monitor:
             "workers_gone": self.summary.workers_gone,
             "evaluator_restarts": self.summary.evaluator_restarts,
             "environments_rebuilt": progress.rebuilt,
+            "unrecorded": self.summary.unrecorded,
             "part": self.plan.part,
         }
         write_json(self.plan.folder.status_file, status | ({"traceback": traceback} if traceback else {}))
 
     def end(self) -> None:
-        """Write the last row and close the files."""
+        """Write the last row and close the files. All workers have ended."""
         try:
             self.look_at_evaluations()
-            self._write_row(self._read_workers())
+            for worker in range(len(self._workers)):
+                # One that did not leave in time was killed, and nobody noted that as a loss.
+                if any((missing := self._settle(worker)).values()):
+                    self._write_event("unrecorded", who=worker, unrecorded=missing)
+            self._write_row()
             self.summary.ended = True
             self.summary.steps_per_second = self.summary.steps / max(1e-9, self.summary.seconds)
         finally:

@@ -26,7 +26,9 @@ def row(**fields: Any) -> dict[str, Any]:
     """A worker's row."""
     return {
         "worker": 0,
+        "worker_steps": 100,
         "updates": 1,
+        "dropped_gradients": 0,
         "episodes": [],
         "learning_rate": 1e-3,
         "gradient_norm": 1.0,
@@ -146,6 +148,59 @@ def test_a_row_sums_up_what_happened_since_the_one_before(plan: RunPlan, monitor
     assert written["train/entropy"] == 2.0
     assert (written["rollout/ep_rew_mean"], written["rollout/ep_len_mean"]) == (2.0, 9.0)
     assert len(monitor.summary.worker_silence) == 2
+
+
+def test_what_a_lost_worker_counted_and_never_wrote_is_in_the_event_and_in_the_status(
+    plan: RunPlan, monitor: Monitor
+) -> None:
+    """Of its 5 updates 3 are in its rows, then those of its successor in none; the supervisor's row has all rows."""
+    gradient = torch.ones_like(plan.store.theta)
+    for _ in range(5):
+        plan.store.push(1, gradient, 0.1, 0)
+        plan.progress.count(1, 100)
+    plan.store.push(1, gradient * math.nan, 0.1, 0)
+    write(plan.folder.worker_file(1), row(worker=1, worker_steps=300, updates=3, staleness_mean=2.0))
+    monitor.note_loss("restarted", 1, "was killed by SIGKILL")
+    plan.store.push(1, gradient, 0.1, 0)  # killed before it counted the steps
+    monitor.note_loss("gone", 1, "was killed by SIGKILL")
+    monitor.look(now=True)
+
+    losses = [one for one in read_records(plan.folder.supervisor_file) if one.get("who") == 1]
+    assert [loss["unrecorded"] for loss in losses] == [
+        {"steps": 200, "updates": 2, "dropped_gradients": 1},
+        {"steps": 0, "updates": 1, "dropped_gradients": 0},
+    ]
+    status = read_json(plan.folder.status_file)
+    assert status["unrecorded"] == {"steps": 200, "updates": 3, "dropped_gradients": 1}
+    assert read_records(plan.folder.supervisor_file)[-1]["async/staleness_mean"] == 2.0
+
+
+def test_what_nobody_wrote_before_the_end_is_told_there(plan: RunPlan) -> None:
+    """Worker 0 was killed because it did not leave; of worker 1 all is written, and nothing is said."""
+    monitor = Monitor(plan)
+    gradient = torch.ones_like(plan.store.theta)
+    for worker in range(2):
+        plan.store.push(worker, gradient, 0.1, 0)
+        plan.progress.count(worker, 100)
+    write(plan.folder.worker_file(1), row(worker=1))
+
+    monitor.end()
+
+    (event,) = [one for one in read_records(plan.folder.supervisor_file) if one.get("event") == "unrecorded"]
+    assert (event["who"], event["unrecorded"]) == (0, {"steps": 100, "updates": 1, "dropped_gradients": 0})
+    monitor.write_status("stopped")
+    assert read_json(plan.folder.status_file)["unrecorded"] == event["unrecorded"]
+
+
+def test_rows_that_were_written_before_training_was_announced_count(plan: RunPlan, clock: list[float]) -> None:
+    """Workers begin as soon as the clock runs, which is before the monitor looks for who is ready."""
+    monitor = Monitor(plan)
+    write(plan.folder.worker_file(0), row(episodes=[[3.0, 9]], staleness_mean=2.0))
+    monitor.begin()
+    monitor.look(now=True)
+
+    assert (monitor.summary.score_mean, monitor.summary.staleness_mean) == (3.0, 2.0)
+    monitor.end()
 
 
 def test_the_start_does_not_count_in_the_speed(plan: RunPlan, clock: list[float]) -> None:
