@@ -94,7 +94,8 @@ class Monitor:
         self._lengths: deque[float] = deque(maxlen=EPISODES_AVERAGED)
         self._looked_at = time.monotonic()
         self._looked_steps = plan.progress.steps
-        self._saved_steps = plan.progress.steps if plan.part else -1
+        self._saved = (plan.progress.steps, plan.store.updates) if plan.part else None
+        """Steps and updates of the newest checkpoint."""
         self._checkpoint_checked = plan.progress.steps
         self._score_reached = False
         self.exact: Callable[[], dict[str, Any] | None] | None = None
@@ -268,27 +269,28 @@ class Monitor:
 
     def save_checkpoint(self) -> None:
         """Save the run as it is, unless just that has been saved. A NaN in theta is reported, never saved."""
-        steps = self.plan.progress.steps
-        if steps == self._saved_steps:
+        steps, seconds, updates = self.plan.progress.steps, self.plan.progress.seconds, self.plan.store.updates
+        if (steps, updates) == self._saved:
             return
         facts = {"best_score": self.summary.best_score}
         exact = None if self.exact is None else self.exact()
-        checkpoint = take_checkpoint(self.plan, None, steps, self.plan.progress.seconds, facts, exact)
+        checkpoint = take_checkpoint(self.plan, None, steps, seconds, facts, exact, updates)
         checkpoints.save(self.plan.folder.checkpoints, checkpoint, keep=self.plan.config.checkpoints_kept)
-        self._saved_steps = steps
-        self._writer.write({"event": "checkpoint", "steps": steps, "seconds": round(self.plan.progress.seconds, 3)})
+        self._saved = (steps, updates)
+        self._writer.write({"event": "checkpoint", "steps": steps, "seconds": round(seconds, 3)})
 
     def write_status(
         self, state: str, reason: str = "", exit_code: int | None = None, traceback: str | None = None
     ) -> None:
         """status.json: which state the run is in, and why."""
         progress, store = self.plan.progress, self.plan.store
+        steps = progress.steps  # once: workers go on
         status = {
             "state": state,
             "reason": reason,
             "exit_code": exit_code,
-            "steps": progress.steps,
-            "frames": progress.steps * self.summary.frames_per_step,
+            "steps": steps,
+            "frames": steps * self.summary.frames_per_step,
             "total_steps": self.plan.config.total_steps,
             "updates": store.updates,
             "seconds": round(progress.seconds, 3),

@@ -293,6 +293,28 @@ def test_a_checkpoint_holds_the_best_score(plan: RunPlan, monitor: Monitor) -> N
     assert load_newest(plan.folder.checkpoints)[0].facts["best_score"] == 3.0
 
 
+def test_a_checkpoint_counts_no_update_that_its_parameters_lack(
+    plan: RunPlan, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker pushes right after the copy was made; the next checkpoint has it, though T is the same."""
+    snapshot = plan.store.snapshot
+
+    def then_push() -> torch.Tensor:
+        copy = snapshot()
+        plan.store.push(0, torch.ones_like(copy), 0.1, 0)
+        return copy
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plan.store, "snapshot", then_push)
+        plan.progress.count(0, 1000)
+        monitor.look()
+    assert load_newest(plan.folder.checkpoints)[0].updates == 0
+
+    monitor.save_checkpoint()
+
+    assert load_newest(plan.folder.checkpoints)[0].updates == 1
+
+
 def test_parameters_that_are_not_finite_are_never_saved(plan: RunPlan, monitor: Monitor) -> None:
     """The checkpoint before stays the newest."""
     plan.store.theta[0] = math.nan
