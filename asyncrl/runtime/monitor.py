@@ -18,6 +18,8 @@ from asyncrl.storage.files import write_json
 from asyncrl.storage.records import RecordReader, RecordWriter
 from asyncrl.storage.tensorboard import TensorBoardWriter
 
+TIME_IS_OVER = "max_seconds reached"
+"""The reason of an end that is the command's and not the run's: the next command may go on."""
 INTERVAL_SECONDS = 2.0
 """Time between two rows of supervisor.jsonl, TensorBoard and status.json."""
 EPISODES_AVERAGED = 100
@@ -34,6 +36,8 @@ class Summary:
     frames_per_step: int = 1
     seconds: float = 0.0
     steps_per_second: float = 0.0
+    seconds_to_limit: float | None = None
+    """To --max-seconds; None without one."""
     updates: int = 0
     dropped_gradients: int = 0
     score_mean: float | None = None
@@ -58,10 +62,11 @@ class Summary:
 
     @property
     def seconds_left(self) -> float | None:
-        """Expected time to total_steps at the present speed."""
+        """Expected time to total_steps at the present speed, or to the limit of time if that comes first."""
         if self.steps_per_second <= 0:
-            return None
-        return max(0, self.total_steps - self.steps) / self.steps_per_second
+            return self.seconds_to_limit
+        left = max(0, self.total_steps - self.steps) / self.steps_per_second
+        return left if self.seconds_to_limit is None else min(left, self.seconds_to_limit)
 
 
 class Monitor:
@@ -163,8 +168,8 @@ class Monitor:
             return f"an evaluation reached {config.stop_at_score}"
         if progress.steps >= config.total_steps:
             return "total_steps reached"
-        if config.max_seconds and progress.seconds >= config.max_seconds:
-            return "max_seconds reached"
+        if config.max_seconds and progress.seconds_of_this_part >= config.max_seconds:
+            return TIME_IS_OVER
         return None
 
     def look_at_evaluations(self) -> None:
@@ -227,6 +232,8 @@ class Monitor:
         updates_per_second = (updates - summary.updates) / elapsed
         summary.steps, summary.seconds, summary.updates = steps, progress.seconds, updates
         summary.steps_per_second = (steps - self._looked_steps) / elapsed
+        if limit := self.plan.config.max_seconds:
+            summary.seconds_to_limit = max(0.0, limit - progress.seconds_of_this_part)
         summary.worker_silence = [progress.heartbeat_age(worker) for worker in range(progress.workers)]
         summary.dropped_gradients = store.dropped
         summary.environments_rebuilt = progress.rebuilt

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds on the clock, in a list of one, for the test to set."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(Progress, "seconds", property(lambda _: now[0] - 1000.0))
+    monkeypatch.setattr(Progress, "seconds_of_this_part", property(lambda _: now[0] - 1000.0))
     return now
 
 
@@ -109,6 +110,14 @@ def test_the_time_left_follows_from_the_speed() -> None:
     assert Summary(steps=400, total_steps=1000, steps_per_second=20.0).seconds_left == 30.0
     assert Summary(steps=400, total_steps=1000).seconds_left is None
     assert Summary(steps=1010, total_steps=1000, steps_per_second=20.0).seconds_left == 0.0
+
+
+@pytest.mark.parametrize(("speed", "left"), [(20.0, 12.0), (600.0, 1.0), (0.0, 12.0)])
+def test_the_time_left_ends_with_the_limit_of_time(speed: float, left: float) -> None:
+    """600 steps would take 30 seconds, or one, or nobody knows; the limit is in 12."""
+    summary = Summary(steps=400, total_steps=1000, steps_per_second=speed, seconds_to_limit=12.0)
+
+    assert summary.seconds_left == left
 
 
 def test_exploration_is_told_in_words() -> None:
@@ -355,6 +364,21 @@ def test_when_a_run_is_over(
     monitor.look_at_evaluations()
 
     assert monitor.verdict() == verdict
+    monitor.end()
+
+
+def test_the_limit_of_time_counts_this_part_of_the_run(tmp_path: Path, clock: list[float]) -> None:
+    """20 seconds for a run that has been trained for 30: they are over after 20 more."""
+    plan = make_plan(tmp_path, max_seconds=20.0, total_steps=10**6)
+    plan = replace(plan, progress=Progress(2, 10**6, base_steps=5000, base_seconds=30.0), part=1)
+    monitor = Monitor(plan)
+    clock[0] += 5.0
+    plan.progress.count(0, 1)
+    monitor.look(now=True)
+
+    assert (monitor.summary.seconds, monitor.summary.seconds_left, monitor.verdict()) == (35.0, 15.0, None)
+    clock[0] += 15.0
+    assert monitor.verdict() == "max_seconds reached"
     monitor.end()
 
 
