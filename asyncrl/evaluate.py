@@ -25,6 +25,7 @@ from asyncrl.runtime.evaluator import MOST_ENVIRONMENTS, play
 from asyncrl.runtime.plan import RunPlan, build_agent, build_environments, build_normalizer, initial_parameters
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.seeding import NO_PART
 from asyncrl.runtime.snapshots import check_fits
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage import checkpoints
@@ -54,7 +55,7 @@ class Config:
     sampled: bool = False
     """Draw actions as the run's workers did, as far as its evaluator can."""
     seed: int = 0
-    """Seed of environments and actions: the same one gives the same episodes."""
+    """Seed of environments and actions: the same one gives the same episodes, never those of a run's evaluations."""
     video: str = ""
     """File (.mp4) for a film of the first episode; needs imageio-ffmpeg, the extra [video]."""
     json: bool = False
@@ -162,7 +163,7 @@ def load_run(config: Config) -> tuple[RunPlan, Checkpoint]:
     store = make_store(page, run, spec, spaces, theta)
     restore(store, checkpoint, layout)
     progress = Progress(run.workers, run.total_steps, checkpoint.steps, checkpoint.seconds)
-    return RunPlan(page, run, spec, spaces, folder, layout, store, progress), checkpoint
+    return RunPlan(page, run, spec, spaces, folder, layout, store, progress, NO_PART), checkpoint
 
 
 def to_be_filmed(spec: EnvSpec, file: Path) -> EnvSpec:

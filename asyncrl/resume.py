@@ -8,6 +8,7 @@ from pathlib import Path
 from asyncrl.core.config import RunConfig, flag, from_plain, to_plain
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import one_line
+from asyncrl.runtime.monitor import TIME_IS_OVER
 from asyncrl.runtime.plan import Layout, load_page
 from asyncrl.runtime.snapshots import check_fits, flat_parameters
 from asyncrl.runtime.store import SharedStore
@@ -43,9 +44,10 @@ def newest(page: str, config: RunConfig) -> Path | None:
 
 
 def is_finished(path: Path) -> bool:
-    """Whether the run reached its end."""
+    """Whether the run reached its end; that of the time which one command was given is not."""
     try:
-        return bool(read_json(RunFolder.open(path).status_file)["state"] == "finished")
+        status = read_json(RunFolder.open(path).status_file)
+        return bool(status["state"] == "finished" and status["reason"] != TIME_IS_OVER)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

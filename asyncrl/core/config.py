@@ -61,7 +61,7 @@ class RunConfig:
     quiet: bool = False
     """Print only the run folder, the outcome and errors."""
     max_seconds: float = 0.0
-    """Finish after so many seconds of training; 0: no limit."""
+    """Finish after so many seconds of training by this command, not counting those before --resume; 0: no limit."""
     stop_at_score: float | None = None
     """Finish when the mean of an evaluation's episodes reaches this score."""
 

@@ -19,7 +19,6 @@ class Moments:
     def __init__(self, rows: Tensor) -> None:
         """`rows` is float64 `[workers + 1, 1 + 2 n]`, zero or restored; the last row is that of earlier runs."""
         self._rows: NDArray[np.float64] = rows.numpy()
-        self._n = (rows.shape[1] - 1) // 2
 
     def add(self, worker: int, batch: Tensor) -> None:
         """Add vectors `[B, n]` to a worker's row."""
@@ -46,11 +45,16 @@ class Moments:
 
     def mean_and_deviation(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Mean and standard deviation `[n]` of everything added; 0 and 1 before anything was."""
-        total = self.merged()
-        count, mean, squares = total[0], total[1 : 1 + self._n], total[1 + self._n :]
-        if count < 2:
-            return np.zeros(self._n, np.float32), np.ones(self._n, np.float32)
-        return mean.astype(np.float32), np.sqrt(squares / count + 1e-8).astype(np.float32)
+        return mean_and_deviation(self.merged())
+
+
+def mean_and_deviation(row: NDArray[np.float64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Mean and standard deviation `[n]` of the samples of a row `[1 + 2 n]`; 0 and 1 if there are fewer than two."""
+    n = (len(row) - 1) // 2
+    count, mean, squares = row[0], row[1 : 1 + n], row[1 + n :]
+    if count < 2:
+        return np.zeros(n, np.float32), np.ones(n, np.float32)
+    return mean.astype(np.float32), np.sqrt(squares / count + 1e-8).astype(np.float32)
 
 
 def merge(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -44,7 +44,8 @@ class Evaluator:
         self._writer = RecordWriter(plan.folder.evaluator_file)
         self._due_steps = self._next_multiple(plan.progress.steps)
         self._due_seconds = plan.progress.seconds + self._config.evaluation_interval_seconds
-        self._evaluated_at = -1
+        self._evaluated = (-1, -1)
+        """T and the number of updates at the last evaluation's pull."""
         self._cpu_before = time.process_time()
 
     def __enter__(self) -> Evaluator:
@@ -63,7 +64,7 @@ class Evaluator:
             "environments": environments,
             "random": self._agent.generator.get_state(),
             "due_steps": self._due_steps,
-            "evaluated_at": self._evaluated_at,
+            "evaluated": self._evaluated,
             "normalizer": None if self._normalizer is None else self._normalizer.state(),
         }
 
@@ -71,7 +72,7 @@ class Evaluator:
         """Go back to what `state` said."""
         restore_all(self._environments, state["environments"])
         self._agent.generator.set_state(state["random"])
-        self._due_steps, self._evaluated_at = state["due_steps"], state["evaluated_at"]
+        self._due_steps, self._evaluated = state["due_steps"], tuple(state["evaluated"])
         if self._normalizer is not None:
             self._normalizer.restore(state["normalizer"])
 
@@ -107,12 +108,16 @@ class Evaluator:
         """
         progress, store = self._plan.progress, self._plan.store
         before = self.state() if self._config.backend == "serial" else None
+        # Counters before parameters: workers push before they count, so theta holds all that the counters say.
+        steps, seconds = progress.steps, progress.seconds
         version = store.pull(self._theta)
         beside = store.state()
         require_finite(self._theta, self._plan.layout)
         if self._normalizer is not None:
             self._normalizer.renew()
-        steps, seconds = progress.steps, progress.seconds
+            if self._normalizer.read is not None:
+                # Neither newer nor older: a score belongs to what the network saw.
+                beside["observation_moments"] = torch.from_numpy(self._normalizer.read)
         self._due_steps = self._next_multiple(steps)
         self._due_seconds = seconds + self._config.evaluation_interval_seconds
         began, cpu = time.perf_counter(), time.process_time()
@@ -125,7 +130,7 @@ class Evaluator:
             if before is not None:
                 self.restore(before)
             return None
-        self._evaluated_at = steps
+        self._evaluated = (steps, version)
         scores = [score for score, _ in episodes]
         mean = float(np.mean(scores))
         row = {
@@ -146,7 +151,7 @@ class Evaluator:
         }
         if mean > self._best:
             self._best = mean
-            # As it was when theta was pulled: the moments are those that theta was scored with.
+            # Workers have gone on since: what belongs to theta was kept when it was pulled.
             checkpoint = take_checkpoint(
                 self._plan, self._theta, steps, seconds, {"best_score": mean}, updates=version, beside=beside
             )
@@ -156,8 +161,12 @@ class Evaluator:
         return row
 
     def evaluated_last(self) -> bool:
-        """Whether the newest evaluation is of theta as it is now."""
-        return self._evaluated_at == self._plan.progress.steps
+        """Whether the newest evaluation is of theta as it is now.
+
+        Both counters were read before the pull, and workers count after they have changed theta: an update of which
+        the pull saw nothing, or a part, has been counted since, and makes another evaluation due.
+        """
+        return self._evaluated == (self._plan.progress.steps, self._plan.store.updates)
 
 
 def serve(evaluator: Evaluator, plan: RunPlan) -> None:

@@ -18,9 +18,13 @@ from asyncrl.storage.files import write_json
 from asyncrl.storage.records import RecordReader, RecordWriter
 from asyncrl.storage.tensorboard import TensorBoardWriter
 
+TIME_IS_OVER = "max_seconds reached"
+"""The reason of an end that is the command's and not the run's: the next command may go on."""
 INTERVAL_SECONDS = 2.0
 """Time between two rows of supervisor.jsonl, TensorBoard and status.json."""
 EPISODES_AVERAGED = 100
+COUNTED = {"steps": "worker_steps", "updates": "updates", "dropped_gradients": "dropped_gradients"}
+"""What each worker counts in shared memory: its name in `unrecorded`, and the key in the worker's rows."""
 
 
 @dataclass
@@ -32,6 +36,8 @@ class Summary:
     frames_per_step: int = 1
     seconds: float = 0.0
     steps_per_second: float = 0.0
+    seconds_to_limit: float | None = None
+    """To --max-seconds; None without one."""
     updates: int = 0
     dropped_gradients: int = 0
     score_mean: float | None = None
@@ -49,15 +55,18 @@ class Summary:
     """Workers that are lost for good."""
     evaluator_restarts: int = 0
     environments_rebuilt: int = 0
+    unrecorded: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+    """What workers that were lost had counted in this part of the run, and no row of theirs tells."""
     ended: bool = False
     """The run is over; `steps_per_second` is then its mean."""
 
     @property
     def seconds_left(self) -> float | None:
-        """Expected time to total_steps at the present speed."""
+        """Expected time to total_steps at the present speed, or to the limit of time if that comes first."""
         if self.steps_per_second <= 0:
-            return None
-        return max(0, self.total_steps - self.steps) / self.steps_per_second
+            return self.seconds_to_limit
+        left = max(0, self.total_steps - self.steps) / self.steps_per_second
+        return left if self.seconds_to_limit is None else min(left, self.seconds_to_limit)
 
 
 class Monitor:
@@ -79,6 +88,10 @@ class Monitor:
         # What earlier parts of the run wrote has been reported then; only their best score still counts.
         for reader in self._workers:
             reader.new()
+        self._recorded: list[dict[str, int]] = [dict.fromkeys(COUNTED, 0) for _ in self._workers]
+        """What the rows of each worker add up to in this part of the run, with what was found to be missing in them."""
+        self._rows: list[dict[str, Any]] = []
+        """Workers' rows that have been read, for the supervisor's next one."""
         means = [row["mean"] for row in self._evaluator.new() if row.get("mean") is not None]
         self.summary.best_score = max(means, default=None)
         self._tensorboard = TensorBoardWriter(plan.folder.tensorboard, plan.progress.steps if plan.part else None)
@@ -86,7 +99,8 @@ class Monitor:
         self._lengths: deque[float] = deque(maxlen=EPISODES_AVERAGED)
         self._looked_at = time.monotonic()
         self._looked_steps = plan.progress.steps
-        self._saved_steps = plan.progress.steps if plan.part else -1
+        self._saved = (plan.progress.steps, plan.store.updates) if plan.part else None
+        """Steps and updates of the newest checkpoint."""
         self._checkpoint_checked = plan.progress.steps
         self._score_reached = False
         self.exact: Callable[[], dict[str, Any] | None] | None = None
@@ -94,7 +108,7 @@ class Monitor:
 
     def begin(self) -> list[str]:
         """The workers are ready: write down what was chosen, and return lines: how they explore, what is amiss."""
-        ready = [row for reader in self._workers for row in reader.new() if row.get("event") == "ready"]
+        ready = [row for row in self._read_workers() if row.get("event") == "ready"]
         exploration = {row["worker"]: row["exploration"] for row in ready}
         config = "\n".join(f"| {key} | {value} |" for key, value in vars(self.plan.config).items())
         self._tensorboard.text("config", f"| setting | value |\n|---|---|\n{config}", self.plan.progress.steps)
@@ -122,23 +136,30 @@ class Monitor:
         if not now and time.monotonic() - self._looked_at < INTERVAL_SECONDS:
             return False
         self.look_at_evaluations()
-        self._write_row(self._read_workers())
+        self._read_workers()
+        self._write_row()
         self.write_status("running")
         return True
 
     def note_loss(self, event: str, worker: int, cause: str) -> None:
-        """A worker or EVALUATOR died: it is "restarted", "gone" for good, or only "lost", at the end of the run."""
+        """A worker or EVALUATOR died: it is "restarted", "gone" for good, or only "lost", at the end of the run.
+
+        Its process must have ended: what it counted is compared with its rows, the last of which it never wrote.
+        """
         if event == "restarted" and worker == EVALUATOR:
             self.summary.evaluator_restarts += 1
         elif event == "restarted":
             self.summary.worker_restarts[worker] += 1
         elif event == "gone" and worker != EVALUATOR:
             self.summary.workers_gone.append(worker)
+        if worker == EVALUATOR:
+            self._write_event(event, who="evaluator", cause=cause)
+        else:
+            self._write_event(event, who=worker, cause=cause, unrecorded=self._settle(worker))
+
+    def _write_event(self, event: str, **facts: Any) -> None:
         progress = self.plan.progress
-        who = "evaluator" if worker == EVALUATOR else worker
-        self._writer.write(
-            {"event": event, "who": who, "cause": cause, "steps": progress.steps, "seconds": round(progress.seconds, 3)}
-        )
+        self._writer.write({"event": event, **facts, "steps": progress.steps, "seconds": round(progress.seconds, 3)})
 
     def verdict(self) -> str | None:
         """Why the run is over, or None."""
@@ -147,8 +168,8 @@ class Monitor:
             return f"an evaluation reached {config.stop_at_score}"
         if progress.steps >= config.total_steps:
             return "total_steps reached"
-        if config.max_seconds and progress.seconds >= config.max_seconds:
-            return "max_seconds reached"
+        if config.max_seconds and progress.seconds_of_this_part >= config.max_seconds:
+            return TIME_IS_OVER
         return None
 
     def look_at_evaluations(self) -> None:
@@ -173,15 +194,37 @@ class Monitor:
             )
 
     def _read_workers(self) -> list[dict[str, Any]]:
-        rows = [row for reader in self._workers for row in reader.new() if "updates" in row]
+        return [row for worker in range(len(self._workers)) for row in self._read_worker(worker)]
+
+    def _read_worker(self, worker: int) -> list[dict[str, Any]]:
+        """New rows of a worker; those that sum up updates are kept for the supervisor's next row."""
+        rows = self._workers[worker].new()
+        recorded = self._recorded[worker]
         for row in rows:
+            if "updates" not in row:
+                continue
+            self._rows.append(row)
+            for name, key in COUNTED.items():
+                recorded[name] += row[key]
             for score, length in row["episodes"]:
                 self._scores.append(score)
                 self._lengths.append(length)
         return rows
 
-    def _write_row(self, rows: list[dict[str, Any]]) -> None:
+    def _settle(self, worker: int) -> dict[str, int]:
+        """What a worker whose process has ended has counted since this was last asked, and no row of it tells."""
+        self._read_worker(worker)
+        updates, dropped = self.plan.store.counts(worker)
+        counted = {"steps": self.plan.progress.worker_steps()[worker], "updates": updates, "dropped_gradients": dropped}
+        missing = {name: count - self._recorded[worker][name] for name, count in counted.items()}
+        self._recorded[worker] = counted
+        for name, count in missing.items():
+            self.summary.unrecorded[name] += count
+        return missing
+
+    def _write_row(self) -> None:
         """Everything since the last look as one row, in supervisor.jsonl and in TensorBoard."""
+        rows, self._rows = self._rows, []
         progress, store, summary = self.plan.progress, self.plan.store, self.summary
         now, steps = time.monotonic(), progress.steps
         elapsed = max(1e-9, now - self._looked_at)
@@ -189,6 +232,8 @@ class Monitor:
         updates_per_second = (updates - summary.updates) / elapsed
         summary.steps, summary.seconds, summary.updates = steps, progress.seconds, updates
         summary.steps_per_second = (steps - self._looked_steps) / elapsed
+        if limit := self.plan.config.max_seconds:
+            summary.seconds_to_limit = max(0.0, limit - progress.seconds_of_this_part)
         summary.worker_silence = [progress.heartbeat_age(worker) for worker in range(progress.workers)]
         summary.dropped_gradients = store.dropped
         summary.environments_rebuilt = progress.rebuilt
@@ -233,27 +278,28 @@ class Monitor:
 
     def save_checkpoint(self) -> None:
         """Save the run as it is, unless just that has been saved. A NaN in theta is reported, never saved."""
-        steps = self.plan.progress.steps
-        if steps == self._saved_steps:
+        steps, seconds, updates = self.plan.progress.steps, self.plan.progress.seconds, self.plan.store.updates
+        if (steps, updates) == self._saved:
             return
         facts = {"best_score": self.summary.best_score}
         exact = None if self.exact is None else self.exact()
-        checkpoint = take_checkpoint(self.plan, None, steps, self.plan.progress.seconds, facts, exact)
+        checkpoint = take_checkpoint(self.plan, None, steps, seconds, facts, exact, updates)
         checkpoints.save(self.plan.folder.checkpoints, checkpoint, keep=self.plan.config.checkpoints_kept)
-        self._saved_steps = steps
-        self._writer.write({"event": "checkpoint", "steps": steps, "seconds": round(self.plan.progress.seconds, 3)})
+        self._saved = (steps, updates)
+        self._writer.write({"event": "checkpoint", "steps": steps, "seconds": round(seconds, 3)})
 
     def write_status(
         self, state: str, reason: str = "", exit_code: int | None = None, traceback: str | None = None
     ) -> None:
         """status.json: which state the run is in, and why."""
         progress, store = self.plan.progress, self.plan.store
+        steps = progress.steps  # once: workers go on
         status = {
             "state": state,
             "reason": reason,
             "exit_code": exit_code,
-            "steps": progress.steps,
-            "frames": progress.steps * self.summary.frames_per_step,
+            "steps": steps,
+            "frames": steps * self.summary.frames_per_step,
             "total_steps": self.plan.config.total_steps,
             "updates": store.updates,
             "seconds": round(progress.seconds, 3),
@@ -266,15 +312,20 @@ class Monitor:
             "workers_gone": self.summary.workers_gone,
             "evaluator_restarts": self.summary.evaluator_restarts,
             "environments_rebuilt": progress.rebuilt,
+            "unrecorded": self.summary.unrecorded,
             "part": self.plan.part,
         }
         write_json(self.plan.folder.status_file, status | ({"traceback": traceback} if traceback else {}))
 
     def end(self) -> None:
-        """Write the last row and close the files."""
+        """Write the last row and close the files. All workers have ended."""
         try:
             self.look_at_evaluations()
-            self._write_row(self._read_workers())
+            for worker in range(len(self._workers)):
+                # One that did not leave in time was killed, and nobody noted that as a loss.
+                if any((missing := self._settle(worker)).values()):
+                    self._write_event("unrecorded", who=worker, unrecorded=missing)
+            self._write_row()
             self.summary.ended = True
             self.summary.steps_per_second = self.summary.steps / max(1e-9, self.summary.seconds)
         finally:

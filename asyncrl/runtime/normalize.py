@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.core.moments import Moments
+from asyncrl.core.moments import Moments, mean_and_deviation
 from asyncrl.envs.spec import EnvSpec, Spaces
 from asyncrl.runtime.store import SharedStore
 
@@ -32,7 +32,7 @@ def moments_shape(spec: EnvSpec, spaces: Spaces) -> tuple[int, ...]:
 class Normalizer:
     """What one worker (or the evaluator, which only reads) does with the shared moments.
 
-    The moments are read between rollouts, like the parameters, and saved with them. Observations are shifted and
+    The moments are read between rollouts, like the parameters. Observations are shifted and
     scaled; rewards are only scaled, by the spread of discounted returns, so that their sign stays what it was.
 
     Of images each pixel has its own moments: what stands still becomes 0 and what moves stands out, however small it
@@ -54,7 +54,8 @@ class Normalizer:
         self._shape = shape
         self._observations = Moments(store.observation_moments) if shape else None
         self._least = least_deviation
-        self._read = -1.0
+        self.read: NDArray[np.float64] | None = None
+        """The merged moments `[1 + 2 n]` that observations are normalised by; None: they are left alone."""
         self._returns = Moments(store.return_moments) if returns else None
         self._discounted: NDArray[np.float64] | None = None
         self._seen_returns: list[NDArray[np.float64]] = []
@@ -64,26 +65,31 @@ class Normalizer:
 
     def renew(self) -> None:
         """Read what all workers have seen so far."""
-        if self._observations is not None and self._observations.count > GROWTH * self._read:
-            self._read = self._observations.count
-            mean, deviation = self._observations.mean_and_deviation()
-            self._mean = torch.from_numpy(mean).view(self._shape)
-            self._scale = torch.from_numpy(deviation).clamp_min(self._least).reciprocal().view(self._shape)
+        if self._observations is not None and (
+            self.read is None or self._observations.count > GROWTH * float(self.read[0])
+        ):
+            self._use(self._observations.merged())
         if self._returns is not None:
             spread = float(self._returns.mean_and_deviation()[1][0])
             # Until something has been earned there is no scale; rewards must not be blown up by the lack of any.
             self.reward_scale = 1.0 / spread if spread > SMALLEST_RETURN_DEVIATION else 1.0
 
+    def _use(self, read: NDArray[np.float64]) -> None:
+        """Normalise by these moments from now on. What follows from them is the same wherever they are read."""
+        self.read = read
+        mean, deviation = mean_and_deviation(read)
+        self._mean = torch.from_numpy(mean).view(self._shape)
+        self._scale = torch.from_numpy(deviation).clamp_min(self._least).reciprocal().view(self._shape)
+
     def state(self) -> dict[str, Any]:
         """What it has read, and the returns it follows: what `renew` would not bring back."""
-        mean, scale = (self._mean, self._scale) if self._observations is not None else (None, None)
-        return {"read": self._read, "mean": mean, "scale": scale, "discounted": self._discounted}
+        return {"read": self.read, "discounted": self._discounted}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to what `state` said."""
-        self._read, self._discounted = state["read"], state["discounted"]
-        if self._observations is not None:
-            self._mean, self._scale = state["mean"], state["scale"]
+        self._discounted = state["discounted"]
+        if state["read"] is not None:
+            self._use(state["read"])
 
     @property
     def observes(self) -> bool:

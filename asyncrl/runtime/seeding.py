@@ -7,6 +7,8 @@ import torch
 
 ENVIRONMENT, ACTIONS, SCHEDULE, NETWORK = range(4)
 """What a stream is for."""
+NO_PART = -1
+"""In place of the part of a run: of who plays outside of any. No run, whatever its seed, draws from these streams."""
 
 
 def derive(seed: int, purpose: int, *place: int) -> int:
@@ -15,7 +17,7 @@ def derive(seed: int, purpose: int, *place: int) -> int:
     By numpy's SeedSequence, so that neighbouring seeds and workers have unrelated streams. 31 bits, because the
     Atari emulator takes no more.
     """
-    # An entropy pool must not be negative: the evaluator's place is -1.
+    # A spawn key must not be negative: the evaluator's place is -1, and so is NO_PART.
     sequence = np.random.SeedSequence(seed, spawn_key=(purpose, *(number + 1 for number in place)))
     return int(sequence.generate_state(1, np.uint32)[0]) >> 1
 

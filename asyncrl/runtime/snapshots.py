@@ -28,16 +28,18 @@ def take_checkpoint(
     """The run as it is now. `theta` `[P]` is a snapshot already taken, or None to take one.
 
     So are `updates` and `beside`, the count of updates and what the store keeps beside theta. Workers go on writing
-    meanwhile, so the snapshot may mix neighbouring updates; its steps are counted just before.
+    meanwhile, so the snapshot may mix neighbouring updates; steps and updates are counted just before, so that theta
+    holds all that is counted.
     `exact` is the state of all workers, where a backend can tell it. Raises NotFinite if theta holds what is no number.
     """
     store = plan.store
+    updates = store.updates if updates is None else updates
     snapshot = store.snapshot() if theta is None else theta.clone()
     require_finite(snapshot, plan.layout)
     data, tensors = split(exact, "exact")
     return Checkpoint(
         steps=steps,
-        updates=store.updates if updates is None else updates,
+        updates=updates,
         seconds=seconds,
         parameters=name_parameters(snapshot, plan.layout),
         tensors=(store.state() if beside is None else beside) | tensors,

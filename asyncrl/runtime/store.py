@@ -91,6 +91,11 @@ class SharedStore:
         """Gradients dropped because they were not finite."""
         return int(self._counts[:, DROPPED].sum())
 
+    def counts(self, worker: int) -> tuple[int, int]:
+        """Updates applied and gradients dropped by one worker since this part of the run began."""
+        own = self._counts[worker]
+        return int(own[UPDATES]), int(own[DROPPED])
+
     def pull(self, into: Tensor) -> int:
         """theta' <- theta. Copies to `into` `[P]` and returns the number of updates seen."""
         with self._exclusive():

@@ -16,6 +16,7 @@ import torch
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.evaluate import LEAST_HEIGHT, Config, Film, Filmed, check_film, magnified, main, play_run
+from asyncrl.runtime import seeding
 from asyncrl.train import main as train
 from tests.support import evaluations_of, the_run
 
@@ -66,12 +67,14 @@ def evaluate(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]
         ("one_step_sarsa", "CartPole-v1", []),
     ],
 )
-def test_the_episodes_are_those_of_the_runs_own_evaluation(
-    tmp_path: Path, evaluate: Callable[..., dict[str, Any]], page: str, env_id: str, words: list[str]
-) -> None:
-    """With the run's seed: the same parameters, moments, settings and random streams give the same returns."""
+def test_the_episodes_are_those_of_the_runs_own_evaluation_if_they_are_drawn_alike(
+    tmp_path: Path, evaluate: Callable[..., dict[str, Any]], page: str, env_id: str, words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The same parameters, moments and settings give the same returns with the evaluator's random streams."""
     run = make_run(tmp_path, *words, page=page, env_id=env_id)
     (evaluation,) = evaluations_of(run)
+    monkeypatch.setattr("asyncrl.evaluate.NO_PART", 0)
 
     said = evaluate(str(run), "--seed", "7", "--episodes", str(len(evaluation["returns"])))
 
@@ -80,6 +83,30 @@ def test_the_episodes_are_those_of_the_runs_own_evaluation(
     assert (said["page"], said["env_id"], said["steps"]) == (page, env_id, evaluation["steps"])
     assert (said["mean"], said["std"]) == pytest.approx((evaluation["mean"], evaluation["std"]))
     assert (said["min"], said["max"]) == (min(evaluation["returns"]), max(evaluation["returns"]))
+
+
+def test_no_stream_of_a_run_with_the_same_seed_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its workers' nor its evaluator's, of environments or of actions, before or after a resumption."""
+    drawn: set[tuple[int, int]] = set()
+    derived = seeding.derive
+
+    def note(seed: int, purpose: int, *place: int) -> int:
+        result = derived(seed, purpose, *place)
+        if purpose in (seeding.ENVIRONMENT, seeding.ACTIONS):
+            drawn.add((purpose, result))
+        return result
+
+    monkeypatch.setattr(seeding, "derive", note)
+    monkeypatch.setattr("asyncrl.runtime.plan.derive", note)
+    run = make_run(tmp_path, "--seed", "0")
+    assert train("asyncrl.a3c", ["--resume", str(run), "--total-steps", "1200"]) == 0
+    of_the_run = set(drawn)
+    drawn.clear()
+
+    assert main([str(run), "--seed", "0", "--episodes", "12"]) == 0
+
+    assert {purpose for purpose, _ in drawn} == {seeding.ENVIRONMENT, seeding.ACTIONS}
+    assert drawn.isdisjoint(of_the_run)
 
 
 def test_a_seed_repeats_the_episodes_and_another_one_does_not(

@@ -90,6 +90,19 @@ def test_auto_begins_then_goes_on_then_has_nothing_to_do(tmp_path: Path, capfd: 
     assert status_of(run)["part"] == 2
 
 
+def test_auto_goes_on_with_a_run_that_only_its_time_has_ended(tmp_path: Path) -> None:
+    """The same words each time: every job of a chain trains as long as it may, until the steps are made."""
+    words = [*SHORT, "--runs-dir", str(tmp_path), "--resume", "auto", "--run-name", "job", "--max-seconds", "1e-9"]
+    steps = [0]
+    for part in range(3):
+        assert main("asyncrl.a3c", [*words, "--total-steps", "1e6"]) == 0
+        status = status_of(the_run(tmp_path))
+        assert (status["part"], status["state"], status["reason"]) == (part, "finished", "max_seconds reached")
+        steps.append(status["steps"])
+
+    assert sorted(set(steps)) == steps
+
+
 def test_auto_without_a_name_takes_the_newest_of_those_it_would_have_named(tmp_path: Path) -> None:
     """Not that of another seed, number of workers or environment."""
     words = [*SHORT, "--runs-dir", str(tmp_path), "--total-steps", "500", "--max-seconds", "1e-9"]

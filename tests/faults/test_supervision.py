@@ -55,6 +55,36 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
         run.ends_with(143)
 
 
+def test_rows_and_what_the_supervisor_found_missing_add_up_to_the_counters(tmp_path: Path) -> None:
+    """Two workers are killed between two rows, and one that is stopped cannot leave at the end and is killed then."""
+    with training(tmp_path, "--record-interval-seconds", "1") as run:
+        for restarts, victim in enumerate(run.workers(), 1):
+            victim.kill()
+            run.until(lambda: run.restarts == restarts, "a restart")  # noqa: B023
+        run.until(lambda: len(run.workers()) == 2, "two workers")
+        steps = run.status["steps"]
+        run.until(lambda: run.status["steps"] > steps + 2000, "steps of theirs")
+        run.workers()[0].suspend()
+        run.process.send_signal(signal.SIGTERM)
+        run.ends_with(143)
+
+        status = run.status
+        found = [{"who": event["who"], **event["unrecorded"]} for event in run.events if "unrecorded" in event]
+        assert len([event for event in run.events if event["event"] == "restarted"]) == 2
+        assert sum(each["steps"] for each in found) == status["unrecorded"]["steps"] > 0
+        for worker, counted in enumerate(status["worker_steps"]):
+            rows = [row for row in read_records(run.folder / f"worker-{worker:02}.jsonl") if "updates" in row]
+            missing = sum(each["steps"] for each in found if each["who"] == worker)
+            assert sum(row["worker_steps"] for row in rows) + missing == counted
+        assert updates_in(run.folder) + status["unrecorded"]["updates"] == status["updates"]
+
+
+def updates_in(folder: Path) -> int:
+    """Of all rows of all workers."""
+    rows = [row for file in folder.glob("worker-*.jsonl") for row in read_records(file)]
+    return sum(row.get("updates", 0) for row in rows)
+
+
 def test_a_run_that_loses_more_than_half_of_its_workers_fails_with_a_checkpoint(tmp_path: Path) -> None:
     """Without a budget each kill is for good. One of two is not more than half, both are."""
     with training(tmp_path, "--worker-restarts", "0") as run:

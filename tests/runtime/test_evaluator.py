@@ -14,10 +14,12 @@ import torch
 
 from asyncrl.core.moments import Moments
 from asyncrl.envs.spec import BadEnvironment, EnvSpec
+from asyncrl.resume import restore
 from asyncrl.runtime import evaluator as module
 from asyncrl.runtime.evaluator import Evaluator, play, serve
-from asyncrl.runtime.plan import RunPlan
+from asyncrl.runtime.plan import RunPlan, build_normalizer
 from asyncrl.runtime.progress import ENDED, FINISH, LEAVE, Progress
+from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.storage import checkpoints
 from asyncrl.storage.records import read_records
 from tests.support import COUNTING, Counting, FixedAgent, make_plan
@@ -346,6 +348,64 @@ def test_the_best_checkpoint_has_the_moments_it_was_scored_with(
     assert best.tensors["observation_moments"].tolist() == [10.0, *[1.0] * 4, *[0.0] * 4]
     assert row is not None
     assert best.updates == row["updates"] == 0
+
+
+def test_the_best_checkpoint_repeats_bit_by_bit_what_the_network_saw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Moments are read again only when there are 1 % more samples: what came between is not in the checkpoint."""
+    plan = make_plan(tmp_path / "run", env_id="CartPole-v1", normalize_observations=True, evaluation_episodes=1)
+    generator = torch.Generator().manual_seed(1)
+    observations = 3 * torch.randn(5, 4, generator=generator)
+    moments, scores = Moments(plan.store.observation_moments), iter((1.0, 2.0))
+    seen = []
+
+    def score(*arguments: Any, **_: Any) -> list[tuple[float, int]]:
+        normalizer = arguments[6]
+        seen.append(normalizer.observe(observations))
+        return [(next(scores), 1)]
+
+    monkeypatch.setattr(module, "play", score)
+    with Evaluator(plan) as evaluator:
+        for samples in (1000, 9):
+            moments.add(0, 2 + torch.randn(samples, 4, generator=generator))
+            evaluator.evaluate()
+
+    best, _ = checkpoints.load_best(plan.folder.checkpoints)
+    assert (best.facts["best_score"], best.tensors["observation_moments"][0]) == (2.0, 1000.0)
+    again = make_plan(tmp_path / "again", env_id="CartPole-v1", normalize_observations=True)
+    restore(again.store, best, again.layout)
+    normalizer = build_normalizer(again, EVALUATOR)
+    assert normalizer is not None
+    assert torch.equal(normalizer.observe(observations), seen[-1])
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_parameters_that_changed_right_after_the_pull_have_not_been_evaluated(
+    tmp_path: Path, evaluate: Callable[..., Evaluator], monkeypatch: pytest.MonkeyPatch, counts: bool
+) -> None:
+    """Whether the worker that pushed then came to count its steps or was killed before."""
+    plan = make_plan(tmp_path)
+    evaluator = evaluate(plan, 1.0, 1.0)
+    plan.progress.count(0, 100)
+    pull = plan.store.pull
+
+    def then_push(into: torch.Tensor) -> int:
+        version = pull(into)
+        plan.store.push(1, torch.ones_like(into), 0.1, version)
+        if counts:
+            plan.progress.count(1, 64)
+        return version
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plan.store, "pull", then_push)
+        row = evaluator.evaluate()
+    assert row is not None
+    assert (row["steps"], row["updates"]) == (100, 0)
+    assert not evaluator.evaluated_last()
+
+    evaluator.evaluate()
+    assert evaluator.evaluated_last()
 
 
 def test_a_resumed_evaluator_knows_the_best_score_so_far(tmp_path: Path, evaluate: Callable[..., Evaluator]) -> None:

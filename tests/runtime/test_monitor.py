@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ def row(**fields: Any) -> dict[str, Any]:
     """A worker's row."""
     return {
         "worker": 0,
+        "worker_steps": 100,
         "updates": 1,
+        "dropped_gradients": 0,
         "episodes": [],
         "learning_rate": 1e-3,
         "gradient_norm": 1.0,
@@ -55,7 +58,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds on the clock, in a list of one, for the test to set."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(Progress, "seconds", property(lambda _: now[0] - 1000.0))
+    monkeypatch.setattr(Progress, "seconds_of_this_part", property(lambda _: now[0] - 1000.0))
     return now
 
 
@@ -109,6 +112,14 @@ def test_the_time_left_follows_from_the_speed() -> None:
     assert Summary(steps=1010, total_steps=1000, steps_per_second=20.0).seconds_left == 0.0
 
 
+@pytest.mark.parametrize(("speed", "left"), [(20.0, 12.0), (600.0, 1.0), (0.0, 12.0)])
+def test_the_time_left_ends_with_the_limit_of_time(speed: float, left: float) -> None:
+    """600 steps would take 30 seconds, or one, or nobody knows; the limit is in 12."""
+    summary = Summary(steps=400, total_steps=1000, steps_per_second=speed, seconds_to_limit=12.0)
+
+    assert summary.seconds_left == left
+
+
 def test_exploration_is_told_in_words() -> None:
     """Three digits are enough to tell workers apart."""
     assert in_words({"entropy_weight": 0.0123456, "epsilon": 0.5}) == "entropy weight 0.0123, epsilon 0.5"
@@ -146,6 +157,59 @@ def test_a_row_sums_up_what_happened_since_the_one_before(plan: RunPlan, monitor
     assert written["train/entropy"] == 2.0
     assert (written["rollout/ep_rew_mean"], written["rollout/ep_len_mean"]) == (2.0, 9.0)
     assert len(monitor.summary.worker_silence) == 2
+
+
+def test_what_a_lost_worker_counted_and_never_wrote_is_in_the_event_and_in_the_status(
+    plan: RunPlan, monitor: Monitor
+) -> None:
+    """Of its 5 updates 3 are in its rows, then those of its successor in none; the supervisor's row has all rows."""
+    gradient = torch.ones_like(plan.store.theta)
+    for _ in range(5):
+        plan.store.push(1, gradient, 0.1, 0)
+        plan.progress.count(1, 100)
+    plan.store.push(1, gradient * math.nan, 0.1, 0)
+    write(plan.folder.worker_file(1), row(worker=1, worker_steps=300, updates=3, staleness_mean=2.0))
+    monitor.note_loss("restarted", 1, "was killed by SIGKILL")
+    plan.store.push(1, gradient, 0.1, 0)  # killed before it counted the steps
+    monitor.note_loss("gone", 1, "was killed by SIGKILL")
+    monitor.look(now=True)
+
+    losses = [one for one in read_records(plan.folder.supervisor_file) if one.get("who") == 1]
+    assert [loss["unrecorded"] for loss in losses] == [
+        {"steps": 200, "updates": 2, "dropped_gradients": 1},
+        {"steps": 0, "updates": 1, "dropped_gradients": 0},
+    ]
+    status = read_json(plan.folder.status_file)
+    assert status["unrecorded"] == {"steps": 200, "updates": 3, "dropped_gradients": 1}
+    assert read_records(plan.folder.supervisor_file)[-1]["async/staleness_mean"] == 2.0
+
+
+def test_what_nobody_wrote_before_the_end_is_told_there(plan: RunPlan) -> None:
+    """Worker 0 was killed because it did not leave; of worker 1 all is written, and nothing is said."""
+    monitor = Monitor(plan)
+    gradient = torch.ones_like(plan.store.theta)
+    for worker in range(2):
+        plan.store.push(worker, gradient, 0.1, 0)
+        plan.progress.count(worker, 100)
+    write(plan.folder.worker_file(1), row(worker=1))
+
+    monitor.end()
+
+    (event,) = [one for one in read_records(plan.folder.supervisor_file) if one.get("event") == "unrecorded"]
+    assert (event["who"], event["unrecorded"]) == (0, {"steps": 100, "updates": 1, "dropped_gradients": 0})
+    monitor.write_status("stopped")
+    assert read_json(plan.folder.status_file)["unrecorded"] == event["unrecorded"]
+
+
+def test_rows_that_were_written_before_training_was_announced_count(plan: RunPlan, clock: list[float]) -> None:
+    """Workers begin as soon as the clock runs, which is before the monitor looks for who is ready."""
+    monitor = Monitor(plan)
+    write(plan.folder.worker_file(0), row(episodes=[[3.0, 9]], staleness_mean=2.0))
+    monitor.begin()
+    monitor.look(now=True)
+
+    assert (monitor.summary.score_mean, monitor.summary.staleness_mean) == (3.0, 2.0)
+    monitor.end()
 
 
 def test_the_start_does_not_count_in_the_speed(plan: RunPlan, clock: list[float]) -> None:
@@ -238,6 +302,28 @@ def test_a_checkpoint_holds_the_best_score(plan: RunPlan, monitor: Monitor) -> N
     assert load_newest(plan.folder.checkpoints)[0].facts["best_score"] == 3.0
 
 
+def test_a_checkpoint_counts_no_update_that_its_parameters_lack(
+    plan: RunPlan, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker pushes right after the copy was made; the next checkpoint has it, though T is the same."""
+    snapshot = plan.store.snapshot
+
+    def then_push() -> torch.Tensor:
+        copy = snapshot()
+        plan.store.push(0, torch.ones_like(copy), 0.1, 0)
+        return copy
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plan.store, "snapshot", then_push)
+        plan.progress.count(0, 1000)
+        monitor.look()
+    assert load_newest(plan.folder.checkpoints)[0].updates == 0
+
+    monitor.save_checkpoint()
+
+    assert load_newest(plan.folder.checkpoints)[0].updates == 1
+
+
 def test_parameters_that_are_not_finite_are_never_saved(plan: RunPlan, monitor: Monitor) -> None:
     """The checkpoint before stays the newest."""
     plan.store.theta[0] = math.nan
@@ -278,6 +364,21 @@ def test_when_a_run_is_over(
     monitor.look_at_evaluations()
 
     assert monitor.verdict() == verdict
+    monitor.end()
+
+
+def test_the_limit_of_time_counts_this_part_of_the_run(tmp_path: Path, clock: list[float]) -> None:
+    """20 seconds for a run that has been trained for 30: they are over after 20 more."""
+    plan = make_plan(tmp_path, max_seconds=20.0, total_steps=10**6)
+    plan = replace(plan, progress=Progress(2, 10**6, base_steps=5000, base_seconds=30.0), part=1)
+    monitor = Monitor(plan)
+    clock[0] += 5.0
+    plan.progress.count(0, 1)
+    monitor.look(now=True)
+
+    assert (monitor.summary.seconds, monitor.summary.seconds_left, monitor.verdict()) == (35.0, 15.0, None)
+    clock[0] += 15.0
+    assert monitor.verdict() == "max_seconds reached"
     monitor.end()
 
 

@@ -81,6 +81,14 @@ def test_a_line_holds_what_matters() -> None:
     )
 
 
+def test_the_time_left_is_that_to_whatever_ends_the_run_first() -> None:
+    """A limit of time in the line and in the panel."""
+    limited = replace(PONG, seconds_to_limit=61.0)
+
+    assert " | left 1:01 | " in one_line(limited)
+    assert "about 1:01 left" in "\n".join(drawn(limited))
+
+
 def test_dropped_gradients_are_told_when_there_are_any() -> None:
     """In the line and in the panel."""
     summary = replace(PONG, dropped_gradients=3)
