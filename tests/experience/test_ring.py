@@ -51,10 +51,7 @@ def fill(block: Block, value: int) -> None:
 
 def holds(block: Block | None, value: int) -> bool:
     """Whether every element is what `fill` makes of `value`."""
-    return block is not None and all(
-        torch.equal(tensor, torch.full_like(tensor, value, dtype=torch.int64).to(tensor.dtype))
-        for tensor in block.values()
-    )
+    return block is not None and all(bool((t == torch.tensor(value).to(t.dtype)).all()) for t in block.values())
 
 
 def put(ring: Ring, value: int, overwrite: bool = False) -> None:
@@ -450,7 +447,9 @@ def write_for_ever(ring: Ring) -> None:
         value = ring.written
         block = ring.begin()
         fill(block, -1)  # whatever is seen of a block before it is whole is wrong
-        fill(block, value)
+        for tensor in block.values():
+            for row in tensor.view(-1, 20).unbind(-1) if tensor.dim() else [tensor]:  # slowly: kills are to strike here
+                row.fill_(value)
         ring.publish()
 
 
