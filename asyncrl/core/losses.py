@@ -25,6 +25,31 @@ def squared_error(values: Tensor, targets: Tensor) -> Tensor:
     return torch.square(targets.detach() - values)
 
 
+def clipped_surrogate(
+    log_probabilities: Tensor, old_log_probabilities: Tensor, advantages: Tensor, clip: float
+) -> Tensor:
+    """-min(r A, clip(r, 1 - clip, 1 + clip) A) with r = pi(a|s) / pi_old(a|s), per step `[...]`.
+
+    Equation 7 of Schulman et al. 2017 (arXiv 1707.06347) as a loss to descend. There is no gradient where the ratio
+    has already left the interval in the direction of the advantage. The old policy and the advantage are constants.
+    """
+    ratios = (log_probabilities - old_log_probabilities.detach()).exp()
+    constant = advantages.detach()
+    return -torch.minimum(ratios * constant, ratios.clamp(1 - clip, 1 + clip) * constant)
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip: float) -> Tensor:
+    """max((V - R)^2, (V_clipped - R)^2), per step `[...]`, with V_clipped at most `clip` away from the old value.
+
+    As in OpenAI's baselines (ppo2), but without their factor of 1/2, like `squared_error`. There is no gradient where
+    the clipped value is the worse of the two. The old values and targets are constants.
+    """
+    old = old_values.detach()
+    return torch.maximum(
+        squared_error(values, targets), squared_error(old + (values - old).clamp(-clip, clip), targets)
+    )
+
+
 def categorical_entropy(log_probabilities: Tensor) -> Tensor:
     """H(pi) = -sum_a pi(a) log pi(a) of `[..., A]` log-probabilities, giving `[...]`, in nats."""
     return -(log_probabilities.exp() * log_probabilities).sum(-1)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from asyncrl.core.losses import categorical_entropy, policy_gradient_loss, squared_error
+from asyncrl.core.losses import (
+    categorical_entropy,
+    clipped_surrogate,
+    clipped_value_loss,
+    policy_gradient_loss,
+    squared_error,
+)
 
 
 def test_policy_gradient_in_the_logits_is_probability_minus_one_hot_times_advantage() -> None:
@@ -59,3 +67,67 @@ def test_entropy_gradient_matches_its_closed_form() -> None:
     (gradient,) = torch.autograd.grad(entropy, logits)
 
     torch.testing.assert_close(gradient, -(log_p.exp() * (log_p + entropy)).detach())
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        (1.0, 2.0, -2.0, -2.0),  # where epochs begin: the policy gradient, -A r
+        (1.1, 2.0, -2.2, -2.2),  # inside: -r A
+        (1.5, 2.0, -2.4, 0.0),  # likelier by enough already: min(3, 1.2 * 2)
+        (0.5, 2.0, -1.0, -1.0),  # a good action became rarer: min(1, 0.8 * 2), the gradient brings it back
+        (0.5, -2.0, 1.6, 0.0),  # a bad one is rarer by enough already: min(-1, -1.6)
+        (1.5, -2.0, 3.0, 3.0),  # a bad one became likelier: min(-3, -2.4)
+        (3.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_clipped_surrogate_by_hand(ratio: float, advantage: float, loss: float, gradient: float) -> None:
+    """Clip 0.2; d(r A) / d log pi is r A where it flows at all, and nothing reaches old policy and advantage."""
+    old = torch.tensor([-1.5], requires_grad=True)
+    log_probability = (old.detach() + math.log(ratio)).requires_grad_()
+    constant = torch.tensor([advantage], requires_grad=True)
+
+    result = clipped_surrogate(log_probability, old, constant, 0.2)
+    result.sum().backward()
+
+    assert result.tolist() == pytest.approx([loss])
+    assert log_probability.grad.tolist() == pytest.approx([gradient])
+    assert old.grad is None
+    assert constant.grad is None
+
+
+def test_clipped_surrogate_of_an_unchanged_policy_has_the_gradient_of_the_policy_gradient_loss() -> None:
+    """At ratio 1 the two differ by a constant only."""
+    advantages = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
+    log_probabilities = torch.tensor([[-0.1, -1.0], [-2.0, -0.7]], requires_grad=True)
+
+    surrogate = clipped_surrogate(log_probabilities, log_probabilities.detach().clone(), advantages, 0.1)
+    (ours,) = torch.autograd.grad(surrogate.sum(), log_probabilities)
+    (plain,) = torch.autograd.grad(policy_gradient_loss(log_probabilities, advantages).sum(), log_probabilities)
+
+    assert surrogate.shape == (2, 2)
+    torch.testing.assert_close(ours, plain)
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "loss", "gradient"),
+    [
+        (1.125, 2.0, 0.765625, -1.75),  # within the clip: (2 - 1.125)^2 and 2 (V - R)
+        (1.5, 2.0, 0.5625, 0.0),  # came nearer than it may: the value at 1.25 is the worse one, (2 - 1.25)^2
+        (1.5, 1.0, 0.25, 1.0),  # went away: the value itself is the worse one, (1 - 1.5)^2
+        (0.5, 0.0, 0.5625, 0.0),  # the same downwards, at 0.75
+        (3.0, 1.75, 1.5625, 2.5),  # jumped over the target: 1.25^2 against (1.75 - 1.25)^2
+    ],
+)
+def test_clipped_value_loss_by_hand(value: float, target: float, loss: float, gradient: float) -> None:
+    """The old value is 1, the clip 0.25; old values and targets get no gradient."""
+    values = torch.tensor([value], requires_grad=True)
+    old, targets = torch.tensor([1.0], requires_grad=True), torch.tensor([target], requires_grad=True)
+
+    result = clipped_value_loss(values, old, targets, 0.25)
+    result.sum().backward()
+
+    assert result.tolist() == [loss]
+    assert values.grad.tolist() == [gradient]
+    assert old.grad is None
+    assert targets.grad is None

@@ -1,0 +1,236 @@
+"""Rings of blocks in shared memory: one writer, one reader, no lock, no queue object, nothing pickled.
+
+Why that is enough. Every cell has one writer, an aligned 8-byte store is not torn, and a process that dies leaves its
+cells as they were: the block it was writing was never published, the block it was reading was never freed, and its
+successor begins with that one again.
+
+The order of stores matters: data, then the block's end number, then the count that publishes it. x86 keeps the order
+of stores and that of loads, and each of them here is a call of its own, which no compiler moves. ARM promises neither:
+numpy's stores are plain ones, without a barrier, so that a count may be seen before the numbers or the data it speaks
+of. There the numbers catch what can be caught: a count that is ahead of its block's numbers reads as a torn block,
+which is whole when one looks again. Data that are behind their own end number they cannot tell. Nothing in Python
+can; what stands between is that a writer runs thousands of instructions from the last element to the count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.core.errors import UsageError
+from asyncrl.runtime.memory import shared_zeros
+
+Field: TypeAlias = tuple[str, tuple[int, ...], torch.dtype]
+"""Name, shape and dtype of one tensor of a block."""
+Block: TypeAlias = dict[str, Tensor]
+"""Views of the tensors of one block, by name."""
+
+_CACHE_LINE = 64  # bytes: no two writers share one, and every tensor begins at one
+_COLUMNS = _CACHE_LINE // 8
+_WRITER, _READER, _FIRST_BLOCK = range(3)
+"""Rows of the control cells; the reader writes to its own row, the writer to all others."""
+_COUNT = 0
+"""Column of the first two rows: blocks written, or freed, since the ring was made."""
+_BEGIN, _END = range(2)
+"""Columns of a block's row: 1 + the sequence number of the block begun and of the one that is whole; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """What every block of a ring consists of. Raises ValueError if two tensors have one name."""
+
+    fields: tuple[Field, ...]
+    """A shape of () is a scalar: what one would put into a header is a field like any other."""
+
+    def __post_init__(self) -> None:
+        names = [name for name, _, _ in self.fields]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two tensors of a block have one name: {', '.join(names)}")
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, the padding between its tensors included."""
+        return sum(_padded(_bytes(shape, dtype)) for _, shape, dtype in self.fields)
+
+    def places(self) -> Iterator[tuple[Field, slice]]:
+        """Each field and its bytes within a block."""
+        start = 0
+        for name, shape, dtype in self.fields:
+            size = _bytes(shape, dtype)
+            yield (name, shape, dtype), slice(start, start + size)
+            start += _padded(size)
+
+
+def ring_bytes(layout: BlockLayout, capacity: int) -> int:
+    """Bytes of shared memory that a ring takes, its control cells included."""
+    return _control_bytes(capacity) + capacity * layout.block_bytes
+
+
+class Ring:
+    """`capacity` blocks in shared memory, from one writer to one reader, each in a process of its own or both in one.
+
+    Blocks are numbered 0, 1, 2, ...; number s lies in slot s modulo the capacity. As a queue the writer writes while
+    `free`, the reader reads while `ready` and frees what it has read. Nothing waits: whoever finds nothing to do
+    comes back later. As a memory, old blocks are overwritten and `block` and `intact` tell what is still there.
+
+    Either side may die at any moment and be succeeded by another process with the same ring. What a dead writer had
+    begun is begun again; what a dead reader had not released is read again.
+    """
+
+    def __init__(self, layout: BlockLayout, capacity: int) -> None:
+        """Allocates `ring_bytes(layout, capacity)` of shared memory. Raises ValueError for a capacity below 1."""
+        if capacity < 1:
+            raise ValueError(f"a ring needs room for at least one block, not {capacity}")
+        self.layout = layout
+        self.capacity = capacity
+        self._memory = shared_zeros(ring_bytes(layout, capacity), dtype=torch.uint8)
+        self._attach()
+
+    def _attach(self) -> None:
+        control = _control_bytes(self.capacity)
+        self._cells: NDArray[np.int64] = self._memory[:control].view(torch.int64).view(-1, _COLUMNS).numpy()
+        blocks = self._memory[control:].view(self.capacity, self.layout.block_bytes)
+        # One strided view [capacity, ...] per tensor: a million blocks are attached as fast as one.
+        self._tensors = {
+            name: blocks[:, place].view(dtype).view(self.capacity, *shape)
+            for (name, shape, dtype), place in self.layout.places()
+        }
+        self._begun = False
+
+    def __getstate__(self) -> tuple[BlockLayout, int, Tensor]:
+        return self.layout, self.capacity, self._memory
+
+    def __setstate__(self, state: tuple[BlockLayout, int, Tensor]) -> None:
+        self.layout, self.capacity, self._memory = state
+        self._attach()
+
+    @property
+    def written(self) -> int:
+        """Blocks published since the ring was made: the sequence number of the next one."""
+        return int(self._cells[_WRITER, _COUNT])
+
+    @property
+    def freed(self) -> int:
+        """Blocks released since the ring was made: the sequence number of the first unread one."""
+        return int(self._cells[_READER, _COUNT])
+
+    def free(self) -> int:
+        """Blocks the writer may write before it has to wait for the reader."""
+        return max(0, self.capacity - self.ready())
+
+    def ready(self) -> int:
+        """Blocks published and not yet released; more than the capacity where some were overwritten unread."""
+        return self.written - self.freed
+
+    def begin(self, overwrite: bool = False) -> Block:
+        """Writer: views of the next block, to be filled in place and then published.
+
+        They hold what an earlier block left there. A block begun and not published is begun again. In a full ring
+        `overwrite` takes the oldest block's place, read or not; without it RuntimeError is raised.
+        """
+        if not overwrite and not self.free():
+            raise RuntimeError("the ring is full: look whether a block is free before one is begun")
+        sequence = self.written
+        row = _FIRST_BLOCK + sequence % self.capacity
+        self._cells[row, _BEGIN] = sequence + 1  # from here on the block that was there is gone
+        self._cells[row, _END] = 0  # also what a writer left that died when it had ended this block, not published it
+        self._begun = True
+        return self._views(sequence)
+
+    def publish(self) -> None:
+        """Writer: the block begun is whole, the reader may have it. Raises RuntimeError if none was begun."""
+        if not self._begun:
+            raise RuntimeError("no block was begun that could be published")
+        sequence = self.written
+        self._cells[_FIRST_BLOCK + sequence % self.capacity, _END] = sequence + 1
+        self._cells[_WRITER, _COUNT] = sequence + 1
+        self._begun = False
+
+    def read(self, i: int = 0) -> Block | None:
+        """Reader: views of the i-th unread block, valid until it is released; None if it is torn or overwritten.
+
+        In a queue on x86 it never is; on ARM look again (see the module). Raises IndexError if `i` is not `ready`.
+        """
+        if not 0 <= i < self.ready():
+            raise IndexError(f"unread block {i} of {self.ready()}")
+        return self.block(self.freed + i)
+
+    def release(self, n: int = 1) -> None:
+        """Reader: hand the first `n` unread blocks back to the writer. Raises ValueError if there are fewer."""
+        if not 0 <= n <= self.ready():
+            raise ValueError(f"{n} blocks cannot be released of {self.ready()} unread")
+        self._cells[_READER, _COUNT] = self.freed + n
+
+    def block(self, sequence: int) -> Block | None:
+        """Views of block number `sequence`; None if it is not there, not yet, or not any more.
+
+        In a ring that is overwritten, copy them and then ask `intact`: it may have changed meanwhile.
+        """
+        return self._views(sequence) if self.intact(sequence) else None
+
+    def intact(self, sequence: int) -> bool:
+        """Whether block number `sequence` is published and nothing has begun to overwrite it.
+
+        What was copied from `block` before this said True is that block's, all of it.
+        """
+        if not 0 <= sequence < self.written:
+            return False
+        row = self._cells[_FIRST_BLOCK + sequence % self.capacity]
+        return bool(row[_END] == sequence + 1 == row[_BEGIN])
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of the unread blocks that are there, and the counts; while nobody writes or reads.
+
+        `counts` `[2]` are blocks written and freed, `blocks.NAME` `[n, ...]` the last n blocks written. A block begun
+        and not published is left out.
+        """
+        written, freed = self.written, self.freed
+        slots = [s % self.capacity for s in range(max(freed, written - self.capacity), written) if self.intact(s)]
+        blocks = {f"blocks.{name}": tensor[slots] for name, tensor in self._tensors.items()}
+        return {"counts": torch.tensor([written, freed])} | blocks
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go back to what `state` said, perhaps of a ring of another capacity; while nobody writes or reads.
+
+        Raises UsageError if the blocks are of another layout, or too many.
+        """
+        blocks = {name: state[f"blocks.{name}"] for name in self._tensors if f"blocks.{name}" in state}
+        n = max((len(tensor) for tensor in blocks.values()), default=0)
+        if n > self.capacity:
+            raise UsageError(f"the checkpoint holds {n} blocks of experience, this run has room for {self.capacity}")
+        for name, shape, dtype in self.layout.fields:
+            if name not in blocks or blocks[name].dtype != dtype or blocks[name].shape != (n, *shape):
+                raise UsageError(f"the checkpoint's experience ({name}) is of another shape than this run's")
+        written, freed = (int(count) for count in state["counts"])
+        sequences = range(written - n, written)
+        slots = [sequence % self.capacity for sequence in sequences]
+        for name, tensor in blocks.items():
+            self._tensors[name][slots] = tensor
+        self._cells[_FIRST_BLOCK:] = 0
+        for sequence, slot in zip(sequences, slots, strict=True):
+            self._cells[_FIRST_BLOCK + slot, [_BEGIN, _END]] = sequence + 1
+        self._cells[[_WRITER, _READER], _COUNT] = written, freed
+        self._begun = False
+
+    def _views(self, sequence: int) -> Block:
+        slot = sequence % self.capacity
+        return {name: tensor[slot] for name, tensor in self._tensors.items()}
+
+
+def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def _padded(size: int) -> int:
+    return -(-size // _CACHE_LINE) * _CACHE_LINE
+
+
+def _control_bytes(capacity: int) -> int:
+    return (_FIRST_BLOCK + capacity) * _CACHE_LINE
