@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import cv2
@@ -145,7 +146,7 @@ def test_sticky_actions_repeat_the_action_before_as_often_as_they_should() -> No
         environment.reset()
         taken = [int(environment.step(step % 9)[0][1]) for step in range(4000)]
         assert taken[0] == 0
-        assert all(now in (step % 9, before) for step, (before, now) in enumerate(zip(taken, taken[1:]), 1))
+        assert all(now in (step % 9, before) for step, (before, now) in enumerate(pairwise(taken), 1))
         runs.append(taken)
     assert runs[0] == runs[1]
     repeated = np.mean([action != step % 9 for step, action in enumerate(runs[0])])
