@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -174,6 +175,7 @@ def to_be_filmed(spec: EnvSpec, file: Path) -> EnvSpec:
         raise UsageError(f"--video {file}: the name of a film ends in {', '.join(FILMS[:-1])} or {FILMS[-1]}")
     if not file.absolute().parent.is_dir():
         raise UsageError(f"--video {file}: there is no such folder")
+    draw_without_a_window()
     environment = spec.make(0, evaluation=True)
     environment.close()
     if not hasattr(environment, "picture"):
@@ -190,6 +192,13 @@ def to_be_filmed(spec: EnvSpec, file: Path) -> EnvSpec:
     finally:
         environment.close()
     return spec
+
+
+def draw_without_a_window() -> None:
+    """Ask libraries that look for a window system when they are loaded to draw into memory, which is all we need."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame
+    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")
 
 
 def page_of(folder: RunFolder) -> str:

@@ -17,7 +17,8 @@ ConfigT = TypeVar("ConfigT", bound="RunConfig")
 class RunConfig:
     """What every page takes. The field is the flag is the key in config.json; the text below it is its help.
 
-    *Steps* are agent steps, summed over all workers. A *frame* is an emulator frame: 4 per step on Atari.
+    *Steps* are agent steps, summed over all workers. A *frame* is one of the environment's: 4 per step on
+    Atari and 1 elsewhere, unless `frame_skip` says otherwise.
     Constructing one checks it and raises UsageError with one line for the first impossible value.
     """
 
@@ -119,7 +120,7 @@ class RunConfig:
     """Scale rewards in the loss by the spread of discounted returns, by statistics of all workers."""
 
     network: Literal["auto", "small", "board", "paper", "nature", "mlp"] = "auto"
-    """Body of the network. auto: small (board below 36 pixels) for images, mlp for vectors; paper is 16-32-256."""
+    """Body of the network. auto: small for screens, board for boards, mlp for vectors; paper is 16-32-256."""
     hidden_sizes: tuple[int, ...] = ()
     """Widths of the fully connected layers; empty: the body's own (256, nature 512, mlp 64 64)."""
 

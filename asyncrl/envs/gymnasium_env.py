@@ -110,6 +110,8 @@ class GymnasiumEnvironment:
             raise UsageError(f"{self.env_id} draws with a package that is missing: {remedy}") from error
         except Exception as error:
             raise UsageError(f"{self.env_id} cannot be filmed: {one_line(error)}") from error
+        if isinstance(picture, np.ndarray) and picture.dtype.kind == "f":  # MinAtar's, from 0 to 1
+            picture = (255 * picture.clip(0.0, 1.0)).astype(np.uint8)
         if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] == (3,)):
             raise UsageError(f"{self.env_id} cannot be filmed: it needs render_mode rgb_array and render() a picture")
         return picture

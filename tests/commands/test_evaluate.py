@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,18 @@ import torch
 from asyncrl.core.errors import UsageError
 from asyncrl.envs import spec as spec_module
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.evaluate import LEAST_HEIGHT, Config, Film, Filmed, check_film, frame_rate, magnified, main, play_run
+from asyncrl.evaluate import (
+    LEAST_HEIGHT,
+    Config,
+    Film,
+    Filmed,
+    check_film,
+    draw_without_a_window,
+    frame_rate,
+    magnified,
+    main,
+    play_run,
+)
 from asyncrl.train import main as train
 from tests.support import evaluations_of, the_run
 
@@ -299,6 +311,22 @@ class TestVideo:
 
         assert 'CartPole-v1 draws with a package that is missing: pip install "asyncrl[video]"' in said
         assert not (tmp_path / "x.mp4").exists()
+
+    @pytest.mark.parametrize("display", ["", ":0"])
+    def test_no_window_system_is_asked_for(self, monkeypatch: pytest.MonkeyPatch, display: str) -> None:
+        """Unless there is one; and what the user has chosen stays."""
+        monkeypatch.setattr(sys, "platform", "linux")
+        monkeypatch.setenv("DISPLAY", display)
+        for name in ("SDL_VIDEODRIVER", "MUJOCO_GL"):
+            monkeypatch.setenv(name, "")  # so that it is put back
+            monkeypatch.delenv(name)
+        draw_without_a_window()
+        assert os.environ["SDL_VIDEODRIVER"] == "dummy"
+        assert os.environ.get("MUJOCO_GL") == (None if display else "egl")
+
+        monkeypatch.setenv("SDL_VIDEODRIVER", "x11")
+        draw_without_a_window()
+        assert os.environ["SDL_VIDEODRIVER"] == "x11"
 
     def test_an_environment_that_cannot_draw_is_one_line(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

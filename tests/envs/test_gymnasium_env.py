@@ -219,6 +219,14 @@ def test_a_time_limit_shows_the_last_real_observation() -> None:
     assert not np.array_equal(observation, start)
 
 
+def test_a_picture_in_real_numbers_becomes_one_in_bytes() -> None:
+    """MinAtar draws from 0 to 1."""
+    scripted = Scripted()
+    scripted.render = lambda: np.full((10, 10, 3), 0.4)  # type: ignore[method-assign]
+    picture = adapt(scripted).picture()
+    assert (picture.shape, picture.dtype, picture[0, 0].tolist()) == ((10, 10, 3), np.uint8, [102] * 3)
+
+
 # --- Broken promises ---------------------------------------------------------------------------------------------
 
 GOOD = np.zeros(3, np.float32)
