@@ -134,7 +134,10 @@ def test_every_flag_refuses_a_wrong_word(page: str, name: str, refuse: Callable[
         ("--frame-skip 4", "--frame-skip means nothing in Catch: leave it out"),
         ("--env-id CartPole-v1 --life-loss", "--life-loss means nothing in CartPole-v1: leave it out"),
         ("--env-id CartPole-v1 --noop-max 0", "--noop-max means nothing in CartPole-v1: leave it out"),
-        ("--env-id CartPole-v1 --image-size 42", "--image-size is for grey and colour images of at least 36 rows; "),
+        (
+            "--env-id CartPole-v1 --image-size 42",
+            "--image-size is for grey and colour images of at least 36 rows; CartPole-v1 observes a vector [4]",
+        ),
         ("--delays 1 2", "--delays and --schedule delays belong together: give both or neither"),
         ("--backend serial --schedule delays", "--delays and --schedule delays belong together: give both or neither"),
         ("--schedule random", "--schedule is for --backend serial; processes are scheduled by the system"),
