@@ -26,14 +26,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from asyncrl.core.config import PAPER, RunConfig
+from asyncrl.core.config import ATARI, PAPER, PAPER_ATARI, RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.losses import Metrics, policy_gradient_loss, squared_error
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.envs.spec import Spaces
 from asyncrl.nets.actor_critic import ActorCritic
-from asyncrl.nets.bodies import is_board, make_body
+from asyncrl.nets.bodies import make_body
 from asyncrl.nets.gaussian import GaussianActorCritic
 from asyncrl.nets.memory import Trunk, at_places
 
@@ -90,7 +90,6 @@ CONTINUOUS: dict[str, Any] = {
     "optimizer_epsilon": 1e-5,
     "learning_rate": 5e-4,
     "max_gradient_norm": 5.0,
-    "reward_clip": 0.0,
     "gae_lambda": 0.95,
     "entropy_weights": (0.0,),
     "normalize_observations": True,
@@ -106,54 +105,54 @@ BOARD: dict[str, Any] = {
     "learning_rate": 3e-3,
     "optimizer_epsilon": 1e-5,
     "max_gradient_norm": 0.5,
-    "reward_clip": 0.0,
     "entropy_weights": (0.01,),
     "normalize_observations": False,
 }
 """What trained MinAtar's Breakout best of what was tried (docs/results/minatar.md); normalised planes did worse."""
 
+VECTOR: dict[str, Any] = {
+    "envs_per_worker": 8,
+    "t_max": 8,
+    "optimizer": "adam",
+    "optimizer_decay": 0.999,
+    "optimizer_epsilon": 1e-5,
+    "learning_rate": 2e-3,
+    "max_gradient_norm": 0.5,
+    "entropy_weights": (0.01,),
+    "normalize_observations": True,
+    # Without it the error of a value that has to grow to 100 drowns the policy's gradient in the layers they share.
+    "normalize_returns": True,
+    "evaluation_policy": "greedy",
+}
+"""What trains CartPole well."""
+
 
 def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""
     if name == "paper":
-        return PAPER | {
-            "gae_lambda": 1.0,
-            "entropy_weights": (0.01,),
-            "value_cost": 0.5,
-            "normalize_advantages": False,
-            "evaluation_policy": "sampled",
-            "lstm_cells": 0,
-            "mean": "linear",
-            "variance": "state",
-        }
-    if is_board(spaces.observation_shape):
-        return BOARD
-    if spaces.is_image:
-        return {}
-    if spaces.is_continuous:
-        return CONTINUOUS
-    return {
-        "envs_per_worker": 8,
-        "t_max": 8,
-        "optimizer": "adam",
-        "optimizer_decay": 0.999,
-        "optimizer_epsilon": 1e-5,
-        "learning_rate": 2e-3,
-        "max_gradient_norm": 0.5,
-        "reward_clip": 0.0,
-        "entropy_weights": (0.01,),
-        "normalize_observations": True,
-        # Without it the error of a value that has to grow to 100 drowns the policy's gradient in the layers they share.
-        "normalize_returns": True,
-        "evaluation_policy": "greedy",
-    }
+        return (
+            PAPER
+            | {
+                "gae_lambda": 1.0,
+                "entropy_weights": (0.01,),
+                "value_cost": 0.5,
+                "normalize_advantages": False,
+                "evaluation_policy": "sampled",
+                "lstm_cells": 0,
+                "mean": "linear",
+                "variance": "state",
+            }
+            | (PAPER_ATARI if spaces.kind == "atari" else {})
+        )
+    vectors = CONTINUOUS if spaces.is_continuous else VECTOR
+    return {"atari": ATARI, "screen": {}, "board": BOARD, "vector": vectors}[spaces.kind]
 
 
 def make_network(config: Config, spaces: Spaces) -> ActorCritic | GaussianActorCritic:
     """Policy and value on the body the configuration names; they share it unless actions are continuous."""
 
     def trunk() -> Trunk:
-        body = make_body(config, spaces.observation_shape, spaces.observation_dtype)
+        body = make_body(config, spaces.observation_shape, spaces.observation_dtype, spaces.kind)
         return Trunk(body, config.lstm_cells)
 
     initialisation = "torch7" if config.preset == "paper" else "orthogonal"

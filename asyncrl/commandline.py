@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from asyncrl.core.errors import UsageError
+from asyncrl.envs.spec import EnvironmentNotice
 from asyncrl.storage.files import disk_is_full
 
 T = TypeVar("T")
@@ -184,12 +186,31 @@ def _misplaced(word: str, words: Sequence[str]) -> str:
     return f"nothing takes the word {word!r}"
 
 
+@contextlib.contextmanager
+def _notices_in_one_line(program: str) -> Iterator[None]:
+    """Show what there is to say about an environment's id as a line, without the place in our code that says it."""
+    show = warnings.showwarning
+
+    def in_one_line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, EnvironmentNotice):
+            print(f"{program}: {message}", file=sys.stderr)
+        else:
+            show(message, category, *place, **more)
+
+    warnings.showwarning = in_one_line
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
+
+
 def run_command(program: str, command: Callable[[], int]) -> int:
     """Run a command; a mistake of the user becomes one line on stderr and exit code 2, Ctrl-C exit code 130."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # see asyncrl/__init__.py
     try:
-        return command()
+        with _notices_in_one_line(program):
+            return command()
     except UsageError as error:
         print(f"{program}: error: {error}", file=sys.stderr)
         return 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from asyncrl.core.config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all, one_line
 from asyncrl.resume import restore, short, stored_config
-from asyncrl.runtime.evaluator import MOST_ENVIRONMENTS, play
+from asyncrl.runtime.evaluator import MOST_ENVIRONMENTS, cut_in_words, play
 from asyncrl.runtime.plan import RunPlan, build_agent, build_environments, build_normalizer, initial_parameters
 from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import EVALUATOR
@@ -86,6 +87,8 @@ class Result:
     """Raw return of each episode."""
     lengths: list[int]
     """Steps of each episode."""
+    cut: int
+    """How many of them had not ended, and were cut by the longest length of an evaluation."""
 
     def summary(self) -> dict[str, float]:
         """Mean, standard deviation (of these episodes, not of the mean), least and greatest return; mean length."""
@@ -142,8 +145,9 @@ def play_run(config: Config, writer: Any = None) -> Result:
         steps=checkpoint.steps,
         policy=plan.config.evaluation_policy,
         seed=config.seed,
-        returns=[score for score, _ in episodes],
-        lengths=[length for _, length in episodes],
+        returns=[episode.score for episode in episodes],
+        lengths=[episode.length for episode in episodes],
+        cut=sum(episode.cut for episode in episodes),
     )
 
 
@@ -172,13 +176,30 @@ def to_be_filmed(spec: EnvSpec, file: Path) -> EnvSpec:
         raise UsageError(f"--video {file}: the name of a film ends in {', '.join(FILMS[:-1])} or {FILMS[-1]}")
     if not file.absolute().parent.is_dir():
         raise UsageError(f"--video {file}: there is no such folder")
+    draw_without_a_window()
     environment = spec.make(0, evaluation=True)
     environment.close()
     if not hasattr(environment, "picture"):
         raise UsageError(f"{spec.env_id} has no picture to film: leave out --video")
     if spec.is_atari:  # the emulator always has its screen
         return spec
-    return dataclasses.replace(spec, env_kwargs=(*spec.env_kwargs, ("render_mode", "rgb_array")))
+    spec = dataclasses.replace(spec, env_kwargs=(*spec.env_kwargs, ("render_mode", "rgb_array")))
+    environment = spec.make(0, evaluation=True)
+    try:
+        environment.reset()
+        environment.picture()  # type: ignore[attr-defined]
+    except BadEnvironment as error:
+        raise UsageError(str(error)) from error
+    finally:
+        environment.close()
+    return spec
+
+
+def draw_without_a_window() -> None:
+    """Ask libraries that look for a window system when they are loaded to draw into memory, which is all we need."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame
+    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")
 
 
 def page_of(folder: RunFolder) -> str:
@@ -229,6 +250,8 @@ def show(result: Result, config: Config) -> None:
         f"mean {summary['mean']:.2f}, standard deviation {summary['std']:.2f}, min {summary['min']:g}, "
         f"max {summary['max']:g}, mean length {summary['mean_length']:.1f} steps"
     )
+    if result.cut:
+        print(cut_in_words(result.cut, result.lengths))
     if config.video:
         print(config.video)
 
@@ -316,8 +339,8 @@ def check_film(file: str, pictures: int, writer: Any) -> None:
 
 
 def frame_rate(spec: EnvSpec) -> float:
-    """Pictures per second at which a film has the game's own speed; elsewhere 30."""
-    return 60 / spec.frame_skip if spec.is_atari else 30.0
+    """Pictures per second at which a film has the game's own speed: 60 frames of Atari, elsewhere 30."""
+    return (60 if spec.is_atari else 30) / spec.frames_per_step
 
 
 @contextmanager

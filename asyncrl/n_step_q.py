@@ -26,12 +26,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asyncrl.core.config import PAPER_ATARI
 from asyncrl.core.losses import Metrics, squared_error
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Rollout, State
-from asyncrl.core.value_config import VALUE_BOARD, VALUE_IMAGE, VALUE_PAPER, VALUE_VECTOR, ValueConfig
+from asyncrl.core.value_config import (
+    VALUE_ATARI,
+    VALUE_BOARD,
+    VALUE_PAPER,
+    VALUE_SCREEN,
+    VALUE_VECTOR,
+    ValueConfig,
+)
 from asyncrl.envs.spec import Spaces
-from asyncrl.nets.bodies import is_board, make_body
+from asyncrl.nets.bodies import make_body
 from asyncrl.nets.memory import Trunk, at_end, at_places
 from asyncrl.nets.q_network import QNetwork
 
@@ -57,15 +65,14 @@ class Config(ValueConfig):
 def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""
     if name == "paper":
-        return VALUE_PAPER
-    if is_board(spaces.observation_shape):
-        return VALUE_BOARD | {"t_max": 8}
-    return VALUE_IMAGE if spaces.is_image else VALUE_VECTOR | {"t_max": 8}
+        return VALUE_PAPER | (PAPER_ATARI if spaces.kind == "atari" else {})
+    boards, vectors = VALUE_BOARD | {"t_max": 8}, VALUE_VECTOR | {"t_max": 8}
+    return {"atari": VALUE_ATARI, "screen": VALUE_SCREEN, "board": boards, "vector": vectors}[spaces.kind]
 
 
 def make_network(config: Config, spaces: Spaces) -> QNetwork:
     """Q on the body the configuration names."""
-    body = make_body(config, spaces.observation_shape, spaces.observation_dtype)
+    body = make_body(config, spaces.observation_shape, spaces.observation_dtype, spaces.kind)
     return QNetwork(
         Trunk(body, config.lstm_cells), spaces.actions, "torch7" if config.preset == "paper" else "orthogonal"
     )

@@ -90,6 +90,8 @@ def train(page: str, words: Sequence[str], program: str) -> int:
     if outcome.traceback:
         with contextlib.suppress(OSError):  # the terminal may be gone
             print(outcome.traceback, file=sys.stderr, flush=True)
+    if monitor.summary.remark:
+        say(monitor.summary.remark)
     say(f"{outcome.state}: {outcome.reason}; best evaluation {number(monitor.summary.best_score)}")
     say(f"run folder: {folder.path}")
     return outcome.exit_code
@@ -264,6 +266,29 @@ def open_folder(page: str, config: RunConfig) -> RunFolder:
         return create(f"{name}-{os.getpid()}")
 
 
+def chosen_by_preset(plan: RunPlan) -> str:
+    """Where the preset set something else than the page's plain defaults and the command line left it at that."""
+    module, config, spaces = load_page(plan.page), plan.config, plan.spaces
+    chosen = {
+        name: value
+        for name, value in module.preset(config.preset, spaces).items()
+        if value != getattr(module.Config, name) and value == getattr(config, name)
+    }
+    kind = "Atari" if spaces.kind == "atari" else f"a {spaces.kind}"
+    kind += " and continuous actions" if spaces.is_continuous else ""
+    said = ", ".join(f"{name} {_plainly(value)}" for name, value in chosen.items())
+    return f"preset {config.preset} for {kind}: {said or 'the plain defaults'}"
+
+
+def _plainly(value: Any) -> str:
+    """The value of a setting, as it is typed."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return " ".join(map(_plainly, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def introduction(plan: RunPlan) -> list[str]:
     """What a run says at its start, after the environment's description."""
     config = plan.config
@@ -272,6 +297,7 @@ def introduction(plan: RunPlan) -> list[str]:
         f"{config.workers} workers x {config.envs_per_worker} environments, t_max {config.t_max}, "
         f"{config.optimizer} {config.learning_rate:g}, {config.update} updates, {config.statistics} statistics",
     ]
+    lines.append(chosen_by_preset(plan))
     cores = len(usable_cores())
     if config.backend == "local" and config.workers > cores:
         lines.append(f"{config.workers} workers share {cores} cores: no faster than {cores} would be")

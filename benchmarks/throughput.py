@@ -181,7 +181,7 @@ def main() -> None:
         return
     # The very environment that training will make, flags included.
     spec = make_spec(parse(a3c.Config, ["--env-id", arguments.env_id, *flags], "throughput"))
-    skip = spec.frame_skip if spec.is_atari else 1
+    skip = spec.frames_per_step
     print(f"{arguments.env_id}, {arguments.repeats} x {arguments.seconds:g} s each, medians", *flags)
     print(
         f"{'workers':>7} {'E':>3} {'t_max':>5} | {'env only':>9} {'training':>9} {'frames/s':>9} | {'kept':>5} "

@@ -261,6 +261,12 @@ def _form(thing: Any) -> str:
     return type(thing).__name__ if dtype is None else f"{dtype}{list(shape or ())}"
 
 
+def _remedy_of_reward(problem: str) -> str:
+    if problem.endswith("not a number"):
+        return "return a Python float"
+    return "look where step() computes it: a division by 0 or the logarithm of 0 gives such a value"
+
+
 def _native_findings(spec: EnvSpec, steps: int, seed: int) -> Iterator[Finding]:
     """What a Gymnasium environment returns, before it is converted; nothing for those of our own."""
     environment = spec.make(seed, evaluation=False)
@@ -286,7 +292,7 @@ def _native_findings(spec: EnvSpec, steps: int, seed: int) -> Iterator[Finding]:
         environment.close()
     for kind, name, remedy in (
         ("observation", "observations are in their space", "correct observation_space: its shape, dtype and bounds"),
-        ("reward", "rewards are finite numbers", "return a Python float"),
+        ("reward", "rewards are finite numbers", _remedy_of_reward(listener.problems.get("reward", ""))),
         ("flags", "terminated and truncated are bools", "return (observation, reward, terminated, truncated, info)"),
         ("info", "info is a dict", "reset() returns (observation, info), info a dict that may be empty"),
     ):

@@ -140,7 +140,7 @@ def check_speed(plan: RunPlan) -> Finding:
     environment = sum(row["time"]["environment"] for row in rows)
     if not steps or seconds <= 0 or environment <= 0:
         return Finding("speed of one worker", "FAIL", "no update was recorded", "look at the other checks first")
-    frames = plan.spec.frame_skip if plan.spec.is_atari else 1
+    frames = plan.spec.frames_per_step
     figure = f"{steps / seconds:,.0f} steps/s training, {steps / environment:,.0f} in its environments alone"
     figure += f" ({frames * steps / environment:,.0f} frames/s)" if frames > 1 else ""
     finite = all(math.isfinite(float(value or 0.0)) for row in rows for value in row["metrics"].values())

@@ -17,7 +17,8 @@ ConfigT = TypeVar("ConfigT", bound="RunConfig")
 class RunConfig:
     """What every page takes. The field is the flag is the key in config.json; the text below it is its help.
 
-    *Steps* are agent steps, summed over all workers. A *frame* is an emulator frame: 4 per step on Atari.
+    *Steps* are agent steps, summed over all workers. A *frame* is one of the environment's: 4 per step on
+    Atari and 1 elsewhere, unless `frame_skip` says otherwise.
     Constructing one checks it and raises UsageError with one line for the first impossible value.
     """
 
@@ -108,8 +109,8 @@ class RunConfig:
     """beta_1 of adam."""
     max_gradient_norm: float = 40.0
     """A gradient with a larger L2 norm is scaled down to it; 0: never."""
-    reward_clip: float = 1.0
-    """Rewards are clipped to [-x, x] inside the loss, after any scaling; 0: not. Scores stay raw."""
+    reward_clip: float = 0.0
+    """Rewards are clipped to [-x, x] inside the loss, after any scaling; 0: not (Atari 1). Scores stay raw."""
 
     # Of a game's screen nearly all stands still. Per-pixel moments take that away and leave what moves: Pong began to
     # improve after a third of the steps it took without them.
@@ -119,27 +120,26 @@ class RunConfig:
     """Scale rewards in the loss by the spread of discounted returns, by statistics of all workers."""
 
     network: Literal["auto", "small", "board", "paper", "nature", "mlp"] = "auto"
-    """Body of the network. auto: small (board below 36 pixels) for images, mlp for vectors; paper is 16-32-256."""
+    """Body of the network. auto: small for screens, board for boards, mlp for vectors; paper is 16-32-256."""
     hidden_sizes: tuple[int, ...] = ()
     """Widths of the fully connected layers; empty: the body's own (256, nature 512, mlp 64 64)."""
 
-    frame_skip: int = 4
-    """Atari: frames per step."""
-    frame_stack: int = 4
-    """Atari: screens per observation."""
-    # A quarter of the paper's pixels: half the time per step in the network, and enough to see the ball.
-    image_size: int = 42
-    """Atari: height and width of a screen in pixels."""
+    frame_skip: int = 0
+    """Frames per step, for which the action is held and rewards are added up; 0: Atari 4, others 1."""
+    frame_stack: int = 0
+    """The newest so many images or vectors make an observation; 0: Atari 4, others 1."""
+    image_size: int = 0
+    """Height and width in pixels to which images are shrunk, in grey; 0: Atari 42, others as they are."""
     noop_max: int = 30
     """Atari: up to so many no-ops begin an episode."""
     sticky_actions: float = 0.0
-    """Atari: probability that the emulator repeats the last action, whatever the id's default."""
+    """Probability, at each frame, that the last action is repeated, whatever the id's default."""
     life_loss: bool = False
     """Atari: in training, a lost life ends the return (the game goes on)."""
     full_action_space: bool = False
     """Atari: all 18 actions."""
     max_episode_steps: int = 0
-    """Truncate episodes at so many steps; 0: Atari 27 000 (30 minutes), others as registered."""
+    """Truncate episodes at so many steps; 0: Atari 108 000 frames (30 minutes), others as registered."""
 
     def __post_init__(self) -> None:
         self.check()
@@ -161,7 +161,7 @@ class RunConfig:
         self._require("evaluation_cpu_share", 0 < self.evaluation_cpu_share <= 1, "must lie in (0, 1]")
         self._require("hang_seconds", self.hang_seconds == 0 or self.hang_seconds >= 1, "must be 0 or at least 1")
         self._require("seed", 0 <= self.seed < 2**63, "must lie between 0 and 2^63")
-        self._require("image_size", self.image_size >= 16, "must be at least 16")
+        self._require("image_size", self.image_size == 0 or self.image_size >= 16, "must be 0 or at least 16")
         self._require("hidden_sizes", all(1 <= size <= 100_000 for size in self.hidden_sizes), "must be 1 to 100_000")
         self._require("delays", all(0 < delay < math.inf for delay in self.delays), "must be positive")
         if self.stop_at_score is not None:
@@ -197,13 +197,17 @@ PAPER: dict[str, Any] = {
     "learning_rate": 7e-4,
     "anneal_learning_rate": True,
     "max_gradient_norm": 40.0,
-    "reward_clip": 1.0,
     "update": "hogwild",
     "statistics": "shared",
     "network": "paper",
     "hidden_sizes": (),
     "normalize_observations": False,
     "normalize_returns": False,
+}
+"""What all methods of Mnih et al. 2016 share; the preset "paper" of each page begins with it."""
+
+PAPER_ATARI: dict[str, Any] = {
+    "reward_clip": 1.0,
     "life_loss": False,
     "frame_skip": 4,
     "frame_stack": 4,
@@ -211,11 +215,13 @@ PAPER: dict[str, Any] = {
     "noop_max": 30,
     "sticky_actions": 0.0,
 }
-"""What all methods of Mnih et al. 2016 share; the preset "paper" of each page begins with it."""
+"""What the preset "paper" has for Atari beside it."""
+
+ATARI: dict[str, Any] = {"reward_clip": 1.0}
+"""What all pages have for Atari by default: its games differ by orders of magnitude in what they pay."""
 
 _AT_LEAST_ONE = (
     "workers", "envs_per_worker", "t_max", "total_steps", "evaluation_episodes", "checkpoints_kept",
-    "frame_skip", "frame_stack",
 )  # fmt: skip
 _AT_MOST = {
     "workers": 10_000, "envs_per_worker": 10_000, "t_max": 1_000_000, "total_steps": 2**53, "frame_skip": 1_000,
@@ -226,7 +232,7 @@ _AT_MOST = {
 _NOT_NEGATIVE = (
     "max_seconds", "evaluation_interval_steps", "evaluation_interval_seconds", "checkpoint_interval_steps",
     "record_interval_seconds", "worker_restarts",
-    "max_gradient_norm", "reward_clip", "noop_max", "max_episode_steps",
+    "max_gradient_norm", "reward_clip", "frame_skip", "frame_stack", "noop_max", "max_episode_steps",
 )  # fmt: skip
 
 

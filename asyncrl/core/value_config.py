@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from asyncrl.core.config import PAPER, RunConfig
+from asyncrl.core.config import ATARI, PAPER, RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.exploration import (
     Boltzmann,
@@ -83,16 +83,16 @@ VALUE_PAPER: dict[str, Any] = PAPER | {
 }
 """The preset "paper" of the value-based pages."""
 
-VALUE_IMAGE: dict[str, Any] = {"evaluation_policy": "sampled"}
-"""Images: a player of Pong who only takes the best actions may return the ball for ever, 27 000 steps of an evaluation
+VALUE_SCREEN: dict[str, Any] = {"evaluation_policy": "sampled"}
+"""Screens: a player of Pong who only takes the best actions may return the ball for ever, 27 000 steps of an evaluation
 that say nothing."""
+VALUE_ATARI: dict[str, Any] = ATARI | VALUE_SCREEN
 VALUE_VECTOR: dict[str, Any] = {
     "envs_per_worker": 8,
     "t_max": 5,
     "learning_rate": 1e-3,
     "optimizer_epsilon": 1e-5,
     "max_gradient_norm": 10.0,
-    "reward_clip": 0.0,
     "normalize_observations": True,
     # Values grow to 100 in CartPole; divided by the spread of returns they stay where the learning rate was chosen.
     "normalize_returns": True,

@@ -26,7 +26,7 @@ from ale_py import roms
 from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
-from asyncrl.envs.spec import ATARI_STEP_CAP, Spaces
+from asyncrl.envs.spec import ATARI_FRAME_CAP, Spaces
 
 if TYPE_CHECKING:
     from asyncrl.envs.spec import EnvSpec
@@ -59,7 +59,7 @@ class AtariEnvironment:
         full_action_space: bool = False,
         image_size: int = 84,
         frame_stack: int = 4,
-        max_episode_steps: int = ATARI_STEP_CAP,
+        max_episode_steps: int = ATARI_FRAME_CAP // 4,
         mode: int | None = None,
         difficulty: int | None = None,
     ) -> None:
@@ -76,6 +76,7 @@ class AtariEnvironment:
             observation_shape=(frame_stack, image_size, image_size),
             observation_dtype="uint8",
             actions=len(self._actions),
+            kind="atari",
         )
         self._countdown = range(frame_skip - 1, -1, -1)  # frames left after this one
         self._noop_max = noop_max
@@ -266,13 +267,13 @@ def make_atari(spec: EnvSpec, seed: int, evaluation: bool) -> AtariEnvironment:
     return AtariEnvironment(
         rom,
         seed,
-        frame_skip=spec.frame_skip,
+        frame_skip=spec.frames_per_step,
         noop_max=spec.noop_max,
         sticky_actions=spec.sticky_actions,
         life_loss=spec.life_loss and not evaluation,
         full_action_space=spec.full_action_space,
-        image_size=spec.image_size,
-        frame_stack=spec.frame_stack,
+        image_size=spec.pixels,
+        frame_stack=spec.frames_per_observation,
         max_episode_steps=spec.step_cap,
         **settings,
     )

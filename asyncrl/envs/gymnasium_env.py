@@ -1,9 +1,9 @@
 """Any single-agent Gymnasium environment, by id or from a user's factory, behind the contract of `envs.spec`.
 
 What comes out: images and planes [rows, columns, channels] as [C, H, W] (uint8 stays uint8, all else is float32),
-vectors as float32, Discrete and MultiDiscrete as one-hot float32. Discrete actions count from 0 whatever the space's
-own start is. Each step is checked cheaply, since a NaN or a wrong shape would poison the shared network for everybody:
-the violation raises `BadEnvironment` with the environment's id.
+vectors as float32, Discrete, MultiDiscrete and MiniGrid's symbols as one-hot float32. Discrete actions count from 0
+whatever the space's own start is. Each step is checked cheaply, since a NaN or a wrong shape would poison the shared
+network for everybody: the violation raises `BadEnvironment` with the environment's id.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib
 import logging
 import math
 import re
+import sys
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -23,11 +24,14 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
-from asyncrl.envs.spec import BadEnvironment, Spaces, one_line
+from asyncrl.envs.preprocessed import Preprocessed
+from asyncrl.envs.spec import BadEnvironment, Kind, Spaces, one_line
 
 if TYPE_CHECKING:
     from asyncrl.envs.spec import EnvSpec
 
+SMALLEST_SCREEN = 36
+"""Images with fewer rows are boards."""
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
 """Rewards are kept as float32; a larger one would be an infinity there."""
 
@@ -48,15 +52,17 @@ class GymnasiumEnvironment:
     ) -> None:
         self.native = environment
         """What Gymnasium made: what `reset` and `step` convert from."""
-        self._id = env_id
+        self.env_id = env_id
         self._seed: int | None = seed
         self._max_episode_steps = max_episode_steps
         self.notices = notices
         """What Gymnasium warned of when the environment was made."""
-        shape, dtype, self._encode = _encoder(environment.observation_space, env_id)
+        space = environment.observation_space
+        symbols = _minigrid_encoder(environment)
+        shape, dtype, self._encode = symbols or _encoder(space, env_id)
         self._action_space = environment.action_space
         actions, low, high = _actions(self._action_space, env_id)
-        self.spaces = Spaces(shape, dtype, actions, low, high)
+        self.spaces = Spaces(shape, dtype, actions, low, high, _kind(shape))
         self._first_action = int(self._action_space.start) if isinstance(self._action_space, spaces.Discrete) else 0
         self._elapsed = 0
         self._running = False
@@ -97,9 +103,17 @@ class GymnasiumEnvironment:
 
     def picture(self) -> NDArray[np.uint8]:
         """What the environment shows of itself, uint8 [height, width, 3]; `UsageError` if it shows nothing."""
-        picture: Any = self.native.render()
+        try:
+            picture: Any = self.native.render()
+        except gymnasium.error.DependencyNotInstalled as error:
+            remedy = 'pip install "asyncrl[video]"'
+            raise UsageError(f"{self.env_id} draws with a package that is missing: {remedy}") from error
+        except Exception as error:
+            raise UsageError(f"{self.env_id} cannot be filmed: {one_line(error)}") from error
+        if isinstance(picture, np.ndarray) and picture.dtype.kind == "f":  # MinAtar's, from 0 to 1
+            picture = (255 * picture.clip(0.0, 1.0)).astype(np.uint8)
         if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] == (3,)):
-            raise UsageError(f"{self._id} cannot be filmed: it needs render_mode rgb_array and render() a picture")
+            raise UsageError(f"{self.env_id} cannot be filmed: it needs render_mode rgb_array and render() a picture")
         return picture
 
     def close(self) -> None:
@@ -139,7 +153,7 @@ class GymnasiumEnvironment:
         if self.spaces.is_continuous:
             return self._into_box(action)
         if not 0 <= cast(int, action) < self.spaces.actions:
-            raise ValueError(f"{self._id} has the actions 0 to {self.spaces.actions - 1}, not {action}")
+            raise ValueError(f"{self.env_id} has the actions 0 to {self.spaces.actions - 1}, not {action}")
         return self._first_action + cast(int, action)
 
     def _into_box(self, action: int | NDArray[Any]) -> NDArray[Any]:
@@ -147,7 +161,7 @@ class GymnasiumEnvironment:
         box = cast(spaces.Box, self._action_space)
         vector = np.asarray(action, np.float64).reshape(box.shape)
         if not np.isfinite(vector).all():
-            raise ValueError(f"{self._id} was given an action that is not finite: {action}")
+            raise ValueError(f"{self.env_id} was given an action that is not finite: {action}")
         if np.issubdtype(box.dtype, np.integer):
             vector = np.rint(vector)
         return vector.clip(box.low, box.high).astype(box.dtype)
@@ -172,11 +186,11 @@ class GymnasiumEnvironment:
 
     def _raised(self, where: str, error: Exception) -> BadEnvironment:
         return BadEnvironment(
-            f"{self._id} broke in {where} after {self._elapsed} steps of an episode: {one_line(error)}"
+            f"{self.env_id} broke in {where} after {self._elapsed} steps of an episode: {one_line(error)}"
         )
 
     def _bad(self, what: str) -> BadEnvironment:
-        return BadEnvironment(f"{self._id} broke its contract in step {self._elapsed} of an episode: {what}")
+        return BadEnvironment(f"{self.env_id} broke its contract in step {self._elapsed} of an episode: {what}")
 
 
 _CLASSIC_STATE = ("state", "steps_beyond_terminated", "last_u")
@@ -195,7 +209,7 @@ def _time_limit(environment: gymnasium.Env[Any, Any]) -> gymnasium.wrappers.Time
 def _encoder(space: spaces.Space[Any], env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
     """Shape, dtype and conversion of the observations of a space."""
     if isinstance(space, spaces.Box):
-        return _box_encoder(space, env_id)
+        return _scaled(space, *_box_encoder(space, env_id))
     if isinstance(space, spaces.Discrete):
         # One category is a MultiDiscrete of one: the same one-hot vector.
         return _one_hot_encoder(np.array([space.n]), np.array([space.start]))
@@ -229,6 +243,23 @@ def _box_encoder(space: spaces.Box, env_id: str) -> tuple[tuple[int, ...], str, 
         dtype.__name__,
         lambda image: _array(image, shape, space.dtype, dtype).transpose(2, 0, 1),
     )
+
+
+def _scaled(
+    space: spaces.Box, shape: tuple[int, ...], dtype: str, encode: Encoder
+) -> tuple[tuple[int, ...], str, Encoder]:
+    """Boards of uint8 whose space ends below 255, brought to 0..1: divided by 255 their symbols would look alike."""
+    largest = int(space.high.max()) if dtype == "uint8" and _kind(shape) == "board" else 255
+    if not 0 < largest < 255:
+        return shape, dtype, encode
+    return shape, "float32", lambda board: encode(board) * np.float32(1 / largest)
+
+
+def _kind(shape: tuple[int, ...]) -> Kind:
+    """What observations of this shape are taken for."""
+    if len(shape) != 3:
+        return "vector"
+    return "board" if shape[1] < SMALLEST_SCREEN else "screen"
 
 
 def _array(observation: Any, shape: tuple[int, ...], promised: Any, dtype: type[np.generic]) -> NDArray[Any]:
@@ -275,6 +306,42 @@ def _one_hot_encoder(sizes: NDArray[Any], starts: NDArray[Any]) -> tuple[tuple[i
     return vector.shape, "float32", encode
 
 
+def _planes_encoder(shape: tuple[int, ...], categories: tuple[int, ...]) -> tuple[tuple[int, ...], str, Encoder]:
+    """Planes [H, W, C] of symbols as one-hot planes, side by side: a plane per value that each of the C can have."""
+    height, width, _ = shape
+    offsets = np.cumsum(categories) - categories
+    rows, columns = np.arange(height)[:, None, None], np.arange(width)[:, None]
+    planes = np.zeros((sum(categories), height, width), np.float32)
+
+    def encode(observation: Any) -> NDArray[Any]:
+        values = _array(observation, shape, np.uint8, np.uint8)
+        if not (values < categories).all():
+            raise ValueError(
+                f"the observation holds {values.max((0, 1))}, beyond the {categories} values of its planes"
+            )
+        planes.fill(0.0)
+        planes[offsets + values, rows, columns] = 1.0
+        return planes
+
+    return planes.shape, "float32", encode
+
+
+def _minigrid_encoder(environment: gymnasium.Env[Any, Any]) -> tuple[tuple[int, ...], str, Encoder] | None:
+    """What `_encoder` gives, for MiniGrid's symbols: kind of object, colour and state. None for all else."""
+    minigrid = sys.modules.get("minigrid.minigrid_env")
+    if minigrid is None or not isinstance(environment.unwrapped, minigrid.MiniGridEnv):
+        return None
+    space = environment.observation_space
+    if not isinstance(space, spaces.Box) or len(space.shape) != 3 or space.shape[0] >= SMALLEST_SCREEN:
+        return None  # pictures of the grid
+    constants = importlib.import_module("minigrid.core.constants")
+    return _planes_encoder(space.shape, (len(constants.OBJECT_TO_IDX), len(constants.COLOR_TO_IDX), _MINIGRID_STATES))
+
+
+_MINIGRID_STATES = 4
+"""A door is open, closed or locked, and where the whole grid is seen the agent looks one of four ways."""
+
+
 def _actions(space: spaces.Space[Any], env_id: str) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
     """Number of discrete actions, or the bounds of continuous ones."""
     if isinstance(space, spaces.Discrete):
@@ -284,17 +351,36 @@ def _actions(space: spaces.Space[Any], env_id: str) -> tuple[int, tuple[float, .
     raise UsageError(f"{env_id} has actions in {space}, which is not supported: wrap it to take Discrete or Box")
 
 
-def make_gymnasium(spec: EnvSpec, seed: int) -> GymnasiumEnvironment:
+def make_gymnasium(spec: EnvSpec, seed: int) -> GymnasiumEnvironment | Preprocessed:
     """Make the environment that a spec names. Raises `UsageError` when that cannot be done."""
-    env_id = spec.env_id
+    environment = _make_plain(spec, seed)
+    if (spec.frames_per_step, spec.frames_per_observation, spec.pixels, spec.sticky_actions) == (1, 1, 0, 0.0):
+        return environment
+    try:
+        return Preprocessed(
+            environment,
+            seed,
+            frame_skip=spec.frames_per_step,
+            sticky_actions=spec.sticky_actions,
+            pixels=spec.pixels,
+            frame_stack=spec.frames_per_observation,
+        )
+    except UsageError:
+        environment.close()
+        raise
+
+
+def _make_plain(spec: EnvSpec, seed: int) -> GymnasiumEnvironment:
+    """The environment as it is. Our own limit is in agent steps, the environment counts frames."""
+    env_id, limit = spec.env_id, spec.max_episode_steps * spec.frames_per_step
     arguments = dict(spec.env_kwargs)
     module, _, attribute = env_id.partition(":")
     # Gymnasium has ids of its own with a colon, "module:Name-v0"; those are no Python names.
     if attribute.isidentifier():
         environment = _from_factory(env_id, module, attribute, arguments)
-        return GymnasiumEnvironment(environment, env_id, seed, spec.max_episode_steps)
+        return GymnasiumEnvironment(environment, env_id, seed, limit)
     environment, notices = _from_registry(env_id, arguments)
-    return GymnasiumEnvironment(environment, env_id, seed, spec.max_episode_steps, notices)
+    return GymnasiumEnvironment(environment, env_id, seed, limit, notices)
 
 
 def _from_factory(env_id: str, module: str, attribute: str, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:

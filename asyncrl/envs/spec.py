@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,17 @@ from asyncrl.core.errors import UsageError
 if TYPE_CHECKING:
     from asyncrl.envs.atari import AtariEnvironment
     from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
+    from asyncrl.envs.preprocessed import Preprocessed
     from asyncrl.envs.toy import Catch, Chain
 
-ATARI_STEP_CAP = 27_000
-"""Longest Atari episode in agent steps: 108,000 frames, half an hour of play, at the usual frame skip of 4."""
+    AnyEnvironment: TypeAlias = AtariEnvironment | Chain | Catch | GymnasiumEnvironment | Preprocessed
+
+ATARI_FRAME_CAP = 108_000
+"""Longest Atari episode in frames: half an hour of play, whatever the frame skip."""
+ATARI_FRAME_SKIP, ATARI_FRAME_STACK = 4, 4
+# A quarter of the paper's pixels: half the time per step in the network, and enough to see the ball.
+ATARI_IMAGE_SIZE = 42
+NOOP_MAX = 30
 
 LONGEST_EVALUATION = 100_000
 """Steps after which an evaluation ends an episode, unless longer ones are allowed. A policy without a dice may walk
@@ -34,6 +41,14 @@ into the same wall for ever, and an environment without a time limit would let i
 
 _ATARI_ID = re.compile(r"(?:ale_py:)?(?:ALE/.*|\w+(?:NoFrameskip|Deterministic)-v\d+|\w+-ram\w*-v\d+)")
 _TOY_IDS = ("Chain", "Catch")
+
+
+Kind = Literal["atari", "screen", "board", "vector"]
+"""atari: a game's screen, shrunk and stacked. screen: any other image. board: an image below 36 rows, of symbols."""
+
+
+class EnvironmentNotice(UserWarning):
+    """What Gymnasium has to say about an id, such as that there is a newer version."""
 
 
 class BadEnvironment(RuntimeError):
@@ -54,11 +69,13 @@ class Spaces:
     """Lower bound of each component of a continuous action."""
     action_high: tuple[float, ...] = ()
     """Upper bound of each component of a continuous action."""
+    kind: Kind = "vector"
+    """What an observation is, which presets and networks ask for; all but vectors are [C, H, W]."""
 
     @property
     def is_image(self) -> bool:
         """Whether an observation has channels, rows and columns."""
-        return len(self.observation_shape) == 3
+        return self.kind != "vector"
 
     @property
     def is_continuous(self) -> bool:
@@ -141,33 +158,51 @@ class EnvSpec:
     """A Gymnasium id, "ALE/Pong-v5" (or the older "PongNoFrameskip-v4"), "Chain", "Catch", or "module:factory"."""
     env_kwargs: tuple[tuple[str, Any], ...] = ()
     """Passed to gymnasium.make or to the factory; for Atari `mode` and `difficulty`."""
-    frame_skip: int = 4
-    """Atari: frames for which each action is held; the last two are merged by their maximum."""
-    noop_max: int = 30
+    frame_skip: int = 0
+    """Frames (steps of the environment itself) for which each action is held; 0 for 4 on Atari and 1 elsewhere. Of
+    Atari's the last two are merged by their maximum."""
+    noop_max: int = NOOP_MAX
     """Atari: an episode begins with 1 to this many frames without action; 0 for none."""
     sticky_actions: float = 0.0
-    """Atari: probability, per frame, that the previous action is repeated instead (Machado et al. 2018: 0.25)."""
+    """Probability, per frame, that the previous action is repeated instead (Machado et al. 2018: 0.25)."""
     life_loss: bool = False
     """Atari: report a lost life, to be learnt from as a termination. The game itself goes on."""
     full_action_space: bool = False
     """Atari: all 18 actions instead of those that have an effect in the game."""
-    image_size: int = 84
-    """Atari: height and width of an observation in pixels."""
-    frame_stack: int = 4
-    """Atari: how many of the latest images make an observation."""
+    image_size: int = 0
+    """Height and width of a grey image in pixels; 0 for 42 on Atari and the environment's own images elsewhere."""
+    frame_stack: int = 0
+    """How many of the latest images or vectors make an observation; 0 for 4 on Atari and 1 elsewhere."""
     max_episode_steps: int = 0
-    """Our own limit in agent steps, ending in a truncation; 0 for 27,000 on Atari and none elsewhere."""
+    """Our own limit in agent steps, ending in a truncation; 0 for 108,000 frames on Atari and none elsewhere."""
 
     def __post_init__(self) -> None:
         """Refuse values that no environment could be made from."""
-        for name in ("frame_skip", "image_size", "frame_stack"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("noop_max", "max_episode_steps"):
+        for name in ("frame_skip", "image_size", "frame_stack", "noop_max", "max_episode_steps"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative, not {getattr(self, name)}")
         if not 0.0 <= self.sticky_actions <= 1.0:
             raise UsageError(f"sticky_actions is a probability from 0 to 1, not {self.sticky_actions}")
+        self._refuse_what_means_nothing()
+
+    def _refuse_what_means_nothing(self) -> None:
+        if self.is_atari:
+            return
+        given = {
+            "life-loss": self.life_loss,
+            "full-action-space": self.full_action_space,
+            "noop-max": self.noop_max != NOOP_MAX,
+        }
+        if self.env_id in _TOY_IDS:
+            given |= {
+                "frame-skip": self.frame_skip > 1,
+                "frame-stack": self.frame_stack > 1,
+                "image-size": self.image_size > 0,
+                "sticky-actions": self.sticky_actions > 0,
+            }
+        for name, is_given in given.items():
+            if is_given:
+                raise UsageError(f"--{name} means nothing in {self.env_id}: leave it out")
 
     @property
     def is_atari(self) -> bool:
@@ -177,7 +212,23 @@ class EnvSpec:
     @property
     def step_cap(self) -> int:
         """Longest episode in agent steps that we allow; 0 when there is no limit of ours."""
-        return self.max_episode_steps or (ATARI_STEP_CAP if self.is_atari else 0)
+        cap = max(1, ATARI_FRAME_CAP // self.frames_per_step) if self.is_atari else 0
+        return self.max_episode_steps or cap
+
+    @property
+    def frames_per_step(self) -> int:
+        """Frames for which an action is held."""
+        return self.frame_skip or (ATARI_FRAME_SKIP if self.is_atari else 1)
+
+    @property
+    def frames_per_observation(self) -> int:
+        """How many of the latest images or vectors make an observation."""
+        return self.frame_stack or (ATARI_FRAME_STACK if self.is_atari else 1)
+
+    @property
+    def pixels(self) -> int:
+        """Height and width of a grey image; 0 for images as the environment has them."""
+        return self.image_size or (ATARI_IMAGE_SIZE if self.is_atari else 0)
 
     @property
     def evaluation_step_cap(self) -> int:
@@ -201,7 +252,7 @@ class EnvSpec:
         environment = self._build(seed=0, evaluation=False)
         try:
             for notice in getattr(environment, "notices", ()):
-                warnings.warn(notice, stacklevel=2)
+                warnings.warn(notice, EnvironmentNotice, stacklevel=2)
             self._try_out(environment)
         finally:
             environment.close()
@@ -214,27 +265,38 @@ class EnvSpec:
         line += str(list(spaces.observation_shape))
         if self.is_atari:
             line += ", " + self._atari_settings()
-        elif self.step_cap:
-            line += f", at most {self.step_cap} steps"
+        else:
+            line += "".join(f", {setting}" for setting in self._settings())
         if self.env_kwargs:
             line += ", " + " ".join(f"{key}={value}" for key, value in self.env_kwargs)
         return line
 
     def _atari_settings(self) -> str:
-        merged = " (maximum of the last 2)" if self.frame_skip > 1 else ""
+        merged = " (maximum of the last 2)" if self.frames_per_step > 1 else ""
         return ", ".join(
             [
                 "full action set" if self.full_action_space else "minimal action set",
-                f"frame skip {self.frame_skip}{merged}",
+                f"frame skip {self.frames_per_step}{merged}",
                 f"sticky actions {self.sticky_actions:g}",
                 f"1 to {self.noop_max} no-ops" if self.noop_max else "no no-ops",
                 "a lost life ends learning's episode" if self.life_loss else "a lost life ends nothing",
-                f"images {self.image_size}x{self.image_size} stack {self.frame_stack}",
-                f"at most {self.step_cap} steps = {self.step_cap * self.frame_skip} frames",
+                f"images {self.pixels}x{self.pixels} stack {self.frames_per_observation}",
+                f"at most {self.step_cap} steps = {self.step_cap * self.frames_per_step} frames",
             ]
         )
 
-    def _build(self, seed: int, evaluation: bool) -> AtariEnvironment | Chain | Catch | GymnasiumEnvironment:
+    def _settings(self) -> list[str]:
+        """What differs from the environment as it is."""
+        settings = {
+            f"frame skip {self.frames_per_step}": self.frames_per_step > 1,
+            f"sticky actions {self.sticky_actions:g}": self.sticky_actions > 0,
+            f"grey images {self.pixels}x{self.pixels}": self.pixels > 0,
+            f"stack {self.frames_per_observation}": self.frames_per_observation > 1,
+            f"at most {self.step_cap} steps": self.step_cap > 0,
+        }
+        return [setting for setting, is_made in settings.items() if is_made]
+
+    def _build(self, seed: int, evaluation: bool) -> AnyEnvironment:
         if self.is_atari:
             from asyncrl.envs.atari import make_atari
 
@@ -247,7 +309,7 @@ class EnvSpec:
 
         return make_gymnasium(self, seed)
 
-    def _try_out(self, environment: AtariEnvironment | Chain | Catch | GymnasiumEnvironment) -> None:
+    def _try_out(self, environment: AnyEnvironment) -> None:
         spaces = environment.spaces
         action: Any = 0
         if spaces.is_continuous:

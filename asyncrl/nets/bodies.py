@@ -35,8 +35,6 @@ CONVOLUTIONS = {
     # For boards of about ten by ten, such as MinAtar's; its own baselines use this one (Young & Tian 2019).
     "board": Convolutions(((16, 3, 1, 0),), 128),
 }
-SMALLEST_SCREEN = 36
-"""Images with fewer rows are boards."""
 MLP_WIDTHS = (64, 64)
 
 
@@ -116,23 +114,19 @@ def parameters_of(layers: nn.ModuleList) -> list[tuple[Tensor, Tensor]]:
     return [(layer.weight, layer.bias) for layer in layers if isinstance(layer, nn.Linear)]
 
 
-def is_board(shape: tuple[int, ...]) -> bool:
-    """Whether observations are small boards of symbols, such as MinAtar's and MiniGrid's, and no screens."""
-    return len(shape) == 3 and shape[1] < SMALLEST_SCREEN
+AUTO = {"atari": "small", "screen": "small", "board": "board", "vector": "mlp"}
+"""The network "auto" by the kind of observation."""
 
 
-def make_body(config: RunConfig, shape: tuple[int, ...], dtype: str) -> Body:
-    """The body that the configuration names ("auto": by the observation) for the environment's `shape` and `dtype`.
+def make_body(config: RunConfig, shape: tuple[int, ...], dtype: str, kind: str) -> Body:
+    """The body that the configuration names ("auto": by the kind) for observations of a `shape`, `dtype` and `kind`.
 
     Raises UsageError for a body that cannot take such observations.
     """
-    is_image = len(shape) == 3
-    name = config.network
-    if name == "auto":
-        name = "board" if is_board(shape) else "small" if is_image else "mlp"
-    if is_image == (name == "mlp"):
-        kind = "an image" if is_image else "a vector"
-        raise UsageError(f"--network {name} cannot take {kind} of shape {shape}; use --network auto")
+    name = AUTO[kind] if config.network == "auto" else config.network
+    if (kind == "vector") != (name == "mlp"):
+        what = "a vector" if kind == "vector" else "an image"
+        raise UsageError(f"--network {name} cannot take {what} of shape {shape}; use --network auto")
     if name == "mlp":
         return VectorBody(shape[0], config.hidden_sizes or MLP_WIDTHS)
     convolutions = CONVOLUTIONS[name]

@@ -56,6 +56,8 @@ class Episode:
 
     score: float
     length: int
+    cut: bool = False
+    """Whether it had not ended, nor reached a limit of its own, and an evaluation left it there."""
 
 
 class Collector(Iterator[Rollout]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from asyncrl.core.cores import usable_cores
 from asyncrl.envs.spec import LONGEST_EVALUATION, BadEnvironment, Environment, Spaces, close_all, restore_all, states_of
-from asyncrl.runtime.collect import Places, Successor, for_environments, reset_state
+from asyncrl.runtime.collect import Episode, Places, Successor, for_environments, reset_state
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.plan import RunPlan, build_agent, build_environments, build_normalizer, successor_of
 from asyncrl.runtime.progress import ENDED, READY, RUNNING
@@ -131,15 +131,16 @@ class Evaluator:
                 self.restore(before)
             return None
         self._evaluated = (steps, version)
-        scores = [score for score, _ in episodes]
+        scores = [episode.score for episode in episodes]
         mean = float(np.mean(scores))
         row = {
             "steps": steps,
-            "frames": steps * (self._plan.spec.frame_skip if self._plan.spec.is_atari else 1),
+            "frames": steps * self._plan.spec.frames_per_step,
             "seconds": round(seconds, 3),
             "updates": version,
             "returns": scores,
-            "lengths": [length for _, length in episodes],
+            "lengths": [episode.length for episode in episodes],
+            "cut": sum(episode.cut for episode in episodes),
             "mean": mean,
             "median": float(np.median(scores)),
             "std": float(np.std(scores)),
@@ -189,6 +190,14 @@ def serve(evaluator: Evaluator, plan: RunPlan) -> None:
     progress.enter(EVALUATOR, ENDED)
 
 
+def cut_in_words(cut: int, lengths: Sequence[int]) -> str:
+    """What to say of an evaluation of which `cut` episodes did not end by themselves."""
+    return (
+        f"{cut} of {len(lengths)} evaluated episodes had not ended after {max(lengths):,} steps and were cut there: if "
+        "the environment has no end, give the run --max-episode-steps"
+    )
+
+
 @torch.inference_mode()
 def play(
     agent: Agent,
@@ -200,19 +209,19 @@ def play(
     normalizer: Normalizer | None = None,
     successor: Successor | None = None,
     longest: int = LONGEST_EVALUATION,
-) -> list[tuple[float, int]] | None:
-    """Raw returns and lengths of whole `episodes`, played side by side; None if `interrupted()` became true.
+) -> list[Episode] | None:
+    """Whole `episodes`, played side by side; None if `interrupted()` became true.
 
     Episode i belongs to environment i mod E from the start: taking whichever episodes end first would favour short
     ones. In an environment that breaks it is played again, in the `successor` that takes its place in `environments`.
-    After `longest` steps it is over in any case.
+    After `longest` steps it is cut in any case.
     """
     count = len(environments)
     dtype = getattr(torch, spaces.observation_dtype)
     observations = torch.zeros((count, *spaces.observation_shape), dtype=dtype)
     rows = observations.numpy()
     left = [len(range(e, episodes, count)) for e in range(count)]
-    results: list[list[tuple[float, int]]] = [[] for _ in range(count)]
+    results: list[list[Episode]] = [[] for _ in range(count)]
     scores, lengths = [0.0] * count, [0] * count
     places = Places(environments, successor)
     state = agent.initial_state(count)
@@ -237,7 +246,7 @@ def play(
             lengths[e] += 1
             if terminated or truncated or lengths[e] >= longest:
                 ended[e] = True
-                results[e].append((scores[e], lengths[e]))
+                results[e].append(Episode(scores[e], lengths[e], cut=not (terminated or truncated)))
                 scores[e], lengths[e], places.breaks[e] = 0.0, 0, 0
                 left[e] -= 1
                 if left[e]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.core.schedules import crossed
+from asyncrl.runtime.evaluator import cut_in_words
 from asyncrl.runtime.plan import RunPlan
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.snapshots import take_checkpoint
@@ -45,6 +46,8 @@ class Summary:
     length_mean: float | None = None
     evaluation: float | None = None
     best_score: float | None = None
+    remark: str = ""
+    """What else there is to say of the newest evaluation."""
     staleness_mean: float = 0.0
     learning_rate: float = 0.0
     worker_silence: list[float] = field(default_factory=list)
@@ -76,7 +79,7 @@ class Monitor:
         self.plan = plan
         self.summary = Summary(
             total_steps=plan.config.total_steps,
-            frames_per_step=plan.spec.frame_skip if plan.spec.is_atari else 1,
+            frames_per_step=plan.spec.frames_per_step,
             steps=plan.progress.steps,
             seconds=plan.progress.seconds,
             updates=plan.store.updates,
@@ -181,6 +184,7 @@ class Monitor:
                 continue
             summary = self.summary
             summary.evaluation = mean
+            summary.remark = cut_in_words(row["cut"], row["lengths"]) if row.get("cut") else ""
             summary.best_score = mean if summary.best_score is None else max(summary.best_score, mean)
             if target is not None and mean >= target:
                 self._score_reached = True

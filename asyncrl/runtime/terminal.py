@@ -194,6 +194,8 @@ def panel(summary: Summary, title: str = "asyncrl") -> Panel:
     grid.add_row("speed", speed(summary))
     grid.add_row("training return", f"{number(summary.score_mean)}  (mean of the last episodes, raw)")
     grid.add_row("evaluation", f"{number(summary.evaluation)}  (best {number(summary.best_score)})")
+    if summary.remark:
+        grid.add_row("", Text(summary.remark, style="yellow"))
     grid.add_row(
         "updates",
         f"{summary.updates:,}, staleness {summary.staleness_mean:.1f}, learning rate {summary.learning_rate:.2e}"

@@ -319,7 +319,8 @@ class Lamp(gymnasium.Env[np.ndarray, int]):
 
     def step(self, action: Any) -> Any:
         observation = self._observe()
-        reward: Any = {"reward": True, "infinite": float("inf")}.get(self.wrong, float(observation[0]))
+        wrong = {"reward": True, "infinite": float("inf"), "nan reward": float("nan")}
+        reward: Any = wrong.get(self.wrong, float(observation[0]))
         if self.wrong == "raises":
             raise ZeroDivisionError("the bulb is broken")
         over: Any = 0 if self.wrong == "flags" else bool(observation[1] > 0.9 and self.wrong != "endless")
@@ -382,6 +383,20 @@ class TestEnvironment:
         assert found[check].verdict == verdict
         assert said in found[check].figure
         assert found[check].remedy
+
+    @pytest.mark.parametrize(
+        ("wrong", "remedy"),
+        [
+            ("reward", "return a Python float"),
+            ("infinite", "look where step() computes it"),
+            ("nan reward", "look where step() computes it"),
+        ],
+    )
+    def test_the_remedy_for_a_reward_fits_what_is_wrong_with_it(self, wrong: str, remedy: str) -> None:
+        """A NaN is a Python float already."""
+        found = {finding.check: finding for finding in environment.inspect(spec_of(wrong), steps=20, seed=1)}
+
+        assert remedy in found["rewards are finite numbers"].remedy
 
     def test_a_state_that_leaves_something_out_is_seen(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Catch without its random generator."""

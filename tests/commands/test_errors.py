@@ -131,6 +131,13 @@ def test_every_flag_refuses_a_wrong_word(page: str, name: str, refuse: Callable[
         ("--zebra 5", "there is no --zebra"),
         ("-w 5", "there is no -w"),
         ("--workers 0", "--workers must be at least 1, got 0"),
+        ("--frame-skip 4", "--frame-skip means nothing in Catch: leave it out"),
+        ("--env-id CartPole-v1 --life-loss", "--life-loss means nothing in CartPole-v1: leave it out"),
+        ("--env-id CartPole-v1 --noop-max 0", "--noop-max means nothing in CartPole-v1: leave it out"),
+        (
+            "--env-id CartPole-v1 --image-size 42",
+            "--image-size is for grey and colour images of at least 36 rows; CartPole-v1 observes a vector [4]",
+        ),
         ("--delays 1 2", "--delays and --schedule delays belong together: give both or neither"),
         ("--backend serial --schedule delays", "--delays and --schedule delays belong together: give both or neither"),
         ("--schedule random", "--schedule is for --backend serial; processes are scheduled by the system"),

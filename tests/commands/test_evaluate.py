@@ -3,22 +3,62 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 
 from asyncrl.core.errors import UsageError
+from asyncrl.envs import spec as spec_module
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.evaluate import LEAST_HEIGHT, Config, Film, Filmed, check_film, magnified, main, play_run
+from asyncrl.evaluate import (
+    LEAST_HEIGHT,
+    Config,
+    Film,
+    Filmed,
+    check_film,
+    draw_without_a_window,
+    frame_rate,
+    magnified,
+    main,
+    play_run,
+)
 from asyncrl.runtime import seeding
 from asyncrl.train import main as train
 from tests.support import evaluations_of, the_run
+
+HERE = __name__
+
+
+class Blind(gymnasium.Env[Any, Any]):
+    """Goes on for ever, and cannot draw."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+    def render(self) -> Any:
+        raise OSError("no pencil")
+
+
+def blind(**arguments: Any) -> Blind:
+    """A factory, as users write them."""
+    return Blind(**arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +166,30 @@ def test_the_policy_is_the_runs_own_unless_one_is_asked_for(
     assert evaluate(str(catch))["policy"] == "greedy"
     assert evaluate(str(catch), "--greedy")["policy"] == "greedy"
     assert evaluate(str(catch), "--sampled")["policy"] == "sampled"
+
+
+def test_episodes_that_never_end_are_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the run's own row, in its last lines, and when it is evaluated later; with what to do."""
+    monkeypatch.setattr(spec_module, "LONGEST_EVALUATION", 300)
+    line = "of {} evaluated episodes had not ended after 300 steps and were cut there: if the environment has no end, "
+    line += "give the run --max-episode-steps"
+
+    run = make_run(tmp_path, "--evaluation-episodes", "2", env_id=f"{HERE}:blind")
+
+    assert capsys.readouterr().out.splitlines()[-3] == "2 " + line.format(2)
+    (row,) = evaluations_of(run)
+    assert (row["cut"], row["lengths"]) == (2, [300, 300])
+    assert main([str(run), "--episodes", "3"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "3 " + line.format(3)
+
+
+def test_nothing_is_said_of_episodes_that_end(catch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By themselves or by a limit of their own."""
+    assert main([str(catch), "--episodes", "3"]) == 0
+    assert "cut" not in capsys.readouterr().out
+    assert evaluations_of(catch)[0]["cut"] == 0
 
 
 def test_text_holds_all_episodes_and_their_summary(catch: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,6 +325,59 @@ class TestVideo:
         monkeypatch.setitem(sys.modules, "imageio_ffmpeg", object())
 
         assert line in refusal([str(catch), "--video", video], capsys)
+
+    def test_a_package_that_draws_and_is_missing_is_one_line(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It names the extra, before anything is played."""
+        run = make_run(tmp_path, env_id="CartPole-v1")
+        monkeypatch.setitem(sys.modules, "imageio_ffmpeg", object())
+        monkeypatch.setitem(sys.modules, "pygame", None)
+
+        said = refusal([str(run), "--video", str(tmp_path / "x.mp4")], capsys)
+
+        assert 'CartPole-v1 draws with a package that is missing: pip install "asyncrl[video]"' in said
+        assert not (tmp_path / "x.mp4").exists()
+
+    @pytest.mark.parametrize("display", ["", ":0"])
+    def test_no_window_system_is_asked_for(self, monkeypatch: pytest.MonkeyPatch, display: str) -> None:
+        """Unless there is one; and what the user has chosen stays."""
+        monkeypatch.setattr(sys, "platform", "linux")
+        monkeypatch.setenv("DISPLAY", display)
+        for name in ("SDL_VIDEODRIVER", "MUJOCO_GL"):
+            monkeypatch.setenv(name, "")  # so that it is put back
+            monkeypatch.delenv(name)
+        draw_without_a_window()
+        assert os.environ["SDL_VIDEODRIVER"] == "dummy"
+        assert os.environ.get("MUJOCO_GL") == (None if display else "egl")
+
+        monkeypatch.setenv("SDL_VIDEODRIVER", "x11")
+        draw_without_a_window()
+        assert os.environ["SDL_VIDEODRIVER"] == "x11"
+
+    def test_an_environment_that_cannot_draw_is_one_line(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever its render() raises."""
+        run = make_run(tmp_path, "--evaluation-episodes", "1", env_id=f"{HERE}:blind")
+        monkeypatch.setitem(sys.modules, "imageio_ffmpeg", object())
+
+        said = refusal([str(run), "--video", str(tmp_path / "x.mp4")], capsys)
+
+        assert f"{HERE}:blind cannot be filmed: OSError: no pencil" in said
+
+    @pytest.mark.parametrize(
+        ("env_id", "settings", "rate"),
+        [
+            ("ALE/Pong-v5", {}, 15.0),
+            ("ALE/Pong-v5", {"frame_skip": 1}, 60.0),
+            ("CartPole-v1", {}, 30.0),
+            ("CartPole-v1", {"frame_skip": 3}, 10.0),
+        ],
+    )
+    def test_a_film_runs_at_the_speed_of_the_game(self, env_id: str, settings: dict[str, Any], rate: float) -> None:
+        """A picture per step, 60 frames a second on Atari and 30 elsewhere."""
+        assert frame_rate(EnvSpec(env_id, **settings)) == rate
 
     def test_a_film_has_a_picture_per_step_of_the_first_episode(self) -> None:
         """And one for its beginning; magnified by a whole number."""

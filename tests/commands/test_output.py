@@ -271,3 +271,37 @@ def test_a_start_makes_no_environment_only_to_describe_it(tmp_path: Path, monkey
     assert probed == ["Catch"]
     facts = json.loads((the_run(tmp_path) / "config.json").read_text())["environment"]
     assert facts["description"].startswith("Catch: 3 actions, observation float32 [50]")
+
+
+def test_what_there_is_to_say_about_an_id_is_one_line(tmp_path: Path) -> None:
+    """Without a place in our code, and once."""
+    words = ("--env-id", "CartPole", "--workers", "1", "--total-steps", "100", "--backend", "serial")
+    done = run_command(*words, "--evaluation-episodes", "1", "--runs-dir", str(tmp_path))
+
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("asyncrl a3c: Using the latest versioned environment `CartPole-v1`")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--env-id", "CartPole-v1"], "preset default for a vector: envs_per_worker 8, t_max 8, "),
+        (["--env-id", "CartPole-v1", "--t-max", "5"], "preset default for a vector: envs_per_worker 8, optimizer_"),
+        (["--env-id", "Pendulum-v1"], "preset default for a vector and continuous actions: envs_per_worker 8, t_max 3"),
+        (["--env-id", "ALE/Pong-v5", "--max-episode-steps", "50"], "preset default for Atari: reward_clip 1"),
+        (
+            ["--env-id", "CartPole-v1", "--preset", "paper", "--network", "mlp"],
+            "preset paper for a vector: envs_per_worker 1, t_max 5, optimizer rmsprop, ",
+        ),
+    ],
+)
+def test_a_run_begins_with_what_its_preset_chose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    """Where that differs from the plain defaults, and nothing that the command line has set."""
+    given = ["--total-steps", "200", "--backend", "serial", "--evaluation-episodes", "1", "--runs-dir", str(tmp_path)]
+    assert main("asyncrl.a3c", [*words, *given, "--workers", "1"]) == 0
+
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("preset ")]
+    assert line.startswith(said)

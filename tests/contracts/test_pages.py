@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from tests.support import status_of, the_run
 
 PAGES = ["a3c", "one_step_q", "one_step_sarsa", "n_step_q"]
 VECTOR = Spaces((5,), "float32", 3)
-SCREEN = Spaces((4, 42, 42), "uint8", 6)
-BOARD = Spaces((4, 10, 10), "float32", 3)
+ATARI = Spaces((4, 42, 42), "uint8", 6, kind="atari")
+SCREEN = Spaces((3, 60, 80), "uint8", 6, kind="screen")
+BOARD = Spaces((4, 10, 10), "float32", 3, kind="board")
 CONTINUOUS = Spaces((5,), "float32", 0, (-1.0, -2.0), (1.0, 2.0))
-WORLDS = {"vector": VECTOR, "screen": SCREEN, "board": BOARD}
+WORLDS = {"vector": VECTOR, "atari": ATARI, "screen": SCREEN, "board": BOARD}
 CASES: list[tuple[str, Spaces, dict[str, Any]]] = [
     *((page, spaces, {}) for page in PAGES for spaces in WORLDS.values()),
     ("a3c", VECTOR, {"lstm_cells": 7}),
@@ -123,7 +124,7 @@ def test_the_loss_reaches_every_parameter_and_is_a_function_of_the_rollout(
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("name", ["default", "paper"])
-@pytest.mark.parametrize("spaces", [VECTOR, SCREEN], ids=["vector", "screen"])
+@pytest.mark.parametrize("spaces", WORLDS.values(), ids=WORLDS)
 def test_presets_name_settings_that_exist(page: str, name: str, spaces: Spaces) -> None:
     """Every key is a field, and the configuration they make is possible."""
     module = importlib.import_module(f"asyncrl.{page}")
@@ -132,6 +133,28 @@ def test_presets_name_settings_that_exist(page: str, name: str, spaces: Spaces) 
 
     assert set(settings) <= {field.name for field in fields(module.Config)}
     module.Config(**settings)
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("name", ["default", "paper"])
+def test_only_ataris_rewards_are_clipped(page: str, name: str) -> None:
+    """Elsewhere a clip turns 10 into 1, and what pays 10 or -1 into what pays nothing on average."""
+    module = importlib.import_module(f"asyncrl.{page}")
+
+    clips = {world: module.Config(**module.preset(name, spaces)).reward_clip for world, spaces in WORLDS.items()}
+
+    assert clips == {"vector": 0.0, "atari": 1.0, "screen": 0.0, "board": 0.0}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_small_atari_screen_is_a_screen(page: str) -> None:
+    """Below 36 pixels too: presets and networks ask what it is, not how large."""
+    module = importlib.import_module(f"asyncrl.{page}")
+    small = replace(ATARI, observation_shape=(4, 32, 32))
+
+    assert module.preset("default", small) == module.preset("default", ATARI)
+    network = module.make_network(module.Config(), small)
+    assert [layer.stride for layer in network.modules() if isinstance(layer, torch.nn.Conv2d)] == [(5, 5), (3, 3)]
 
 
 @pytest.mark.parametrize("backend", ["serial", "local"])

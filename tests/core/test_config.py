@@ -36,7 +36,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"total_steps": 10**30}, "--total-steps must be at most 9_007_199_254_740_992"),
     ({"image_size": 10**5}, "--image-size must be at most 1_000"),
     ({"noop_max": 10**20}, "--noop-max must be at most 10_000"),
-    ({"image_size": 8}, "--image-size must be at least 16"),
+    ({"image_size": 8}, "--image-size must be 0 or at least 16"),
     ({"delays": (1.0,)}, "--delays and --schedule delays belong together"),
     ({"schedule": "random"}, "--schedule is for --backend serial"),
 ]

@@ -34,8 +34,10 @@ def make_reference(spec: EnvSpec) -> gymnasium.Env[NDArray[np.uint8], int]:
         repeat_action_probability=spec.sticky_actions,
         full_action_space=spec.full_action_space,
     )
-    pictures = AtariPreprocessing(game, noop_max=spec.noop_max, frame_skip=spec.frame_skip, screen_size=spec.image_size)
-    return FrameStackObservation(pictures, spec.frame_stack, padding_type="zero")
+    pictures = AtariPreprocessing(
+        game, noop_max=spec.noop_max, frame_skip=spec.frames_per_step, screen_size=spec.pixels
+    )
+    return FrameStackObservation(pictures, spec.frames_per_observation, padding_type="zero")
 
 
 def assert_same_episodes(spec: EnvSpec, episodes: int, longest: int = 10_000) -> int:
@@ -63,7 +65,7 @@ def assert_same_episodes(spec: EnvSpec, episodes: int, longest: int = 10_000) ->
 @pytest.mark.parametrize(("game", "episodes"), [("Pong", 1), ("Breakout", 3), ("SpaceInvaders", 2)])
 def test_whole_episodes_are_pixel_identical_to_gymnasium(game: str, episodes: int) -> None:
     """Same seed and actions: every observation, reward and end is the one of Gymnasium's wrappers, to the last step."""
-    assert assert_same_episodes(EnvSpec(f"ALE/{game}-v5"), episodes) == episodes
+    assert assert_same_episodes(EnvSpec(f"ALE/{game}-v5", image_size=84), episodes) == episodes
 
 
 @pytest.mark.parametrize(
@@ -177,8 +179,10 @@ def test_the_step_limit_truncates_with_the_last_image_of_the_episode() -> None:
 
 
 def test_an_episode_is_capped_at_half_an_hour_of_play() -> None:
-    """27,000 steps of 4 frames."""
+    """108,000 frames, whatever the frame skip: 27,000 steps at the usual one."""
     assert make()._max_episode_steps == 27_000
+    assert make(frame_skip=1)._max_episode_steps == 108_000
+    assert make(frame_skip=7)._max_episode_steps * 7 <= 108_000
 
 
 @pytest.mark.parametrize("action", [-1, 6, 99])

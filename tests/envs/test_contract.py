@@ -14,11 +14,11 @@ from asyncrl.envs.spec import EnvSpec, Spaces
 SPECS = {
     "Chain": Spaces((8,), "float32", 2),
     "Catch": Spaces((50,), "float32", 3),
-    "ALE/Pong-v5": Spaces((4, 84, 84), "uint8", 6),
+    "ALE/Pong-v5": Spaces((4, 42, 42), "uint8", 6, kind="atari"),
     "CartPole-v1": Spaces((4,), "float32", 2),
     "FrozenLake-v1": Spaces((16,), "float32", 4),
-    "MinAtar/Breakout-v1": Spaces((4, 10, 10), "float32", 3),
-    "MiniGrid-Empty-5x5-v0": Spaces((3, 7, 7), "uint8", 7),
+    "MinAtar/Breakout-v1": Spaces((4, 10, 10), "float32", 3, kind="board"),
+    "MiniGrid-Empty-5x5-v0": Spaces((21, 7, 7), "float32", 7, kind="board"),
 }
 
 
@@ -28,7 +28,7 @@ def spec(request: pytest.FixtureRequest) -> EnvSpec:
     for prefix, package in (("MinAtar/", "minatar"), ("MiniGrid-", "minigrid")):
         if env_id.startswith(prefix):
             pytest.importorskip(package)
-    return EnvSpec(env_id, life_loss=True)
+    return EnvSpec(env_id, life_loss=env_id.startswith("ALE/"))
 
 
 Record = list[tuple[NDArray[Any], tuple[float, bool, bool, bool]]]

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
-from asyncrl.envs.spec import BadEnvironment, EnvSpec
+from asyncrl.envs.spec import BadEnvironment, EnvironmentNotice, EnvSpec, Spaces
 
 UNIT = spaces.Box(-1.0, 1.0, (3,), np.float32)
 
@@ -86,6 +86,49 @@ def test_a_grey_image_gets_one_channel() -> None:
     _, observation = observe(spaces.Box(0, 255, (4, 5), np.uint8), np.full((4, 5), 7, np.uint8))
     assert observation.shape == (1, 4, 5)
     assert observation.dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("space", "kind"),
+    [
+        (spaces.Box(0, 255, (36, 80, 3), np.uint8), "screen"),
+        (spaces.Box(0, 255, (35, 80, 3), np.uint8), "board"),
+        (spaces.Box(0.0, 1.0, (10, 10), np.float32), "board"),
+        (UNIT, "vector"),
+        (spaces.Discrete(3), "vector"),
+    ],
+)
+def test_images_below_36_rows_are_boards(space: Any, kind: str) -> None:
+    """The environment's own size decides, once, for presets and networks."""
+    assert adapt(Scripted(space)).spaces.kind == kind
+
+
+def test_symbols_of_a_board_are_scaled_by_their_range() -> None:
+    """Divided by 255, those from 0 to 4 would all look like 0."""
+    board = np.arange(5, dtype=np.uint8) * np.ones((6, 1), np.uint8)
+    adapter, observation = observe(spaces.Box(0, 4, (6, 5), np.uint8), board)
+    assert adapter.spaces.observation_dtype == "float32"
+    assert observation[0, 3].tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
+
+
+def test_minigrids_symbols_are_one_hot() -> None:
+    """A plane per kind of object (11), colour (6) and state (4), by id and from a factory."""
+    pytest.importorskip("minigrid")
+    one = EnvSpec("MiniGrid-Empty-5x5-v0").make(3, evaluation=False)
+    other = EnvSpec(f"{HERE}:make_grid").make(3, evaluation=False)
+    assert isinstance(one, GymnasiumEnvironment)
+    planes = one.reset()
+    image = one.native.unwrapped.gen_obs()["image"]  # type: ignore[attr-defined]
+    for first, last, values in ((0, 11, image[..., 0]), (11, 17, image[..., 1]), (17, 21, image[..., 2])):
+        assert planes[first:last].sum(0).tolist() == np.ones((7, 7)).tolist()
+        assert planes[first:last].argmax(0).tolist() == values.tolist()
+    assert np.array_equal(planes, other.reset())
+
+
+def test_pictures_of_a_grid_stay_pictures() -> None:
+    """Only symbols have categories."""
+    pytest.importorskip("minigrid")
+    assert EnvSpec(f"{HERE}:make_pictures").probe() == Spaces((3, 56, 56), "uint8", 7, kind="screen")
 
 
 @pytest.mark.parametrize(
@@ -176,6 +219,14 @@ def test_a_time_limit_shows_the_last_real_observation() -> None:
     assert not np.array_equal(observation, start)
 
 
+def test_a_picture_in_real_numbers_becomes_one_in_bytes() -> None:
+    """MinAtar draws from 0 to 1."""
+    scripted = Scripted()
+    scripted.render = lambda: np.full((10, 10, 3), 0.4)  # type: ignore[method-assign]
+    picture = adapt(scripted).picture()
+    assert (picture.shape, picture.dtype, picture[0, 0].tolist()) == ((10, 10, 3), np.uint8, [102] * 3)
+
+
 # --- Broken promises ---------------------------------------------------------------------------------------------
 
 GOOD = np.zeros(3, np.float32)
@@ -248,6 +299,18 @@ def make_crash() -> Scripted:
 
 def with_space(space: Any) -> Callable[[], Scripted]:
     return lambda: Scripted(space)
+
+
+def make_grid() -> Any:
+    from minigrid.wrappers import ImgObsWrapper
+
+    return ImgObsWrapper(gymnasium.make("MiniGrid-Empty-5x5-v0"))
+
+
+def make_pictures() -> Any:
+    from minigrid.wrappers import ImgObsWrapper, RGBImgPartialObsWrapper
+
+    return ImgObsWrapper(RGBImgPartialObsWrapper(gymnasium.make("MiniGrid-Empty-5x5-v0")))
 
 
 make_dict = with_space(spaces.Dict(a=UNIT, b=UNIT))
@@ -343,7 +406,7 @@ def test_an_outdated_id_is_mentioned_by_the_probe_only() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         spec.make(0, evaluation=False).close()
-    with pytest.warns(UserWarning, match=r"^The environment CartPole-v0 is out of date.*`v1`"):
+    with pytest.warns(EnvironmentNotice, match=r"^The environment CartPole-v0 is out of date.*`v1`"):
         spec.probe()
 
 

@@ -23,9 +23,9 @@ def test_importing_the_spec_imports_no_simulator() -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"frame_skip": 0}, "frame_skip must be at least 1, not 0"),
-        ({"image_size": -84}, "image_size must be at least 1, not -84"),
-        ({"frame_stack": 0}, "frame_stack must be at least 1, not 0"),
+        ({"frame_skip": -1}, "frame_skip must not be negative, not -1"),
+        ({"image_size": -84}, "image_size must not be negative, not -84"),
+        ({"frame_stack": -4}, "frame_stack must not be negative, not -4"),
         ({"noop_max": -1}, "noop_max must not be negative, not -1"),
         ({"max_episode_steps": -5}, "max_episode_steps must not be negative, not -5"),
         ({"sticky_actions": 1.5}, "sticky_actions is a probability from 0 to 1, not 1.5"),
@@ -36,6 +36,32 @@ def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], line:
     """Before any environment is made."""
     with pytest.raises(UsageError, match=f"^{line}$"):
         EnvSpec("ALE/Pong-v5", **settings)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "settings", "flag"),
+    [
+        ("CartPole-v1", {"life_loss": True}, "life-loss"),
+        ("CartPole-v1", {"noop_max": 0}, "noop-max"),
+        ("module:factory", {"full_action_space": True}, "full-action-space"),
+        ("Catch", {"life_loss": True}, "life-loss"),
+        ("Catch", {"frame_skip": 2}, "frame-skip"),
+        ("Catch", {"frame_stack": 4}, "frame-stack"),
+        ("Chain", {"image_size": 42}, "image-size"),
+        ("Chain", {"sticky_actions": 0.25}, "sticky-actions"),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused(env_id: str, settings: dict[str, Any], flag: str) -> None:
+    """Rather than taken without effect."""
+    with pytest.raises(UsageError, match=f"^--{flag} means nothing in {env_id}: leave it out$"):
+        EnvSpec(env_id, **settings)
+
+
+def test_settings_left_alone_are_the_environments_own() -> None:
+    """Four frames, four screens and 42 pixels on Atari; elsewhere everything as it is."""
+    atari, other = EnvSpec("ALE/Pong-v5"), EnvSpec("CartPole-v1")
+    assert (atari.frames_per_step, atari.frames_per_observation, atari.pixels) == (4, 4, 42)
+    assert (other.frames_per_step, other.frames_per_observation, other.pixels) == (1, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +84,10 @@ def test_atari_ids_are_known_by_their_form(env_id: str, atari: bool) -> None:
 
 
 def test_only_atari_has_a_cap_by_default() -> None:
-    """27,000 steps, unless the user sets another."""
-    assert EnvSpec("ALE/Pong-v5").step_cap == 27_000
+    """108,000 frames, unless the user sets another number of steps."""
+    for frame_skip, steps in ((0, 27_000), (4, 27_000), (1, 108_000), (8, 13_500)):
+        assert EnvSpec("ALE/Pong-v5", frame_skip=frame_skip).step_cap == steps
+    assert EnvSpec("ALE/Pong-v5", frame_skip=1, max_episode_steps=100).step_cap == 100
     assert EnvSpec("ALE/Pong-v5", max_episode_steps=100).step_cap == 100
     assert EnvSpec("CartPole-v1").step_cap == 0
 
@@ -68,8 +96,8 @@ def test_the_description_of_a_game_states_every_setting() -> None:
     """What a reader needs to compare scores."""
     spec = EnvSpec("ALE/Pong-v5", sticky_actions=0.25, life_loss=True, env_kwargs=(("mode", 1),))
     assert spec.describe() == (
-        "ALE/Pong-v5: 6 actions, observation uint8 [4, 84, 84], minimal action set, frame skip 4 (maximum of the last "
-        "2), sticky actions 0.25, 1 to 30 no-ops, a lost life ends learning's episode, images 84x84 stack 4, at most "
+        "ALE/Pong-v5: 6 actions, observation uint8 [4, 42, 42], minimal action set, frame skip 4 (maximum of the last "
+        "2), sticky actions 0.25, 1 to 30 no-ops, a lost life ends learning's episode, images 42x42 stack 4, at most "
         "27000 steps = 108000 frames, mode=1"
     )
 
@@ -81,9 +109,16 @@ def test_the_description_uses_spaces_that_are_known_already() -> None:
     assert line == "no.such.module:make: 2 continuous actions, observation float32 [3], at most 9 steps"
 
 
+def test_the_description_states_what_is_changed() -> None:
+    """An environment that is not Atari's says what is done to it, and nothing else."""
+    spec = EnvSpec("walk:make", frame_skip=2, sticky_actions=0.25, image_size=42, frame_stack=3)
+    line = spec.describe(Spaces((3, 42, 42), "uint8", 4, kind="screen"))
+    assert line.endswith("[3, 42, 42], frame skip 2, sticky actions 0.25, grey images 42x42, stack 3")
+
+
 def test_spaces_tell_images_and_continuous_actions() -> None:
-    """By the number of dimensions, and by having no discrete action."""
-    assert Spaces((4, 84, 84), "uint8", 6).is_image
+    """By their kind, and by having no discrete action."""
+    assert Spaces((4, 84, 84), "uint8", 6, kind="atari").is_image
     assert not Spaces((4,), "float32", 2).is_image
     assert Spaces((4,), "float32", 0, (-1.0,), (1.0,)).is_continuous
     assert not Spaces((4,), "float32", 2).is_continuous

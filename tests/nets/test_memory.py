@@ -89,7 +89,7 @@ def test_states_at_places() -> None:
 
 def test_a_trunk_without_cells_has_no_state() -> None:
     """Feed-forward is the same code with nothing to remember."""
-    trunk = Trunk(make_body(RunConfig(network="mlp", hidden_sizes=(4,)), (3,), "float32"))
+    trunk = Trunk(make_body(RunConfig(network="mlp", hidden_sizes=(4,)), (3,), "float32", "vector"))
 
     features, states = trunk(torch.randn(5, 2, 3), None)
 

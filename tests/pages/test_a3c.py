@@ -181,7 +181,7 @@ def test_the_evaluator_is_greedy_unless_asked_to_sample() -> None:
 
 def test_the_paper_preset_is_the_paper() -> None:
     """The settings of the paper and of its author's published answers."""
-    spaces = Spaces((4, 84, 84), "uint8", 6)
+    spaces = Spaces((4, 84, 84), "uint8", 6, kind="atari")
     config = a3c.Config(**a3c.preset("paper", spaces), preset="paper")
 
     assert (config.t_max, config.gamma, config.envs_per_worker, config.workers) == (5, 0.99, 1, 16)

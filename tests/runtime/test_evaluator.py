@@ -16,6 +16,7 @@ from asyncrl.core.moments import Moments
 from asyncrl.envs.spec import BadEnvironment, EnvSpec
 from asyncrl.resume import restore
 from asyncrl.runtime import evaluator as module
+from asyncrl.runtime.collect import Episode
 from asyncrl.runtime.evaluator import Evaluator, play, serve
 from asyncrl.runtime.plan import RunPlan, build_normalizer
 from asyncrl.runtime.progress import ENDED, FINISH, LEAVE, Progress
@@ -58,7 +59,7 @@ def test_each_environment_plays_the_episodes_it_was_given_at_the_start() -> None
 
     episodes = play(FixedAgent(), [short, long], COUNTING, 5, steps=0)
 
-    assert episodes == [(1.0, 1), (1000.0, 10), (1.0, 1), (1000.0, 10), (1.0, 1)]
+    assert episodes == [Episode(1.0, 1), Episode(1000.0, 10)] * 2 + [Episode(1.0, 1)]
     assert (short.steps, long.steps) == (3, 20)
 
 
@@ -69,7 +70,7 @@ def test_the_mean_does_not_favour_short_episodes() -> None:
     episodes = play(FixedAgent(), environments, COUNTING, 8, steps=0)
 
     assert episodes is not None
-    assert np.mean([score for score, _ in episodes]) == 25.0
+    assert np.mean([episode.score for episode in episodes]) == 25.0
 
 
 @pytest.mark.parametrize("episodes", [1, 2, 3, 7])
@@ -79,7 +80,7 @@ def test_exactly_so_many_whole_episodes_are_played(episodes: int) -> None:
 
     played = play(FixedAgent(), environments, COUNTING, episodes, steps=0)
 
-    assert played == [(float(length), length) for length in [2, 3, 5, 2, 3, 5, 2][:episodes]]
+    assert played == [Episode(float(length), length) for length in [2, 3, 5, 2, 3, 5, 2][:episodes]]
     assert [one.steps for one in environments] == [
         length * len(range(place, episodes, 3)) for place, length in enumerate((2, 3, 5))
     ]
@@ -103,12 +104,20 @@ def test_an_evaluation_can_be_given_up_between_two_steps() -> None:
     assert environment.steps == 2
 
 
-def test_an_episode_without_an_end_is_ended() -> None:
-    """A policy that walks into a wall for ever would hold up the run for ever."""
+def test_an_episode_without_an_end_is_cut() -> None:
+    """A policy that walks into a wall for ever would hold up the run for ever; that it was cut is known."""
     endless, ending = Counted(10**9, truncates=False), Counted(30, truncates=False)
 
-    assert play(FixedAgent(), [endless, ending], COUNTING, 2, steps=0, longest=25) == [(25.0, 25), (25.0, 25)]
-    assert play(FixedAgent(), [endless, ending], COUNTING, 2, steps=0, longest=40) == [(40.0, 40), (30.0, 30)]
+    assert play(FixedAgent(), [endless, ending], COUNTING, 2, steps=0, longest=25) == [Episode(25.0, 25, True)] * 2
+    one, other = Episode(40.0, 40, cut=True), Episode(30.0, 30)
+    assert play(FixedAgent(), [endless, ending], COUNTING, 2, steps=0, longest=40) == [one, other]
+
+
+def test_an_episode_that_ends_with_the_last_step_allowed_is_not_cut() -> None:
+    """Neither by an end nor by a limit of its own."""
+    environments = [Counted(25, truncates=False), Counted(25, truncates=True)]
+
+    assert play(FixedAgent(), environments, COUNTING, 2, steps=0, longest=25) == [Episode(25.0, 25)] * 2
 
 
 def test_no_episode_is_begun_that_is_not_played() -> None:
@@ -137,7 +146,7 @@ def test_an_environment_that_breaks_as_it_begins_is_replaced_too() -> None:
         return another, another.reset()
 
     environments: list[Any] = [Stubborn(2, truncates=False)]
-    assert play(FixedAgent(), environments, COUNTING, 3, steps=0, successor=successor) == [(2.0, 2)] * 3
+    assert play(FixedAgent(), environments, COUNTING, 3, steps=0, successor=successor) == [Episode(2.0, 2)] * 3
     assert numbers == [(0, "not again")] * 2
     with pytest.raises(BadEnvironment, match="not again"):
         play(FixedAgent(), [Stubborn(2, truncates=False)], COUNTING, 2, steps=0)
@@ -151,9 +160,9 @@ def evaluate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Evaluato
     def make(plan: RunPlan, *scores: float | None) -> Evaluator:
         results = iter(scores)
 
-        def give(*_: Any, **__: Any) -> list[tuple[float, int]] | None:
+        def give(*_: Any, **__: Any) -> list[Episode] | None:
             score = next(results)
-            return None if score is None else [(score - 1, 3), (score + 1, 5)]
+            return None if score is None else [Episode(score - 1, 3), Episode(score + 1, 5, cut=True)]
 
         monkeypatch.setattr(module, "play", give)
         made.append(Evaluator(plan))
@@ -214,6 +223,7 @@ def test_a_row_says_of_which_parameters_it_speaks(
     assert row is not None
     assert (row["steps"], row["frames"], row["updates"], row["seconds"]) == (100, 400, 1, 0.0)
     assert (row["returns"], row["lengths"], row["mean"], row["median"]) == ([3.0, 5.0], [3, 5], 4.0, 4.0)
+    assert row["cut"] == 1
     assert read_records(plan.folder.evaluator_file) == [row]
 
 
@@ -335,10 +345,10 @@ def test_the_best_checkpoint_has_the_moments_it_was_scored_with(
     moments = Moments(plan.store.observation_moments)
     moments.add(0, torch.ones(10, 4))
 
-    def score(*_: Any, **__: Any) -> list[tuple[float, int]]:
+    def score(*_: Any, **__: Any) -> list[Episode]:
         moments.add(0, 9 * torch.ones(90, 4))
         plan.store.push(0, torch.ones_like(plan.store.theta), 0.1, 0)
-        return [(1.0, 1)]
+        return [Episode(1.0, 1)]
 
     monkeypatch.setattr(module, "play", score)
     with Evaluator(plan) as evaluator:

@@ -1,0 +1,118 @@
+"""Frame skip, sticky actions, image size and frame stack for environments that do not bring them, as Atari's does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
+
+_STICKY = 1
+"""What sets the stream of sticky actions apart from the environment's own, which has the same seed."""
+
+
+class Preprocessed:
+    """An environment whose step holds an action for several frames, and whose observation stacks the latest images.
+
+    Rewards of the frames are added up; an end cuts the step short. A repeated action is drawn at each frame, so that
+    an action may come late; the first of an episode has none before it. Images are shrunk to a grey square and stacked
+    along their channels, vectors one behind the other, oldest first; an episode begins with zeros.
+    """
+
+    def __init__(
+        self,
+        environment: GymnasiumEnvironment,
+        seed: int,
+        *,
+        frame_skip: int = 1,
+        sticky_actions: float = 0.0,
+        pixels: int = 0,
+        frame_stack: int = 1,
+    ) -> None:
+        """Raises `UsageError` if `pixels`, the height and width of an image, is not 0 and there are no such images."""
+        self.environment = environment
+        """What it was made from."""
+        self.notices = environment.notices
+        self._frame_skip = frame_skip
+        self._sticky_actions = sticky_actions
+        self._pixels = pixels
+        self._random = np.random.default_rng((seed, _STICKY))
+        self._held: Any = None
+        inner = environment.spaces
+        if pixels and not (inner.kind == "screen" and inner.observation_shape[0] in (1, 3)):
+            raise UsageError(
+                f"--image-size is for grey and colour images of at least 36 rows; {environment.env_id} observes a "
+                f"{inner.kind} {list(inner.observation_shape)}"
+            )
+        single = (1, pixels, pixels) if pixels else inner.observation_shape
+        self._one = single[0]
+        self._stack = np.zeros((frame_stack * single[0], *single[1:]), inner.observation_dtype)
+        self.spaces = replace(inner, observation_shape=self._stack.shape)
+
+    def reset(self) -> NDArray[Any]:
+        """Begin a new episode with zeros below its first image."""
+        self._held = None
+        self._stack.fill(0)
+        return self._observe(self.environment.reset())
+
+    def step(self, action: int | NDArray[Any]) -> tuple[NDArray[Any], float, bool, bool, bool]:
+        """Hold the action for all frames of a step; raises what the environment raises."""
+        total = 0.0
+        for _ in range(self._frame_skip):
+            sticks = self._sticky_actions > 0 and self._random.random() < self._sticky_actions
+            if self._held is None or not sticks:
+                self._held = np.array(action) if isinstance(action, np.ndarray) else action
+            observation, reward, terminated, truncated, _ = self.environment.step(self._held)
+            total += reward
+            if terminated or truncated:
+                break
+        return self._observe(observation), total, terminated, truncated, False
+
+    def picture(self) -> NDArray[np.uint8]:
+        """What the environment shows of itself, as it is."""
+        return self.environment.picture()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.environment.close()
+
+    def state(self) -> dict[str, Any] | None:
+        """Everything the future depends on, as plain data; None if the environment cannot tell its own."""
+        inner = self.environment.state()
+        if inner is None:
+            return None
+        return {
+            "environment": inner,
+            "random": self._random.bit_generator.state,
+            "held": self._held,
+            "stack": self._stack.copy(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to a state taken by `state` of an environment of the same spec."""
+        self.environment.restore(state["environment"])
+        self._random.bit_generator.state = state["random"]
+        self._held = state["held"]
+        self._stack[:] = state["stack"]
+
+    def _observe(self, observation: NDArray[Any]) -> NDArray[Any]:
+        newest = _shrunk(observation, self._pixels) if self._pixels else observation
+        self._stack[: -self._one] = self._stack[self._one :]
+        self._stack[-self._one :] = newest
+        return self._stack
+
+
+def _shrunk(image: NDArray[Any], pixels: int) -> NDArray[Any]:
+    """A grey or colour image [C, H, W] as a grey square [pixels, pixels], by the mean over areas."""
+    import cv2  # only who shrinks images has to wait for it
+
+    cv2.setNumThreads(1)  # a pool of OpenCV's own in every worker would fight over the cores
+    last = np.ascontiguousarray(image.transpose(1, 2, 0))
+    grey = last if len(image) == 1 else cv2.cvtColor(last, cv2.COLOR_RGB2GRAY)
+    return cv2.resize(grey, (pixels, pixels), interpolation=cv2.INTER_AREA)
