@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,9 +27,11 @@ CATCH = ("--env-id", "Catch", "--workers", "2", "--evaluation-episodes", "2")
 KILOBYTE = 1000
 
 
-def begin(runs_dir: Path, *words: str, **options: object) -> subprocess.Popen[str]:
+def begin(
+    runs_dir: Path, *words: str, program: Sequence[str] = ("-m", "asyncrl.a3c"), **options: object
+) -> subprocess.Popen[str]:
     """The command in the background, in a process group of its own."""
-    command = [sys.executable, "-m", "asyncrl.a3c", *CATCH, "--runs-dir", str(runs_dir), *words]
+    command = [sys.executable, *program, *CATCH, "--runs-dir", str(runs_dir), *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     # Test runs that were themselves started in the background ignore SIGINT, and children would inherit that.
     options["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
@@ -246,10 +248,17 @@ def test_the_first_and_the_last_line_name_the_run_folder(tmp_path: Path) -> None
 
 
 @pytest.mark.faults
-def test_a_ctrl_c_during_the_imports_shows_no_traceback(tmp_path: Path) -> None:
-    """Torch takes a second to import; whoever changes their mind then need not see its insides."""
-    process = begin(tmp_path)
-    time.sleep(0.3)
+@pytest.mark.parametrize("delay", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize(
+    "program", [["-m", "asyncrl.a3c"], ["-c", "from asyncrl.__main__ import main; exit(main())", "a3c"]]
+)
+def test_a_ctrl_c_during_the_imports_shows_no_traceback(tmp_path: Path, program: list[str], delay: float) -> None:
+    """Torch takes a second to import; whoever changes their mind then need not see its insides.
+
+    The second is what the script `asyncrl` does.
+    """
+    process = begin(tmp_path, program=program)
+    time.sleep(delay)
 
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
