@@ -247,6 +247,27 @@ def test_the_first_and_the_last_line_name_the_run_folder(tmp_path: Path) -> None
     assert result.stderr == ""
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_path_may_hold_letters_that_the_output_has_not(tmp_path: Path, encoding: str) -> None:
+    """They are written as numbers: in the lines of a run, of a command that reads it, and in those about mistakes."""
+    folder = tmp_path / "łódź 東京"
+    written = str(folder).encode(encoding, "backslashreplace").decode(encoding)
+    options = {"env": {**os.environ, "PYTHONIOENCODING": encoding}, "encoding": encoding}
+    words = ("--backend", "serial", "--total-steps", "100", "--runs-dir", str(folder), "--run-name", "mine")
+
+    trained = run_command(*CATCH, *words, **options)
+    again = run_command(*CATCH, *words, **options)
+    played = run_command(str(folder / "a3c" / "Catch" / "mine"), "--episodes", "1", page="evaluate", **options)
+    drawn = run_command(str(folder / "a3c" / "Catch" / "mine"), "--out", str(folder / "x.png"), page="plot", **options)
+
+    assert (trained.returncode, trained.stderr) == (0, "")
+    assert trained.stdout.startswith(f"run folder: {written}/a3c/Catch/mine\n")
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert again.stderr.startswith(f"asyncrl a3c: error: {written}/a3c/Catch/mine exists already")
+    assert (played.returncode, played.stderr) == (0, "")
+    assert (drawn.stdout, drawn.stderr) == (f"{written}/x.png\n", "")
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("delay", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize(
