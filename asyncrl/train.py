@@ -138,11 +138,13 @@ def network_spaces(config: RunConfig, spaces: Spaces) -> Spaces:
 
 
 def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
-    """Raise UsageError if there is not enough shared memory, too few file descriptors, or next to no disk."""
+    """Raise UsageError if there is not enough memory, too few file descriptors, or next to no disk."""
     check_memory(page, config, spec, spaces, parameters)
     target = load_page(page).HAS_TARGET
     children = config.workers if config.backend == "local" else 0
     place = Path(config.resume if is_resumed(config) else config.runs_dir)
+    needed = children * machine.worker_bytes(config, spec, spaces, parameters)
+    demand(machine.check_memory(children, needed, machine.available_bytes()))
     machine.allow_more_files()
     demand(machine.check_descriptors(children, FILES_PER_CHILD))
     demand(machine.check_disk(machine.checkpoint_bytes(config, parameters, target), place))
