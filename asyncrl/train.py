@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from asyncrl.backends import local, serial
@@ -83,7 +84,7 @@ def train(page: str, words: Sequence[str], program: str) -> int:
         for line in [facts["description"], *introduction(plan), *changes]:
             view.say(line)
         write_json(folder.config_file, {"page": page, "config": to_plain(config), "environment": facts})
-        write_json(folder.host_file, host_facts())
+        write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
         monitor = Monitor(plan)
         outcome = conclude(run(plan, monitor, view, signals), monitor)
     view.close(monitor.summary)
