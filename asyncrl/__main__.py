@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -32,11 +33,13 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"  {name:16}{text}")
         print("\n`asyncrl COMMAND --help` lists the options; `python -m asyncrl.COMMAND` is the same command.")
         return 0
-    if words[0] in COMMANDS:
-        return int(importlib.import_module(f"asyncrl.{words[0]}").main(words[1:]))
-    if words[0] not in PAGES:
+    if words[0] not in PAGES | COMMANDS:
         print(f"asyncrl: error: no command {words[0]!r}; there are {', '.join(PAGES | COMMANDS)}", file=sys.stderr)
         return 2
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the command is imported, as in asyncrl/__init__.py
+    if words[0] in COMMANDS:
+        return int(importlib.import_module(f"asyncrl.{words[0]}").main(words[1:]))
     from asyncrl.train import main as train
 
     return train(f"asyncrl.{words[0]}", words[1:])

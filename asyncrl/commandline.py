@@ -206,6 +206,9 @@ def _notices_in_one_line(program: str) -> Iterator[None]:
 
 def run_command(program: str, command: Callable[[], int]) -> int:
     """Run a command; a mistake of the user becomes one line on stderr and exit code 2, Ctrl-C exit code 130."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # it is None in a program without output
+            stream.reconfigure(errors="backslashreplace")  # a path may hold letters that the terminal has not
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # see asyncrl/__init__.py
     try:

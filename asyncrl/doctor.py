@@ -183,10 +183,13 @@ def judge_learning(plan: RunPlan, initial: Any, heard: Sequence[Heard]) -> list[
 
 
 def check_room(config: Config, run: RunConfig, spec: EnvSpec, spaces: Spaces, open_per_child: int) -> Iterator[Finding]:
-    """Shared memory, file descriptors and disk for the run to come."""
-    parameters = initial_parameters(A3C, run, network_spaces(run, spaces))[0].numel()
+    """Memory, file descriptors and disk for the run to come."""
+    seen = network_spaces(run, spaces)
+    parameters = initial_parameters(A3C, run, seen)[0].numel()
     moments = math.prod(moments_shape(spec, spaces)) if run.normalize_observations else 0
     yield machine.check_shared_memory(machine.shared_bytes(run, parameters, moments, target=False))
+    needed = config.workers * machine.worker_bytes(run, spec, seen, parameters)
+    yield machine.check_memory(config.workers, needed, machine.available_bytes())
     yield machine.check_descriptors(config.workers, open_per_child)
     yield machine.check_disk(machine.checkpoint_bytes(run, parameters, target=False), config.runs_dir)
 

@@ -49,7 +49,13 @@ def main(words: Sequence[str] | None = None) -> int:
             for path in config.reference
             for reference in read_references(path)
         ]
-        curves = [read_curve(run) for run in config.runs]
+        runs = [read_curve(run) for run in config.runs]
+        curves = [run for run in runs if run.rows]
+        if not curves:
+            raise UsageError("none of these runs has an evaluation yet")
+        for run in runs:
+            if not run.rows:
+                print(f"left out: {run.path} has no evaluations yet", file=sys.stderr)
         save_figure(draw_curves(curves, config.x, config.title, references), config.out)
         print(config.out)
         return 0

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from asyncrl.backends import local, serial
@@ -83,7 +84,7 @@ def train(page: str, words: Sequence[str], program: str) -> int:
         for line in [facts["description"], *introduction(plan), *changes]:
             view.say(line)
         write_json(folder.config_file, {"page": page, "config": to_plain(config), "environment": facts})
-        write_json(folder.host_file, host_facts())
+        write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
         monitor = Monitor(plan)
         outcome = conclude(run(plan, monitor, view, signals), monitor)
     view.close(monitor.summary)
@@ -140,11 +141,13 @@ def network_spaces(config: RunConfig, spaces: Spaces) -> Spaces:
 
 
 def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
-    """Raise UsageError if there is not enough shared memory, too few file descriptors, or next to no disk."""
+    """Raise UsageError if there is not enough memory, too few file descriptors, or next to no disk."""
     check_memory(page, config, spec, spaces, parameters)
     target = load_page(page).HAS_TARGET
     children = config.workers if config.backend == "local" else 0
     place = Path(config.resume if is_resumed(config) else config.runs_dir)
+    needed = children * machine.worker_bytes(config, spec, spaces, parameters)
+    demand(machine.check_memory(children, needed, machine.available_bytes()))
     machine.allow_more_files()
     demand(machine.check_descriptors(children, FILES_PER_CHILD))
     demand(machine.check_disk(machine.checkpoint_bytes(config, parameters, target), place))

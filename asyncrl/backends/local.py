@@ -16,6 +16,8 @@ from asyncrl.runtime.progress import BUILDING, ENDED, FINISH, LEAVE, READY, RUNN
 from asyncrl.runtime.scheduling import ask_for_long_slices
 from asyncrl.runtime.terminal import View
 
+TOLD_SECONDS = 5.0
+"""Between two lines that say how many workers are ready."""
 NICENESS = 5
 """Of workers. With more of them than cores the evaluator would get one share in N + 1, and an evaluation of seconds
 would take minutes; so it goes first, and `--evaluation-cpu-share` bounds what it takes."""
@@ -29,7 +31,7 @@ def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcom
             if signals.first is not None:
                 return stopped(signals.first)
             crew.fill(post)
-        outcome = _await_ready(plan, crew, signals)
+        outcome = _await_ready(plan, crew, view, signals)
         if outcome is None:
             plan.progress.start()
             view.say(f"all {len(crew.workers)} workers are ready")
@@ -44,9 +46,13 @@ def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcom
         crew.end(signals)
 
 
-def _await_ready(plan: RunPlan, crew: Crew, signals: Signals) -> Outcome | None:
-    """Wait until every worker can begin; an Outcome if the run ended before it began."""
-    while any(phase == BUILDING for phase in plan.progress.phases()):
+def _await_ready(plan: RunPlan, crew: Crew, view: View, signals: Signals) -> Outcome | None:
+    """Wait until every worker can begin, and count them meanwhile; an Outcome if the run ended before it began."""
+    told = time.monotonic()
+    while BUILDING in (phases := plan.progress.phases()):
+        if time.monotonic() - told >= TOLD_SECONDS:
+            told = time.monotonic()
+            view.say(f"{sum(phase == READY for phase in phases)} of {len(phases)} workers are ready")
         if signals.first is not None:
             return stopped(signals.first)
         wait(crew.sentinels(), timeout=0.02)

@@ -11,8 +11,11 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
+
 from asyncrl.checks.finding import Finding, judge
 from asyncrl.core.config import RunConfig
+from asyncrl.envs.spec import EnvSpec, Spaces
 from asyncrl.runtime.plan import RunPlan, build_learner
 from asyncrl.runtime.progress import RUNNING
 from asyncrl.storage.records import read_records
@@ -26,6 +29,11 @@ MOST_FILES = 65_536
 """More descriptors than any run needs; some programs look at each that is allowed."""
 SPARE_DISK = 200 * 2**20
 """Bytes for records and TensorBoard beside the checkpoints."""
+WORKER_BYTES = 10_000_000
+ATARI_BYTES = 3_000_000
+"""What one more worker's process, and each of its emulators, adds to a run's memory; the rest is shared with the fork
+server. By `benchmarks/startup.py` (PSS) a worker costs 10.7 MB on Catch, 13.5 on CartPole, and on Pong 17.4 with one
+environment, 30.5 with four, 41.8 with eight."""
 MEASURED_SECONDS = 2.0
 """How long one worker trains."""
 _CELL_ROW = 64
@@ -61,6 +69,38 @@ def check_shared_memory(needed: int, folder: Path = SHARED_MEMORY) -> Finding:
         free > needed,
         f"needs {_size(needed)}, {_size(free)} free in {folder}",
         f"make {folder} larger (docker: --shm-size), or ask for fewer --workers or --statistics shared",
+    )
+
+
+def worker_bytes(config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> int:
+    """Bytes of memory that each worker's process takes for itself, at the least: what an environment that is not
+    Atari's needs is not known.
+
+    Beside what any takes: its gradient, a copy of the parameters or autograd's own gradients, and a rollout.
+    """
+    observation = math.prod(spaces.observation_shape) * np.dtype(spaces.observation_dtype).itemsize
+    emulators = config.envs_per_worker * ATARI_BYTES if spec.is_atari else 0
+    return WORKER_BYTES + emulators + 8 * parameters + config.envs_per_worker * config.t_max * observation
+
+
+def available_bytes(file: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes of memory that processes can still get without swapping; None where the system does not tell."""
+    with contextlib.suppress(OSError):
+        for line in file.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def check_memory(workers: int, needed: int, available: int | None) -> Finding:
+    """Whether `workers` processes that need so much together fit; the kernel would kill some of them otherwise."""
+    if available is None:
+        return Finding("memory", "note", f"needs {_size(needed)}; this system does not tell its room")
+    return judge(
+        "memory",
+        available > needed,
+        f"{workers} workers need at least {_size(needed)}, {_size(available)} available",
+        "ask for fewer --workers, fewer --envs-per-worker or a smaller network",
     )
 
 

@@ -38,12 +38,12 @@ class RunConfig:
     total_steps: int = 10_000_000
     """T_max: steps of all workers together after which the run is finished."""
     seed: int = 1
-    """Seed of everything random. The serial backend repeats a run bit by bit."""
+    """Seed of everything random. The serial backend repeats a run bit by bit on one kind of processor."""
     preset: Literal["default", "paper"] = "default"
     """Where the other settings start from: what trains best here, or exactly the paper's."""
 
     backend: Literal["local", "serial"] = "local"
-    """local: a process per worker. serial: all workers in turn in one process, repeatable."""
+    """local: a process per worker. serial: all workers in turn in one process, repeatable (see --seed)."""
     schedule: Literal["round-robin", "random", "delays"] = "round-robin"
     """Serial backend: whose turn is next."""
     delays: tuple[float, ...] = ()

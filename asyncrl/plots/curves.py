@@ -50,14 +50,15 @@ class Curve:
 
 
 def read_curve(path: Path) -> Curve:
-    """The curve of the run in folder `path`. Raises UsageError if it is none, or has no evaluations yet."""
+    """The curve of the run in folder `path`, without points if it has no evaluations yet.
+
+    Raises UsageError if it is not the folder of a run.
+    """
     try:
         stored = read_json(path / "config.json")
     except (OSError, ValueError):
         raise UsageError(f"{path} is not the folder of a run: it has no readable config.json") from None
     rows = [row for row in read_records(path / "evaluator.jsonl") if row.get("mean") is not None]
-    if not rows:
-        raise UsageError(f"{path} has no evaluations yet")
     return Curve(path, {"page": stored["page"].rpartition(".")[2], **stored["config"]}, rows)
 
 

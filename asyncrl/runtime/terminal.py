@@ -121,10 +121,12 @@ class LiveView:
 
 
 def make_view(quiet: bool, title: str) -> View:
-    """The view that suits the output."""
+    """The view that suits the output: a panel needs a terminal that moves its cursor (not TERM=dumb) and has lamps."""
     if quiet:
         return QuietView()
-    return LiveView(title) if sys.stdout and sys.stdout.isatty() else PlainView()
+    console = Console()
+    draws = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
+    return LiveView(title) if draws else PlainView()
 
 
 def duration(seconds: float | None) -> str:

@@ -31,6 +31,13 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.+=-]")
 
 _PACKAGES = ("torch", "numpy", "gymnasium", "ale-py", "safetensors", "tensorboard", "opencv-python-headless")
+_INSTRUCTIONS = (
+    "sse4_2", "avx", "avx2", "fma", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
+    "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8",
+    "asimd", "asimdhp", "asimddp", "sve", "sve2", "bf16", "i8mm",
+)  # fmt: skip
+"""What torch, oneDNN and BLAS choose their kernels by, as Linux calls it: x86, and in the last line ARM."""
+_CPU_INFO = Path("/proc/cpuinfo")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -187,6 +194,7 @@ def host_facts() -> dict[str, Any]:
         "versions": versions(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu_model(),
+        "cpu_instructions": _cpu_instructions(),
         "cores_logical": os.cpu_count(),
         "cores_usable": len(usable_cores()),
         "memory_gib": _memory_gib(),
@@ -224,13 +232,28 @@ def _version(package: str) -> str | None:
 
 
 def _cpu_model() -> str | None:
-    """Return the processor's name as Linux tells it, elsewhere as Python does."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            models = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-            return next(models, None)
-    except OSError:
-        return platform.processor() or None
+    """Return the processor's name as Linux tells it, with family and model, which a name may leave open; elsewhere as
+    Python does."""
+    name, family, model = (_cpu_fact(key) for key in ("model name", "cpu family", "model"))
+    if name and family and model:
+        return f"{name} (family {family}, model {model})"
+    return name or platform.processor() or None
+
+
+def _cpu_instructions() -> list[str] | None:
+    """Return those of _INSTRUCTIONS that the processor has; None where the system does not tell."""
+    flags = _cpu_fact("flags") or _cpu_fact("Features")
+    return None if flags is None else [name for name in _INSTRUCTIONS if name in flags.split()]
+
+
+def _cpu_fact(key: str) -> str | None:
+    """Return what Linux says of the first processor under `key`; None if it says nothing."""
+    with contextlib.suppress(OSError), open(_CPU_INFO, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name.strip() == key:
+                return value.strip()
+    return None
 
 
 def _memory_gib() -> float | None:

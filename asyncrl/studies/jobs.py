@@ -148,6 +148,7 @@ class _Crew:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
+                errors="replace",
                 pass_fds=(self._lock,),
             )
             self._going.add(process)

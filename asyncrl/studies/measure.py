@@ -130,7 +130,8 @@ def hardware(folder: Path) -> str:
         return "unknown"
     versions = facts.get("versions", {})
     return (
-        f"{facts.get('cpu') or 'unknown processor'}, {facts.get('cores_logical')} logical cores, "
+        f"{facts.get('cpu') or 'unknown processor'}, {facts.get('torch_kernels') or 'unknown'} kernels, "
+        f"{facts.get('cores_logical')} logical cores, "
         f"{facts.get('memory_gib')} GiB; {facts.get('platform')}; Python {versions.get('python')}, "
         f"torch {versions.get('torch')}, asyncrl {versions.get('asyncrl')}; threads per process "
         f"{json.dumps(facts.get('threads', {}).get('OMP_NUM_THREADS'))}"

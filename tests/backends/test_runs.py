@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
@@ -93,6 +94,9 @@ def test_the_run_folder_holds_what_the_documentation_says(tmp_path: Path) -> Non
         status
     )
     assert json.loads((run / "config.json").read_text())["config"]["total_steps"] == 3000
+    host = json.loads((run / "host.json").read_text())
+    assert host["torch_kernels"] == torch.backends.cpu.get_cpu_capability()
+    assert {"cpu", "cpu_instructions", "versions"} <= set(host)
     for row in evaluations_of(run):
         assert {"steps", "frames", "seconds", "returns", "mean"} <= set(row)
         assert row["mean"] == pytest.approx(sum(row["returns"]) / len(row["returns"]))

@@ -21,9 +21,10 @@ from asyncrl.backends.processes import start_context
 from asyncrl.checks import environment, learning, machine
 from asyncrl.checks.finding import Finding
 from asyncrl.checks.learning import Heard, NoAnswer
+from asyncrl.core.config import RunConfig
 from asyncrl.core.rollout import Rollout
 from asyncrl.doctor import A3C, N_STEP_Q, exercise_plan, main
-from asyncrl.envs.spec import EnvSpec
+from asyncrl.envs.spec import EnvSpec, Spaces
 from asyncrl.runtime import collect, plan, store, worker
 from asyncrl.runtime.plan import RunPlan
 from asyncrl.runtime.protocols import Push
@@ -264,6 +265,32 @@ class TestRoom:
         assert found.verdict == "FAIL"
         assert "--shm-size" in found.remedy
         assert machine.check_shared_memory(1, tmp_path).verdict == "ok"
+
+    def test_too_little_memory_is_seen(self) -> None:
+        """With what to do; a system that does not tell is not judged."""
+        found = machine.check_memory(1000, needed=10_000_000_000, available=2**33)
+
+        assert found.verdict == "FAIL"
+        assert found.figure == "1000 workers need at least 9.3 GiB, 8.0 GiB available"
+        assert "--workers" in found.remedy
+        assert machine.check_memory(1000, needed=2**33 - 1, available=2**33).verdict == "ok"
+        assert machine.check_memory(1000, needed=2**60, available=None).verdict == "note"
+
+    def test_a_worker_needs_more_with_emulators_a_large_network_and_long_rollouts(self) -> None:
+        """10 MB, 3 MB an emulator, 8 bytes a parameter, 4 bytes a number of an observation."""
+        spaces = Spaces(observation_shape=(4, 42, 42), observation_dtype="float32", actions=3)
+        config = RunConfig(envs_per_worker=2, t_max=5)
+
+        for env_id, needed in [("ALE/Pong-v5", 16_000_000), ("Catch", 10_000_000)]:
+            taken = machine.worker_bytes(config, EnvSpec(env_id), spaces, parameters=1_000_000)
+            assert taken == needed + 8_000_000 + 2 * 5 * 4 * 42 * 42 * 4
+
+    def test_the_memory_that_is_left_is_read(self, tmp_path: Path) -> None:
+        """As Linux writes it; None elsewhere."""
+        (tmp_path / "meminfo").write_text("MemTotal:       24684084 kB\nMemAvailable:   23726732 kB\n")
+
+        assert machine.available_bytes(tmp_path / "meminfo") == 23726732 * 1024
+        assert machine.available_bytes(tmp_path / "nowhere") is None
 
     def test_too_few_descriptors_are_seen(self) -> None:
         """100 workers of 3 files each do not fit into 256."""

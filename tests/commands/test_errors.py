@@ -293,6 +293,20 @@ def test_a_network_that_does_not_fit_is_refused(
     assert refuse() == Refusal(2, "there is not enough memory for a network of this size")
 
 
+def test_more_workers_than_memory_can_hold_are_refused(
+    refuse: Callable[..., Refusal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a process, of ten megabytes at least; before there is a folder."""
+    monkeypatch.setattr("asyncrl.checks.machine.available_bytes", lambda: 2**33)
+
+    refusal = refuse("--workers", "1000")
+
+    assert refusal.code == 2
+    assert re.fullmatch(
+        r"memory: 1000 workers need at least 9\.\d GiB, 8\.0 GiB available; ask for fewer --workers, .*", refusal.line
+    )
+
+
 def test_a_file_in_place_of_the_runs_is_refused(tmp_path: Path, refuse: Callable[..., Refusal]) -> None:
     """And stays what it is."""
     place = tmp_path / "file"

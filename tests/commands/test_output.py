@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,9 +27,11 @@ CATCH = ("--env-id", "Catch", "--workers", "2", "--evaluation-episodes", "2")
 KILOBYTE = 1000
 
 
-def begin(runs_dir: Path, *words: str, **options: object) -> subprocess.Popen[str]:
+def begin(
+    runs_dir: Path, *words: str, program: Sequence[str] = ("-m", "asyncrl.a3c"), **options: object
+) -> subprocess.Popen[str]:
     """The command in the background, in a process group of its own."""
-    command = [sys.executable, "-m", "asyncrl.a3c", *CATCH, "--runs-dir", str(runs_dir), *words]
+    command = [sys.executable, *program, *CATCH, "--runs-dir", str(runs_dir), *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     # Test runs that were themselves started in the background ignore SIGINT, and children would inherit that.
     options["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
@@ -245,11 +247,39 @@ def test_the_first_and_the_last_line_name_the_run_folder(tmp_path: Path) -> None
     assert result.stderr == ""
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_path_may_hold_letters_that_the_output_has_not(tmp_path: Path, encoding: str) -> None:
+    """They are written as numbers: in the lines of a run, of a command that reads it, and in those about mistakes."""
+    folder = tmp_path / "łódź 東京"
+    written = str(folder).encode(encoding, "backslashreplace").decode(encoding)
+    options = {"env": {**os.environ, "PYTHONIOENCODING": encoding}, "encoding": encoding}
+    words = ("--backend", "serial", "--total-steps", "100", "--runs-dir", str(folder), "--run-name", "mine")
+
+    trained = run_command(*CATCH, *words, **options)
+    again = run_command(*CATCH, *words, **options)
+    played = run_command(str(folder / "a3c" / "Catch" / "mine"), "--episodes", "1", page="evaluate", **options)
+    drawn = run_command(str(folder / "a3c" / "Catch" / "mine"), "--out", str(folder / "x.png"), page="plot", **options)
+
+    assert (trained.returncode, trained.stderr) == (0, "")
+    assert trained.stdout.startswith(f"run folder: {written}/a3c/Catch/mine\n")
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert again.stderr.startswith(f"asyncrl a3c: error: {written}/a3c/Catch/mine exists already")
+    assert (played.returncode, played.stderr) == (0, "")
+    assert (drawn.stdout, drawn.stderr) == (f"{written}/x.png\n", "")
+
+
 @pytest.mark.faults
-def test_a_ctrl_c_during_the_imports_shows_no_traceback(tmp_path: Path) -> None:
-    """Torch takes a second to import; whoever changes their mind then need not see its insides."""
-    process = begin(tmp_path)
-    time.sleep(0.3)
+@pytest.mark.parametrize("delay", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize(
+    "program", [["-m", "asyncrl.a3c"], ["-c", "from asyncrl.__main__ import main; exit(main())", "a3c"]]
+)
+def test_a_ctrl_c_during_the_imports_shows_no_traceback(tmp_path: Path, program: list[str], delay: float) -> None:
+    """Torch takes a second to import; whoever changes their mind then need not see its insides.
+
+    The second is what the script `asyncrl` does.
+    """
+    process = begin(tmp_path, program=program)
+    time.sleep(delay)
 
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)

@@ -149,7 +149,8 @@ def test_the_command_draws_a_picture(tmp_path: Path, capsys: pytest.CaptureFixtu
     ("words", "message"),
     [
         (["{tmp}/nowhere"], "is not the folder of a run"),
-        (["{tmp}/empty"], "has no evaluations yet"),
+        (["{tmp}/empty", "{tmp}/empty"], "none of these runs has an evaluation yet"),
+        (["{tmp}/run", "{tmp}/empty", "{tmp}/nowhere"], "is not the folder of a run"),
         (["{tmp}/run", "--x", "hours"], "--x takes steps, frames or minutes, got 'hours'"),
         (["{tmp}/run", "--out", "{tmp}/out.abc"], "cannot write"),
         (["{tmp}/run", "--reference", "{tmp}/none.csv"], "is no file of reference curves"),
@@ -173,6 +174,18 @@ def test_mistakes_are_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_runs_without_evaluations_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for each: `plot runs/a3c/CartPole-v1/*` must not wait for the run that has just begun."""
+    runs = [make_run(tmp_path / "a", [0.0, 1.0]), make_run(tmp_path / "b", []), make_run(tmp_path / "c", [1.0])]
+
+    assert main([*map(str, runs), "--out", str(tmp_path / "out.png")]) == 0
+
+    out, error = capsys.readouterr()
+    assert out == f"{tmp_path / 'out.png'}\n"
+    assert error == f"left out: {runs[1]} has no evaluations yet\n"
+    assert imread(tmp_path / "out.png").shape[0] > 300
 
 
 def test_a_run_whose_config_is_torn_is_refused(tmp_path: Path) -> None:

@@ -373,7 +373,7 @@ def test_the_best_checkpoint_repeats_bit_by_bit_what_the_network_saw(
     def score(*arguments: Any, **_: Any) -> list[tuple[float, int]]:
         normalizer = arguments[6]
         seen.append(normalizer.observe(observations))
-        return [(next(scores), 1)]
+        return [Episode(next(scores), 1)]
 
     monkeypatch.setattr(module, "play", score)
     with Evaluator(plan) as evaluator:

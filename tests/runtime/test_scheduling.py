@@ -12,10 +12,10 @@ import pytest
 PROGRAM = """
 import os
 from asyncrl.runtime.scheduling import ask_for_long_slices
-os.nice(3)
+before = os.nice(3)
 agreed = ask_for_long_slices()
 slices = [line for line in open("/proc/self/sched") if line.startswith("se.slice")]
-print(agreed, os.nice(0), *(line.split()[-1] for line in slices))
+print(agreed, os.nice(0) == before, *(line.split()[-1] for line in slices))
 """
 
 
@@ -32,4 +32,4 @@ def test_a_long_slice_is_granted_and_niceness_stays() -> None:
 
     if words[0] == "False":
         pytest.skip("not allowed here, or another processor")
-    assert words == ["True", "3", "100000000"]
+    assert words == ["True", "True", "100000000"]

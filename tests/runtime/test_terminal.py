@@ -175,12 +175,30 @@ class FakeTerminal(io.StringIO):
 
 def test_the_view_suits_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     """A panel on a terminal, lines in a pipe or file, next to nothing under --quiet; no output is no crash."""
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", FakeTerminal())
     assert isinstance(make_view(False, "title"), LiveView)
     assert isinstance(make_view(True, "title"), QuietView)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert isinstance(make_view(False, "title"), PlainView)
     monkeypatch.setattr(sys, "stdout", None)
+    assert isinstance(make_view(False, "title"), PlainView)
+
+
+@pytest.mark.parametrize(("term", "encoding"), [("dumb", "utf-8"), ("unknown", "utf-8"), ("xterm", "latin-1")])
+def test_a_terminal_that_cannot_draw_a_panel_gets_lines(
+    term: str, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not move its cursor would show nothing until the end; one without lamps, their numbers."""
+
+    class Plain(FakeTerminal):
+        @property
+        def encoding(self) -> str:
+            return encoding
+
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(sys, "stdout", Plain())
+
     assert isinstance(make_view(False, "title"), PlainView)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -172,7 +173,7 @@ def test_host_facts_hold_an_allow_list_and_nothing_else(monkeypatch: pytest.Monk
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     facts = host_facts()
     assert sorted(facts) == [
-        "cores_logical", "cores_usable", "cpu", "memory_gib", "platform", "threads", "versions",
+        "cores_logical", "cores_usable", "cpu", "cpu_instructions", "memory_gib", "platform", "threads", "versions",
     ]  # fmt: skip
     assert facts["threads"]["OMP_NUM_THREADS"] == "1"
     assert facts["threads"]["MKL_NUM_THREADS"] is None
@@ -180,6 +181,29 @@ def test_host_facts_hold_an_allow_list_and_nothing_else(monkeypatch: pytest.Monk
     text = json.dumps(facts)
     assert "hunter2" not in text
     assert str(Path.home()) not in text
+
+
+@pytest.mark.parametrize(
+    ("lines", "cpu", "instructions"),
+    [
+        (
+            ["vendor_id\t: AuthenticAMD", "cpu family\t: 26", "model\t\t: 2", "model name\t: AMD EPYC",
+             "flags\t\t: fpu sse4_2 avx avx2 fma avx512f"],
+            "AMD EPYC (family 26, model 2)", ["sse4_2", "avx", "avx2", "fma", "avx512f"],
+        ),
+        (["BogoMIPS\t: 243.75", "Features\t: fp asimd sve"], platform.processor() or None, ["asimd", "sve"]),
+    ],
+)  # fmt: skip
+def test_host_facts_name_the_processor_and_its_instruction_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], cpu: str | None, instructions: list[str]
+) -> None:
+    """What kernels are chosen by, and with it how sums are rounded; as x86 and as ARM tell it."""
+    (tmp_path / "cpuinfo").write_text("\n".join(f"{line}\n" for line in lines))
+    monkeypatch.setattr("asyncrl.storage.run_folder._CPU_INFO", tmp_path / "cpuinfo")
+
+    facts = host_facts()
+
+    assert (facts["cpu"], facts["cpu_instructions"]) == (cpu, instructions)
 
 
 def test_versions_name_what_is_installed_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,9 @@ def make_run(
     """A run of 10 000 steps with an evaluation every 100."""
     folder.mkdir(parents=True)
     (folder / "status.json").write_text(json.dumps({"state": state}))
-    (folder / "host.json").write_text(json.dumps({"cores_usable": cores, "cpu": "A processor"}))
+    (folder / "host.json").write_text(
+        json.dumps({"cores_usable": cores, "cpu": "A processor", "torch_kernels": "AVX2"})
+    )
     rows = [
         {"steps": at, "seconds": at / steps_per_second, "mean": float(at >= reached_at), "cpu_share": 0.02}
         for at in range(100, 10_001, 100)

@@ -72,6 +72,7 @@ def test_the_report_says_what_was_found(runs_dir: Path) -> None:
     """Numbers, verdicts, censoring, cores, how the reference was chosen, and the command."""
     text = (runs_dir / "report" / "report.md").read_text()
 
+    assert "- A processor, AVX2 kernels, " in text
     assert "one-step Q: with 8 workers (serial backend) the data speed-up is 2.00 [" in text
     assert "less data than one worker, so more than linear wherever throughput is linear" in text
     assert "A3C: with 8 workers (serial backend) the data speed-up is <= 0.5" in text
