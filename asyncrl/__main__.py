@@ -12,6 +12,9 @@ PAGES = {
     "one_step_q": "asynchronous one-step Q-learning (Algorithm 1)",
     "one_step_sarsa": "asynchronous one-step Sarsa",
     "n_step_q": "asynchronous n-step Q-learning (Algorithm S2)",
+    "a2c": "synchronous advantage actor-critic (OpenAI Baselines 2017)",
+    "ppo": "proximal policy optimisation (Schulman et al. 2017)",
+    "impala": "actors that run free, one learner, V-trace (Espeholt et al. 2018)",
 }
 
 
@@ -31,7 +34,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print("usage: asyncrl COMMAND [OPTIONS]\n\ncommands:")
         for name, text in (PAGES | COMMANDS).items():
             print(f"  {name:16}{text}")
-        print("\n`asyncrl COMMAND --help` lists the options; `python -m asyncrl.COMMAND` is the same command.")
+        print("\n`asyncrl COMMAND --help` lists the options; `python -m asyncrl COMMAND` is the same command.")
         return 0
     if words[0] not in PAGES | COMMANDS:
         print(f"asyncrl: error: no command {words[0]!r}; there are {', '.join(PAGES | COMMANDS)}", file=sys.stderr)
@@ -39,8 +42,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the command is imported, as in asyncrl/__init__.py
     if words[0] in COMMANDS:
-        return int(importlib.import_module(f"asyncrl.{words[0]}").main(words[1:]))
-    from asyncrl.train import main as train
+        return int(importlib.import_module(f"asyncrl.commands.{words[0]}").main(words[1:]))
+    from asyncrl.commands.train import main as train
 
     return train(f"asyncrl.{words[0]}", words[1:])
 

@@ -14,7 +14,7 @@ actor-learner, with theta' its own copy of the shared parameters theta and theta
         every I_target steps of all workers: theta^- <- theta
     until T > T_max
 
-The loop itself is `asyncrl.runtime.worker.work`; this page is what makes it n-step Q-learning. Run it with
+The loop itself is `asyncrl.runtime.loops.work`; this page is what makes it n-step Q-learning. Run it with
 `python -m asyncrl.n_step_q`.
 """
 
@@ -29,7 +29,8 @@ from torch import Tensor
 from asyncrl.core.config import PAPER_ATARI
 from asyncrl.core.losses import Metrics, squared_error
 from asyncrl.core.returns import lambda_returns
-from asyncrl.core.rollout import Rollout, State
+from asyncrl.core.rollout import Extras, Rollout, State
+from asyncrl.core.spaces import Spaces
 from asyncrl.core.value_config import (
     VALUE_ATARI,
     VALUE_BOARD,
@@ -38,7 +39,6 @@ from asyncrl.core.value_config import (
     VALUE_VECTOR,
     ValueConfig,
 )
-from asyncrl.envs.spec import Spaces
 from asyncrl.nets.bodies import make_body
 from asyncrl.nets.memory import Trunk, at_end, at_places
 from asyncrl.nets.q_network import QNetwork
@@ -47,6 +47,8 @@ HAS_TARGET = True
 TAKES_CONTINUOUS = False
 PRIVATE_COPY = True
 LOOKS_AHEAD = False
+EXPERIENCE = "gradient"
+EXTRAS = ()
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,10 @@ class NStepQ:
         """The LSTM's state with which episodes begin, or None."""
         return self.network.trunk.initial_state(environments)
 
-    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
+    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
         """a_t `[E]` by this worker's exploration over Q(s_t, a; theta')."""
         q, state = self.network.values_at(observations, state)
-        return self.policy.choose(q, steps, self.generator), state
+        return self.policy.choose(q, steps, self.generator), state, {}
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Squared errors, summed over the T steps and averaged over the E environments."""
@@ -141,6 +143,6 @@ make_agent = NStepQ
 
 
 if __name__ == "__main__":
-    from asyncrl.train import main
+    from asyncrl.commands.train import main
 
     raise SystemExit(main("asyncrl.n_step_q"))

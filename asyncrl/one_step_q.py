@@ -12,7 +12,7 @@ actor-learner, with theta the shared parameters and theta^- the shared target ne
         every I_AsyncUpdate steps: update theta with d theta, asynchronously and without a lock
     until T > T_max
 
-The loop itself is `asyncrl.runtime.worker.work`; this page is what makes it one-step Q-learning. Run it with
+The loop itself is `asyncrl.runtime.loops.work`; this page is what makes it one-step Q-learning. Run it with
 `python -m asyncrl.one_step_q`.
 """
 
@@ -26,7 +26,8 @@ from torch import Tensor
 
 from asyncrl.core.config import PAPER_ATARI
 from asyncrl.core.losses import Metrics, squared_error
-from asyncrl.core.rollout import Rollout, State
+from asyncrl.core.rollout import Extras, Rollout, State
+from asyncrl.core.spaces import Spaces
 from asyncrl.core.value_config import (
     ONE_STEP_BOARD,
     VALUE_ATARI,
@@ -35,7 +36,6 @@ from asyncrl.core.value_config import (
     VALUE_VECTOR,
     ValueConfig,
 )
-from asyncrl.envs.spec import Spaces
 from asyncrl.nets.bodies import make_body
 from asyncrl.nets.memory import Trunk
 from asyncrl.nets.q_network import QNetwork
@@ -44,6 +44,8 @@ HAS_TARGET = True
 TAKES_CONTINUOUS = False
 PRIVATE_COPY = False
 LOOKS_AHEAD = False
+EXPERIENCE = "gradient"
+EXTRAS = ()
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,10 @@ class OneStepQ:
         """Nothing to remember: the networks are feed-forward."""
         return self.network.trunk.initial_state(environments)
 
-    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
+    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
         """a_t `[E]` by this worker's exploration over Q(s_t, a; theta)."""
         q, _ = self.network.values_at(observations)
-        return self.policy.choose(q, steps, self.generator), state
+        return self.policy.choose(q, steps, self.generator), state, {}
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Squared errors, summed over the T steps and averaged over the E environments."""
@@ -121,6 +123,6 @@ make_agent = OneStepQ
 
 
 if __name__ == "__main__":
-    from asyncrl.train import main
+    from asyncrl.commands.train import main
 
     raise SystemExit(main("asyncrl.one_step_q"))

@@ -2,7 +2,7 @@
 
 Its settings are those that RL Baselines3 Zoo calls tuned for HalfCheetahBulletEnv-v0 (4 environments, n_steps 8, gSDE,
 RMSProp, a learning rate that falls linearly from 0.00096), without that entry's wrapper that adds the time. The folder
-it writes can be drawn by `python -m asyncrl.plot`. It needs an environment of its own:
+it writes can be drawn by `python -m asyncrl plot`. It needs an environment of its own:
 
     pip install torch==2.13.0 && pip install stable-baselines3 "gymnasium[mujoco]"
     python benchmarks/sb3_a2c.py --total-steps 1000000 --out runs/sb3/HalfCheetah-v5/seed-1

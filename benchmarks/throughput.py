@@ -33,12 +33,12 @@ import numpy as np
 import psutil
 
 from asyncrl import a3c
-from asyncrl.commandline import parse
+from asyncrl.commands.commandline import parse
+from asyncrl.commands.train import make_spec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage.records import read_records
-from asyncrl.train import make_spec
 
 SETTINGS = ((2, 1, 5), (2, 1, 20), (2, 8, 20), (16, 1, 20), (16, 8, 20))
 BARE = ("--evaluation-interval-steps", "0", "--evaluation-episodes", "1", "--checkpoint-interval-steps", "0")

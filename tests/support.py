@@ -12,14 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asyncrl import a3c
-from asyncrl.core.rollout import State
-from asyncrl.envs.spec import EnvSpec, Spaces
-from asyncrl.runtime.plan import RunPlan, initial_parameters
-from asyncrl.runtime.progress import Progress
+from asyncrl.backends.handles import build_handles
+from asyncrl.core.rollout import Extras, State
+from asyncrl.core.spaces import Spaces
+from asyncrl.core.updates import Descent, UpdateRule
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.parameters.shared import SharedStore
+from asyncrl.runtime.clock import Clock
+from asyncrl.runtime.protocols import Receipt, Update
+from asyncrl.runtime.run import Run, RunSpec, initial_parameters, load_page
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import RunFolder
-from asyncrl.train import make_store
 
 COUNTING = Spaces(observation_shape=(1,), observation_dtype="float32", actions=2)
 
@@ -57,21 +60,35 @@ class FixedAgent:
     def initial_state(self, environments: int) -> State:
         return None
 
-    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
-        return torch.zeros(len(observations), dtype=torch.int64), state
+    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
+        return torch.zeros(len(observations), dtype=torch.int64), state, {}
 
 
-def make_plan(folder: Path, **settings: Any) -> RunPlan:
-    """A plan for A3C on Catch, ready to run."""
+def make_run(folder: Path, page: str = "a3c", **settings: Any) -> Run:
+    """A run of a page on Catch, with its handles, ready to begin."""
+    module = load_page(f"asyncrl.{page}")
     defaults = {"env_id": "Catch", "workers": 2, "total_steps": 2000, "backend": "serial", "quiet": True}
-    config = a3c.Config(**(a3c.preset("default", COUNTING) | defaults | settings))
-    spec = EnvSpec(config.env_id)
-    spaces = spec.probe()
-    theta, layout = initial_parameters("asyncrl.a3c", config, spaces)
-    run_folder = RunFolder.create(folder, "a3c", config.env_id, "test")
-    store = make_store("asyncrl.a3c", config, spec, spaces, theta)
-    progress = Progress(config.workers, config.total_steps)
-    return RunPlan("asyncrl.a3c", config, spec, spaces, run_folder, layout, store, progress)
+    config = module.Config(**(module.preset("default", COUNTING) | defaults | settings))
+    environment = EnvSpec(config.env_id)
+    spaces = environment.probe()
+    theta, layout = initial_parameters(module.__name__, config, spaces)
+    run_folder = RunFolder.create(folder, page, config.env_id, "test")
+    spec = RunSpec(module.__name__, config, environment, spaces, run_folder, layout)
+    return Run(spec, build_handles(spec, theta))
+
+
+def shared_store(
+    initial: Tensor, rule: UpdateRule, workers: int = 1, clock: Clock | None = None, **settings: Any
+) -> SharedStore:
+    """A store whose updates are by `rule` and the settings of `Descent`."""
+    lock_file = settings.pop("lock_file", None)
+    clock = clock or Clock(workers, total_steps=10**9)
+    return SharedStore(initial, Descent(rule, **settings), workers, clock, lock_file)
+
+
+def push(store: SharedStore, worker: int, gradient: Tensor, version: int, steps: int = 0) -> Receipt:
+    """Push a gradient that stands for `steps` steps."""
+    return store.push(Update(worker, gradient, version, steps))
 
 
 def run_command(
@@ -79,7 +96,7 @@ def run_command(
 ) -> subprocess.CompletedProcess[str]:
     """`python -m asyncrl.<page> words...` as a user types it."""
     return subprocess.run(
-        [sys.executable, "-m", f"asyncrl.{page}", *words],
+        [sys.executable, "-m", "asyncrl", page, *words],
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -105,5 +122,14 @@ def evaluations_of(run: Path) -> list[dict[str, Any]]:
 
 
 __all__ = [
-    "COUNTING", "Counting", "FixedAgent", "evaluations_of", "make_plan", "run_command", "status_of", "the_run",
+    "COUNTING",
+    "Counting",
+    "FixedAgent",
+    "evaluations_of",
+    "make_run",
+    "push",
+    "run_command",
+    "shared_store",
+    "status_of",
+    "the_run",
 ]  # fmt: skip

@@ -13,8 +13,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from asyncrl import a3c, n_step_q, one_step_q, one_step_sarsa
+from asyncrl.commands.train import main
 from asyncrl.storage.records import read_records
-from asyncrl.train import main
 from tests.support import the_run
 
 ROOT = Path(__file__).parent.parent

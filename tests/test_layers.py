@@ -16,13 +16,15 @@ MAY_IMPORT = {
     "envs": {"envs", "core"},
     "storage": {"storage", "core"},
     "runtime": {"runtime", "envs", "storage", "core"},
-    "backends": {"backends", "runtime", "storage", "core"},
+    "parameters": {"parameters", "runtime", "core"},
+    "experience": {"experience", "runtime", "envs", "core"},
+    "backends": {"backends", "parameters", "experience", "runtime", "storage", "core"},
     "checks": {"checks", "backends", "runtime", "envs", "storage", "core"},
     "plots": {"plots", "storage", "core"},
     "studies": {"studies", "plots", "storage", "core"},
     "page": {"nets", "envs", "core"},
 }
-PAGES = {"a3c", "one_step_q", "one_step_sarsa", "n_step_q"}
+PAGES = {"a3c", "one_step_q", "one_step_sarsa", "n_step_q", "a2c", "ppo", "impala"}
 
 
 def layer_of(module: str) -> str:

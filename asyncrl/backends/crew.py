@@ -27,10 +27,10 @@ from asyncrl.backends.processes import (
     start,
     start_context,
 )
+from asyncrl.runtime.clock import BUILDING, ENDED, RUNNING
 from asyncrl.runtime.monitor import Monitor
-from asyncrl.runtime.plan import RunPlan
-from asyncrl.runtime.progress import BUILDING, ENDED, RUNNING
-from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER
+from asyncrl.runtime.run import Run
 from asyncrl.runtime.terminal import View
 
 BACK_OFF_SECONDS = (1.0, 2.0, 4.0)
@@ -65,34 +65,39 @@ class Crew:
 
     def __init__(
         self,
-        plan: RunPlan,
+        run: Run,
         monitor: Monitor,
         view: View,
-        work: Callable[[RunPlan, int], None],
-        evaluate: Callable[[RunPlan, int], None],
+        work: Callable[[Run, int], None],
+        evaluate: Callable[[Run, int], None],
+        learn: Callable[[Run, int], None],
     ) -> None:
-        self._plan = plan
+        self._run = run
         self._monitor = monitor
         self._view = view
-        self._targets = {True: evaluate, False: work}
-        self._context = start_context(plan.page)
-        self.workers = [Post(worker) for worker in range(plan.config.workers)]
+        self._targets = {EVALUATOR: evaluate, LEARNER: learn}
+        self._work = work
+        self._context = start_context(run.spec.page)
+        self.workers = [Post(worker) for worker in range(run.spec.config.workers)]
+        self.learners = [Post(LEARNER)] if run.handles.experience is not None else []
         self.evaluator = Post(EVALUATOR)
+        self._learner_gone = ""
+        """What was the last of a learner that is gone for good."""
         self._gone: list[str] = []
         """Of each worker that is gone for good, what was the last of it."""
 
     @property
     def posts(self) -> list[Post]:
         """All places."""
-        return [*self.workers, self.evaluator]
+        return [*self.learners, *self.workers, self.evaluator]
 
     def sentinels(self) -> list[int]:
         """What becomes ready when one of those at work ends."""
         return [post.process.sentinel for post in self.posts if post.process and post.process.exitcode is None]
 
     def all_ended(self) -> bool:
-        """Whether no worker is at work, nor will be again."""
-        return all(post.process is None and post.due is None for post in self.workers)
+        """Whether no worker nor learner is at work, nor will be again."""
+        return all(post.process is None and post.due is None for post in (*self.learners, *self.workers))
 
     def evaluator_ended(self) -> bool:
         """Whether the evaluator has done its last evaluation, or is lost for good."""
@@ -100,11 +105,11 @@ class Crew:
 
     def fill(self, post: Post) -> None:
         """Start somebody in a place that is empty."""
-        self._plan.progress.enter(post.worker, BUILDING)
+        self._run.handles.clock.enter(post.worker, BUILDING)
         post.due = None
         try:
-            target = self._targets[post is self.evaluator]
-            post.process = start(self._context, target, self._plan, post.worker, post.incarnation)
+            target = self._targets.get(post.worker, self._work)
+            post.process = start(self._context, target, self._run, post.worker, post.incarnation)
         except (OSError, EOFError) as error:  # the fork server died while it was asked
             self._lose(post, f"could not be started ({type(error).__name__}: {error})")
 
@@ -113,7 +118,7 @@ class Crew:
         for post in self.posts:
             if post.due is None:
                 continue
-            if post is not self.evaluator and self._plan.progress.finished():
+            if post is not self.evaluator and self._run.handles.clock.finished():
                 self._vacate(post)  # there is nothing left to do
             elif time.monotonic() >= post.due:
                 self.fill(post)
@@ -125,6 +130,8 @@ class Crew:
         for post in self.posts:
             if post.process is not None and (trouble := self._trouble_with(post)) is not None:
                 self._end_hanging(post, trouble)
+        if any(post.process is None and post.due is None for post in self.learners) and self._learner_gone:
+            return failed(f"the learner is gone for good: {self._learner_gone}")
         if 2 * len(self._gone) > len(self.workers):
             return failed(f"{len(self._gone)} of {len(self.workers)} workers are gone for good: {self._gone[-1]}")
         return None
@@ -133,38 +140,40 @@ class Crew:
         """Let everybody leave, kill who does not, and wait for all."""
         end_all([post.process for post in self.posts if post.process is not None], signals)
         for post in self.posts:
-            remove_if_empty(self._plan.folder.stack_file(post.name))
+            remove_if_empty(self._run.spec.folder.stack_file(post.name))
 
     def _take_leave(self, post: Post) -> Outcome | None:
         """A process has ended: in order, or what is to be done about it."""
         process = post.process
         assert process is not None
-        if process.exitcode == 0 and self._plan.progress.phase(post.worker) == ENDED:
+        if process.exitcode == 0 and self._run.handles.clock.phase(post.worker) == ENDED:
             self._vacate(post)
             return None
         cause, traceback = how_it_died(process), None
         if process.exitcode in (RAISED, NOT_FINITE):
             cause, traceback = self._what_was_raised(post)
         fatal = process.exitcode in (DISK_FULL, NOT_FINITE) or (
-            process.exitcode == RAISED and post is not self.evaluator and self._plan.config.on_worker_error == "stop"
+            process.exitcode == RAISED
+            and post is not self.evaluator
+            and self._run.spec.config.on_worker_error == "stop"
         )
         if fatal:
             return failed(f"{post.name} {cause}", traceback if process.exitcode == RAISED else None)
-        remove_if_empty(self._plan.folder.stack_file(post.name))
+        remove_if_empty(self._run.spec.folder.stack_file(post.name))
         self._lose(post, cause)
         return None
 
     def _what_was_raised(self, post: Post) -> tuple[str, str | None]:
         try:
-            text = self._plan.folder.traceback_file(post.name).read_text()
+            text = self._run.spec.folder.traceback_file(post.name).read_text()
         except OSError:
             return "raised, and could not say what", None
         return f"raised {last_line(text)}", text
 
     def _trouble_with(self, post: Post) -> str | None:
         """Why a process that is there has to be ended; None if it has not."""
-        progress, config = self._plan.progress, self._plan.config
-        phase, silent = progress.phase(post.worker), progress.heartbeat_age(post.worker)
+        clock, config = self._run.handles.clock, self._run.spec.config
+        phase, silent = clock.phase(post.worker), clock.heartbeat_age(post.worker)
         if phase == BUILDING and silent > READY_SECONDS:
             return f"was not ready after {READY_SECONDS:.0f} seconds"
         if phase == RUNNING and config.hang_seconds and silent > config.hang_seconds:
@@ -176,10 +185,10 @@ class Crew:
     def _end_hanging(self, post: Post, trouble: str) -> None:
         """Take the stack of a process that hangs, and kill it."""
         assert post.process is not None
-        file = self._plan.folder.stack_file(post.name)
+        file = self._run.spec.folder.stack_file(post.name)
         if dump_stack(post.process, file):
             trouble += f", its stack is in {file.name}"
-        done = self._plan.progress.phase(post.worker) == ENDED
+        done = self._run.handles.clock.phase(post.worker) == ENDED
         end(post.process)
         remove_if_empty(file)
         if done:
@@ -193,7 +202,7 @@ class Crew:
             end(post.process)
             post.process.close()
         post.process, post.due = None, None
-        self._plan.progress.enter(post.worker, ENDED)
+        self._run.handles.clock.enter(post.worker, ENDED)
 
     def _lose(self, post: Post, cause: str) -> None:
         """Somebody is lost: a successor comes after a pause, unless too many have gone this way."""
@@ -201,18 +210,20 @@ class Crew:
         now = time.monotonic()
         post.losses = [moment for moment in post.losses if now - moment < BUDGET_SECONDS] + [now]
         post.incarnation += 1
-        budget = self._plan.config.worker_restarts
-        if post is not self.evaluator and self._plan.progress.finished():
+        budget = self._run.spec.config.worker_restarts
+        if post is not self.evaluator and self._run.handles.clock.finished():
             self._tell(post, cause, "lost", "at the end of the run, nobody follows")
         elif len(post.losses) > budget:
             self._tell(post, cause, "gone", f"{budget} restarts in {BUDGET_SECONDS / 60:.0f} minutes are its limit")
-            if post is not self.evaluator:
+            if post in self.learners:
+                self._learner_gone = cause
+            elif post is not self.evaluator:
                 self._gone.append(f"{post.name} {cause}")
         else:
             pause = BACK_OFF_SECONDS[min(len(post.losses), len(BACK_OFF_SECONDS)) - 1]
             post.due = now + pause
             # Not ended: who waits for all workers to end has to wait for the successor too.
-            self._plan.progress.enter(post.worker, BUILDING)
+            self._run.handles.clock.enter(post.worker, BUILDING)
             self._tell(post, cause, "restarted", f"a successor starts in {pause:g} s")
 
     def _tell(self, post: Post, cause: str, event: str, consequence: str) -> None:

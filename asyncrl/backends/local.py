@@ -9,47 +9,50 @@ from multiprocessing.connection import wait
 from asyncrl.backends.crew import Crew
 from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
 from asyncrl.backends.processes import POLL_SECONDS
+from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, LEAVE, READY, RUNNING, Clock
 from asyncrl.runtime.evaluator import Evaluator, serve
 from asyncrl.runtime.monitor import Monitor
-from asyncrl.runtime.plan import RunPlan, build_learner
-from asyncrl.runtime.progress import BUILDING, ENDED, FINISH, LEAVE, READY, RUNNING
+from asyncrl.runtime.protocols import LEARNER
+from asyncrl.runtime.run import Role, Run, build_learner, build_worker
 from asyncrl.runtime.scheduling import ask_for_long_slices
 from asyncrl.runtime.terminal import View
 
 TOLD_SECONDS = 5.0
 """Between two lines that say how many workers are ready."""
+WAIT_SECONDS = 0.0002
+"""Between two looks of an actor that waits for room, or a learner that waits for a batch."""
 NICENESS = 5
 """Of workers. With more of them than cores the evaluator would get one share in N + 1, and an evaluation of seconds
 would take minutes; so it goes first, and `--evaluation-cpu-share` bounds what it takes."""
 
 
-def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcome:
-    """Run the plan to its end in processes of this machine. No process is left when it returns."""
-    crew = Crew(plan, monitor, view, worker_process, evaluator_process)
+def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
+    """Follow the run to its end in processes of this machine. No process is left when it returns."""
+    crew = Crew(run, monitor, view, worker_process, evaluator_process, learner_process)
     try:
         for post in crew.posts:
             if signals.first is not None:
                 return stopped(signals.first)
             crew.fill(post)
-        outcome = _await_ready(plan, crew, view, signals)
+        outcome = _await_ready(run, crew, view, signals)
         if outcome is None:
-            plan.progress.start()
+            run.handles.clock.start()
             view.say(f"all {len(crew.workers)} workers are ready")
             for line in monitor.begin():
                 view.say(line)
-            outcome = _supervise(plan, crew, monitor, view, signals)
+            outcome = _supervise(run, crew, monitor, view, signals)
         if outcome.state == "finished":
             outcome = _await_last_evaluation(crew, monitor, view, signals) or outcome
         return outcome
     finally:
-        plan.progress.stop(LEAVE)
+        run.handles.clock.stop(LEAVE)
         crew.end(signals)
 
 
-def _await_ready(plan: RunPlan, crew: Crew, view: View, signals: Signals) -> Outcome | None:
+def _await_ready(run: Run, crew: Crew, view: View, signals: Signals) -> Outcome | None:
     """Wait until every worker can begin, and count them meanwhile; an Outcome if the run ended before it began."""
     told = time.monotonic()
-    while BUILDING in (phases := plan.progress.phases()):
+    while BUILDING in (phases := run.handles.clock.phases()):
         if time.monotonic() - told >= TOLD_SECONDS:
             told = time.monotonic()
             view.say(f"{sum(phase == READY for phase in phases)} of {len(phases)} workers are ready")
@@ -61,7 +64,7 @@ def _await_ready(plan: RunPlan, crew: Crew, view: View, signals: Signals) -> Out
     return None
 
 
-def _supervise(plan: RunPlan, crew: Crew, monitor: Monitor, view: View, signals: Signals) -> Outcome:
+def _supervise(run: Run, crew: Crew, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """Follow the run until the workers have ended, or too many broke, or somebody wants it to stop."""
     while True:
         # Without anybody at work there is nothing to wait for but the time at which a successor starts.
@@ -74,7 +77,7 @@ def _supervise(plan: RunPlan, crew: Crew, monitor: Monitor, view: View, signals:
         if signals.first is not None:
             return stopped(signals.first)
         if (reason := monitor.verdict()) is not None:
-            plan.progress.stop(FINISH)
+            run.handles.clock.stop(FINISH)
             if crew.all_ended():
                 return finished(reason)
 
@@ -91,24 +94,34 @@ def _await_last_evaluation(crew: Crew, monitor: Monitor, view: View, signals: Si
     return None
 
 
-def worker_process(plan: RunPlan, worker: int) -> None:
+def worker_process(run: Run, worker: int) -> None:
     """An actor-learner's process."""
     if hasattr(os, "nice"):
         os.nice(NICENESS)
     ask_for_long_slices()
-    learner = build_learner(plan, worker)
-    progress = plan.progress
-    progress.enter(worker, READY)
-    while not progress.started() and not progress.leaving():
+    role = build_worker(run, worker)
+    _follow(role, run.handles.clock, worker)
+
+
+def learner_process(run: Run, _: int) -> None:
+    """The learner's process."""
+    _follow(build_learner(run), run.handles.clock, LEARNER)
+
+
+def _follow(role: Role, clock: Clock, worker: int) -> None:
+    """Run a role's loop from the start of the clock to its end."""
+    clock.enter(worker, READY)
+    while not clock.started() and not clock.leaving():
         time.sleep(0.005)
-    progress.enter(worker, RUNNING)
-    for _ in learner.learning:
-        pass
-    progress.enter(worker, ENDED)
-    learner.close()
+    clock.enter(worker, RUNNING)
+    for worked in role.loop:
+        if not worked:  # it waits for another process
+            time.sleep(WAIT_SECONDS)
+    clock.enter(worker, ENDED)
+    role.close()
 
 
-def evaluator_process(plan: RunPlan, _: int) -> None:
+def evaluator_process(run: Run, _: int) -> None:
     """The evaluator's process."""
-    with Evaluator(plan) as evaluator:
-        serve(evaluator, plan)
+    with Evaluator(run) as evaluator:
+        serve(evaluator, run)

@@ -24,8 +24,8 @@ import torch.multiprocessing  # noqa: F401  (registers how shared tensors travel
 
 from asyncrl.backends.outcome import STOPPING, Signals
 from asyncrl.core.errors import NotFinite
-from asyncrl.runtime.plan import RunPlan
-from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER
+from asyncrl.runtime.run import Run
 from asyncrl.runtime.threads import enforce_one_thread
 from asyncrl.storage.files import disk_is_full
 
@@ -62,16 +62,16 @@ def start_context(page: str) -> BaseContext:
 
 def name_of(worker: int) -> str:
     """How a child is called, in messages and in the names of its files."""
-    return "evaluator" if worker == EVALUATOR else f"worker-{worker:02}"
+    return {EVALUATOR: "evaluator", LEARNER: "learner"}.get(worker, f"worker-{worker:02}")
 
 
 def start(
-    context: BaseContext, target: Callable[[RunPlan, int], None], plan: RunPlan, worker: int, incarnation: int = 0
+    context: BaseContext, target: Callable[[Run, int], None], run: Run, worker: int, incarnation: int = 0
 ) -> BaseProcess:
     """Start one child; `incarnation` counts those that held its place before. Raises OSError or EOFError."""
     name = name_of(worker)
-    plan = replace(plan, incarnation=incarnation)
-    process: BaseProcess = context.Process(target=child, args=(target, plan, worker, name), name=name)  # type: ignore[attr-defined]
+    run = replace(run, spec=replace(run.spec, incarnation=incarnation))
+    process: BaseProcess = context.Process(target=child, args=(target, run, worker, name), name=name)  # type: ignore[attr-defined]
     with no_main_module(), signals_held_back():
         process.start()
     return process
@@ -109,7 +109,7 @@ def no_main_module() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def child(target: Callable[[RunPlan, int], None], plan: RunPlan, worker: int, name: str) -> None:
+def child(target: Callable[[Run, int], None], run: Run, worker: int, name: str) -> None:
     """The frame of every child: signals, threads, parent watch, and a stack or traceback that survives it."""
     # The supervisor decides when to end; a Ctrl-C reaches the whole group and must not tear rollouts apart.
     for number in STOPPING:
@@ -119,13 +119,13 @@ def child(target: Callable[[RunPlan, int], None], plan: RunPlan, worker: int, na
     leave_with_parent()
     enforce_one_thread()
     try:
-        with stack_on_request(plan.folder.stack_file(name)):
-            target(plan, worker)
+        with stack_on_request(run.spec.folder.stack_file(name)):
+            target(run, worker)
     except BaseException as error:
         if disk_is_full(error):
             os._exit(DISK_FULL)
         with contextlib.suppress(OSError):
-            plan.folder.traceback_file(name).write_text(traceback.format_exc())
+            run.spec.folder.traceback_file(name).write_text(traceback.format_exc())
             sys.stderr.flush()
         os._exit(NOT_FINITE if isinstance(error, NotFinite) else RAISED)
 

@@ -9,24 +9,27 @@ from typing import Any
 from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
 from asyncrl.backends.schedules import make_schedule
 from asyncrl.core.errors import UsageError
+from asyncrl.runtime.clock import ENDED, FINISH, RUNNING
 from asyncrl.runtime.evaluator import Evaluator
 from asyncrl.runtime.monitor import Monitor
-from asyncrl.runtime.plan import Learner, RunPlan, build_learner
-from asyncrl.runtime.progress import ENDED, FINISH, RUNNING
+from asyncrl.runtime.protocols import LEARNER
+from asyncrl.runtime.run import Role, Run, build_learner, build_worker
 from asyncrl.runtime.seeding import SCHEDULE, derive
 from asyncrl.runtime.terminal import View
 
 
-def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcome:
-    """Run the plan to its end in this process."""
+def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
+    """Run the run to its end in this process."""
     with ExitStack() as stack:
         # Each worker is closed whatever happens: that is when it writes its last row.
-        learners = [stack.enter_context(closing(build_learner(plan, worker))) for worker in range(plan.config.workers)]
-        evaluator = stack.enter_context(Evaluator(plan, interrupted=lambda: signals.first is not None))
-        turns = Turns(plan, learners, evaluator)
+        roles = [stack.enter_context(closing(build_worker(run, worker))) for worker in range(run.spec.config.workers)]
+        if run.handles.experience is not None:
+            roles.append(stack.enter_context(closing(build_learner(run))))
+        evaluator = stack.enter_context(Evaluator(run, interrupted=lambda: signals.first is not None))
+        turns = Turns(run, roles, evaluator)
         try:
             monitor.exact = turns.state
-            return _take_turns(plan, turns, monitor, view, signals)
+            return _take_turns(run, turns, monitor, view, signals)
         finally:
             monitor.exact = None
 
@@ -34,77 +37,82 @@ def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcom
 class Turns:
     """Whose turn it is, and what has to be known to go on with exactly that turn later."""
 
-    def __init__(self, plan: RunPlan, learners: Sequence[Learner], evaluator: Evaluator) -> None:
-        self.learners = learners
+    def __init__(self, run: Run, roles: Sequence[Role], evaluator: Evaluator) -> None:
+        self.roles = roles
         self.evaluator = evaluator
-        self._plan = plan
-        self._part, self._taken = plan.part, 0
-        if plan.exact is not None:
+        self._run = run
+        self._part, self._taken = run.spec.part, 0
+        if run.spec.exact is not None:
             try:
-                self._restore(plan.exact)
+                self._restore(run.spec.exact)
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise UsageError(
                     f"the state of the workers in the checkpoint cannot be used ({type(error).__name__}: {error}); "
                     "with --backend local the run goes on without it"
                 ) from None
-        config = plan.config
+        config = run.spec.config
         seed = derive(config.seed, SCHEDULE, self._part)
-        self._schedule = make_schedule(config.schedule, config.workers, seed, config.delays)
+        self._schedule = make_schedule(config.schedule, len(self.roles), seed, config.delays)
         for _ in range(self._taken):
             next(self._schedule)
 
     def _restore(self, state: dict[str, Any]) -> None:
         self._part, self._taken = int(state["part"]), int(state["turns"])
-        self._plan.store.restore_moments(state["moments"])
+        self._run.handles.moments.restore_rows(state["moments"])
         self.evaluator.restore(state["evaluator"])
-        for learner, own in zip(self.learners, state["learners"], strict=True):
-            learner.restore(own)
+        if self._run.handles.experience is not None:
+            self._run.handles.experience.restore(state["experience"])
+        for role, own in zip(self.roles, state["roles"], strict=True):
+            role.restore(own)
 
     def next(self) -> int:
-        """The worker whose turn it is."""
+        """The number of the role whose turn it is: of a worker, or one more for the learner."""
         self._taken += 1
         return next(self._schedule)
 
     def state(self) -> dict[str, Any] | None:
         """Everything that is not shared; None if an environment cannot tell its state, or a worker has ended."""
-        if any(phase == ENDED for phase in self._plan.progress.phases()):
+        if any(phase == ENDED for phase in self._run.handles.clock.phases()):
             return None
-        learners = [learner.state() for learner in self.learners]
+        roles = [role.state() for role in self.roles]
+        experience = self._run.handles.experience
         evaluator = self.evaluator.state()
-        if evaluator is None or any(state is None for state in learners):
+        if evaluator is None or any(state is None for state in roles):
             return None
         return {
             "part": self._part,
             "turns": self._taken,
-            "moments": self._plan.store.moments(),
+            "moments": self._run.handles.moments.rows(),
             "evaluator": evaluator,
-            "learners": learners,
+            "experience": None if experience is None else experience.state(),
+            "roles": roles,
         }
 
 
-def _take_turns(plan: RunPlan, turns: Turns, monitor: Monitor, view: View, signals: Signals) -> Outcome:
+def _take_turns(run: Run, turns: Turns, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """A turn at a time: push the gradient computed in the turn before, pull, and compute the next."""
-    config, progress, evaluator = plan.config, plan.progress, turns.evaluator
-    for worker in range(config.workers):
-        progress.enter(worker, RUNNING)
-    progress.start()
+    config, clock, evaluator = run.spec.config, run.handles.clock, turns.evaluator
+    names = [*range(config.workers), LEARNER][: len(turns.roles)]
+    for worker in names:
+        clock.enter(worker, RUNNING)
+    clock.start()
     for line in monitor.begin():
         view.say(line)
 
     def evaluate_if_due() -> None:
-        if evaluator.due() and not progress.finished():
+        if evaluator.due() and not clock.finished():
             evaluator.evaluate()
             monitor.look_at_evaluations()
 
     evaluate_if_due()  # the run may have been stopped while it evaluated
-    running = set(range(config.workers))
+    running = set(range(len(names)))
     while running:
-        worker = turns.next()
-        if worker not in running:
+        turn = turns.next()
+        if turn not in running:
             continue
-        if next(turns.learners[worker].learning, ENDED) is ENDED:
-            running.discard(worker)
-            progress.enter(worker, ENDED)
+        if next(turns.roles[turn].loop, ENDED) is ENDED:
+            running.discard(turn)
+            clock.enter(names[turn], ENDED)
         evaluate_if_due()
         if monitor.look():
             view.show(monitor.summary)
@@ -112,7 +120,7 @@ def _take_turns(plan: RunPlan, turns: Turns, monitor: Monitor, view: View, signa
             monitor.save_checkpoint()  # before the workers are closed, so that it can go on from this very turn
             return stopped(signals.first)
         if monitor.verdict() is not None:
-            progress.stop(FINISH)
+            clock.stop(FINISH)
     reason = monitor.verdict() or "total_steps reached"
     if not evaluator.evaluated_last():
         evaluator.evaluate()

@@ -1,1 +1,1 @@
-"""What `python -m asyncrl.doctor` looks at, each check on the code that a run uses."""
+"""What `python -m asyncrl doctor` looks at, each check on the code that a run uses."""

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.checks.finding import Finding, advise, judge
-from asyncrl.envs.spec import Environment, EnvSpec, Spaces, one_line, restore, state_of
-from asyncrl.runtime.plan import RunPlan
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import Environment, EnvSpec, one_line, restore, state_of
+from asyncrl.runtime.run import Run
 from asyncrl.runtime.threads import running_threads
 from asyncrl.storage.files import read_json, write_json
 
@@ -31,20 +32,20 @@ Trace = list[tuple[bytes, float, bool, bool, bool]]
 
 @dataclass(frozen=True)
 class Inspection:
-    """The main function of a child that inspects the plan's environment: data, so that it can cross to the child."""
+    """The main function of a child that inspects the run's environment: data, so that it can cross to the child."""
 
     steps: int
     seed: int
 
-    def __call__(self, plan: RunPlan, worker: int) -> None:
-        """Inspect, and leave what was found in the plan's folder."""
-        found = [asdict(finding) for finding in inspect(plan.spec, self.steps, self.seed)]
-        write_json(plan.folder.path / "environment.json", found)
+    def __call__(self, run: Run, worker: int) -> None:
+        """Inspect, and leave what was found in the run's folder."""
+        found = [asdict(finding) for finding in inspect(run.spec.environment, self.steps, self.seed)]
+        write_json(run.spec.folder.path / "environment.json", found)
 
 
-def read_inspection(plan: RunPlan) -> list[Finding]:
+def read_inspection(run: Run) -> list[Finding]:
     """What the child has found."""
-    return [Finding(**found) for found in read_json(plan.folder.path / "environment.json")]
+    return [Finding(**found) for found in read_json(run.spec.folder.path / "environment.json")]
 
 
 def inspect(spec: EnvSpec, steps: int, seed: int) -> list[Finding]:

@@ -26,12 +26,12 @@ from asyncrl.checks.finding import Finding, judge
 from asyncrl.checks.machine import open_files
 from asyncrl.core.flat import clip_by_norm
 from asyncrl.core.losses import Metrics
-from asyncrl.core.rollout import Rollout, State
+from asyncrl.core.rollout import Extras, Rollout, State
 from asyncrl.core.schedules import crossed
-from asyncrl.runtime.plan import RunPlan, build_agent, build_learner
-from asyncrl.runtime.progress import RUNNING
-from asyncrl.runtime.protocols import Agent, Push
-from asyncrl.runtime.store import SharedStore
+from asyncrl.runtime.clock import RUNNING
+from asyncrl.runtime.protocols import Agent, Receipt, Store, Update
+from asyncrl.runtime.replica import Replica
+from asyncrl.runtime.run import Run, build_agent, build_worker
 
 UPDATES = 3
 """By each worker that is listened to: an old or a summed gradient shows from the second one on."""
@@ -40,7 +40,7 @@ TOLERANCE = 1e-5
 ANSWER_SECONDS = 120.0
 """Time for a child that takes a second on an idle machine."""
 
-Target = Callable[[RunPlan, int], None]
+Target = Callable[[Run, int], None]
 """The main function of a child."""
 
 
@@ -78,37 +78,37 @@ class Heard:
 
 
 class ListeningStore:
-    """The plan's store, and what passes through it."""
+    """The run's store, and what passes through it."""
 
-    def __init__(self, store: SharedStore, heard: Heard) -> None:
+    def __init__(self, store: Store, heard: Heard) -> None:
         self._store, self._heard = store, heard
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def push(self, worker: int, gradient: Tensor, learning_rate: float, version: int) -> Push:
+    def push(self, update: Update) -> Receipt:
         """Hand on a gradient."""
-        self._heard.gradients.append(gradient.clone())
-        self._heard.learning_rates.append(learning_rate)
-        push = self._store.push(worker, gradient, learning_rate, version)
-        self._heard.thetas.append(self._store.theta.clone())
-        return push
+        self._heard.gradients.append(update.gradient.clone())
+        receipt = self._store.push(update)
+        self._heard.learning_rates.append(receipt.learning_rate)
+        self._heard.thetas.append(self._store.snapshot())
+        return receipt
 
 
 class ListeningAgent:
     """The page's agent, and what its loss was computed from."""
 
-    def __init__(self, agent: Agent, plan: RunPlan, heard: Heard) -> None:
-        self._agent, self._plan, self._heard = agent, plan, heard
+    def __init__(self, agent: Agent, replica: Replica, run: Run, heard: Heard) -> None:
+        self._agent, self._target, self._heard = agent, replica.target, heard
         self.network, self.exploration, self.generator = agent.network, agent.exploration, agent.generator
-        self._again = plan.spec.make(0, evaluation=False)
+        self._again = run.spec.environment.make(0, evaluation=False)
         self._again.reset()
 
     def initial_state(self, environments: int) -> State:
         """As the page has it."""
         return self._agent.initial_state(environments)
 
-    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
+    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
         """As the page has it."""
         return self._agent.act(observations, state, steps)
 
@@ -121,7 +121,7 @@ class ListeningAgent:
         self._heard.true_gradients.append(_joined(gradients))
         self.network.zero_grad()
         loss, metrics = self._agent.loss(rollout)
-        target = self._plan.store.target
+        target = self._target
         if target is None:
             self._heard.value_losses.append((float(metrics()["value_loss"]), self._value_loss(rollout)))
         else:
@@ -160,50 +160,53 @@ class ListeningAgent:
                 self._again.reset()
 
 
-def listen(plan: RunPlan, worker: int) -> Heard:
-    """Make UPDATES updates as worker `worker` of the plan, in this process, and tell what was heard."""
+def listen(run: Run, worker: int) -> Heard:
+    """Make UPDATES updates as worker `worker` of the run, in this process, and tell what was heard."""
     heard = Heard(threads=threads(), started_by=os.getppid())
-    listening = replace(plan, store=cast(SharedStore, ListeningStore(plan.store, heard)))
+    store = cast(Store, ListeningStore(run.handles.store, heard))
+    listening = replace(run, handles=replace(run.handles, store=store))
 
-    def make_agent(_: RunPlan, number: int) -> tuple[Agent, Tensor]:
-        agent, theta = build_agent(plan, number)
-        return ListeningAgent(agent, plan, heard), theta
+    def make_agent(_: Run, number: int) -> tuple[Agent, Replica]:
+        agent, replica = build_agent(run, number)
+        return ListeningAgent(agent, replica, run, heard), replica
 
-    plan.progress.enter(worker, RUNNING)
-    with closing(build_learner(listening, worker, make_agent)) as learner:
-        next(learner.learning)
+    run.handles.clock.enter(worker, RUNNING)
+    target = torch.zeros_like(run.handles.store.snapshot())
+    with closing(build_worker(listening, worker, make_agent)) as role:
+        next(role.loop)
         for _ in range(UPDATES):
-            next(learner.learning)  # pushes the gradient, and computes the next
-            heard.steps.append(plan.progress.steps)
-            if plan.store.target is not None:
-                heard.targets.append(plan.store.target.clone())
+            next(role.loop)  # pushes the gradient, and computes the next
+            heard.steps.append(run.handles.clock.steps)
+            if run.handles.store.state().get("target") is not None:
+                run.handles.store.target(target)
+                heard.targets.append(target.clone())
     for ahead in (heard.local, heard.true_gradients):
         del ahead[len(heard.gradients) :]  # of the one that was computed and not pushed
     return heard
 
 
-def listen_in_child(plan: RunPlan, worker: int) -> None:
-    """`listen`, as the main function of a child; what was heard goes into a file of the plan's folder."""
-    torch.save(asdict(listen(plan, worker)), _file(plan, worker))
+def listen_in_child(run: Run, worker: int) -> None:
+    """`listen`, as the main function of a child; what was heard goes into a file of the run's folder."""
+    torch.save(asdict(listen(run, worker)), _file(run, worker))
 
 
-def hear(context: BaseContext, plan: RunPlan, worker: int, target: Target = listen_in_child) -> Heard:
+def hear(context: BaseContext, run: Run, worker: int, target: Target = listen_in_child) -> Heard:
     """Let a real worker process make updates and tell what was heard. Raises NoAnswer when it breaks."""
-    run_child(context, target, plan, worker)
-    return read(plan, worker)
+    run_child(context, target, run, worker)
+    return read(run, worker)
 
 
-def read(plan: RunPlan, worker: int) -> Heard:
+def read(run: Run, worker: int) -> Heard:
     """What `listen_in_child` has left."""
-    return Heard(**torch.load(_file(plan, worker), weights_only=True))
+    return Heard(**torch.load(_file(run, worker), weights_only=True))
 
 
-def run_child(context: BaseContext, target: Target, plan: RunPlan, worker: int, seconds: float = ANSWER_SECONDS) -> int:
+def run_child(context: BaseContext, target: Target, run: Run, worker: int, seconds: float = ANSWER_SECONDS) -> int:
     """Run `target` in a child as a run starts its workers; returns the most files this process had open meanwhile.
 
     Raises NoAnswer when the child does not end by itself, and well, within `seconds`.
     """
-    process = processes.start(context, target, plan, worker)
+    process = processes.start(context, target, run, worker)
     try:
         deadline = time.monotonic() + seconds
         most = 0
@@ -213,7 +216,7 @@ def run_child(context: BaseContext, target: Target, plan: RunPlan, worker: int, 
         if process.exitcode is None:
             raise NoAnswer(f"gave no answer within {seconds:.0f} s")
         if process.exitcode != 0:
-            file = plan.folder.traceback_file(process.name)
+            file = run.spec.folder.traceback_file(process.name)
             raised = file.exists() and processes.last_line(file.read_text())
             raise NoAnswer(f"raised {raised}" if raised else processes.how_it_died(process))
         return most
@@ -243,10 +246,11 @@ def check_gradients(heard: Sequence[Heard]) -> Finding:
     )
 
 
-def check_theta(plan: RunPlan, initial: Tensor, heard: Sequence[Heard]) -> Finding:
+def check_theta(run: Run, initial: Tensor, heard: Sequence[Heard]) -> Finding:
     """theta is what it becomes when each gradient heard is applied once; the workers ran one after the other."""
-    error = _difference(plan.store.theta, apply_again(plan, initial, heard)[0][-1])
-    moved = float((plan.store.theta - initial).abs().max())
+    theta = run.handles.store.snapshot()
+    error = _difference(theta, apply_again(run, initial, heard)[0][-1])
+    moved = float((theta - initial).abs().max())
     return judge(
         "each reaches theta exactly once",
         error <= TOLERANCE and moved > 0,
@@ -255,9 +259,9 @@ def check_theta(plan: RunPlan, initial: Tensor, heard: Sequence[Heard]) -> Findi
     )
 
 
-def check_pulls(plan: RunPlan, initial: Tensor, heard: Sequence[Heard]) -> Finding:
+def check_pulls(run: Run, initial: Tensor, heard: Sequence[Heard]) -> Finding:
     """Every loss was computed at theta as it was after the update before."""
-    expected = torch.stack(apply_again(plan, initial, heard)[0][:-1])
+    expected = torch.stack(apply_again(run, initial, heard)[0][:-1])
     error = _difference(_all(heard, "local"), expected)
     return judge(
         "workers pull theta before each rollout",
@@ -267,23 +271,23 @@ def check_pulls(plan: RunPlan, initial: Tensor, heard: Sequence[Heard]) -> Findi
     )
 
 
-def check_statistics(plan: RunPlan, initial: Tensor, heard: Sequence[Heard]) -> Finding:
+def check_statistics(run: Run, initial: Tensor, heard: Sequence[Heard]) -> Finding:
     """The optimiser's statistics are one set for all workers, or one for each, as asked."""
-    wanted = plan.config.statistics
-    shape = apply_again(plan, initial, heard)[1]
-    statistics = plan.store.statistics
+    wanted = run.spec.config.statistics
+    shape = apply_again(run, initial, heard)[1]
+    statistics = run.handles.store.state()["statistics"]
     same = statistics.shape == shape.shape and _difference(statistics, shape) <= TOLERANCE
     return judge(
         f"statistics are {'shared' if wanted == 'shared' else 'per worker'}",
-        same and statistics.is_shared() and bool(statistics.any()),  # type: ignore[no-untyped-call]
-        f"{len(statistics)} x {statistics.shape[1]} x {statistics.shape[2]:,} numbers, {plan.config.workers} workers",
+        same and bool(statistics.any()),
+        f"{' x '.join(f'{size:,}' for size in statistics.shape)} numbers, {run.spec.config.workers} workers",
         f"the statistics are not {wanted} or were made in a worker: they must be allocated with the store",
     )
 
 
-def apply_again(plan: RunPlan, initial: Tensor, heard: Sequence[Heard]) -> tuple[list[Tensor], Tensor]:
+def apply_again(run: Run, initial: Tensor, heard: Sequence[Heard]) -> tuple[list[Tensor], Tensor]:
     """theta `[P]` before and after each update heard, and the statistics `[owners, S, P]` at the end."""
-    config = plan.config
+    config = run.spec.config
     rule, theta = config.update_rule, initial.clone()
     shared = config.statistics == "shared"
     statistics = torch.zeros(1 if shared else config.workers, rule.statistics, len(initial))
@@ -299,9 +303,9 @@ def apply_again(plan: RunPlan, initial: Tensor, heard: Sequence[Heard]) -> tuple
     return thetas, statistics
 
 
-def check_target(plan: RunPlan, initial: Tensor, heard: Heard) -> Finding:
+def check_target(run: Run, initial: Tensor, heard: Heard) -> Finding:
     """The loss depends on the shared theta^-, which becomes theta when T crosses a multiple and at no other time."""
-    period = cast(Any, plan.config).target_interval_steps
+    period = cast(Any, run.spec.config).target_interval_steps
     expected, before, refreshes = initial, 0, 0
     right = all(heard.target_matters)
     for theta, target, steps in zip(heard.thetas, heard.targets, heard.steps, strict=True):
@@ -312,16 +316,16 @@ def check_target(plan: RunPlan, initial: Tensor, heard: Heard) -> Finding:
         "the target network is shared, and refreshed",
         right and refreshes > 0,
         f"T went to {heard.steps[-1]}, {refreshes} refresh at a multiple of {period}",
-        "theta^- is private or stale: look at build_agent's target and SharedStore.refresh_target",
+        "theta^- is private or stale: look at build_agent's target and SharedStore.push",
     )
 
 
-def check_truncation(plan: RunPlan, heard: Sequence[Heard]) -> Finding:
+def check_truncation(run: Run, heard: Sequence[Heard]) -> Finding:
     """A time limit keeps its discount, its last real observation, and its value in the return."""
     cuts = [cut for one in heard for cut in one.truncations]
     losses = torch.tensor([pair for one in heard for pair in one.value_losses])
     error = _difference(losses[:, 0], losses[:, 1])
-    kept = [np.isclose(discount, plan.config.gamma) and same for discount, same in cuts]
+    kept = [np.isclose(discount, run.spec.config.gamma) and same for discount, same in cuts]
     return judge(
         "truncation bootstraps",
         bool(cuts) and all(kept) and error <= TOLERANCE,
@@ -353,8 +357,8 @@ def check_start_method(method: str, wanted: str, heard: Sequence[Heard]) -> Find
     )
 
 
-def _file(plan: RunPlan, worker: int) -> Path:
-    return plan.folder.path / f"heard-{worker}.pt"
+def _file(run: Run, worker: int) -> Path:
+    return run.spec.folder.path / f"heard-{worker}.pt"
 
 
 def _all(heard: Sequence[Heard], name: str) -> Tensor:

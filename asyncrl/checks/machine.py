@@ -15,9 +15,10 @@ import numpy as np
 
 from asyncrl.checks.finding import Finding, judge
 from asyncrl.core.config import RunConfig
-from asyncrl.envs.spec import EnvSpec, Spaces
-from asyncrl.runtime.plan import RunPlan, build_learner
-from asyncrl.runtime.progress import RUNNING
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.runtime.clock import RUNNING
+from asyncrl.runtime.run import Run, build_worker
 from asyncrl.storage.records import read_records
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -160,27 +161,27 @@ def check_disk(needed: int, folder: Path) -> Finding:
     )
 
 
-def train_a_while(plan: RunPlan, worker: int) -> None:
+def train_a_while(run: Run, worker: int) -> None:
     """A worker that trains for MEASURED_SECONDS; its own records tell where the time went."""
-    plan.progress.enter(worker, RUNNING)
-    plan.progress.start()
-    with closing(build_learner(plan, worker)) as learner:
+    run.handles.clock.enter(worker, RUNNING)
+    run.handles.clock.start()
+    with closing(build_worker(run, worker)) as role:
         until = time.monotonic() + MEASURED_SECONDS
-        next(learner.learning)
-        for _ in learner.learning:
+        next(role.loop)
+        for _ in role.loop:
             if time.monotonic() > until:
                 return
 
 
-def check_speed(plan: RunPlan) -> Finding:
+def check_speed(run: Run) -> Finding:
     """How fast the worker of `train_a_while` was, and its environments alone."""
-    rows = [row for row in read_records(plan.folder.worker_file(0)) if "worker_steps" in row]
+    rows = [row for row in read_records(run.spec.folder.worker_file(0)) if "worker_steps" in row]
     steps = sum(row["worker_steps"] for row in rows)
     seconds = sum(sum(row["time"].values()) for row in rows)
     environment = sum(row["time"]["environment"] for row in rows)
     if not steps or seconds <= 0 or environment <= 0:
         return Finding("speed of one worker", "FAIL", "no update was recorded", "look at the other checks first")
-    frames = plan.spec.frames_per_step
+    frames = run.spec.environment.frames_per_step
     figure = f"{steps / seconds:,.0f} steps/s training, {steps / environment:,.0f} in its environments alone"
     figure += f" ({frames * steps / environment:,.0f} frames/s)" if frames > 1 else ""
     finite = all(math.isfinite(float(value or 0.0)) for row in rows for value in row["metrics"].values())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from asyncrl.core.errors import UsageError
-from asyncrl.core.updates import UpdateRule
+from asyncrl.core.updates import Descent, UpdateRule
 
 ConfigT = TypeVar("ConfigT", bound="RunConfig")
 
@@ -181,6 +181,18 @@ class RunConfig:
     def update_rule(self) -> UpdateRule:
         """The optimiser these settings describe."""
         return UpdateRule(self.optimizer, self.optimizer_decay, self.optimizer_epsilon, self.optimizer_momentum)
+
+    @property
+    def descent(self) -> Descent:
+        """What a gradient does to theta under these settings."""
+        return Descent(
+            self.update_rule,
+            self.learning_rate,
+            self.total_steps if self.anneal_learning_rate else 0,
+            self.max_gradient_norm,
+            self.statistics == "per-worker",
+            getattr(self, "target_interval_steps", 0),
+        )
 
 
 PAPER: dict[str, Any] = {

@@ -53,3 +53,13 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip
 def categorical_entropy(log_probabilities: Tensor) -> Tensor:
     """H(pi) = -sum_a pi(a) log pi(a) of `[..., A]` log-probabilities, giving `[...]`, in nats."""
     return -(log_probabilities.exp() * log_probabilities).sum(-1)
+
+
+def normalized(advantages: Tensor) -> Tensor:
+    """Advantages scaled to mean 0 and standard deviation 1."""
+    return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
+    """1 - Var(R - V) / Var(R): 1 is a perfect critic, 0 one that knows nothing."""
+    return 1 - (returns - values).var(correction=0) / (returns.var(correction=0) + 1e-8)

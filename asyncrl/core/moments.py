@@ -7,6 +7,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+LARGEST = 5.0
+"""A normalised component is clipped to this many standard deviations."""
+
+
+def standardize(raw: Tensor, mean: Tensor, scale: Tensor, out: Tensor | None = None) -> Tensor:
+    """(raw - mean) * scale, clipped, float32, of `[..., *shape]` by moments `[*shape]`; written to `out` if given."""
+    return torch.sub(raw, mean, out=out).mul_(scale).clamp_(-LARGEST, LARGEST)
+
 
 class Moments:
     """Count, mean and sum of squared deviations of vectors `[n]`, one row per worker.

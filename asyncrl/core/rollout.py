@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 State: TypeAlias = tuple[Tensor, ...] | None
 """The recurrent state of E environments, each tensor `[E, ...]`; None for a feed-forward network."""
+Extras: TypeAlias = dict[str, Tensor]
+"""What a page's `act` returns beside the actions, by name, `[E]` each; in a rollout `[T, E]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,20 @@ class Rollout:
     """`[K, ...]` the last real observations of those episodes; None when there are none."""
     state: State = None
     """The recurrent state in which the rollout began."""
-    reward_scale: float = 1.0
-    """What the loss multiplies rewards by, where returns are normalised."""
+    reward_scale: float | Tensor = 1.0
+    """What the loss multiplies rewards by, where returns are normalised; `[E]` where environments differ in it."""
     next_actions: Tensor | None = None
     """`[T, E]` what was then done in observation t + 1; only for pages that look ahead (Sarsa)."""
     acted_at: int = 0
     """T, the steps of all workers, by which exploration went."""
+    extras: Extras = dataclasses.field(default_factory=dict)
+    """`[T, E]` each: what acting left for the loss, such as log-probabilities."""
+    raw: Tensor | None = None
+    """`[T + 1, E, ...]` the observations as the environments gave them; None: `observations` are these."""
+    raw_final: Tensor | None = None
+    """`[K, ...]` the same of `final_observations`."""
+    moments: tuple[Tensor, Tensor] | None = None
+    """Mean and reciprocal deviation by which the raw observations were normalised; None: they were not."""
 
     def as_dict(self) -> dict[str, Any]:
         """A copy as plain data, arrays and tensors, by name of the field."""
@@ -80,3 +92,65 @@ class Rollout:
         values = following.clone()
         values[self.truncated] = value_of(self.final_observations[None])[0]
         return values
+
+    @classmethod
+    def side_by_side(cls, rollouts: Sequence[Rollout]) -> Rollout:
+        """Rollouts of equal length as one of all their environments, in their order; raw observations are left out."""
+        offsets = list(itertools.accumulate((len(one.rewards[0]) for one in rollouts), initial=0))
+        finals = [one.final_observations for one in rollouts if one.final_observations is not None]
+        states = [one.state for one in rollouts if one.state is not None]
+        scales = [torch.as_tensor(one.reward_scale).expand(len(one.rewards[0])) for one in rollouts]
+        return cls(
+            observations=torch.cat([one.observations for one in rollouts], 1),
+            actions=torch.cat([one.actions for one in rollouts], 1),
+            rewards=torch.cat([one.rewards for one in rollouts], 1),
+            discounts=torch.cat([one.discounts for one in rollouts], 1),
+            last=torch.cat([one.last for one in rollouts], 1),
+            truncated=(
+                torch.cat([one.truncated[0] for one in rollouts]),
+                torch.cat([one.truncated[1] + offset for one, offset in zip(rollouts, offsets, strict=False)]),
+            ),
+            final_observations=torch.cat(finals) if finals else None,
+            state=tuple(torch.cat(parts) for parts in zip(*states, strict=True)) if states else None,
+            reward_scale=torch.cat(scales),
+            acted_at=max(one.acted_at for one in rollouts),
+            extras={name: torch.cat([one.extras[name] for one in rollouts], 1) for name in rollouts[0].extras},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """Some steps of some environments of a batch, for one of several passes over it."""
+
+    observations: Tensor
+    """`[T, B, ...]`; single steps drawn from anywhere are `[1, B, ...]`."""
+    actions: Tensor
+    """`[T, B]` or `[T, B, n]`."""
+    extras: Extras
+    """`[T, B]` each: what the passes have worked out beforehand."""
+    acted_at: int
+    """T, the steps of all workers, when it was acted."""
+    state: State = None
+    """The recurrent state in which the sequences begin."""
+    last: Tensor | None = None
+    """`[T, B]` where an episode ended, for the state to begin anew."""
+
+    def flat(self) -> Minibatch:
+        """All steps of all environments as single ones, `[1, T B, ...]`, without a state."""
+        return Minibatch(
+            self.observations.flatten(0, 1)[None],
+            self.actions.flatten(0, 1)[None],
+            {name: values.reshape(1, -1) for name, values in self.extras.items()},
+            self.acted_at,
+        )
+
+    def select(self, chosen: Tensor) -> Minibatch:
+        """Those with the numbers `chosen` `[b]` of the B."""
+        return Minibatch(
+            self.observations[:, chosen],
+            self.actions[:, chosen],
+            {name: values[:, chosen] for name, values in self.extras.items()},
+            self.acted_at,
+            None if self.state is None else tuple(part[chosen] for part in self.state),
+            None if self.last is None else self.last[:, chosen],
+        )

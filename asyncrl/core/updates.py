@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from asyncrl.core.schedules import linear
+
 
 @dataclass(frozen=True)
 class UpdateRule:
@@ -38,6 +40,27 @@ class UpdateRule:
         overwritten: it is the caller's scratch space afterwards.
         """
         RULES[self.name](self, theta, gradient, statistics, learning_rate, updates)
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Everything that decides what a gradient does to theta, as plain data."""
+
+    rule: UpdateRule
+    learning_rate: float = 1e-3
+    """eta at T = 0."""
+    anneal_over: int = 0
+    """T at which eta has gone linearly to 0; 0: it stays as it is."""
+    max_gradient_norm: float = 0.0
+    """A gradient with a larger L2 norm is scaled down to it; 0: never."""
+    per_worker_statistics: bool = False
+    """Whether each worker has statistics of its own."""
+    target_interval_steps: int = 0
+    """theta^- becomes theta whenever T crosses a multiple of this; 0: there is no theta^-."""
+
+    def learning_rate_at(self, steps: int) -> float:
+        """eta at T = `steps`."""
+        return linear(self.learning_rate, 0.0, steps, self.anneal_over) if self.anneal_over else self.learning_rate
 
 
 def rmsprop(

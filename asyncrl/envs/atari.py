@@ -26,7 +26,8 @@ from ale_py import roms
 from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
-from asyncrl.envs.spec import ATARI_FRAME_CAP, Spaces
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import ATARI_FRAME_CAP
 
 if TYPE_CHECKING:
     from asyncrl.envs.spec import EnvSpec

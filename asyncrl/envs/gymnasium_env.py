@@ -24,8 +24,9 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
+from asyncrl.core.spaces import Kind, Spaces
 from asyncrl.envs.preprocessed import Preprocessed
-from asyncrl.envs.spec import BadEnvironment, Kind, Spaces, one_line
+from asyncrl.envs.spec import BadEnvironment, one_line
 
 if TYPE_CHECKING:
     from asyncrl.envs.spec import EnvSpec

@@ -13,12 +13,13 @@ import re
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
+from asyncrl.core.spaces import Spaces
 
 if TYPE_CHECKING:
     from asyncrl.envs.atari import AtariEnvironment
@@ -43,44 +44,12 @@ _ATARI_ID = re.compile(r"(?:ale_py:)?(?:ALE/.*|\w+(?:NoFrameskip|Deterministic)-
 _TOY_IDS = ("Chain", "Catch")
 
 
-Kind = Literal["atari", "screen", "board", "vector"]
-"""atari: a game's screen, shrunk and stacked. screen: any other image. board: an image below 36 rows, of symbols."""
-
-
 class EnvironmentNotice(UserWarning):
     """What Gymnasium has to say about an id, such as that there is a newer version."""
 
 
 class BadEnvironment(RuntimeError):
     """The environment raised or broke a promise: a wrong shape, a NaN, a step that is not five values. Names the id."""
-
-
-@dataclass(frozen=True)
-class Spaces:
-    """What goes in and out of an environment, which is all that a network has to know of it."""
-
-    observation_shape: tuple[int, ...]
-    """[C, H, W] for images and planes, [n] for vectors."""
-    observation_dtype: str
-    """"uint8" (images, 0 to 255) or "float32"."""
-    actions: int
-    """Number of discrete actions; 0 when actions are continuous."""
-    action_low: tuple[float, ...] = ()
-    """Lower bound of each component of a continuous action."""
-    action_high: tuple[float, ...] = ()
-    """Upper bound of each component of a continuous action."""
-    kind: Kind = "vector"
-    """What an observation is, which presets and networks ask for; all but vectors are [C, H, W]."""
-
-    @property
-    def is_image(self) -> bool:
-        """Whether an observation has channels, rows and columns."""
-        return self.kind != "vector"
-
-    @property
-    def is_continuous(self) -> bool:
-        """Whether an action is a vector of real numbers."""
-        return self.actions == 0
 
 
 class Environment(Protocol):

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
-from asyncrl.envs.spec import Spaces, one_line
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import one_line
 
 if TYPE_CHECKING:
     from asyncrl.envs.spec import EnvSpec

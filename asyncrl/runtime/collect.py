@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.rollout import Rollout, State
-from asyncrl.envs.spec import BadEnvironment, Environment, Spaces, close_all, restore_all, states_of
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import BadEnvironment, Environment, close_all, restore_all, states_of
+from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.normalize import Normalizer
-from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import Agent
 
 Successor = Callable[[int, Environment, BadEnvironment], tuple[Environment, NDArray[Any]]]
@@ -74,12 +75,15 @@ class Collector(Iterator[Rollout]):
         spaces: Spaces,
         t_max: int,
         gamma: float,
-        progress: Progress,
+        clock: Clock,
         look_ahead: bool = False,
+        extras: Sequence[str] = (),
         normalizer: Normalizer | None = None,
         successor: Successor | None = None,
     ) -> None:
-        """With `look_ahead` the action after a rollout's last observation is chosen at its end, and then taken.
+        """`extras` are the names of what the agent's `act` returns beside actions.
+
+        With `look_ahead` the action after a rollout's last observation is chosen at its end, and then taken.
 
         `successor` gives another environment for one that broke; without it what broke is raised.
         """
@@ -90,7 +94,7 @@ class Collector(Iterator[Rollout]):
         self._places = Places(self._environments, successor)
         self._agent = agent
         self._gamma = gamma
-        self._progress = progress
+        self._clock = clock
         shape = (t_max, len(environments))
         self._raw = torch.empty(
             (t_max + 1, len(environments), *spaces.observation_shape),
@@ -118,6 +122,7 @@ class Collector(Iterator[Rollout]):
         self._scores = np.zeros(len(environments))
         self._lengths = np.zeros(len(environments), np.int64)
         self._state: State = agent.initial_state(len(environments))
+        self._extras = {name: torch.empty(shape) for name in extras}
         self._look_ahead = look_ahead
         self._chosen: Tensor | None = None
         for e in range(len(environments)):
@@ -125,7 +130,7 @@ class Collector(Iterator[Rollout]):
         self._see(-1)
 
     def __next__(self) -> Rollout:
-        steps = self._progress.steps
+        steps = self._clock.steps
         # Copied: acting happens in inference mode, and what is made there cannot take part in a gradient.
         state_before = None if self._state is None else tuple(part.clone() for part in self._state)
         self._rows[0] = self._rows[-1]
@@ -137,6 +142,7 @@ class Collector(Iterator[Rollout]):
         self._play(steps, truncated, finals)
         if self._normalizer is not None:
             self._normalizer.share(self._raw[:-1])
+        raw_finals = torch.stack(finals) if finals else None
         return Rollout(
             observations=self._observations,
             actions=self._actions,
@@ -147,11 +153,15 @@ class Collector(Iterator[Rollout]):
                 torch.tensor([t for t, _ in truncated], dtype=torch.int64),
                 torch.tensor([e for _, e in truncated], dtype=torch.int64),
             ),
-            final_observations=self._seen(torch.stack(finals)) if finals else None,
+            final_observations=None if raw_finals is None else self._seen(raw_finals),
             state=state_before,
             reward_scale=1.0 if self._normalizer is None else self._normalizer.reward_scale,
             next_actions=self._next_actions(steps) if self._look_ahead else None,
             acted_at=steps,
+            extras=self._extras,
+            raw=self._raw,
+            raw_final=raw_finals,
+            moments=None if self._normalizer is None else self._normalizer.used,
         )
 
     @torch.inference_mode()
@@ -205,7 +215,9 @@ class Collector(Iterator[Rollout]):
             actions, self._chosen = self._chosen, None
             return actions
         began = time.perf_counter()
-        actions, self._state = self._agent.act(self._observation_rows[t], self._state, steps)
+        actions, self._state, extras = self._agent.act(self._observation_rows[t], self._state, steps)
+        for name, values in extras.items():
+            self._extras[name][t].copy_(values)
         self.acting_seconds += time.perf_counter() - began
         return actions
 

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from asyncrl.core.cores import usable_cores
-from asyncrl.envs.spec import LONGEST_EVALUATION, BadEnvironment, Environment, Spaces, close_all, restore_all, states_of
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import LONGEST_EVALUATION, BadEnvironment, Environment, close_all, restore_all, states_of
+from asyncrl.runtime.clock import ENDED, READY, RUNNING
 from asyncrl.runtime.collect import Episode, Places, Successor, for_environments, reset_state
 from asyncrl.runtime.normalize import Normalizer
-from asyncrl.runtime.plan import RunPlan, build_agent, build_environments, build_normalizer, successor_of
-from asyncrl.runtime.progress import ENDED, READY, RUNNING
 from asyncrl.runtime.protocols import EVALUATOR, Agent
+from asyncrl.runtime.run import Run, build_agent, build_environments, build_normalizer, successor_of
 from asyncrl.runtime.snapshots import require_finite, take_checkpoint
 from asyncrl.storage import checkpoints
 from asyncrl.storage.records import RecordWriter, read_records
@@ -29,21 +30,21 @@ POLL_SECONDS = 0.1
 class Evaluator:
     """Plays evaluations, writes a row for each, keeps the best checkpoint."""
 
-    def __init__(self, plan: RunPlan, interrupted: Callable[[], bool] | None = None) -> None:
+    def __init__(self, run: Run, interrupted: Callable[[], bool] | None = None) -> None:
         """`interrupted` tells that an evaluation should be given up; else the supervisor's word does."""
-        self._plan = plan
+        self._run = run
         self._interrupted = interrupted or self._leaving
-        self._config = plan.config
-        self._agent, self._theta = build_agent(plan, EVALUATOR)
+        self._config = run.spec.config
+        self._agent, self._replica = build_agent(run, EVALUATOR)
         count = min(self._config.evaluation_episodes, MOST_ENVIRONMENTS)
-        self._environments = build_environments(plan, EVALUATOR, count, evaluation=True)
-        self._normalizer = build_normalizer(plan, EVALUATOR)
-        self._successor = successor_of(plan, EVALUATOR, evaluation=True, say=lambda line: None)
-        earlier = read_records(plan.folder.evaluator_file)
+        self._environments = build_environments(run, EVALUATOR, count, evaluation=True)
+        self._normalizer = build_normalizer(run, EVALUATOR)
+        self._successor = successor_of(run, EVALUATOR, evaluation=True, say=lambda line: None)
+        earlier = read_records(run.spec.folder.evaluator_file)
         self._best = max((row["mean"] for row in earlier if row.get("mean") is not None), default=-math.inf)
-        self._writer = RecordWriter(plan.folder.evaluator_file)
-        self._due_steps = self._next_multiple(plan.progress.steps)
-        self._due_seconds = plan.progress.seconds + self._config.evaluation_interval_seconds
+        self._writer = RecordWriter(run.spec.folder.evaluator_file)
+        self._due_steps = self._next_multiple(run.handles.clock.steps)
+        self._due_seconds = run.handles.clock.seconds + self._config.evaluation_interval_seconds
         self._evaluated = (-1, -1)
         """T and the number of updates at the last evaluation's pull."""
         self._cpu_before = time.process_time()
@@ -78,8 +79,8 @@ class Evaluator:
 
     def _leaving(self) -> bool:
         """Asked at each step of an evaluation, which is also the sign that it goes on."""
-        self._plan.progress.beat(EVALUATOR)
-        return self._plan.progress.leaving()
+        self._run.handles.clock.beat(EVALUATOR)
+        return self._run.handles.clock.leaving()
 
     def _next_multiple(self, steps: int) -> int:
         interval = self._config.evaluation_interval_steps
@@ -87,9 +88,9 @@ class Evaluator:
 
     def due(self) -> bool:
         """Whether T has crossed the next multiple of the interval, or the time has come."""
-        progress = self._plan.progress
-        by_steps = self._due_steps >= 0 and progress.steps >= self._due_steps
-        by_time = self._config.evaluation_interval_seconds > 0 and progress.seconds >= self._due_seconds
+        clock = self._run.handles.clock
+        by_steps = self._due_steps >= 0 and clock.steps >= self._due_steps
+        by_time = self._config.evaluation_interval_seconds > 0 and clock.seconds >= self._due_seconds
         return by_steps or by_time
 
     def within_share(self) -> bool:
@@ -98,7 +99,7 @@ class Evaluator:
 
     def cpu_share(self) -> float:
         """CPU seconds of this process since it was built over those that all usable cores had since the start."""
-        elapsed = self._plan.progress.seconds_of_this_part
+        elapsed = self._run.handles.clock.seconds_of_this_part
         return (time.process_time() - self._cpu_before) / max(1e-9, elapsed * len(usable_cores()))
 
     def evaluate(self) -> dict[str, Any] | None:
@@ -106,13 +107,13 @@ class Evaluator:
 
         In a serial run, which can go on exactly where it was, one that is left is still due then.
         """
-        progress, store = self._plan.progress, self._plan.store
+        clock, store = self._run.handles.clock, self._run.handles.store
         before = self.state() if self._config.backend == "serial" else None
         # Counters before parameters: workers push before they count, so theta holds all that the counters say.
-        steps, seconds = progress.steps, progress.seconds
-        version = store.pull(self._theta)
-        beside = store.state()
-        require_finite(self._theta, self._plan.layout)
+        steps, seconds = clock.steps, clock.seconds
+        version = self._replica.pull(store)
+        beside = store.state() | self._run.handles.moments.state()
+        require_finite(self._replica.theta, self._run.spec.layout)
         if self._normalizer is not None:
             self._normalizer.renew()
             if self._normalizer.read is not None:
@@ -122,9 +123,9 @@ class Evaluator:
         self._due_seconds = seconds + self._config.evaluation_interval_seconds
         began, cpu = time.perf_counter(), time.process_time()
         episodes = play(
-            self._agent, self._environments, self._plan.spaces, self._config.evaluation_episodes, steps,
+            self._agent, self._environments, self._run.spec.spaces, self._config.evaluation_episodes, steps,
             self._interrupted, self._normalizer, self._successor,
-            longest=self._plan.spec.evaluation_step_cap,
+            longest=self._run.spec.environment.evaluation_step_cap,
         )  # fmt: skip
         if episodes is None:
             if before is not None:
@@ -135,7 +136,7 @@ class Evaluator:
         mean = float(np.mean(scores))
         row = {
             "steps": steps,
-            "frames": steps * self._plan.spec.frames_per_step,
+            "frames": steps * self._run.spec.environment.frames_per_step,
             "seconds": round(seconds, 3),
             "updates": version,
             "returns": scores,
@@ -154,9 +155,9 @@ class Evaluator:
             self._best = mean
             # Workers have gone on since: what belongs to theta was kept when it was pulled.
             checkpoint = take_checkpoint(
-                self._plan, self._theta, steps, seconds, {"best_score": mean}, updates=version, beside=beside
+                self._run, self._replica.theta, steps, seconds, {"best_score": mean}, updates=version, beside=beside
             )
-            checkpoints.save_best(self._plan.folder.checkpoints, checkpoint)
+            checkpoints.save_best(self._run.spec.folder.checkpoints, checkpoint)
         # The row comes last: whoever reads it finds the checkpoint it speaks of.
         self._writer.write(row)
         return row
@@ -167,27 +168,27 @@ class Evaluator:
         Both counters were read before the pull, and workers count after they have changed theta: an update of which
         the pull saw nothing, or a part, has been counted since, and makes another evaluation due.
         """
-        return self._evaluated == (self._plan.progress.steps, self._plan.store.updates)
+        return self._evaluated == (self._run.handles.clock.steps, self._run.handles.store.updates)
 
 
-def serve(evaluator: Evaluator, plan: RunPlan) -> None:
+def serve(evaluator: Evaluator, run: Run) -> None:
     """Evaluate whenever it is due until the run ends, then evaluate the final theta. The evaluator's process."""
-    progress = plan.progress
-    progress.enter(EVALUATOR, READY)
-    while not progress.started() and not progress.leaving():
+    clock = run.handles.clock
+    clock.enter(EVALUATOR, READY)
+    while not clock.started() and not clock.leaving():
         time.sleep(POLL_SECONDS / 5)
-    progress.enter(EVALUATOR, RUNNING)
-    while not progress.finished():
+    clock.enter(EVALUATOR, RUNNING)
+    while not clock.finished():
         if evaluator.due() and evaluator.within_share():
             evaluator.evaluate()
-        progress.beat(EVALUATOR)
+        clock.beat(EVALUATOR)
         time.sleep(POLL_SECONDS)
-    while not progress.leaving() and any(phase != ENDED for phase in progress.phases()):
-        progress.beat(EVALUATOR)
+    while not clock.leaving() and any(phase != ENDED for phase in clock.phases()):
+        clock.beat(EVALUATOR)
         time.sleep(POLL_SECONDS / 5)
-    if not progress.leaving() and not evaluator.evaluated_last():
+    if not clock.leaving() and not evaluator.evaluated_last():
         evaluator.evaluate()
-    progress.enter(EVALUATOR, ENDED)
+    clock.enter(EVALUATOR, ENDED)
 
 
 def cut_in_words(cut: int, lengths: Sequence[int]) -> str:
@@ -231,7 +232,7 @@ def play(
         if interrupted is not None and interrupted():
             return None
         seen = observations if normalizer is None else normalizer.observe(observations)
-        actions, state = agent.act(seen, state, steps)
+        actions, state, _ = agent.act(seen, state, steps)
         ended = np.zeros(count, np.bool_)
         for e, action in enumerate(for_environments(actions, spaces)):
             if not left[e]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from asyncrl.core.schedules import crossed
 from asyncrl.runtime.evaluator import cut_in_words
-from asyncrl.runtime.plan import RunPlan
-from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER
+from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import take_checkpoint
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
@@ -57,6 +57,7 @@ class Summary:
     workers_gone: list[int] = field(default_factory=list)
     """Workers that are lost for good."""
     evaluator_restarts: int = 0
+    learner_restarts: int = 0
     environments_rebuilt: int = 0
     unrecorded: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     """What workers that were lost had counted in this part of the run, and no row of theirs tells."""
@@ -75,52 +76,56 @@ class Summary:
 class Monitor:
     """Follows one run. `look` is called often and does little; every two seconds it writes."""
 
-    def __init__(self, plan: RunPlan) -> None:
-        self.plan = plan
+    def __init__(self, run: Run) -> None:
+        self.run = run
         self.summary = Summary(
-            total_steps=plan.config.total_steps,
-            frames_per_step=plan.spec.frames_per_step,
-            steps=plan.progress.steps,
-            seconds=plan.progress.seconds,
-            updates=plan.store.updates,
-            worker_restarts=[0] * plan.config.workers,
+            total_steps=run.spec.config.total_steps,
+            frames_per_step=run.spec.environment.frames_per_step,
+            steps=run.handles.clock.steps,
+            seconds=run.handles.clock.seconds,
+            updates=run.handles.store.updates,
+            worker_restarts=[0] * run.spec.config.workers,
         )
-        self._writer = RecordWriter(plan.folder.supervisor_file)
-        self._workers = [RecordReader(plan.folder.worker_file(k)) for k in range(plan.config.workers)]
-        self._evaluator = RecordReader(plan.folder.evaluator_file)
+        self._writer = RecordWriter(run.spec.folder.supervisor_file)
+        self._readers = {k: RecordReader(run.spec.folder.worker_file(k)) for k in range(run.spec.config.workers)}
+        if run.handles.experience is not None:
+            self._readers[LEARNER] = RecordReader(run.spec.folder.learner_file)
+        self._evaluator = RecordReader(run.spec.folder.evaluator_file)
         # What earlier parts of the run wrote has been reported then; only their best score still counts.
-        for reader in self._workers:
+        for reader in self._readers.values():
             reader.new()
-        self._recorded: list[dict[str, int]] = [dict.fromkeys(COUNTED, 0) for _ in self._workers]
-        """What the rows of each worker add up to in this part of the run, with what was found to be missing in them."""
+        self._recorded = {who: dict.fromkeys(COUNTED, 0) for who in self._readers}
+        """What the rows of each add up to in this part of the run, with what was found to be missing in them."""
         self._rows: list[dict[str, Any]] = []
-        """Workers' rows that have been read, for the supervisor's next one."""
+        """Rows of workers and learner that have been read, for the supervisor's next one."""
         means = [row["mean"] for row in self._evaluator.new() if row.get("mean") is not None]
         self.summary.best_score = max(means, default=None)
-        self._tensorboard = TensorBoardWriter(plan.folder.tensorboard, plan.progress.steps if plan.part else None)
+        self._tensorboard = TensorBoardWriter(
+            run.spec.folder.tensorboard, run.handles.clock.steps if run.spec.part else None
+        )
         self._scores: deque[float] = deque(maxlen=EPISODES_AVERAGED)
         self._lengths: deque[float] = deque(maxlen=EPISODES_AVERAGED)
         self._looked_at = time.monotonic()
-        self._looked_steps = plan.progress.steps
-        self._saved = (plan.progress.steps, plan.store.updates) if plan.part else None
+        self._looked_steps = run.handles.clock.steps
+        self._saved = (run.handles.clock.steps, run.handles.store.updates) if run.spec.part else None
         """Steps and updates of the newest checkpoint."""
-        self._checkpoint_checked = plan.progress.steps
+        self._checkpoint_checked = run.handles.clock.steps
         self._score_reached = False
         self.exact: Callable[[], dict[str, Any] | None] | None = None
         """Tells the state of all workers for a checkpoint, where the backend can."""
 
     def begin(self) -> list[str]:
         """The workers are ready: write down what was chosen, and return lines: how they explore, what is amiss."""
-        ready = [row for row in self._read_workers() if row.get("event") == "ready"]
+        ready = [row for row in self._read_all() if row.get("event") == "ready" and "exploration" in row]
         exploration = {row["worker"]: row["exploration"] for row in ready}
-        config = "\n".join(f"| {key} | {value} |" for key, value in vars(self.plan.config).items())
-        self._tensorboard.text("config", f"| setting | value |\n|---|---|\n{config}", self.plan.progress.steps)
-        event = "resumed" if self.plan.part else "started"
-        self._writer.write({"event": event, "steps": self.plan.progress.steps, "exploration": exploration})
+        config = "\n".join(f"| {key} | {value} |" for key, value in vars(self.run.spec.config).items())
+        self._tensorboard.text("config", f"| setting | value |\n|---|---|\n{config}", self.run.handles.clock.steps)
+        event = "resumed" if self.run.spec.part else "started"
+        self._writer.write({"event": event, "steps": self.run.handles.clock.steps, "exploration": exploration})
         table = "\n".join(f"| {worker} | {in_words(facts)} |" for worker, facts in exploration.items())
         text = f"| worker | exploration |\n|---|---|\n{table}"
-        self._tensorboard.text("async/exploration", text, self.plan.progress.steps)
-        if not self.plan.part:
+        self._tensorboard.text("async/exploration", text, self.run.handles.clock.steps)
+        if not self.run.spec.part:
             self.save_checkpoint()  # a run that is killed before its first interval can be resumed too
         self.write_status("running")
         self._looked_at = time.monotonic()  # speeds are of the training, not of the start before it
@@ -139,45 +144,48 @@ class Monitor:
         if not now and time.monotonic() - self._looked_at < INTERVAL_SECONDS:
             return False
         self.look_at_evaluations()
-        self._read_workers()
+        self._read_all()
         self._write_row()
         self.write_status("running")
         return True
 
     def note_loss(self, event: str, worker: int, cause: str) -> None:
-        """A worker or EVALUATOR died: it is "restarted", "gone" for good, or only "lost", at the end of the run.
+        """A worker, LEARNER or EVALUATOR died: it is "restarted", "gone" for good, or "lost" at the end of the run.
 
         Its process must have ended: what it counted is compared with its rows, the last of which it never wrote.
         """
         if event == "restarted" and worker == EVALUATOR:
             self.summary.evaluator_restarts += 1
+        elif event == "restarted" and worker == LEARNER:
+            self.summary.learner_restarts += 1
         elif event == "restarted":
             self.summary.worker_restarts[worker] += 1
-        elif event == "gone" and worker != EVALUATOR:
+        elif event == "gone" and worker >= 0:
             self.summary.workers_gone.append(worker)
         if worker == EVALUATOR:
             self._write_event(event, who="evaluator", cause=cause)
         else:
-            self._write_event(event, who=worker, cause=cause, unrecorded=self._settle(worker))
+            who = "learner" if worker == LEARNER else worker
+            self._write_event(event, who=who, cause=cause, unrecorded=self._settle(worker))
 
     def _write_event(self, event: str, **facts: Any) -> None:
-        progress = self.plan.progress
-        self._writer.write({"event": event, **facts, "steps": progress.steps, "seconds": round(progress.seconds, 3)})
+        clock = self.run.handles.clock
+        self._writer.write({"event": event, **facts, "steps": clock.steps, "seconds": round(clock.seconds, 3)})
 
     def verdict(self) -> str | None:
         """Why the run is over, or None."""
-        config, progress = self.plan.config, self.plan.progress
+        config, clock = self.run.spec.config, self.run.handles.clock
         if self._score_reached:
             return f"an evaluation reached {config.stop_at_score}"
-        if progress.steps >= config.total_steps:
+        if clock.steps >= config.total_steps:
             return "total_steps reached"
-        if config.max_seconds and progress.seconds_of_this_part >= config.max_seconds:
+        if config.max_seconds and clock.seconds_of_this_part >= config.max_seconds:
             return TIME_IS_OVER
         return None
 
     def look_at_evaluations(self) -> None:
         """Read new evaluations; remember the best, and whether it was good enough to stop."""
-        target = self.plan.config.stop_at_score
+        target = self.run.spec.config.stop_at_score
         for row in self._evaluator.new():
             mean = row.get("mean")
             if mean is None:
@@ -197,29 +205,31 @@ class Monitor:
                 row["steps"],
             )
 
-    def _read_workers(self) -> list[dict[str, Any]]:
-        return [row for worker in range(len(self._workers)) for row in self._read_worker(worker)]
+    def _read_all(self) -> list[dict[str, Any]]:
+        return [row for who in self._readers for row in self._read(who)]
 
-    def _read_worker(self, worker: int) -> list[dict[str, Any]]:
-        """New rows of a worker; those that sum up updates are kept for the supervisor's next row."""
-        rows = self._workers[worker].new()
-        recorded = self._recorded[worker]
+    def _read(self, who: int) -> list[dict[str, Any]]:
+        """New rows of a worker or the learner; those that sum something up are kept for the supervisor's next row."""
+        rows = self._readers[who].new()
+        recorded = self._recorded[who]
         for row in rows:
-            if "updates" not in row:
+            if "time" not in row:
                 continue
             self._rows.append(row)
             for name, key in COUNTED.items():
-                recorded[name] += row[key]
-            for score, length in row["episodes"]:
+                recorded[name] += row.get(key, 0)
+            for score, length in row.get("episodes", ()):
                 self._scores.append(score)
                 self._lengths.append(length)
         return rows
 
     def _settle(self, worker: int) -> dict[str, int]:
         """What a worker whose process has ended has counted since this was last asked, and no row of it tells."""
-        self._read_worker(worker)
-        updates, dropped = self.plan.store.counts(worker)
-        counted = {"steps": self.plan.progress.worker_steps()[worker], "updates": updates, "dropped_gradients": dropped}
+        self._read(worker)
+        clock, store = self.run.handles.clock, self.run.handles.store
+        updates, dropped = store.counts(worker)
+        steps = clock.worker_steps()[worker] if worker >= 0 else 0
+        counted = {"steps": steps, "updates": updates, "dropped_gradients": dropped}
         missing = {name: count - self._recorded[worker][name] for name, count in counted.items()}
         self._recorded[worker] = counted
         for name, count in missing.items():
@@ -229,18 +239,18 @@ class Monitor:
     def _write_row(self) -> None:
         """Everything since the last look as one row, in supervisor.jsonl and in TensorBoard."""
         rows, self._rows = self._rows, []
-        progress, store, summary = self.plan.progress, self.plan.store, self.summary
-        now, steps = time.monotonic(), progress.steps
+        clock, store, summary = self.run.handles.clock, self.run.handles.store, self.summary
+        now, steps = time.monotonic(), clock.steps
         elapsed = max(1e-9, now - self._looked_at)
         updates = store.updates
         updates_per_second = (updates - summary.updates) / elapsed
-        summary.steps, summary.seconds, summary.updates = steps, progress.seconds, updates
+        summary.steps, summary.seconds, summary.updates = steps, clock.seconds, updates
         summary.steps_per_second = (steps - self._looked_steps) / elapsed
-        if limit := self.plan.config.max_seconds:
-            summary.seconds_to_limit = max(0.0, limit - progress.seconds_of_this_part)
-        summary.worker_silence = [progress.heartbeat_age(worker) for worker in range(progress.workers)]
+        if limit := self.run.spec.config.max_seconds:
+            summary.seconds_to_limit = max(0.0, limit - clock.seconds_of_this_part)
+        summary.worker_silence = [clock.heartbeat_age(worker) for worker in range(clock.workers)]
         summary.dropped_gradients = store.dropped
-        summary.environments_rebuilt = progress.rebuilt
+        summary.environments_rebuilt = clock.rebuilt
         if self._scores:
             summary.score_mean, summary.length_mean = statistics.fmean(self._scores), statistics.fmean(self._lengths)
         self._looked_at, self._looked_steps = now, steps
@@ -257,38 +267,63 @@ class Monitor:
             "async/evaluator_restarts": summary.evaluator_restarts,
             "async/environments_rebuilt": summary.environments_rebuilt,
         }
-        if rows:
-            summary.staleness_mean = weighted_mean(rows, "staleness_mean")
-            summary.learning_rate = rows[-1]["learning_rate"]
-            scalars["async/staleness_mean"] = summary.staleness_mean
-            scalars["async/staleness_max"] = max(row["staleness_max"] for row in rows)
-            if "pull_age_mean" in rows[-1]:
-                scalars["async/pull_age_mean"] = weighted_mean(rows, "pull_age_mean")
-            scalars["train/learning_rate"] = summary.learning_rate
-            scalars["train/gradient_norm"] = weighted_mean(rows, "gradient_norm")
-            for name in rows[-1]["metrics"]:
-                values = [row["metrics"][name] for row in rows if row["metrics"].get(name) is not None]
-                scalars[f"train/{name}"] = statistics.fmean(values) if values else None
-            scalars.update(time_shares(rows))
+        scalars |= self._learnt([row for row in rows if "updates" in row])
+        scalars |= self._took([row for row in rows if "batches" in row])
+        scalars |= time_shares([row for row in rows if "worker_steps" in row], "async/time_share")
+        scalars |= time_shares([row for row in rows if row["worker"] == "learner"], "learner/time_share")
         present = {tag: value for tag, value in scalars.items() if value is not None}
         self._tensorboard.scalars(present, steps)
         self._writer.write({"steps": steps, "seconds": round(summary.seconds, 3), "updates": updates, **present})
 
+    def _learnt(self, rows: list[dict[str, Any]]) -> dict[str, float | None]:
+        """What rows say about updates."""
+        if not rows:
+            return {}
+        self.summary.staleness_mean = weighted_mean(rows, "staleness_mean")
+        self.summary.learning_rate = rows[-1]["learning_rate"]
+        scalars: dict[str, float | None] = {
+            "async/staleness_mean": self.summary.staleness_mean,
+            "async/staleness_max": max(row["staleness_max"] for row in rows),
+            "train/learning_rate": self.summary.learning_rate,
+            "train/gradient_norm": weighted_mean(rows, "gradient_norm"),
+        }
+        if "pull_age_mean" in rows[-1]:
+            scalars["async/pull_age_mean"] = weighted_mean(rows, "pull_age_mean")
+        for name in rows[-1]["metrics"]:
+            values = [row["metrics"][name] for row in rows if row["metrics"].get(name) is not None]
+            scalars[f"train/{name}"] = statistics.fmean(values) if values else None
+        return scalars
+
+    def _took(self, rows: list[dict[str, Any]]) -> dict[str, float | None]:
+        """What a learner's rows say about batches."""
+        if not rows:
+            return {}
+        return {
+            "learner/rollout_age_mean": weighted_mean(rows, "rollout_age_mean", "batches"),
+            "learner/rollout_age_max": max(row["rollout_age_max"] for row in rows),
+            "learner/rollouts_waiting": weighted_mean(rows, "rollouts_waiting", "batches"),
+            "learner/rollouts_missing": sum(row["rollouts_missing"] for row in rows),
+        }
+
     def _save_if_due(self) -> None:
-        steps = self.plan.progress.steps
-        if crossed(self._checkpoint_checked, steps, self.plan.config.checkpoint_interval_steps):
+        steps = self.run.handles.clock.steps
+        if crossed(self._checkpoint_checked, steps, self.run.spec.config.checkpoint_interval_steps):
             self.save_checkpoint()
         self._checkpoint_checked = steps
 
     def save_checkpoint(self) -> None:
         """Save the run as it is, unless just that has been saved. A NaN in theta is reported, never saved."""
-        steps, seconds, updates = self.plan.progress.steps, self.plan.progress.seconds, self.plan.store.updates
+        steps, seconds, updates = (
+            self.run.handles.clock.steps,
+            self.run.handles.clock.seconds,
+            self.run.handles.store.updates,
+        )
         if (steps, updates) == self._saved:
             return
         facts = {"best_score": self.summary.best_score}
         exact = None if self.exact is None else self.exact()
-        checkpoint = take_checkpoint(self.plan, None, steps, seconds, facts, exact, updates)
-        checkpoints.save(self.plan.folder.checkpoints, checkpoint, keep=self.plan.config.checkpoints_kept)
+        checkpoint = take_checkpoint(self.run, None, steps, seconds, facts, exact, updates)
+        checkpoints.save(self.run.spec.folder.checkpoints, checkpoint, keep=self.run.spec.config.checkpoints_kept)
         self._saved = (steps, updates)
         self._writer.write({"event": "checkpoint", "steps": steps, "seconds": round(seconds, 3)})
 
@@ -296,36 +331,37 @@ class Monitor:
         self, state: str, reason: str = "", exit_code: int | None = None, traceback: str | None = None
     ) -> None:
         """status.json: which state the run is in, and why."""
-        progress, store = self.plan.progress, self.plan.store
-        steps = progress.steps  # once: workers go on
+        clock, store = self.run.handles.clock, self.run.handles.store
+        steps = clock.steps  # once: workers go on
         status = {
             "state": state,
             "reason": reason,
             "exit_code": exit_code,
             "steps": steps,
             "frames": steps * self.summary.frames_per_step,
-            "total_steps": self.plan.config.total_steps,
+            "total_steps": self.run.spec.config.total_steps,
             "updates": store.updates,
-            "seconds": round(progress.seconds, 3),
+            "seconds": round(clock.seconds, 3),
             "steps_per_second": round(self.summary.steps_per_second, 1),
             "best_score": self.summary.best_score,
             "last_evaluation": self.summary.evaluation,
             "dropped_gradients": store.dropped,
-            "worker_steps": progress.worker_steps(),
+            "worker_steps": clock.worker_steps(),
             "worker_restarts": self.summary.worker_restarts,
             "workers_gone": self.summary.workers_gone,
             "evaluator_restarts": self.summary.evaluator_restarts,
-            "environments_rebuilt": progress.rebuilt,
+            "learner_restarts": self.summary.learner_restarts,
+            "environments_rebuilt": clock.rebuilt,
             "unrecorded": self.summary.unrecorded,
-            "part": self.plan.part,
+            "part": self.run.spec.part,
         }
-        write_json(self.plan.folder.status_file, status | ({"traceback": traceback} if traceback else {}))
+        write_json(self.run.spec.folder.status_file, status | ({"traceback": traceback} if traceback else {}))
 
     def end(self) -> None:
         """Write the last row and close the files. All workers have ended."""
         try:
             self.look_at_evaluations()
-            for worker in range(len(self._workers)):
+            for worker in self._readers:
                 # One that did not leave in time was killed, and nobody noted that as a loss.
                 if any((missing := self._settle(worker)).values()):
                     self._write_event("unrecorded", who=worker, unrecorded=missing)
@@ -342,17 +378,17 @@ def in_words(facts: Mapping[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in facts.items())
 
 
-def weighted_mean(rows: Iterable[Mapping[str, Any]], key: str) -> float:
-    """Mean over updates of a quantity that each row gives as its own mean."""
-    pairs = [(row[key], row["updates"]) for row in rows if row[key] is not None]
+def weighted_mean(rows: Iterable[Mapping[str, Any]], key: str, weight: str = "updates") -> float:
+    """Mean over updates (or another count) of a quantity that each row gives as its own mean."""
+    pairs = [(row[key], row[weight]) for row in rows if row[key] is not None]
     return float(sum(value * weight for value, weight in pairs) / max(1, sum(weight for _, weight in pairs)))
 
 
-def time_shares(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Where the workers' time went, as shares that add up to 1, by phase."""
+def time_shares(rows: Iterable[Mapping[str, Any]], tag: str) -> dict[str, float | None]:
+    """Where the time of `rows` went, as shares that add up to 1, by phase."""
     sums: dict[str, float] = {}
     for row in rows:
         for phase, seconds in row["time"].items():
             sums[phase] = sums.get(phase, 0.0) + seconds
     total = sum(sums.values())
-    return {f"async/time_share_{phase}": seconds / total for phase, seconds in sums.items()} if total > 0 else {}
+    return {f"{tag}_{phase}": seconds / total for phase, seconds in sums.items()} if total > 0 else {}

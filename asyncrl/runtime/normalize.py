@@ -10,12 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.core.moments import Moments, mean_and_deviation
-from asyncrl.envs.spec import EnvSpec, Spaces
-from asyncrl.runtime.store import SharedStore
+from asyncrl.core.moments import mean_and_deviation, standardize
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.runtime.moments import RunMoments
 
-LARGEST = 5.0
-"""A normalised component is clipped to this many standard deviations."""
 SMALLEST_GREY_DEVIATION = 2.0
 """Atari: a pixel that has hardly ever changed is not blown up beyond this many grey levels."""
 SMALLEST_RETURN_DEVIATION = 1e-3
@@ -41,7 +40,7 @@ class Normalizer:
 
     def __init__(
         self,
-        store: SharedStore,
+        moments: RunMoments,
         worker: int,
         shape: tuple[int, ...],
         returns: bool,
@@ -52,11 +51,11 @@ class Normalizer:
         self._worker = worker
         self._gamma = gamma
         self._shape = shape
-        self._observations = Moments(store.observation_moments) if shape else None
+        self._observations = moments.observations if shape else None
         self._least = least_deviation
         self.read: NDArray[np.float64] | None = None
         """The merged moments `[1 + 2 n]` that observations are normalised by; None: they are left alone."""
-        self._returns = Moments(store.return_moments) if returns else None
+        self._returns = moments.returns if returns else None
         self._discounted: NDArray[np.float64] | None = None
         self._seen_returns: list[NDArray[np.float64]] = []
         self.reward_scale = 1.0
@@ -96,11 +95,16 @@ class Normalizer:
         """Whether observations are changed at all."""
         return self._observations is not None
 
+    @property
+    def used(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and reciprocal deviation by which observations are normalised; None if they are not."""
+        return (self._mean, self._scale) if self._observations is not None else None
+
     def observe(self, observations: Tensor, out: Tensor | None = None) -> Tensor:
         """Raw `observations` `[..., *shape]` as the network should see them, float32, written to `out` if given."""
         if self._observations is None:
             return observations
-        return torch.sub(observations, self._mean, out=out).mul_(self._scale).clamp_(-LARGEST, LARGEST)
+        return standardize(observations, self._mean, self._scale, out)
 
     def reward(self, rewards: NDArray[np.float32], ended: NDArray[np.bool_]) -> None:
         """Follow the discounted return of each environment, `[E]` rewards at a time."""
@@ -114,7 +118,7 @@ class Normalizer:
     def share(self, observations: Tensor) -> None:
         """Add raw `observations` `[T, E, *shape]` and the returns since the last time to this worker's moments."""
         if self._observations is not None:
-            newest = observations[:, :, -self._shape[0] :].reshape(-1, math.prod(self._shape))
+            newest = observations[:, :, -self._shape[0] :].reshape(-1, math.prod(self._shape)).float()
             self._observations.add(self._worker, newest)
         if self._returns is not None and self._seen_returns:
             self._returns.add(self._worker, torch.from_numpy(np.concatenate(self._seen_returns)[:, None]))

@@ -1,38 +1,50 @@
-"""The glossary, in code: what a page must offer, what a store must do.
+"""The glossary, in code: what a page must offer, and what may be assumed of a backend.
 
 actor-learner, worker
     acts in its own environments and learns from what it sees, with its own exploration.
+actor, learner
+    the two halves of it, where experience goes to another process.
 theta, theta'
     the shared parameters, and a worker's private copy of them.
 T
-    steps made by all workers together; `Progress.steps`.
+    steps made by all workers together; the clock counts them.
 page
-    the module of one algorithm: a Config, an Agent, `make_network`, `preset`.
+    the module of one algorithm: a Config, an agent, `make_network`, `preset`.
 store
     where the parameters live: `pull` and `push`.
+experience
+    where rollouts go, if not into a gradient of the worker that made them: `put` and `take`.
 staleness
     updates that others made to theta since the version at which a gradient was computed, when it is pushed.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from asyncrl.core.config import RunConfig
 from asyncrl.core.losses import Metrics
-from asyncrl.core.rollout import Rollout, State
-from asyncrl.envs.spec import Spaces
+from asyncrl.core.rollout import Extras, Minibatch, Rollout, State
+from asyncrl.core.spaces import Spaces
+
+EVALUATOR, LEARNER = -1, -2
+"""The numbers of the evaluator and of the learner, where workers count from 0."""
+
+Part: TypeAlias = Rollout | Minibatch
+"""What one update is made of."""
 
 
 class Agent(Protocol):
-    """One worker's copy of the network and what it does with it."""
+    """One copy of the network and what its owner does with it."""
 
     network: nn.Module
     generator: torch.Generator
-    """All of its chance."""
+    """The source of all its random numbers."""
     exploration: dict[str, float]
     """How this worker explores, for the records: what differs between workers."""
 
@@ -40,15 +52,24 @@ class Agent(Protocol):
         """The recurrent state with which episodes begin; None for feed-forward networks."""
         ...
 
-    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
-        """Actions `[E]` for observations `[E, ...]`, and the next state. `steps` is T, for annealed exploration.
+    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
+        """Actions `[E]` for observations `[E, ...]`, the next state, and what else the loss has to know, each `[E]`.
 
-        Called in torch's inference mode, which is the caller's to enter: once for many steps.
+        `steps` is T, for annealed exploration. Called in torch's inference mode, which is the caller's to enter: once
+        for many steps.
         """
         ...
 
-    def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
-        """The scalar to descend, a pure function of the rollout and theta', and detached scalars for the records."""
+    def loss(self, part: Any) -> tuple[Tensor, Metrics]:
+        """The scalar to descend, a pure function of `part` and theta', and detached scalars for the records."""
+        ...
+
+
+class Learning(Agent, Protocol):
+    """The agent of a page whose experience goes to a learner."""
+
+    def passes(self, batch: Rollout) -> Iterator[Part]:
+        """The parts of a batch, in the order of their updates: the batch itself, or epochs of minibatches of it."""
         ...
 
 
@@ -64,6 +85,11 @@ class Page(Protocol):
     """Whether a worker acts with its own copy theta' of the parameters, or on theta itself while others write it."""
     LOOKS_AHEAD: bool
     """Whether the loss needs to know the action after a rollout's last observation (Sarsa)."""
+
+    EXPERIENCE: str
+    """Where rollouts go: "gradient" of the worker that made them, "in step" or through a "queue" to a learner."""
+    EXTRAS: tuple[str, ...]
+    """Names of what `act` returns beside the actions."""
 
     def preset(self, name: str, spaces: Spaces) -> dict[str, Any]:
         """The settings in which preset `name` for such an environment differs from the Config's own defaults."""
@@ -82,39 +108,133 @@ class Page(Protocol):
         worker: int,
         generator: torch.Generator,
     ) -> Agent:
-        """The agent of a worker; `worker` is EVALUATOR for the evaluator's. `target` is the network on theta^-."""
+        """The agent of a worker, of EVALUATOR or of LEARNER. `target` is the network on theta^-."""
         ...
+
+
+@dataclass(slots=True)
+class Update:
+    """A gradient on its way into theta."""
+
+    worker: int
+    """Who computed it: a worker, or LEARNER."""
+    gradient: Tensor
+    """`[P]`; it is the store's scratch space afterwards."""
+    version: int
+    """Of theta when it was computed: the updates theta contained."""
+    steps: int
+    """Agent steps it was made of, which T is to count; 0 where an actor's `put` has counted them."""
+    loss: Tensor | None = None
+    """The scalar whose gradient it is."""
+
+
+@dataclass(slots=True)
+class Receipt:
+    """What became of an update, or of a rollout that was put."""
+
+    applied: bool
+    """False: it has been dropped."""
+    reason: str = ""
+    """Why it was dropped."""
+    norm: float = 0.0
+    """L2 norm before clipping."""
+    staleness: int = 0
+    """Updates by others since the version the gradient is of."""
+    learning_rate: float = 0.0
+    """eta with which it was applied."""
+    steps: int = 0
+    """T afterwards."""
+    finished: bool = False
+    """Whether the run is over, so that no further rollout is wanted."""
 
 
 class Store(Protocol):
     """Where the parameters live. The only thing in which Hogwild, a parameter server and Ray differ."""
 
+    @property
+    def updates(self) -> int:
+        """Updates applied to theta so far: its version."""
+        ...
+
+    @property
+    def dropped(self) -> int:
+        """Updates that were dropped so far."""
+        ...
+
+    def counts(self, worker: int) -> tuple[int, int]:
+        """Updates applied and dropped of one worker since this part of the run began."""
+        ...
+
     def pull(self, into: Tensor) -> int:
-        """Copy theta to `into` `[P]`; returns the version of what was copied: the updates it contains."""
+        """Copy theta to `into` `[P]`; returns the version of what was copied."""
         ...
 
-    def push(self, worker: int, gradient: Tensor, learning_rate: float, version: int) -> Push:
-        """Apply `gradient` `[P]`, computed at theta of `version`, once; it may be overwritten."""
+    def view(self) -> Tensor | None:
+        """theta `[P]` itself, for pages that act on it while others write; None where it can only be copied."""
         ...
 
-    def refresh_target(self, steps: int, period: int) -> bool:
-        """theta^- <- theta if T = `steps` has crossed a multiple of `period` since the last time."""
+    def push(self, update: Update) -> Receipt:
+        """Apply an update once, count its steps, and refresh theta^- if that is due."""
+        ...
+
+    def target(self, into: Tensor) -> None:
+        """Copy theta^- to `into` `[P]`."""
+        ...
+
+    def target_view(self) -> Tensor | None:
+        """theta^- `[P]` itself, where its readers may see it change; None where it can only be copied."""
+        ...
+
+    def snapshot(self) -> Tensor:
+        """A private copy of theta `[P]`, taken while others may be writing."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of all that belongs into a checkpoint beside theta."""
+        ...
+
+    def restore(self, theta: Tensor, state: Mapping[str, Tensor], updates: int, dropped: int) -> None:
+        """Put back what a checkpoint holds. Raises UsageError, naming the setting, if it does not fit."""
         ...
 
 
-class Push:
-    """What became of a gradient."""
+class Experience(Protocol):
+    """Where rollouts go on their way from actors to a learner. Nothing here waits: who finds nothing comes back."""
 
-    __slots__ = ("applied", "norm", "staleness")
+    def has_room(self, actor: int) -> bool:
+        """Whether the actor may make its next rollout."""
+        ...
 
-    def __init__(self, applied: bool, norm: float, staleness: int) -> None:
-        self.applied = applied
-        """False: it was not finite and has been dropped."""
-        self.norm = norm
-        """L2 norm before clipping."""
-        self.staleness = staleness
-        """Updates by others since the version the gradient is of."""
+    def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
+        """Hand over a copy of a rollout that was acted with theta of `version`, and count its steps."""
+        ...
+
+    def take(self) -> Batch | None:
+        """The learner's next batch; None if there is none yet."""
+        ...
+
+    def release(self) -> None:
+        """The learner has done with what it took."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of what lies between actors and learner, while nobody puts or takes."""
+        ...
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go back to what `state` said. Raises UsageError if it does not fit."""
+        ...
 
 
-EVALUATOR = -1
-"""The worker number of the evaluator's agent."""
+@dataclass(frozen=True)
+class Batch:
+    """What a learner takes at once."""
+
+    rollout: Rollout
+    """Of all environments of the actors it is from, side by side."""
+    versions: list[int]
+    """Of each rollout in it, the version of theta it was acted with."""
+    waiting: int = 0
+    """Rollouts that are left."""
+    missing: int = 0
+    """Actors that had none in time."""

@@ -1,24 +1,20 @@
-"""What a worker writes down about itself."""
+"""What a worker, an actor or a learner writes down about itself."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from asyncrl.core.errors import NotFinite
 from asyncrl.core.losses import Metrics
-from asyncrl.core.rollout import Rollout
+from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.progress import Progress
-from asyncrl.runtime.protocols import Push
+from asyncrl.runtime.protocols import LEARNER, Batch, Part, Receipt
 from asyncrl.storage.records import RecordWriter
-
-if TYPE_CHECKING:
-    from asyncrl.runtime.worker import Turn
 
 MOST_DROPPED = 10
 """So many gradients in a row that are not finite end the run."""
@@ -38,8 +34,8 @@ def ages_as(name: str, ages: Counter[int]) -> dict[str, Any]:
     }
 
 
-class WorkerReport:
-    """Sums over updates, written as one row every `interval` seconds to the worker's own file.
+class Report:
+    """Sums over updates, written as one row every `interval` seconds to the process's own file.
 
     Rows are rare and metrics are worked out only for a row, so that keeping records costs the training nothing
     worth measuring.
@@ -47,106 +43,147 @@ class WorkerReport:
 
     def __init__(
         self,
-        worker: int,
-        collector: Collector,
-        progress: Progress,
+        who: int,
+        clock: Clock,
         writer: RecordWriter,
         interval: float,
+        collector: Collector | None = None,
         private_copy: bool = True,
-        dump: Callable[[Rollout], str] | None = None,
+        dump: Callable[[Part], str] | None = None,
     ) -> None:
-        """`dump` keeps the rollout of the last of many gradients that were not finite, and says where.
+        """`who` is a worker or LEARNER, which has no `collector`.
 
-        Without a private copy the rollout began at an older theta than the gradient is of: its age is recorded as well.
+        `dump` keeps what the last of many gradients that were not finite was made of, and says where. Without a private
+        copy a rollout began at an older theta than its gradient is of: its age is recorded as well.
         """
-        self._worker = worker
-        self._collector = collector
-        self._progress = progress
+        self._who = who
+        self._clock = clock
         self._writer = writer
         self._interval = interval
+        self._collector = collector
         self._private_copy = private_copy
         self._dump = dump
         self._dropped_in_a_row = 0
+        self._metrics: Metrics = dict
+        self._learning_rate = 0.0
         self._mark = time.perf_counter()
         self._due = self._mark + interval
         self._clear()
 
     def _clear(self) -> None:
-        self._seconds = dict.fromkeys(("pull", "rollout", "loss", "wait", "push"), 0.0)
+        self._seconds: dict[str, float] = {}
         self._updates = self._dropped = self._steps = 0
         self._norms = 0.0
         self._staleness: Counter[int] = Counter()
         self._pull_ages: Counter[int] = Counter()
-        self._collector.episodes.clear()
-        self._collector.environment_seconds = self._collector.acting_seconds = 0.0
+        self._rollout_ages: Counter[int] = Counter()
+        self._batches = self._waiting = self._missing = 0
+        if self._collector is not None:
+            self._collector.episodes.clear()
+            self._collector.environment_seconds = self._collector.acting_seconds = 0.0
 
     def lap(self, phase: str) -> None:
         """Book the time since the last lap under `phase`."""
         now = time.perf_counter()
-        self._seconds[phase] += now - self._mark
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._mark
         self._mark = now
 
-    def update(self, push: Push, turn: Turn, metrics: Metrics, learning_rate: float) -> None:
-        """One update was made; write a row if one is due.
+    def update(
+        self, receipt: Receipt, steps: int, metrics: Metrics, part: Part | None = None, pull_age: int = 0
+    ) -> None:
+        """One update was made of `part`; write a row if one is due. `pull_age` is what its rollout is older.
 
         Raises NotFinite when MOST_DROPPED gradients in a row were not finite: nothing is learnt any more.
         """
-        self._steps += turn.steps
-        if push.applied:
+        self._steps += steps
+        self._metrics, self._learning_rate = metrics, receipt.learning_rate
+        if receipt.applied:
             self._dropped_in_a_row = 0
             self._updates += 1
-            self._norms += push.norm
-            self._staleness[push.staleness] += 1
-            self._pull_ages[push.staleness + turn.version - turn.pulled] += 1
+            self._norms += receipt.norm
+            self._staleness[receipt.staleness] += 1
+            self._pull_ages[receipt.staleness + pull_age] += 1
         else:
             self._dropped += 1
             self._dropped_in_a_row += 1
             if self._dropped_in_a_row == MOST_DROPPED:
-                place = "" if self._dump is None or turn.rollout is None else f"; {self._dump(turn.rollout)}"
+                place = "" if self._dump is None or part is None else f"; {self._dump(part)}"
                 raise NotFinite(
                     f"{MOST_DROPPED} gradients in a row were not finite; in the last {told(metrics())}{place}"
                 )
-        if self._mark >= self._due:
-            self.write(metrics, learning_rate)
+        self._write_if_due()
 
-    def write(self, metrics: Metrics, learning_rate: float) -> None:
-        """Write a row now and begin the next."""
-        if not self._updates and not self._dropped and not self._collector.episodes:
+    def handed_over(self, steps: int) -> None:
+        """An actor has put a rollout; write a row if one is due."""
+        self._steps += steps
+        self._write_if_due()
+
+    def batch(self, batch: Batch, version: int) -> None:
+        """The learner has taken a batch, with theta of `version`."""
+        self._batches += 1
+        self._rollout_ages.update(version - acted_with for acted_with in batch.versions)
+        self._waiting += batch.waiting
+        self._missing += batch.missing
+
+    def _write_if_due(self) -> None:
+        if self._mark >= self._due:
+            self.write()
+
+    def write(self) -> None:
+        """Write a row now and begin the next, unless there is nothing to tell."""
+        episodes = [] if self._collector is None else self._collector.episodes
+        if not (self._updates or self._dropped or self._steps or episodes):
             return
-        seconds = self._seconds
-        collector = self._collector
-        pushes = max(1, self._updates)
-        self._writer.write(
-            {
-                "worker": self._worker,
-                "steps": self._progress.steps,
-                "seconds": round(self._progress.seconds, 3),
-                "worker_steps": self._steps,
-                "updates": self._updates,
-                "dropped_gradients": self._dropped,
-                "episodes": [[episode.score, episode.length] for episode in collector.episodes],
-                "learning_rate": learning_rate,
-                "gradient_norm": self._norms / pushes,
-                **ages_as("staleness", self._staleness),
-                **({} if self._private_copy else ages_as("pull_age", self._pull_ages)),
-                "metrics": {name: float(value) for name, value in metrics().items()},
-                "time": {
-                    "environment": round(collector.environment_seconds, 6),
-                    "act": round(collector.acting_seconds, 6),
-                    "collect": round(seconds["rollout"] - collector.environment_seconds - collector.acting_seconds, 6),
-                    "loss": round(seconds["loss"], 6),
-                    "pull": round(seconds["pull"], 6),
-                    "push": round(seconds["push"], 6),
-                    "wait": round(seconds["wait"], 6),
-                },
-            }
-        )
+        row: dict[str, Any] = {
+            "worker": "learner" if self._who == LEARNER else self._who,
+            "steps": self._clock.steps,
+            "seconds": round(self._clock.seconds, 3),
+        }
+        if self._collector is not None:
+            row["worker_steps"] = self._steps
+            row["episodes"] = [[episode.score, episode.length] for episode in episodes]
+        if self._updates or self._dropped:
+            row |= self._learnt()
+        if self._batches:
+            row |= self._took()
+        self._writer.write(row | {"time": self._time()})
         self._clear()
         self._due = time.perf_counter() + self._interval
 
-    def close(self, metrics: Metrics, learning_rate: float) -> None:
+    def _learnt(self) -> dict[str, Any]:
+        """What a row says about updates."""
+        return {
+            "updates": self._updates,
+            "dropped_gradients": self._dropped,
+            "learning_rate": self._learning_rate,
+            "gradient_norm": self._norms / max(1, self._updates),
+            **ages_as("staleness", self._staleness),
+            **({} if self._private_copy else ages_as("pull_age", self._pull_ages)),
+            "metrics": {name: float(value) for name, value in self._metrics().items()},
+        }
+
+    def _took(self) -> dict[str, Any]:
+        """What a learner's row says about batches."""
+        return {
+            "batches": self._batches,
+            **ages_as("rollout_age", self._rollout_ages),
+            "rollouts_waiting": self._waiting / self._batches,
+            "rollouts_missing": self._missing,
+        }
+
+    def _time(self) -> dict[str, float]:
+        """Seconds by phase; a rollout's in what its environments, its policy and the collector took."""
+        seconds = dict(self._seconds)
+        parts = {}
+        if self._collector is not None:
+            environment, act = self._collector.environment_seconds, self._collector.acting_seconds
+            collect = seconds.pop("rollout", 0.0) - environment - act
+            parts = {"environment": environment, "act": act, "collect": collect}
+        return {phase: round(spent, 6) for phase, spent in (parts | seconds).items()}
+
+    def close(self) -> None:
         """Write what is left and close the file."""
         try:
-            self.write(metrics, learning_rate)
+            self.write()
         finally:
             self._writer.close()

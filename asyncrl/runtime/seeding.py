@@ -17,8 +17,9 @@ def derive(seed: int, purpose: int, *place: int) -> int:
     By numpy's SeedSequence, so that neighbouring seeds and workers have unrelated streams. 31 bits, because the
     Atari emulator takes no more.
     """
-    # A spawn key must not be negative: the evaluator's place is -1, and so is NO_PART.
-    sequence = np.random.SeedSequence(seed, spawn_key=(purpose, *(number + 1 for number in place)))
+    # An entropy pool must not be negative: the evaluator's place is -1, the learner's -2.
+    key = [number + 1 if number >= -1 else number % 2**32 for number in place]
+    sequence = np.random.SeedSequence(seed, spawn_key=(purpose, *key))
     return int(sequence.generate_state(1, np.uint32)[0]) >> 1
 
 

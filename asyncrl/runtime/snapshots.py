@@ -9,14 +9,14 @@ from torch import Tensor
 
 from asyncrl.core.config import RunConfig, to_plain
 from asyncrl.core.errors import NotFinite, UsageError
-from asyncrl.runtime.plan import Layout, RunPlan
+from asyncrl.runtime.run import Layout, Run
 from asyncrl.storage.checkpoints import Checkpoint
 from asyncrl.storage.files import plain
 from asyncrl.storage.state import join, split
 
 
 def take_checkpoint(
-    plan: RunPlan,
+    run: Run,
     theta: Tensor | None,
     steps: int,
     seconds: float,
@@ -32,24 +32,24 @@ def take_checkpoint(
     holds all that is counted.
     `exact` is the state of all workers, where a backend can tell it. Raises NotFinite if theta holds what is no number.
     """
-    store = plan.store
+    store = run.handles.store
     updates = store.updates if updates is None else updates
     snapshot = store.snapshot() if theta is None else theta.clone()
-    require_finite(snapshot, plan.layout)
+    require_finite(snapshot, run.spec.layout)
     data, tensors = split(exact, "exact")
     return Checkpoint(
         steps=steps,
         updates=updates,
         seconds=seconds,
-        parameters=name_parameters(snapshot, plan.layout),
-        tensors=(store.state() if beside is None else beside) | tensors,
+        parameters=name_parameters(snapshot, run.spec.layout),
+        tensors=(store.state() | run.handles.moments.state() if beside is None else beside) | tensors,
         facts={
-            "page": plan.page,
-            "env_id": plan.spec.env_id,
-            "optimizer": plan.config.optimizer,
-            "dropped_gradients": plan.store.dropped,
-            "part": plan.part,
-            "config": to_plain(plan.config),
+            "page": run.spec.page,
+            "env_id": run.spec.environment.env_id,
+            "optimizer": run.spec.config.optimizer,
+            "dropped_gradients": run.handles.store.dropped,
+            "part": run.spec.part,
+            "config": to_plain(run.spec.config),
             "exact": data,
             **facts,
         },

@@ -145,6 +145,11 @@ class RunFolder:
         """The folder of TensorBoard event files."""
         return self.path / "tb"
 
+    @property
+    def learner_file(self) -> Path:
+        """The records of the learner, where there is one."""
+        return self.path / "learner.jsonl"
+
     def worker_file(self, rank: int) -> Path:
         """The records of one worker; ranks count from 0."""
         return self.path / f"worker-{rank:02d}.jsonl"
@@ -155,7 +160,8 @@ class RunFolder:
 
     def culprit_file(self, rank: int) -> Path:
         """What a worker whose gradients are not finite any more has learnt from last, and with which parameters."""
-        return self.path / f"worker-{rank:02d}.culprit.safetensors"
+        name = "learner" if rank < 0 else f"worker-{rank:02d}"
+        return self.path / f"{name}.culprit.safetensors"
 
     def stack_file(self, role: str) -> Path:
         """Where a process that hangs or crashes leaves its stack."""

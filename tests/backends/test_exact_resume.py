@@ -12,11 +12,11 @@ import torch
 
 from asyncrl.backends import serial
 from asyncrl.backends.outcome import Signals
+from asyncrl.commands.train import main
 from asyncrl.runtime import evaluator
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
-from asyncrl.train import main
 from tests.support import evaluations_of, status_of, the_run
 
 STEPS, INTERVAL = 3000, 1000

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from asyncrl.commands.train import main
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
-from asyncrl.train import main
 from tests.support import evaluations_of, run_command, status_of, the_run
 
 CATCH = ("--env-id", "Catch", "--quiet", "--evaluation-interval-steps", "1000", "--evaluation-episodes", "4")

@@ -16,20 +16,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl import a3c, doctor
+from asyncrl import a3c
 from asyncrl.backends.processes import start_context
 from asyncrl.checks import environment, learning, machine
 from asyncrl.checks.finding import Finding
 from asyncrl.checks.learning import Heard, NoAnswer
+from asyncrl.commands import doctor
+from asyncrl.commands.doctor import A3C, N_STEP_Q, exercise_plan, main
 from asyncrl.core.config import RunConfig
 from asyncrl.core.rollout import Rollout
-from asyncrl.doctor import A3C, N_STEP_Q, exercise_plan, main
-from asyncrl.envs.spec import EnvSpec, Spaces
-from asyncrl.runtime import collect, plan, store, worker
-from asyncrl.runtime.plan import RunPlan
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.runtime import collect, run, store, worker
 from asyncrl.runtime.protocols import Push
+from asyncrl.runtime.run import Run
 from asyncrl.storage.records import RecordWriter
-from tests.support import make_plan
+from tests.support import make_run
 
 HERE = __name__
 
@@ -180,7 +182,7 @@ class TestLearning:
     def test_a_private_target_network_is_seen(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """One whose parameters do not lie on the shared theta^-."""
         bind = plan.bind_parameters
-        monkeypatch.setattr(plan, "bind_parameters", lambda network, flat: bind(network, flat.clone()))
+        monkeypatch.setattr(run, "bind_parameters", lambda network, flat: bind(network, flat.clone()))
 
         assert target_finding(tmp_path).verdict == "FAIL"
 
@@ -195,17 +197,17 @@ def verdicts_of(findings: list[Finding]) -> dict[str, str]:
     return {finding.check: finding.verdict for finding in findings}
 
 
-def listen_with_two_threads(exercise: RunPlan, number: int) -> None:
+def listen_with_two_threads(exercise: Run, number: int) -> None:
     """The main function of a child into which somebody's library has brought threads."""
     torch.set_num_threads(2)
     learning.listen_in_child(exercise, number)
 
 
-def raise_something(exercise: RunPlan, number: int) -> None:
+def raise_something(exercise: Run, number: int) -> None:
     raise ValueError("no ladder here")
 
 
-def wait_for_ever(exercise: RunPlan, number: int) -> None:
+def wait_for_ever(exercise: Run, number: int) -> None:
     import threading
 
     threading.Event().wait()
@@ -307,7 +309,7 @@ class TestRoom:
 
     def test_a_worker_that_never_learnt_is_seen(self, tmp_path: Path) -> None:
         """Its records hold no update; after a while of training they do."""
-        idle, busy = make_plan(tmp_path / "idle"), make_plan(tmp_path / "busy", total_steps=200)
+        idle, busy = make_run(tmp_path / "idle"), make_run(tmp_path / "busy", total_steps=200)
         RecordWriter(idle.folder.worker_file(0)).close()
         machine.train_a_while(busy, 0)
 
@@ -325,7 +327,7 @@ class TestRoom:
             return value * float("inf"), metrics
 
         monkeypatch.setattr(a3c.A3C, "loss", infinite)
-        exercise = make_plan(tmp_path, total_steps=200)
+        exercise = make_run(tmp_path, total_steps=200)
         machine.train_a_while(exercise, 0)
 
         found = machine.check_speed(exercise)
@@ -450,11 +452,11 @@ class TestEnvironment:
 
 
 class TestCommand:
-    """`python -m asyncrl.doctor` as people type it."""
+    """`python -m asyncrl doctor` as people type it."""
 
     def test_all_checks_pass_here(self, tmp_path: Path) -> None:
         """As a command, without a terminal: plain text of 80 columns, nothing left in the folder."""
-        words = [sys.executable, "-m", "asyncrl.doctor", "--env-id", "CartPole-v1", "--workers", "2"]
+        words = [sys.executable, "-m", "asyncrl", "doctor", "--env-id", "CartPole-v1", "--workers", "2"]
         done = subprocess.run(
             [*words, "--runs-dir", str(tmp_path / "runs")], capture_output=True, text=True, timeout=240
         )
@@ -468,7 +470,7 @@ class TestCommand:
     @pytest.mark.parametrize("limit", [20, 48])
     def test_too_few_descriptors_for_the_doctor_itself_are_a_finding(self, limit: int) -> None:
         """No traceback, but what to do."""
-        command = f"ulimit -n {limit} && exec {sys.executable} -m asyncrl.doctor --env-id Catch"
+        command = f"ulimit -n {limit} && exec {sys.executable} -m asyncrl.commands.doctor --env-id Catch"
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=240)
 
         assert (done.returncode, done.stderr) == (1, "")

@@ -15,10 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.core.errors import UsageError
-from asyncrl.envs import spec as spec_module
-from asyncrl.envs.spec import EnvSpec
-from asyncrl.evaluate import (
+from asyncrl.commands.evaluate import (
     LEAST_HEIGHT,
     Config,
     Film,
@@ -30,8 +27,11 @@ from asyncrl.evaluate import (
     main,
     play_run,
 )
+from asyncrl.commands.train import main as train
+from asyncrl.core.errors import UsageError
+from asyncrl.envs import spec as spec_module
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime import seeding
-from asyncrl.train import main as train
 from tests.support import evaluations_of, the_run
 
 HERE = __name__
@@ -114,7 +114,7 @@ def test_the_episodes_are_those_of_the_runs_own_evaluation_if_they_are_drawn_ali
     """The same parameters, moments and settings give the same returns with the evaluator's random streams."""
     run = make_run(tmp_path, *words, page=page, env_id=env_id)
     (evaluation,) = evaluations_of(run)
-    monkeypatch.setattr("asyncrl.evaluate.NO_PART", 0)
+    monkeypatch.setattr("asyncrl.commands.evaluate.NO_PART", 0)
 
     said = evaluate(str(run), "--seed", "7", "--episodes", str(len(evaluation["returns"])))
 
@@ -137,7 +137,7 @@ def test_no_stream_of_a_run_with_the_same_seed_is_used(tmp_path: Path, monkeypat
         return result
 
     monkeypatch.setattr(seeding, "derive", note)
-    monkeypatch.setattr("asyncrl.runtime.plan.derive", note)
+    monkeypatch.setattr("asyncrl.runtime.run.derive", note)
     run = make_run(tmp_path, "--seed", "0")
     assert train("asyncrl.a3c", ["--resume", str(run), "--total-steps", "1200"]) == 0
     of_the_run = set(drawn)

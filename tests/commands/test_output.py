@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from asyncrl.commands.train import main
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.storage.checkpoints import load_newest
-from asyncrl.train import main
 from tests.storage.limits import no_file_beyond
 from tests.support import run_command, status_of, the_run
 

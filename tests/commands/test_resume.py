@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.commandline import value_of
-from asyncrl.train import main
+from asyncrl.commands.commandline import value_of
+from asyncrl.commands.train import main
 from tests.support import status_of, the_run
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from asyncrl.commands.train import main
 from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.rollout import Rollout
-from asyncrl.envs.spec import Spaces
+from asyncrl.core.spaces import Spaces
 from asyncrl.storage.checkpoints import load_newest
-from asyncrl.train import main
 from tests.support import status_of, the_run
 
 PAGES = ["a3c", "one_step_q", "one_step_sarsa", "n_step_q"]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from asyncrl.envs.spec import EnvSpec, Spaces
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import EnvSpec
 
 SPECS = {
     "Chain": Spaces((8,), "float32", 2),

@@ -14,8 +14,9 @@ import pytest
 from gymnasium import spaces
 
 from asyncrl.core.errors import UsageError
+from asyncrl.core.spaces import Spaces
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
-from asyncrl.envs.spec import BadEnvironment, EnvironmentNotice, EnvSpec, Spaces
+from asyncrl.envs.spec import BadEnvironment, EnvironmentNotice, EnvSpec
 
 UNIT = spaces.Box(-1.0, 1.0, (3,), np.float32)
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from asyncrl.core.errors import UsageError
+from asyncrl.core.spaces import Spaces
 from asyncrl.envs.masked import hide
-from asyncrl.envs.spec import EnvSpec, Spaces
+from asyncrl.envs.spec import EnvSpec
 
 HIDE = "asyncrl.envs.masked:hide"
 WITHOUT_VELOCITIES = (("env_id", "CartPole-v1"), ("components", (1, 3)))

@@ -12,8 +12,9 @@ import pytest
 from gymnasium import spaces
 
 from asyncrl.core.errors import UsageError
+from asyncrl.core.spaces import Spaces
 from asyncrl.envs.preprocessed import Preprocessed
-from asyncrl.envs.spec import EnvSpec, Spaces
+from asyncrl.envs.spec import EnvSpec
 
 HERE = __name__
 

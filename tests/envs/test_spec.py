@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from asyncrl.core.errors import UsageError
-from asyncrl.envs.spec import EnvSpec, Spaces, one_line
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import EnvSpec, one_line
 
 
 def test_importing_the_spec_imports_no_simulator() -> None:

@@ -13,8 +13,8 @@ import pytest
 import safetensors.torch
 import torch
 
+from asyncrl.commands.train import main
 from asyncrl.storage import checkpoints
-from asyncrl.train import main
 from tests.support import status_of, the_run
 
 pytestmark = pytest.mark.faults

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.commands.train import main
 from asyncrl.storage.records import read_records
-from asyncrl.train import main
 from tests.faults.running import environment_of, running
 from tests.support import evaluations_of, status_of, the_run
 

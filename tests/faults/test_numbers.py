@@ -9,14 +9,14 @@ import safetensors.torch
 import torch
 
 from asyncrl import a3c
+from asyncrl.commands.train import main
 from asyncrl.core.errors import NotFinite
 from asyncrl.runtime.evaluator import Evaluator
 from asyncrl.runtime.monitor import Monitor
-from asyncrl.runtime.plan import build_learner
+from asyncrl.runtime.run import build_learner
 from asyncrl.storage import checkpoints
-from asyncrl.train import main
 from tests.faults.running import CATCH
-from tests.support import make_plan, status_of, the_run
+from tests.support import make_run, status_of, the_run
 
 pytestmark = pytest.mark.faults
 
@@ -55,26 +55,26 @@ def test_ten_gradients_in_a_row_that_are_not_finite_end_the_run_with_the_culprit
 
 def test_a_snapshot_that_is_not_finite_is_never_saved_nor_evaluated(tmp_path: Path) -> None:
     """The parameter is named; the checkpoints before stay."""
-    plan = make_plan(tmp_path)
-    monitor = Monitor(plan)
+    run = make_run(tmp_path)
+    monitor = Monitor(run)
     monitor.begin()
-    plan.store.theta[0] = torch.inf
-    plan.progress.count(0, 1000)
+    run.handles.store.theta[0] = torch.inf
+    run.handles.clock.count(0, 1000)
 
     with pytest.raises(NotFinite, match=r"the shared parameters hold numbers that are not finite, in trunk\.\S+$"):
         monitor.save_checkpoint()
-    with Evaluator(plan) as evaluator, pytest.raises(NotFinite):
+    with Evaluator(run) as evaluator, pytest.raises(NotFinite):
         evaluator.evaluate()
     monitor.end()
 
-    assert [path.name for path in checkpoints.find(plan.folder.checkpoints)] == ["step_000000000000"]
+    assert [path.name for path in checkpoints.find(run.spec.folder.checkpoints)] == ["step_000000000000"]
 
 
 def test_statistics_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     """They would poison theta after a resume."""
-    plan = make_plan(tmp_path)
-    monitor = Monitor(plan)
-    plan.store.statistics[0, 0, 0] = torch.nan
+    run = make_run(tmp_path)
+    monitor = Monitor(run)
+    run.handles.store.statistics[0, 0, 0] = torch.nan
 
     with pytest.raises(NotFinite, match="statistics"):
         monitor.save_checkpoint()
@@ -83,7 +83,7 @@ def test_statistics_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
 
 def test_a_nan_in_the_shared_memory_ends_the_run_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Somebody wrote it past the check of gradients: found at the next snapshot; the last good one stays."""
-    from asyncrl.runtime.store import SharedStore
+    from asyncrl.parameters.shared import SharedStore
 
     push = SharedStore.push
 
@@ -109,14 +109,14 @@ def test_a_nan_in_the_shared_memory_ends_the_run_in_one_line(tmp_path: Path, cap
 
 def test_the_dump_is_made_from_what_a_worker_really_has(tmp_path: Path) -> None:
     """Also with several workers: the one whose losses are NaN is named by the file."""
-    plan = make_plan(tmp_path, total_steps=10**6)
-    worker = build_learner(plan, 1).learning
-    plan.store.max_gradient_norm = float("nan")  # every gradient becomes NaN when it is clipped
+    run = make_run(tmp_path, total_steps=10**6)
+    worker = build_learner(run, 1).learning
+    run.handles.store.max_gradient_norm = float("nan")  # every gradient becomes NaN when it is clipped
     next(worker)
-    for parameter in range(len(plan.store.theta)):
-        plan.store.theta[parameter] = torch.nan
+    for parameter in range(len(run.handles.store.theta)):
+        run.handles.store.theta[parameter] = torch.nan
 
     with pytest.raises(NotFinite, match=r"worker-01\.culprit\.safetensors"):
         for _ in worker:
             pass
-    assert plan.store.dropped >= 10
+    assert run.handles.store.dropped >= 10

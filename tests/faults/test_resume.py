@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.commands.train import main
 from asyncrl.storage.checkpoints import find, load, load_newest
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import RunFolder
-from asyncrl.train import main
 from tests.faults.running import SECONDS, gone, running, training
 from tests.storage.test_tensorboard import points
 from tests.support import evaluations_of, run_command, status_of, the_run

@@ -14,9 +14,9 @@ import pytest
 
 from asyncrl.backends import crew
 from asyncrl.backends.processes import how_it_died, last_line
+from asyncrl.commands.train import main
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
-from asyncrl.train import main
 from tests.faults.running import environment_of, gone, running, training
 from tests.support import evaluations_of, status_of, the_run
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asyncrl.commands.train import main
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.envs.toy import Catch, Chain
-from asyncrl.train import main
 from tests.support import evaluations_of, status_of, the_run
 
 pytestmark = pytest.mark.slow

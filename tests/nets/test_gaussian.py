@@ -10,7 +10,7 @@ import torch
 
 from asyncrl import a3c
 from asyncrl.core.distributions import Gaussian
-from asyncrl.envs.spec import Spaces
+from asyncrl.core.spaces import Spaces
 from asyncrl.nets.gaussian import GaussianActorCritic
 
 INFINITE = math.inf

@@ -10,12 +10,12 @@ from torch import nn
 from asyncrl import a3c, n_step_q
 from asyncrl.core.config import RunConfig
 from asyncrl.core.rollout import State
-from asyncrl.envs.spec import Spaces
+from asyncrl.core.spaces import Spaces
 from asyncrl.nets.bodies import make_body
 from asyncrl.nets.memory import Memory, Trunk, at_end, at_places
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.plan import build_agent, build_environments
-from tests.support import make_plan
+from asyncrl.runtime.run import build_agent, build_environments
+from tests.support import make_run
 
 
 def test_the_memory_is_torchs_lstm() -> None:
@@ -100,11 +100,11 @@ def test_a_trunk_without_cells_has_no_state() -> None:
 def test_bootstrapping_does_not_advance_the_stored_state(tmp_path: Path) -> None:
     """The loss is a function of the rollout: computed twice it gives the same, and the next rollout goes on from
     the state that acting left."""
-    plan = make_plan(tmp_path, lstm_cells=4, workers=1)
-    agent, theta = build_agent(plan, 0)
-    plan.store.pull(theta)
-    environments = build_environments(plan, 0, 2, evaluation=False)
-    collector = Collector(environments, agent, plan.spaces, t_max=5, gamma=0.9, progress=plan.progress)
+    run = make_run(tmp_path, lstm_cells=4, workers=1)
+    agent, theta = build_agent(run, 0)
+    run.handles.store.pull(theta)
+    environments = build_environments(run, 0, 2, evaluation=False)
+    collector = Collector(environments, agent, run.spec.spaces, t_max=5, gamma=0.9, clock=run.handles.clock)
     rollout = next(collector)
     state = [part.clone() for part in collector._state]
 

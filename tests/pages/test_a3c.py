@@ -13,7 +13,7 @@ from asyncrl.core.distributions import Categorical
 from asyncrl.core.errors import UsageError
 from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.rollout import Rollout, State
-from asyncrl.envs.spec import Spaces
+from asyncrl.core.spaces import Spaces
 
 SPACES = Spaces(observation_shape=(1,), observation_dtype="float32", actions=2)
 

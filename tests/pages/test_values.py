@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from asyncrl import n_step_q, one_step_q, one_step_sarsa
 from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.rollout import Rollout, State
-from asyncrl.envs.spec import Spaces
+from asyncrl.core.spaces import Spaces
 
 SPACES = Spaces(observation_shape=(1,), observation_dtype="float32", actions=2)
 PAGES = [one_step_q, one_step_sarsa, n_step_q]

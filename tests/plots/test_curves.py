@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
+from asyncrl.commands.plot import main
 from asyncrl.core.errors import UsageError
-from asyncrl.plot import main
 from asyncrl.plots.curves import draw_curves, label_curves, read_curve, read_references, save_figure, unit_of
 
 

@@ -9,17 +9,17 @@ from torch import Tensor
 
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Rollout, State
+from asyncrl.core.spaces import Spaces
 from asyncrl.core.updates import UpdateRule
-from asyncrl.envs.spec import Spaces
+from asyncrl.parameters.shared import SharedStore
+from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector, Episode, for_environments
 from asyncrl.runtime.normalize import Normalizer
-from asyncrl.runtime.progress import Progress
-from asyncrl.runtime.store import SharedStore
 from tests.support import COUNTING, Counting, FixedAgent
 
 
 def collector_of(environments: list[Counting], t_max: int, gamma: float = 0.5) -> Collector:
-    return Collector(environments, FixedAgent(), COUNTING, t_max, gamma, Progress(1, 10_000))
+    return Collector(environments, FixedAgent(), COUNTING, t_max, gamma, Clock(1, 10_000))
 
 
 def returns_of(rollout: Rollout) -> np.ndarray:
@@ -113,9 +113,7 @@ def test_sarsas_look_ahead_action_is_taken_in_the_next_rollout() -> None:
             return torch.full((len(observations),), self.calls), state
 
     agent = Numbered()
-    collector = Collector(
-        [Counting(10, truncates=False)], agent, COUNTING, 3, 0.5, Progress(1, 10_000), look_ahead=True
-    )
+    collector = Collector([Counting(10, truncates=False)], agent, COUNTING, 3, 0.5, Clock(1, 10_000), look_ahead=True)
 
     first = next(collector)
     seen = first.actions[:, 0].tolist(), first.next_actions[:, 0].tolist()  # type: ignore[index]
@@ -135,9 +133,9 @@ def test_acting_builds_no_graph_and_leaves_rollouts_that_can_be_learnt_from() ->
             return super().act(observations, state, steps)
 
     asked: list[bool] = []
-    progress = Progress(1, 10_000)
+    clock = Clock(1, 10_000)
     environments = [Counting(2, truncates=True)]
-    collector = Collector(environments, Asking(), COUNTING, 4, 0.5, progress, look_ahead=True)
+    collector = Collector(environments, Asking(), COUNTING, 4, 0.5, clock, look_ahead=True)
     rollout = next(collector)
 
     assert asked == [True] * 5
@@ -165,7 +163,7 @@ def test_normalised_observations_and_reward_scale() -> None:
     store = SharedStore(torch.zeros(1), UpdateRule("adam"), workers=1, observation_size=1)
     normalizer = Normalizer(store, 0, (1,), returns=True, gamma=0.5)
     collector = Collector(
-        [Counting(100, truncates=False, reward=7.0)], FixedAgent(), COUNTING, 4, 0.5, Progress(1, 10_000),
+        [Counting(100, truncates=False, reward=7.0)], FixedAgent(), COUNTING, 4, 0.5, Clock(1, 10_000),
         normalizer=normalizer,
     )  # fmt: skip
 

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
+from asyncrl.commands.resume import restore
 from asyncrl.core.moments import Moments
 from asyncrl.envs.spec import BadEnvironment, EnvSpec
-from asyncrl.resume import restore
 from asyncrl.runtime import evaluator as module
+from asyncrl.runtime.clock import ENDED, FINISH, LEAVE, Clock
 from asyncrl.runtime.collect import Episode
 from asyncrl.runtime.evaluator import Evaluator, play, serve
-from asyncrl.runtime.plan import RunPlan, build_normalizer
-from asyncrl.runtime.progress import ENDED, FINISH, LEAVE, Progress
 from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.run import Run, build_normalizer
 from asyncrl.storage import checkpoints
 from asyncrl.storage.records import read_records
-from tests.support import COUNTING, Counting, FixedAgent, make_plan
+from tests.support import COUNTING, Counting, FixedAgent, make_run
 
 
 class Counted(Counting):
@@ -154,10 +154,10 @@ def test_an_environment_that_breaks_as_it_begins_is_replaced_too() -> None:
 
 @pytest.fixture
 def evaluate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Evaluator]]:
-    """Make an evaluator of a plan whose evaluations give the scores that are put into its `scores`."""
+    """Make an evaluator of a run whose evaluations give the scores that are put into its `scores`."""
     made: list[Evaluator] = []
 
-    def make(plan: RunPlan, *scores: float | None) -> Evaluator:
+    def make(run: Run, *scores: float | None) -> Evaluator:
         results = iter(scores)
 
         def give(*_: Any, **__: Any) -> list[Episode] | None:
@@ -165,7 +165,7 @@ def evaluate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Evaluato
             return None if score is None else [Episode(score - 1, 3), Episode(score + 1, 5, cut=True)]
 
         monkeypatch.setattr(module, "play", give)
-        made.append(Evaluator(plan))
+        made.append(Evaluator(run))
         return made[-1]
 
     yield make
@@ -175,20 +175,20 @@ def evaluate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Evaluato
 
 def test_raw_returns_are_what_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rewards of 7 are clipped in the loss, not here; life loss is for training only."""
-    plan = make_plan(tmp_path, env_id="CartPole-v1", evaluation_episodes=3, reward_clip=1.0)
+    run = make_run(tmp_path, env_id="CartPole-v1", evaluation_episodes=3, reward_clip=1.0)
     asked = []
 
     class Paying(Counting):
         def _observation(self) -> np.ndarray:
             return np.zeros(4, np.float32)
 
-    def build(_: RunPlan, worker: int, count: int, evaluation: bool) -> list[Paying]:
+    def build(_: Run, worker: int, count: int, evaluation: bool) -> list[Paying]:
         asked.append((worker, count, evaluation))
         return [Paying(2, truncates=False, reward=7.0) for _ in range(count)]
 
     monkeypatch.setattr(module, "build_environments", build)
 
-    with Evaluator(plan) as evaluator:
+    with Evaluator(run) as evaluator:
         row = evaluator.evaluate()
 
     assert asked == [(-1, 3, True)]
@@ -202,7 +202,7 @@ def test_no_more_than_eight_environments_are_kept(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(module, "build_environments", lambda *arguments, evaluation: counts.append(arguments[2]) or [])
 
     for place, episodes in enumerate((1, 8, 100)):
-        with Evaluator(make_plan(tmp_path / str(place), evaluation_episodes=episodes)):
+        with Evaluator(make_run(tmp_path / str(place), evaluation_episodes=episodes)):
             pass
 
     assert counts == [1, 8, 8]
@@ -213,10 +213,10 @@ def test_a_row_says_of_which_parameters_it_speaks(
 ) -> None:
     """Steps, frames (four a step on Atari), seconds and updates of the snapshot."""
     monkeypatch.setattr(module, "build_environments", lambda *arguments, **options: [])
-    plan = replace(make_plan(tmp_path, normalize_observations=False), spec=EnvSpec("ALE/Pong-v5"))
-    evaluator = evaluate(plan, 4.0)
-    plan.progress.count(0, 100)
-    plan.store.push(0, torch.ones_like(plan.store.theta), 0.1, 0)
+    run = replace(make_run(tmp_path, normalize_observations=False), spec=EnvSpec("ALE/Pong-v5"))
+    evaluator = evaluate(run, 4.0)
+    run.handles.clock.count(0, 100)
+    run.handles.store.push(0, torch.ones_like(run.handles.store.theta), 0.1, 0)
 
     row = evaluator.evaluate()
 
@@ -224,23 +224,23 @@ def test_a_row_says_of_which_parameters_it_speaks(
     assert (row["steps"], row["frames"], row["updates"], row["seconds"]) == (100, 400, 1, 0.0)
     assert (row["returns"], row["lengths"], row["mean"], row["median"]) == ([3.0, 5.0], [3, 5], 4.0, 4.0)
     assert row["cut"] == 1
-    assert read_records(plan.folder.evaluator_file) == [row]
+    assert read_records(run.spec.folder.evaluator_file) == [row]
 
 
 def test_it_is_due_when_a_multiple_of_the_interval_is_crossed(
     tmp_path: Path, evaluate: Callable[..., Evaluator]
 ) -> None:
     """1000, then 3000 after an evaluation at 2500: the one at 2000 is past."""
-    plan = make_plan(tmp_path, evaluation_interval_steps=1000)
-    evaluator = evaluate(plan, 1.0)
+    run = make_run(tmp_path, evaluation_interval_steps=1000)
+    evaluator = evaluate(run, 1.0)
 
     due = []
     for steps in (0, 999, 1, 1500):
-        plan.progress.count(0, steps)
+        run.handles.clock.count(0, steps)
         due.append(evaluator.due())
     evaluator.evaluate()
     for steps in (0, 499, 1):
-        plan.progress.count(0, steps)
+        run.handles.clock.count(0, steps)
         due.append(evaluator.due())
 
     assert due == [False, False, True, True, False, False, True]
@@ -248,12 +248,12 @@ def test_it_is_due_when_a_multiple_of_the_interval_is_crossed(
 
 def test_a_resumed_run_waits_for_its_next_multiple(tmp_path: Path, evaluate: Callable[..., Evaluator]) -> None:
     """From 2500 steps it is 3000."""
-    plan = make_plan(tmp_path, evaluation_interval_steps=1000)
-    plan.progress.count(0, 2500)
-    evaluator = evaluate(plan)
+    run = make_run(tmp_path, evaluation_interval_steps=1000)
+    run.handles.clock.count(0, 2500)
+    evaluator = evaluate(run)
 
     assert not evaluator.due()
-    plan.progress.count(0, 500)
+    run.handles.clock.count(0, 500)
     assert evaluator.due()
 
 
@@ -262,9 +262,9 @@ def test_it_is_due_so_many_seconds_after_the_last(
 ) -> None:
     """At 10 s, and after an evaluation that began at 13 s, at 23 s."""
     clock = [0.0]
-    monkeypatch.setattr(Progress, "seconds", property(lambda _: clock[0]))
-    plan = make_plan(tmp_path, evaluation_interval_steps=0, evaluation_interval_seconds=10.0, backend="local")
-    evaluator = evaluate(plan, 1.0)
+    monkeypatch.setattr(Clock, "seconds", property(lambda _: clock[0]))
+    run = make_run(tmp_path, evaluation_interval_steps=0, evaluation_interval_seconds=10.0, backend="local")
+    evaluator = evaluate(run, 1.0)
 
     due = []
     for clock[0] in (0.0, 9.9, 10.0, 13.0):
@@ -280,10 +280,10 @@ def test_without_intervals_it_is_never_due(
     tmp_path: Path, evaluate: Callable[..., Evaluator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is the one at the end all the same."""
-    monkeypatch.setattr(Progress, "seconds", property(lambda _: 1e6))
-    plan = make_plan(tmp_path, evaluation_interval_steps=0)
-    evaluator = evaluate(plan)
-    plan.progress.count(0, 10**9)
+    monkeypatch.setattr(Clock, "seconds", property(lambda _: 1e6))
+    run = make_run(tmp_path, evaluation_interval_steps=0)
+    evaluator = evaluate(run)
+    run.handles.clock.count(0, 10**9)
 
     assert not evaluator.due()
 
@@ -295,8 +295,8 @@ def test_its_share_of_the_processor_is_bounded(
     used = [100.0]
     monkeypatch.setattr(time, "process_time", lambda: used[0])
     monkeypatch.setattr(module, "usable_cores", lambda: [0, 1])
-    monkeypatch.setattr(Progress, "seconds_of_this_part", property(lambda _: 10.0))
-    evaluator = evaluate(make_plan(tmp_path, evaluation_cpu_share=0.15), 1.0)
+    monkeypatch.setattr(Clock, "seconds_of_this_part", property(lambda _: 10.0))
+    evaluator = evaluate(make_run(tmp_path, evaluation_cpu_share=0.15), 1.0)
 
     shares = []
     for used[0] in (100.0, 103.0, 103.1):
@@ -312,49 +312,49 @@ def test_the_best_checkpoint_is_kept_and_is_there_before_its_row(
     tmp_path: Path, evaluate: Callable[..., Evaluator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores 1, 3, 2, 3: the first and second are saved, what is worse or equal is not."""
-    plan = make_plan(tmp_path)
+    run = make_run(tmp_path)
     saved = []
     save_best = checkpoints.save_best
 
     def save(folder: Path, checkpoint: checkpoints.Checkpoint) -> Path:
-        rows = len(read_records(plan.folder.evaluator_file))
+        rows = len(read_records(run.spec.folder.evaluator_file))
         saved.append((checkpoint.steps, rows, checkpoint.facts["best_score"]))
         return save_best(folder, checkpoint)
 
     monkeypatch.setattr(checkpoints, "save_best", save)
-    evaluator = evaluate(plan, 1.0, 3.0, 2.0, 3.0)
+    evaluator = evaluate(run, 1.0, 3.0, 2.0, 3.0)
     for _ in range(4):
-        plan.progress.count(0, 10)
-        plan.store.theta.add_(1.0)
-        if plan.progress.steps == 20:
-            theta = plan.store.theta.clone()
+        run.handles.clock.count(0, 10)
+        run.handles.store.theta.add_(1.0)
+        if run.handles.clock.steps == 20:
+            theta = run.handles.store.theta.clone()
         evaluator.evaluate()
 
     assert saved == [(10, 0, 1.0), (20, 1, 3.0)]
-    assert [row["best"] for row in read_records(plan.folder.evaluator_file)] == [True, True, False, False]
-    best, skipped = checkpoints.load_best(plan.folder.checkpoints)
+    assert [row["best"] for row in read_records(run.spec.folder.evaluator_file)] == [True, True, False, False]
+    best, skipped = checkpoints.load_best(run.spec.folder.checkpoints)
     assert (best.steps, skipped) == (20, [])
-    assert torch.equal(torch.cat([best.parameters[name].flatten() for name, _ in plan.layout]), theta)
+    assert torch.equal(torch.cat([best.parameters[name].flatten() for name, _ in run.spec.layout]), theta)
 
 
 def test_the_best_checkpoint_has_the_moments_it_was_scored_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers go on while it is scored: what they see and push then is not in it."""
-    plan = make_plan(tmp_path, env_id="CartPole-v1", normalize_observations=True, evaluation_episodes=1)
-    moments = Moments(plan.store.observation_moments)
+    run = make_run(tmp_path, env_id="CartPole-v1", normalize_observations=True, evaluation_episodes=1)
+    moments = Moments(run.handles.store.observation_moments)
     moments.add(0, torch.ones(10, 4))
 
     def score(*_: Any, **__: Any) -> list[Episode]:
         moments.add(0, 9 * torch.ones(90, 4))
-        plan.store.push(0, torch.ones_like(plan.store.theta), 0.1, 0)
+        run.handles.store.push(0, torch.ones_like(run.handles.store.theta), 0.1, 0)
         return [Episode(1.0, 1)]
 
     monkeypatch.setattr(module, "play", score)
-    with Evaluator(plan) as evaluator:
+    with Evaluator(run) as evaluator:
         row = evaluator.evaluate()
 
-    best, _ = checkpoints.load_best(plan.folder.checkpoints)
+    best, _ = checkpoints.load_best(run.spec.folder.checkpoints)
     assert best.tensors["observation_moments"].tolist() == [10.0, *[1.0] * 4, *[0.0] * 4]
     assert row is not None
     assert best.updates == row["updates"] == 0
@@ -364,10 +364,10 @@ def test_the_best_checkpoint_repeats_bit_by_bit_what_the_network_saw(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Moments are read again only when there are 1 % more samples: what came between is not in the checkpoint."""
-    plan = make_plan(tmp_path / "run", env_id="CartPole-v1", normalize_observations=True, evaluation_episodes=1)
+    run = make_run(tmp_path / "run", env_id="CartPole-v1", normalize_observations=True, evaluation_episodes=1)
     generator = torch.Generator().manual_seed(1)
     observations = 3 * torch.randn(5, 4, generator=generator)
-    moments, scores = Moments(plan.store.observation_moments), iter((1.0, 2.0))
+    moments, scores = Moments(run.handles.store.observation_moments), iter((1.0, 2.0))
     seen = []
 
     def score(*arguments: Any, **_: Any) -> list[tuple[float, int]]:
@@ -376,14 +376,14 @@ def test_the_best_checkpoint_repeats_bit_by_bit_what_the_network_saw(
         return [Episode(next(scores), 1)]
 
     monkeypatch.setattr(module, "play", score)
-    with Evaluator(plan) as evaluator:
+    with Evaluator(run) as evaluator:
         for samples in (1000, 9):
             moments.add(0, 2 + torch.randn(samples, 4, generator=generator))
             evaluator.evaluate()
 
-    best, _ = checkpoints.load_best(plan.folder.checkpoints)
+    best, _ = checkpoints.load_best(run.spec.folder.checkpoints)
     assert (best.facts["best_score"], best.tensors["observation_moments"][0]) == (2.0, 1000.0)
-    again = make_plan(tmp_path / "again", env_id="CartPole-v1", normalize_observations=True)
+    again = make_run(tmp_path / "again", env_id="CartPole-v1", normalize_observations=True)
     restore(again.store, best, again.layout)
     normalizer = build_normalizer(again, EVALUATOR)
     assert normalizer is not None
@@ -395,20 +395,20 @@ def test_parameters_that_changed_right_after_the_pull_have_not_been_evaluated(
     tmp_path: Path, evaluate: Callable[..., Evaluator], monkeypatch: pytest.MonkeyPatch, counts: bool
 ) -> None:
     """Whether the worker that pushed then came to count its steps or was killed before."""
-    plan = make_plan(tmp_path)
-    evaluator = evaluate(plan, 1.0, 1.0)
-    plan.progress.count(0, 100)
-    pull = plan.store.pull
+    run = make_run(tmp_path)
+    evaluator = evaluate(run, 1.0, 1.0)
+    run.handles.clock.count(0, 100)
+    pull = run.handles.store.pull
 
     def then_push(into: torch.Tensor) -> int:
         version = pull(into)
-        plan.store.push(1, torch.ones_like(into), 0.1, version)
+        run.handles.store.push(1, torch.ones_like(into), 0.1, version)
         if counts:
-            plan.progress.count(1, 64)
+            run.handles.clock.count(1, 64)
         return version
 
     with monkeypatch.context() as patch:
-        patch.setattr(plan.store, "pull", then_push)
+        patch.setattr(run.handles.store, "pull", then_push)
         row = evaluator.evaluate()
     assert row is not None
     assert (row["steps"], row["updates"]) == (100, 0)
@@ -420,10 +420,10 @@ def test_parameters_that_changed_right_after_the_pull_have_not_been_evaluated(
 
 def test_a_resumed_evaluator_knows_the_best_score_so_far(tmp_path: Path, evaluate: Callable[..., Evaluator]) -> None:
     """A worse score after the resumption does not replace it."""
-    plan = make_plan(tmp_path)
-    evaluate(plan, 5.0).evaluate()
+    run = make_run(tmp_path)
+    evaluate(run, 5.0).evaluate()
 
-    row = evaluate(plan, 4.0).evaluate()
+    row = evaluate(run, 4.0).evaluate()
 
     assert row is not None
     assert row["best"] is False
@@ -431,19 +431,19 @@ def test_a_resumed_evaluator_knows_the_best_score_so_far(tmp_path: Path, evaluat
 
 def test_an_evaluation_that_was_given_up_leaves_no_trace(tmp_path: Path, evaluate: Callable[..., Evaluator]) -> None:
     """No row, and the final theta still counts as not evaluated."""
-    plan = make_plan(tmp_path)
-    evaluator = evaluate(plan, None)
+    run = make_run(tmp_path)
+    evaluator = evaluate(run, None)
 
     assert evaluator.evaluate() is None
     assert not evaluator.evaluated_last()
-    assert read_records(plan.folder.evaluator_file) == []
+    assert read_records(run.spec.folder.evaluator_file) == []
 
 
 class Scripted:
     """An evaluator in the hands of a test: `look` is called whenever it is asked whether an evaluation is due."""
 
-    def __init__(self, plan: RunPlan, look: Callable[[int], None], due: bool = True, within: bool = True) -> None:
-        self.plan, self.look, self.is_due, self.within = plan, look, due, within
+    def __init__(self, run: Run, look: Callable[[int], None], due: bool = True, within: bool = True) -> None:
+        self.run, self.look, self.is_due, self.within = run, look, due, within
         self.looks = 0
         self.evaluated: list[int] = []
 
@@ -456,76 +456,76 @@ class Scripted:
         return self.within
 
     def evaluate(self) -> None:
-        self.evaluated.append(self.plan.progress.steps)
+        self.evaluated.append(self.run.handles.clock.steps)
 
     def evaluated_last(self) -> bool:
-        return bool(self.evaluated) and self.evaluated[-1] == self.plan.progress.steps
+        return bool(self.evaluated) and self.evaluated[-1] == self.run.handles.clock.steps
 
 
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPlan:
-    """A plan that has begun."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run that has begun."""
     monkeypatch.setattr(module, "POLL_SECONDS", 0.0)
-    plan = make_plan(tmp_path, total_steps=1000)
-    plan.progress.start()
-    return plan
+    run = make_run(tmp_path, total_steps=1000)
+    run.handles.clock.start()
+    return run
 
 
-def end_of(plan: RunPlan, how: int = FINISH) -> None:
+def end_of(run: Run, how: int = FINISH) -> None:
     """The supervisor ends the run and the workers do."""
-    plan.progress.stop(how)
-    for worker in range(plan.config.workers):
-        plan.progress.enter(worker, ENDED)
+    run.handles.clock.stop(how)
+    for worker in range(run.spec.config.workers):
+        run.handles.clock.enter(worker, ENDED)
 
 
-def test_the_final_parameters_are_evaluated(plan: RunPlan) -> None:
+def test_the_final_parameters_are_evaluated(run: Run) -> None:
     """Once the workers have ended: not due in between, one evaluation of the last theta."""
 
     def look(times: int) -> None:
-        plan.progress.count(0, 100)
+        run.handles.clock.count(0, 100)
         if times == 3:
-            end_of(plan)
+            end_of(run)
 
-    scripted = Scripted(plan, look, due=False)
+    scripted = Scripted(run, look, due=False)
 
-    serve(scripted, plan)  # type: ignore[arg-type]
+    serve(scripted, run)  # type: ignore[arg-type]
 
     assert scripted.evaluated == [300]
 
 
-def test_the_final_parameters_are_not_evaluated_twice(plan: RunPlan) -> None:
+def test_the_final_parameters_are_not_evaluated_twice(run: Run) -> None:
     """When the last evaluation was of them already."""
 
     def look(times: int) -> None:
         if times == 2:
-            end_of(plan)
+            end_of(run)
 
-    scripted = Scripted(plan, look)
+    scripted = Scripted(run, look)
 
-    serve(scripted, plan)  # type: ignore[arg-type]
+    serve(scripted, run)  # type: ignore[arg-type]
 
     assert scripted.evaluated == [0, 0]
 
 
-def test_beyond_its_share_it_waits(plan: RunPlan) -> None:
+def test_beyond_its_share_it_waits(run: Run) -> None:
     """However long it is due; the final evaluation takes no time from any worker and is made."""
 
     def look(times: int) -> None:
-        plan.progress.count(0, 10)
+        run.handles.clock.count(0, 10)
         if times == 5:
-            end_of(plan)
+            end_of(run)
 
-    scripted = Scripted(plan, look, within=False)
+    scripted = Scripted(run, look, within=False)
 
-    serve(scripted, plan)  # type: ignore[arg-type]
+    serve(scripted, run)  # type: ignore[arg-type]
 
     assert scripted.evaluated == [50]
 
 
-def test_who_is_asked_to_leave_evaluates_no_more(plan: RunPlan) -> None:
+def test_who_is_asked_to_leave_evaluates_no_more(run: Run) -> None:
     """Ctrl-C does not wait for a score."""
-    scripted = Scripted(plan, lambda times: end_of(plan, LEAVE), due=False)
+    scripted = Scripted(run, lambda times: end_of(run, LEAVE), due=False)
 
-    serve(scripted, plan)  # type: ignore[arg-type]
+    serve(scripted, run)  # type: ignore[arg-type]
 
     assert scripted.evaluated == []

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
+from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.monitor import Monitor, Summary, in_words, time_shares, weighted_mean
-from asyncrl.runtime.plan import RunPlan
-from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.run import Run
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import RecordWriter, read_records
 from tests.storage.test_tensorboard import points
-from tests.support import make_plan
+from tests.support import make_run
 
 
 def row(**fields: Any) -> dict[str, Any]:
@@ -58,20 +58,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds on the clock, in a list of one, for the test to set."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(Progress, "seconds_of_this_part", property(lambda _: now[0] - 1000.0))
+    monkeypatch.setattr(Clock, "seconds_of_this_part", property(lambda _: now[0] - 1000.0))
     return now
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> RunPlan:
+def run(tmp_path: Path) -> Run:
     """Two workers on Catch, checkpoints every 1000 steps."""
-    return make_plan(tmp_path, total_steps=100_000, checkpoint_interval_steps=1000, checkpoints_kept=9)
+    return make_run(tmp_path, total_steps=100_000, checkpoint_interval_steps=1000, checkpoints_kept=9)
 
 
 @pytest.fixture
-def monitor(plan: RunPlan, clock: list[float]) -> Iterator[Monitor]:
-    """A monitor at the start of the plan's run."""
-    monitor = Monitor(plan)
+def monitor(run: Run, clock: list[float]) -> Iterator[Monitor]:
+    """A monitor at the start of the run's run."""
+    monitor = Monitor(run)
     monitor.begin()
     yield monitor
     monitor.end()
@@ -125,27 +125,27 @@ def test_exploration_is_told_in_words() -> None:
     assert in_words({"entropy_weight": 0.0123456, "epsilon": 0.5}) == "entropy weight 0.0123, epsilon 0.5"
 
 
-def test_a_row_sums_up_what_happened_since_the_one_before(plan: RunPlan, monitor: Monitor, clock: list[float]) -> None:
+def test_a_row_sums_up_what_happened_since_the_one_before(run: Run, monitor: Monitor, clock: list[float]) -> None:
     """Speeds from the counters, means from the workers' rows."""
     write(
-        plan.folder.worker_file(0),
+        run.spec.folder.worker_file(0),
         row(updates=3, staleness_mean=2.0, staleness_max=4, metrics={"entropy": 1.0}, episodes=[[1.0, 9], [3.0, 9]]),
     )
     write(
-        plan.folder.worker_file(1),
+        run.spec.folder.worker_file(1),
         row(updates=1, staleness_mean=8.0, staleness_max=9, metrics={"entropy": 3.0}, learning_rate=5e-4),
     )
-    plan.progress.count(0, 300)
-    plan.progress.count(1, 100)
-    gradient = torch.ones_like(plan.store.theta)
-    plan.store.push(0, gradient, 0.1, 0)
-    plan.store.push(1, gradient, 0.1, 0)
-    plan.store.push(1, gradient * math.nan, 0.1, 0)
+    run.handles.clock.count(0, 300)
+    run.handles.clock.count(1, 100)
+    gradient = torch.ones_like(run.handles.store.theta)
+    run.handles.store.push(0, gradient, 0.1, 0)
+    run.handles.store.push(1, gradient, 0.1, 0)
+    run.handles.store.push(1, gradient * math.nan, 0.1, 0)
     clock[0] += 4.0
 
     assert monitor.look()
 
-    written = read_records(plan.folder.supervisor_file)[-1]
+    written = read_records(run.spec.folder.supervisor_file)[-1]
     assert written["steps"] == 400
     assert written["updates"] == 2
     assert written["time/fps"] == 100.0
@@ -160,51 +160,51 @@ def test_a_row_sums_up_what_happened_since_the_one_before(plan: RunPlan, monitor
 
 
 def test_what_a_lost_worker_counted_and_never_wrote_is_in_the_event_and_in_the_status(
-    plan: RunPlan, monitor: Monitor
+    run: Run, monitor: Monitor
 ) -> None:
     """Of its 5 updates 3 are in its rows, then those of its successor in none; the supervisor's row has all rows."""
-    gradient = torch.ones_like(plan.store.theta)
+    gradient = torch.ones_like(run.handles.store.theta)
     for _ in range(5):
-        plan.store.push(1, gradient, 0.1, 0)
-        plan.progress.count(1, 100)
-    plan.store.push(1, gradient * math.nan, 0.1, 0)
-    write(plan.folder.worker_file(1), row(worker=1, worker_steps=300, updates=3, staleness_mean=2.0))
+        run.handles.store.push(1, gradient, 0.1, 0)
+        run.handles.clock.count(1, 100)
+    run.handles.store.push(1, gradient * math.nan, 0.1, 0)
+    write(run.spec.folder.worker_file(1), row(worker=1, worker_steps=300, updates=3, staleness_mean=2.0))
     monitor.note_loss("restarted", 1, "was killed by SIGKILL")
-    plan.store.push(1, gradient, 0.1, 0)  # killed before it counted the steps
+    run.handles.store.push(1, gradient, 0.1, 0)  # killed before it counted the steps
     monitor.note_loss("gone", 1, "was killed by SIGKILL")
     monitor.look(now=True)
 
-    losses = [one for one in read_records(plan.folder.supervisor_file) if one.get("who") == 1]
+    losses = [one for one in read_records(run.spec.folder.supervisor_file) if one.get("who") == 1]
     assert [loss["unrecorded"] for loss in losses] == [
         {"steps": 200, "updates": 2, "dropped_gradients": 1},
         {"steps": 0, "updates": 1, "dropped_gradients": 0},
     ]
-    status = read_json(plan.folder.status_file)
+    status = read_json(run.spec.folder.status_file)
     assert status["unrecorded"] == {"steps": 200, "updates": 3, "dropped_gradients": 1}
-    assert read_records(plan.folder.supervisor_file)[-1]["async/staleness_mean"] == 2.0
+    assert read_records(run.spec.folder.supervisor_file)[-1]["async/staleness_mean"] == 2.0
 
 
-def test_what_nobody_wrote_before_the_end_is_told_there(plan: RunPlan) -> None:
+def test_what_nobody_wrote_before_the_end_is_told_there(run: Run) -> None:
     """Worker 0 was killed because it did not leave; of worker 1 all is written, and nothing is said."""
-    monitor = Monitor(plan)
-    gradient = torch.ones_like(plan.store.theta)
+    monitor = Monitor(run)
+    gradient = torch.ones_like(run.handles.store.theta)
     for worker in range(2):
-        plan.store.push(worker, gradient, 0.1, 0)
-        plan.progress.count(worker, 100)
-    write(plan.folder.worker_file(1), row(worker=1))
+        run.handles.store.push(worker, gradient, 0.1, 0)
+        run.handles.clock.count(worker, 100)
+    write(run.spec.folder.worker_file(1), row(worker=1))
 
     monitor.end()
 
-    (event,) = [one for one in read_records(plan.folder.supervisor_file) if one.get("event") == "unrecorded"]
+    (event,) = [one for one in read_records(run.spec.folder.supervisor_file) if one.get("event") == "unrecorded"]
     assert (event["who"], event["unrecorded"]) == (0, {"steps": 100, "updates": 1, "dropped_gradients": 0})
     monitor.write_status("stopped")
-    assert read_json(plan.folder.status_file)["unrecorded"] == event["unrecorded"]
+    assert read_json(run.spec.folder.status_file)["unrecorded"] == event["unrecorded"]
 
 
-def test_rows_that_were_written_before_training_was_announced_count(plan: RunPlan, clock: list[float]) -> None:
+def test_rows_that_were_written_before_training_was_announced_count(run: Run, clock: list[float]) -> None:
     """Workers begin as soon as the clock runs, which is before the monitor looks for who is ready."""
-    monitor = Monitor(plan)
-    write(plan.folder.worker_file(0), row(episodes=[[3.0, 9]], staleness_mean=2.0))
+    monitor = Monitor(run)
+    write(run.spec.folder.worker_file(0), row(episodes=[[3.0, 9]], staleness_mean=2.0))
     monitor.begin()
     monitor.look(now=True)
 
@@ -212,12 +212,12 @@ def test_rows_that_were_written_before_training_was_announced_count(plan: RunPla
     monitor.end()
 
 
-def test_the_start_does_not_count_in_the_speed(plan: RunPlan, clock: list[float]) -> None:
+def test_the_start_does_not_count_in_the_speed(run: Run, clock: list[float]) -> None:
     """The monitor is made before the workers; ten seconds pass until they are ready, then two with 100 steps."""
-    monitor = Monitor(plan)
+    monitor = Monitor(run)
     clock[0] += 10.0
     monitor.begin()
-    plan.progress.count(0, 100)
+    run.handles.clock.count(0, 100)
     clock[0] += 2.0
 
     assert monitor.look()
@@ -226,13 +226,13 @@ def test_the_start_does_not_count_in_the_speed(plan: RunPlan, clock: list[float]
     monitor.end()
 
 
-def test_a_resumed_run_counts_its_own_steps_and_updates_only(plan: RunPlan, clock: list[float]) -> None:
+def test_a_resumed_run_counts_its_own_steps_and_updates_only(run: Run, clock: list[float]) -> None:
     """What earlier parts did is in the totals, not in the speed."""
-    plan.progress.count(0, 5000)
-    plan.store.push(0, torch.ones_like(plan.store.theta), 0.1, 0)
-    write(plan.folder.worker_file(0), row(episodes=[[50.0, 1]]))
-    write(plan.folder.evaluator_file, evaluation(7.0))
-    monitor = Monitor(plan)
+    run.handles.clock.count(0, 5000)
+    run.handles.store.push(0, torch.ones_like(run.handles.store.theta), 0.1, 0)
+    write(run.spec.folder.worker_file(0), row(episodes=[[50.0, 1]]))
+    write(run.spec.folder.evaluator_file, evaluation(7.0))
+    monitor = Monitor(run)
     monitor.begin()
     clock[0] += 2.0
 
@@ -241,11 +241,11 @@ def test_a_resumed_run_counts_its_own_steps_and_updates_only(plan: RunPlan, cloc
     summary = monitor.summary
     assert (summary.steps, summary.updates, summary.steps_per_second) == (5000, 1, 0.0)
     assert (summary.score_mean, summary.best_score, summary.evaluation) == (None, 7.0, None)
-    assert read_records(plan.folder.supervisor_file)[-1]["async/updates_per_second"] == 0.0
+    assert read_records(run.spec.folder.supervisor_file)[-1]["async/updates_per_second"] == 0.0
     monitor.end()
 
 
-def test_it_writes_every_two_seconds_only(plan: RunPlan, monitor: Monitor, clock: list[float]) -> None:
+def test_it_writes_every_two_seconds_only(run: Run, monitor: Monitor, clock: list[float]) -> None:
     """However often it looks; `now` is for those who cannot wait."""
     looks = []
     for seconds in (0.1, 1.8, 0.1, 1.9, 0.1):
@@ -256,9 +256,9 @@ def test_it_writes_every_two_seconds_only(plan: RunPlan, monitor: Monitor, clock
     assert monitor.look(now=True)
 
 
-def test_only_the_last_hundred_episodes_count(plan: RunPlan, monitor: Monitor, clock: list[float]) -> None:
+def test_only_the_last_hundred_episodes_count(run: Run, monitor: Monitor, clock: list[float]) -> None:
     """A hundred with 1 after fifty with 100."""
-    write(plan.folder.worker_file(0), row(episodes=[[100.0, 1]] * 50), row(episodes=[[1.0, 1]] * 100))
+    write(run.spec.folder.worker_file(0), row(episodes=[[100.0, 1]] * 50), row(episodes=[[1.0, 1]] * 100))
     clock[0] += 2.0
 
     assert monitor.look()
@@ -266,73 +266,73 @@ def test_only_the_last_hundred_episodes_count(plan: RunPlan, monitor: Monitor, c
     assert monitor.summary.score_mean == 1.0
 
 
-def test_a_checkpoint_is_saved_when_a_multiple_is_crossed(plan: RunPlan, monitor: Monitor) -> None:
+def test_a_checkpoint_is_saved_when_a_multiple_is_crossed(run: Run, monitor: Monitor) -> None:
     """At 1050 for 1000, not again at 1990, at 4100 once for 2000, 3000 and 4000; the first is at the start."""
     for steps in (990, 60, 940, 2110, 0):
-        plan.progress.count(0, steps)
+        run.handles.clock.count(0, steps)
         monitor.look()
 
-    saved = [one["steps"] for one in read_records(plan.folder.supervisor_file) if one.get("event") == "checkpoint"]
+    saved = [one["steps"] for one in read_records(run.spec.folder.supervisor_file) if one.get("event") == "checkpoint"]
     assert saved == [0, 1050, 4100]
-    assert load_newest(plan.folder.checkpoints)[0].steps == 4100
+    assert load_newest(run.spec.folder.checkpoints)[0].steps == 4100
 
 
 def test_no_interval_means_no_checkpoint_on_the_way(tmp_path: Path, clock: list[float]) -> None:
     """0 is for those at the start and the end only; what has just been saved is not saved again."""
-    plan = make_plan(tmp_path, checkpoint_interval_steps=0)
-    monitor = Monitor(plan)
+    run = make_run(tmp_path, checkpoint_interval_steps=0)
+    monitor = Monitor(run)
     monitor.begin()
-    plan.progress.count(0, 10**6)
+    run.handles.clock.count(0, 10**6)
     monitor.look()
     monitor.save_checkpoint()
     monitor.save_checkpoint()
 
-    saved = [one["steps"] for one in read_records(plan.folder.supervisor_file) if one.get("event") == "checkpoint"]
+    saved = [one["steps"] for one in read_records(run.spec.folder.supervisor_file) if one.get("event") == "checkpoint"]
     assert saved == [0, 10**6]
     monitor.end()
 
 
-def test_a_checkpoint_holds_the_best_score(plan: RunPlan, monitor: Monitor) -> None:
+def test_a_checkpoint_holds_the_best_score(run: Run, monitor: Monitor) -> None:
     """So that a resumed run does not take a worse one for the best."""
-    write(plan.folder.evaluator_file, evaluation(3.0), evaluation(2.0))
+    write(run.spec.folder.evaluator_file, evaluation(3.0), evaluation(2.0))
     monitor.look_at_evaluations()
-    plan.progress.count(0, 1000)
+    run.handles.clock.count(0, 1000)
     monitor.look()
 
-    assert load_newest(plan.folder.checkpoints)[0].facts["best_score"] == 3.0
+    assert load_newest(run.spec.folder.checkpoints)[0].facts["best_score"] == 3.0
 
 
 def test_a_checkpoint_counts_no_update_that_its_parameters_lack(
-    plan: RunPlan, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+    run: Run, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker pushes right after the copy was made; the next checkpoint has it, though T is the same."""
-    snapshot = plan.store.snapshot
+    snapshot = run.handles.store.snapshot
 
     def then_push() -> torch.Tensor:
         copy = snapshot()
-        plan.store.push(0, torch.ones_like(copy), 0.1, 0)
+        run.handles.store.push(0, torch.ones_like(copy), 0.1, 0)
         return copy
 
     with monkeypatch.context() as patch:
-        patch.setattr(plan.store, "snapshot", then_push)
-        plan.progress.count(0, 1000)
+        patch.setattr(run.handles.store, "snapshot", then_push)
+        run.handles.clock.count(0, 1000)
         monitor.look()
-    assert load_newest(plan.folder.checkpoints)[0].updates == 0
+    assert load_newest(run.spec.folder.checkpoints)[0].updates == 0
 
     monitor.save_checkpoint()
 
-    assert load_newest(plan.folder.checkpoints)[0].updates == 1
+    assert load_newest(run.spec.folder.checkpoints)[0].updates == 1
 
 
-def test_parameters_that_are_not_finite_are_never_saved(plan: RunPlan, monitor: Monitor) -> None:
+def test_parameters_that_are_not_finite_are_never_saved(run: Run, monitor: Monitor) -> None:
     """The checkpoint before stays the newest."""
-    plan.store.theta[0] = math.nan
-    plan.progress.count(0, 1000)
+    run.handles.store.theta[0] = math.nan
+    run.handles.clock.count(0, 1000)
 
     with pytest.raises(ValueError, match="finite"):
         monitor.look()
 
-    assert load_newest(plan.folder.checkpoints)[0].steps == 0
+    assert load_newest(run.spec.folder.checkpoints)[0].steps == 0
 
 
 @pytest.mark.parametrize(
@@ -355,11 +355,11 @@ def test_when_a_run_is_over(
     tmp_path: Path, clock: list[float],
 ) -> None:  # fmt: skip
     """By steps, by time, by an evaluation's mean; the score is the reason people ask for."""
-    plan = make_plan(tmp_path, **{"total_steps": 100, **settings})
-    monitor = Monitor(plan)
-    plan.progress.count(0, steps)
+    run = make_run(tmp_path, **{"total_steps": 100, **settings})
+    monitor = Monitor(run)
+    run.handles.clock.count(0, steps)
     clock[0] += seconds
-    write(plan.folder.evaluator_file, evaluation(score))
+    write(run.spec.folder.evaluator_file, evaluation(score))
 
     monitor.look_at_evaluations()
 
@@ -369,11 +369,11 @@ def test_when_a_run_is_over(
 
 def test_the_limit_of_time_counts_this_part_of_the_run(tmp_path: Path, clock: list[float]) -> None:
     """20 seconds for a run that has been trained for 30: they are over after 20 more."""
-    plan = make_plan(tmp_path, max_seconds=20.0, total_steps=10**6)
-    plan = replace(plan, progress=Progress(2, 10**6, base_steps=5000, base_seconds=30.0), part=1)
-    monitor = Monitor(plan)
+    run = make_run(tmp_path, max_seconds=20.0, total_steps=10**6)
+    run = replace(run, clock=Clock(2, 10**6, base_steps=5000, base_seconds=30.0), part=1)
+    monitor = Monitor(run)
     clock[0] += 5.0
-    plan.progress.count(0, 1)
+    run.handles.clock.count(0, 1)
     monitor.look(now=True)
 
     assert (monitor.summary.seconds, monitor.summary.seconds_left, monitor.verdict()) == (35.0, 15.0, None)
@@ -384,9 +384,9 @@ def test_the_limit_of_time_counts_this_part_of_the_run(tmp_path: Path, clock: li
 
 def test_a_score_of_an_earlier_part_does_not_end_a_resumed_run(tmp_path: Path) -> None:
     """It would end at once, and could never be gone on with."""
-    plan = make_plan(tmp_path, stop_at_score=5.0)
-    write(plan.folder.evaluator_file, evaluation(6.0))
-    monitor = Monitor(plan)
+    run = make_run(tmp_path, stop_at_score=5.0)
+    write(run.spec.folder.evaluator_file, evaluation(6.0))
+    monitor = Monitor(run)
 
     monitor.look_at_evaluations()
 
@@ -394,14 +394,14 @@ def test_a_score_of_an_earlier_part_does_not_end_a_resumed_run(tmp_path: Path) -
     monitor.end()
 
 
-def test_the_status_tells_how_the_run_is(plan: RunPlan, monitor: Monitor, clock: list[float]) -> None:
+def test_the_status_tells_how_the_run_is(run: Run, monitor: Monitor, clock: list[float]) -> None:
     """Its state, its counters, and at the end why and with which traceback."""
-    write(plan.folder.evaluator_file, evaluation(3.0), evaluation(2.0))
-    plan.progress.count(0, 300)
+    write(run.spec.folder.evaluator_file, evaluation(3.0), evaluation(2.0))
+    run.handles.clock.count(0, 300)
     clock[0] += 3.0
     monitor.look()
 
-    status = read_json(plan.folder.status_file)
+    status = read_json(run.spec.folder.status_file)
     assert (status["state"], status["reason"], status["exit_code"]) == ("running", "", None)
     assert (status["steps"], status["frames"], status["worker_steps"]) == (300, 300, [300, 0])
     assert (status["seconds"], status["steps_per_second"]) == (3.0, 100.0)
@@ -410,29 +410,31 @@ def test_the_status_tells_how_the_run_is(plan: RunPlan, monitor: Monitor, clock:
 
     monitor.write_status("failed", "it broke", 1, "Traceback: ...")
 
-    status = read_json(plan.folder.status_file)
+    status = read_json(run.spec.folder.status_file)
     assert (status["state"], status["reason"], status["exit_code"]) == ("failed", "it broke", 1)
     assert status["traceback"] == "Traceback: ..."
 
 
 def test_losses_are_told_in_the_status_the_records_and_tensorboard(
-    plan: RunPlan, monitor: Monitor, clock: list[float]
+    run: Run, monitor: Monitor, clock: list[float]
 ) -> None:
     """Who, how often and why."""
     monitor.note_loss("restarted", 1, "was killed by SIGKILL")
     monitor.note_loss("restarted", EVALUATOR, "made no progress for 120 seconds")
     monitor.note_loss("gone", 0, "was killed by SIGSEGV")
-    plan.progress.count_rebuilt(1)
-    plan.progress.count_rebuilt(EVALUATOR)
-    plan.progress.count(1, 64)
+    run.handles.clock.count_rebuilt(1)
+    run.handles.clock.count_rebuilt(EVALUATOR)
+    run.handles.clock.count(1, 64)
     clock[0] += 3.0
     monitor.look()
 
-    status = read_json(plan.folder.status_file)
+    status = read_json(run.spec.folder.status_file)
     assert (status["worker_restarts"], status["workers_gone"]) == ([0, 1], [0])
     assert (status["evaluator_restarts"], status["environments_rebuilt"]) == (1, 2)
     told = [
-        (row["event"], row["who"], row["cause"]) for row in read_records(plan.folder.supervisor_file) if "who" in row
+        (row["event"], row["who"], row["cause"])
+        for row in read_records(run.spec.folder.supervisor_file)
+        if "who" in row
     ]
     assert told == [
         ("restarted", 1, "was killed by SIGKILL"),
@@ -440,6 +442,6 @@ def test_losses_are_told_in_the_status_the_records_and_tensorboard(
         ("gone", 0, "was killed by SIGSEGV"),
     ]
     tags = {"worker_restarts": 1.0, "workers_gone": 1.0, "evaluator_restarts": 1.0, "environments_rebuilt": 2.0}
-    assert {tag: points(plan.folder.tensorboard, f"async/{tag}") for tag in tags} == {
+    assert {tag: points(run.spec.folder.tensorboard, f"async/{tag}") for tag in tags} == {
         tag: [(64, value)] for tag, value in tags.items()
     }

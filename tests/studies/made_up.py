@@ -57,7 +57,7 @@ def make_study(
     ]
     settings = dict.fromkeys(env_ids, Settings(10_000, 0.0, 100, 20, False, ("--t-max", "5")))
     references = {(env, algorithm): Reference(1.0, "made up") for env in env_ids for algorithm in algorithms}
-    file.add("python -m asyncrl.speedup", ablation, settings, references, cells)
+    file.add("python -m asyncrl speedup", ablation, settings, references, cells)
     file.save()
     for cell in cells:
         make_run(file.job(cell).folder(runs_dir), cell, reaches(cell), rate(cell))

@@ -79,7 +79,7 @@ def test_the_report_says_what_was_found(runs_dir: Path) -> None:
     assert "6 of 6 runs are censored" in text
     assert "Cores that a run could use: 4 (local backend), 4 (serial backend)" in text
     assert "Catch, A3C: 1, made up" in text
-    assert "python -m asyncrl.speedup" in text
+    assert "python -m asyncrl speedup" in text
     assert "serial fraction of 0.100: never more than 10 times one worker" in text
     assert "8 workers on 4 cores reach 4.7" in text
     assert re.search(r"what grew most is waiting \(from \d+\.\d+ to \d+\.\d+ ms per step\)", text)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.speedup import main
+from asyncrl.commands.speedup import main
 from asyncrl.studies.plan import StudyFile
 
 SMALL = (
@@ -107,7 +107,7 @@ def test_a_slip_of_the_finger_is_not_kept(tmp_path: Path, capfd: pytest.CaptureF
 def test_a_study_that_was_killed_ends_with_the_table_of_an_unbroken_one(tmp_path: Path) -> None:
     """SIGKILL when one of three runs is there; the run that is going is waited for, finished ones are not repeated."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    command = [sys.executable, "-m", "asyncrl.speedup", *SMALL, "--jobs", "1", "--runs-dir"]
+    command = [sys.executable, "-m", "asyncrl", "speedup", *SMALL, "--jobs", "1", "--runs-dir"]
     subprocess.run([*command, str(whole)], check=True, capture_output=True, timeout=400)
 
     with subprocess.Popen([*command, str(broken)], stdout=subprocess.DEVNULL) as process:
@@ -129,7 +129,7 @@ def test_a_study_that_was_killed_ends_with_the_table_of_an_unbroken_one(tmp_path
 def test_a_signal_stops_the_runs_of_a_study(tmp_path: Path) -> None:
     """SIGTERM to the study alone ends it as Ctrl-C does, and the run that was going says that it was stopped."""
     words = ["--env-ids", "Catch", "--algorithms", "a3c", "--workers", "1", "--seeds", "1", "--backend", "serial"]
-    command = [sys.executable, "-m", "asyncrl.speedup", *words, "--max-steps", "10_000_000"]
+    command = [sys.executable, "-m", "asyncrl", "speedup", *words, "--max-steps", "10_000_000"]
     with subprocess.Popen([*command, "--runs-dir", str(tmp_path)], start_new_session=True) as process:
         (status,) = wait_for(lambda: list(tmp_path.glob("*/*/*/status.json")))
         wait_for(lambda: json.loads(status.read_text())["state"] == "running")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncrl.sweep import main, make_trials, understand
+from asyncrl.commands.sweep import main, make_trials, understand
 from tests.support import run_command
 
 RATES = ("--learning-rates", "4", "log-uniform", "1e-4", "1e-2")

@@ -9,9 +9,8 @@ from asyncrl.core.config import RunConfig, flag, from_plain, to_plain
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import one_line
 from asyncrl.runtime.monitor import TIME_IS_OVER
-from asyncrl.runtime.plan import Layout, load_page
-from asyncrl.runtime.snapshots import check_fits, flat_parameters
-from asyncrl.runtime.store import SharedStore
+from asyncrl.runtime.run import Layout, load_page
+from asyncrl.runtime.snapshots import check_fits
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from asyncrl.storage.files import read_json
@@ -86,11 +85,3 @@ def load_for_resume(page: str, config: RunConfig, layout: Layout) -> Checkpoint:
             f"the run has made {checkpoint.steps} of {config.total_steps} steps; give a larger --total-steps to go on"
         )
     return checkpoint
-
-
-def restore(store: SharedStore, checkpoint: Checkpoint, layout: Layout) -> None:
-    """Put the checkpoint's parameters, statistics and counts into the store."""
-    facts = checkpoint.facts
-    store.restore(
-        flat_parameters(checkpoint, layout), checkpoint.tensors, checkpoint.updates, facts["dropped_gradients"]
-    )

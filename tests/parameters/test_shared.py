@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
+from typing import cast
 
 import pytest
 import torch
+from torch import Tensor
 
 from asyncrl.backends.processes import no_main_module
 from asyncrl.core.errors import UsageError
 from asyncrl.core.updates import UpdateRule
-from asyncrl.runtime.progress import ENDED, READY, Progress
-from asyncrl.runtime.protocols import EVALUATOR
-from asyncrl.runtime.store import SharedStore
+from asyncrl.parameters.shared import SharedStore
+from asyncrl.runtime.clock import ENDED, READY, Clock
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER
+from tests.support import push, shared_store
 
 PLAIN_SGD = UpdateRule("momentum-sgd", decay=0.0)
 """m = d, theta <- theta - eta d: what is applied is the gradient itself."""
@@ -32,7 +35,7 @@ def in_processes(target: object, arguments: list[tuple[object, ...]]) -> None:
 
 def test_memory_is_shared_from_the_start() -> None:
     """theta and all statistics, before any update."""
-    store = SharedStore(torch.zeros(3), UpdateRule("adam"), workers=2)
+    store = shared_store(torch.zeros(3), UpdateRule("adam"), workers=2)
 
     assert store.theta.is_shared()
     assert store.statistics.is_shared()
@@ -41,7 +44,7 @@ def test_memory_is_shared_from_the_start() -> None:
 
 def test_three_pushes_of_two_workers_apply_exactly_their_gradients() -> None:
     """theta = theta_0 - eta (sum of all six), one more after each push; a running sum would give more."""
-    store = SharedStore(torch.tensor([10.0, -10.0]), PLAIN_SGD, workers=2)
+    store = shared_store(torch.tensor([10.0, -10.0]), PLAIN_SGD, workers=2, learning_rate=0.1)
     local = torch.empty(2)
     expected = torch.tensor([10.0, -10.0])
 
@@ -51,7 +54,7 @@ def test_three_pushes_of_two_workers_apply_exactly_their_gradients() -> None:
             torch.testing.assert_close(local, expected)
             gradient = torch.tensor([1.0 + update, 10.0 * (worker + 1)])
             expected = expected - 0.1 * gradient
-            store.push(worker, gradient.clone(), 0.1, version)
+            push(store, worker, gradient.clone(), version)
             torch.testing.assert_close(store.theta, expected)
 
     assert store.updates == 6
@@ -63,12 +66,14 @@ def push_some(store: SharedStore, worker: int, times: int) -> None:
         version = store.pull(local)
         gradient = torch.zeros(store.theta.numel())
         gradient[worker] = 1.0
-        store.push(worker, gradient, 1.0, version)
+        push(store, worker, gradient, version)
 
 
 def test_two_processes_apply_their_gradients_exactly_once() -> None:
     """Each moves an element of its own 200 times by 1 at the same time: no update is lost, none is applied twice."""
-    store = SharedStore(torch.zeros(2), UpdateRule("momentum-sgd", decay=0.0), workers=2, per_worker_statistics=True)
+    store = shared_store(
+        torch.zeros(2), UpdateRule("momentum-sgd", decay=0.0), workers=2, per_worker_statistics=True, learning_rate=1.0
+    )
 
     in_processes(push_some, [(store, 0, 200), (store, 1, 200)])
 
@@ -78,7 +83,7 @@ def test_two_processes_apply_their_gradients_exactly_once() -> None:
 
 def test_statistics_move_in_all_processes() -> None:
     """RMSProp's g of element k is moved by worker k's process and seen here."""
-    store = SharedStore(torch.zeros(2), UpdateRule("rmsprop", decay=0.5), workers=2)
+    store = shared_store(torch.zeros(2), UpdateRule("rmsprop", decay=0.5), workers=2)
 
     in_processes(push_some, [(store, 0, 5), (store, 1, 5)])
 
@@ -90,7 +95,7 @@ def test_a_lock_serialises_and_loses_nothing() -> None:
     import tempfile
 
     with tempfile.NamedTemporaryFile() as lock:
-        store = SharedStore(torch.zeros(1), PLAIN_SGD, workers=2, lock_file=lock.name)
+        store = shared_store(torch.zeros(1), PLAIN_SGD, workers=2, lock_file=lock.name, learning_rate=1.0)
         in_processes(push_to_first, [(store, 0), (store, 1)])
 
     assert store.theta.item() == -600.0
@@ -98,14 +103,14 @@ def test_a_lock_serialises_and_loses_nothing() -> None:
 
 def push_to_first(store: SharedStore, worker: int) -> None:
     for _ in range(300):
-        store.push(worker, torch.ones(1), 1.0, 0)
+        push(store, worker, torch.ones(1), 0)
 
 
 def test_per_worker_statistics_are_apart() -> None:
     """Worker 1's update leaves worker 0's statistics alone."""
-    store = SharedStore(torch.zeros(2), UpdateRule("rmsprop"), workers=2, per_worker_statistics=True)
+    store = shared_store(torch.zeros(2), UpdateRule("rmsprop"), workers=2, per_worker_statistics=True)
 
-    store.push(1, torch.ones(2), 0.1, 0)
+    push(store, 1, torch.ones(2), 0)
 
     assert store.statistics[0].abs().sum() == 0
     assert (store.statistics[1] > 0).all()
@@ -113,24 +118,24 @@ def test_per_worker_statistics_are_apart() -> None:
 
 def test_staleness_counts_the_updates_of_others_since_the_pull() -> None:
     """Worker 0 pulls, worker 1 pushes twice, worker 0 pushes: 2; right after its next pull: 0."""
-    store = SharedStore(torch.zeros(1), PLAIN_SGD, workers=2)
+    store = shared_store(torch.zeros(1), PLAIN_SGD, workers=2)
     local = torch.empty(1)
     version = store.pull(local)
-    store.push(1, torch.ones(1), 0.1, version)
-    store.push(1, torch.ones(1), 0.1, version)
+    push(store, 1, torch.ones(1), version)
+    push(store, 1, torch.ones(1), version)
 
-    assert store.push(0, torch.ones(1), 0.1, version).staleness == 2
-    assert store.push(0, torch.ones(1), 0.1, store.pull(local)).staleness == 0
+    assert push(store, 0, torch.ones(1), version).staleness == 2
+    assert push(store, 0, torch.ones(1), store.pull(local)).staleness == 0
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
 def test_a_gradient_that_is_not_finite_is_dropped_and_counted(poison: float) -> None:
     """Nothing of it reaches theta or the statistics."""
-    store = SharedStore(torch.ones(3), UpdateRule("rmsprop"), workers=1, max_gradient_norm=1.0)
+    store = shared_store(torch.ones(3), UpdateRule("rmsprop"), workers=1, max_gradient_norm=1.0)
 
-    push = store.push(0, torch.tensor([1.0, poison, 1.0]), 0.1, 0)
+    receipt = push(store, 0, torch.tensor([1.0, poison, 1.0]), 0)
 
-    assert not push.applied
+    assert not receipt.applied
     assert (store.dropped, store.updates) == (1, 0)
     assert store.theta.tolist() == [1.0, 1.0, 1.0]
     assert store.statistics.abs().sum() == 0
@@ -138,20 +143,20 @@ def test_a_gradient_that_is_not_finite_is_dropped_and_counted(poison: float) -> 
 
 def test_a_large_gradient_is_clipped_before_it_is_applied() -> None:
     """(30, 40) with a limit of 5 becomes (3, 4); the norm reported is the one before."""
-    store = SharedStore(torch.zeros(2), PLAIN_SGD, workers=1, max_gradient_norm=5.0)
+    store = shared_store(torch.zeros(2), PLAIN_SGD, workers=1, max_gradient_norm=5.0, learning_rate=1.0)
 
-    push = store.push(0, torch.tensor([30.0, 40.0]), 1.0, 0)
+    receipt = push(store, 0, torch.tensor([30.0, 40.0]), 0)
 
     torch.testing.assert_close(store.theta, torch.tensor([-3.0, -4.0]))
-    assert push.norm == pytest.approx(50.0)
+    assert receipt.norm == pytest.approx(50.0)
 
 
 def test_a_snapshot_stays_as_it_was() -> None:
     """Later updates do not reach it."""
-    store = SharedStore(torch.zeros(1), PLAIN_SGD, workers=1)
+    store = shared_store(torch.zeros(1), PLAIN_SGD, workers=1)
     snapshot = store.snapshot()
 
-    store.push(0, torch.ones(1), 1.0, 0)
+    push(store, 0, torch.ones(1), 0)
 
     assert snapshot.item() == 0.0
     assert not snapshot.is_shared()
@@ -159,78 +164,104 @@ def test_a_snapshot_stays_as_it_was() -> None:
 
 def test_restoring_something_of_another_shape_is_refused() -> None:
     """Rather than broadcast into place."""
-    store = SharedStore(torch.zeros(2), PLAIN_SGD, workers=1)
+    store = shared_store(torch.zeros(2), PLAIN_SGD, workers=1)
 
     with pytest.raises(UsageError, match="another size"):
         store.restore(torch.zeros(1), store.state(), 0, 0)
 
 
-def count_some(progress: Progress, worker: int) -> None:
+def count_some(clock: Clock, worker: int) -> None:
     for _ in range(1000):
-        progress.count(worker, 3)
+        clock.count(worker, 3)
 
 
 def test_t_is_exact_under_four_workers() -> None:
     """4 processes count 1000 times 3 steps at the same time: 12 000 and not one less."""
-    progress = Progress(4, total_steps=10**9)
+    clock = Clock(4, total_steps=10**9)
 
-    in_processes(count_some, [(progress, worker) for worker in range(4)])
+    in_processes(count_some, [(clock, worker) for worker in range(4)])
 
-    assert progress.steps == 12_000
-    assert progress.worker_steps() == [3000] * 4
+    assert clock.steps == 12_000
+    assert clock.worker_steps() == [3000] * 4
 
 
 def test_a_resumed_run_counts_on() -> None:
     """T and the clock begin where the checkpoint stood."""
-    progress = Progress(2, total_steps=100, base_steps=90, base_seconds=12.5)
+    clock = Clock(2, total_steps=100, base_steps=90, base_seconds=12.5)
 
-    progress.count(0, 6)
+    clock.count(0, 6)
 
-    assert progress.steps == 96
-    assert progress.seconds == 12.5
-    assert not progress.finished()
-    progress.count(1, 4)
-    assert progress.finished()
+    assert clock.steps == 96
+    assert clock.seconds == 12.5
+    assert not clock.finished()
+    clock.count(1, 4)
+    assert clock.finished()
 
 
 def test_phases_of_workers_do_not_mix_with_the_evaluator() -> None:
     """The evaluator has a row of its own."""
-    progress = Progress(2, total_steps=100)
+    clock = Clock(2, total_steps=100)
 
-    progress.enter(EVALUATOR, ENDED)
-    progress.enter(0, READY)
+    clock.enter(EVALUATOR, ENDED)
+    clock.enter(0, READY)
 
-    assert progress.phases() == [READY, 0]
+    assert clock.phases() == [READY, 0]
 
 
 def test_the_target_is_renewed_when_t_crosses_a_multiple_and_not_between() -> None:
     """Period 100: T = 95 keeps it, 105 renews, 199 keeps, 310 renews although 200 and 300 were jumped over."""
-    store = SharedStore(torch.zeros(1), PLAIN_SGD, workers=1, target=True)
-    assert store.target is not None
-    assert store.target.is_shared()
-    seen = []
+    store = shared_store(torch.zeros(1), PLAIN_SGD, learning_rate=1.0, target_interval_steps=100)
+    assert cast(Tensor, store.target_view()).is_shared()
+    target, seen = torch.empty(1), []
 
-    for steps in (95, 105, 199, 310):
-        store.push(0, torch.tensor([-1.0]), 1.0, 0)
-        store.refresh_target(steps, 100)
-        seen.append(store.target.item())
+    for steps in (95, 10, 94, 111):
+        push(store, 0, torch.tensor([-1.0]), 0, steps)
+        store.target(target)
+        seen.append(target.item())
 
     assert seen == [0.0, 2.0, 2.0, 4.0]
 
 
+def test_the_learning_rate_is_that_of_t_before_the_steps_of_the_update() -> None:
+    """From 1 at T = 0 to 0 at T = 100: two updates of 50 steps are applied with 1 and with 0.5."""
+    store = shared_store(torch.zeros(1), PLAIN_SGD, learning_rate=1.0, anneal_over=100)
+
+    receipts = [push(store, 0, torch.ones(1), 0, 50) for _ in range(2)]
+
+    assert [receipt.learning_rate for receipt in receipts] == [1.0, 0.5]
+    assert [receipt.steps for receipt in receipts] == [50, 100]
+    assert store.theta.item() == -1.5
+
+
+def test_a_receipt_says_when_the_run_is_over() -> None:
+    """T reaches 10 with the second update."""
+    store = shared_store(torch.zeros(1), PLAIN_SGD, clock=Clock(1, total_steps=10))
+
+    assert [push(store, 0, torch.ones(1), 0, 5).finished for _ in range(2)] == [False, True]
+
+
+def test_a_learners_updates_count_beside_those_of_the_workers() -> None:
+    """They make no steps: the actors' rollouts have counted them."""
+    store = shared_store(torch.zeros(1), PLAIN_SGD, workers=2)
+
+    receipt = push(store, LEARNER, torch.ones(1), 0)
+
+    assert (receipt.steps, store.updates, store.counts(LEARNER), store.counts(1)) == (0, 1, (1, 0), (0, 0))
+
+
 def test_a_restored_store_goes_on_as_if_nothing_had_happened() -> None:
     """theta, target, statistics and Adam's count of updates: the next push moves both stores alike."""
-    stores = [SharedStore(torch.zeros(2), UpdateRule("adam"), 2, per_worker_statistics=True, target=True) for _ in "ab"]
-    for worker in (0, 0, 1):
-        stores[0].push(worker, torch.tensor([1.0, -2.0]), 0.1, 0)
-    stores[0].refresh_target(130, 100)
+    settings = {"per_worker_statistics": True, "learning_rate": 0.1, "target_interval_steps": 100}
+    clocks = [Clock(2, 10**6), Clock(2, 10**6, base_steps=130)]
+    stores = [shared_store(torch.zeros(2), UpdateRule("adam"), 2, clock, **settings) for clock in clocks]
+    for worker, steps in ((0, 60), (0, 40), (1, 30)):
+        push(stores[0], worker, torch.tensor([1.0, -2.0]), 0, steps)
 
     stores[1].restore(stores[0].theta, stores[0].state(), stores[0].updates, 5)
     for store in stores:
-        store.push(1, torch.tensor([3.0, 3.0]), 0.1, 0)
-        assert not store.refresh_target(150, 100)
+        push(store, 1, torch.tensor([3.0, 3.0]), 0, 20)
 
     torch.testing.assert_close(stores[1].theta, stores[0].theta)
-    torch.testing.assert_close(stores[1].statistics, stores[0].statistics)
-    torch.testing.assert_close(stores[1].target, stores[0].target)
+    for name, tensor in stores[0].state().items():
+        torch.testing.assert_close(stores[1].state()[name], tensor)
     assert (stores[1].updates, stores[1].dropped) == (4, 5)

@@ -10,26 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.core.flat import bind_parameters, flatten_parameters
 from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout
-from asyncrl.core.updates import UpdateRule
+from asyncrl.core.updates import Descent, UpdateRule
+from asyncrl.parameters.shared import SharedStore
+from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.plan import build_agent, build_environments
-from asyncrl.runtime.progress import Progress
-from asyncrl.runtime.protocols import Push
-from asyncrl.runtime.report import WorkerReport
-from asyncrl.runtime.store import SharedStore
-from asyncrl.runtime.worker import Turn, work
+from asyncrl.runtime.loops import Turn, actor_learner
+from asyncrl.runtime.protocols import Receipt, Update
+from asyncrl.runtime.replica import Replica
+from asyncrl.runtime.report import Report
+from asyncrl.runtime.run import build_agent, build_environments
 from asyncrl.storage.records import RecordWriter, read_records
-from tests.support import COUNTING, Counting, FixedAgent, make_plan
+from tests.support import COUNTING, Counting, FixedAgent, make_run
 
 
 class TapedStore(SharedStore):
     """Writes down what is asked of it, and the gradients."""
 
-    def __init__(self, tape: list[str], workers: int) -> None:
-        super().__init__(torch.tensor([1.0]), UpdateRule("momentum-sgd", decay=0.0), workers)
+    def __init__(self, tape: list[str], clock: Clock) -> None:
+        descent = Descent(UpdateRule("momentum-sgd", decay=0.0), learning_rate=0.25)
+        super().__init__(torch.tensor([1.0]), descent, clock.workers, clock)
         self.tape = tape
         self.gradients: list[float] = []
 
@@ -37,10 +38,10 @@ class TapedStore(SharedStore):
         self.tape.append("pull")
         return super().pull(into)
 
-    def push(self, worker: int, gradient: Tensor, learning_rate: float, version: int) -> Push:
-        self.tape.append(f"push {worker}")
-        self.gradients.append(gradient.item())
-        return super().push(worker, gradient, learning_rate, version)
+    def push(self, update: Update) -> Receipt:
+        self.tape.append(f"push {update.worker}")
+        self.gradients.append(update.gradient.item())
+        return super().push(update)
 
 
 class TapedAgent(FixedAgent):
@@ -49,7 +50,6 @@ class TapedAgent(FixedAgent):
     def __init__(self, tape: list[str]) -> None:
         super().__init__()
         self.tape = tape
-        self.theta = flatten_parameters(self.network)
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         self.tape.append("loss")
@@ -58,14 +58,12 @@ class TapedAgent(FixedAgent):
 
 
 def worker_of(
-    tape: list[str], store: TapedStore, progress: Progress, rank: int, folder: Path, private_copy: bool = True
-) -> Iterator[None]:
+    tape: list[str], store: TapedStore, clock: Clock, rank: int, folder: Path, private_copy: bool = True
+) -> Iterator[bool]:
     """A worker with its own copy of theta, or one whose network lies on theta itself."""
     agent = TapedAgent(tape)
-    if not private_copy:
-        agent.theta = store.theta
-        bind_parameters(agent.network, store.theta)
-    collector = Collector([Counting(100, False)], agent, COUNTING, t_max=5, gamma=0.9, progress=progress)
+    replica = Replica(store, agent.network, None, private_copy)
+    collector = Collector([Counting(100, False)], agent, COUNTING, t_max=5, gamma=0.9, clock=clock)
 
     def rollouts() -> Iterator[Rollout]:
         for rollout in collector:
@@ -73,28 +71,30 @@ def worker_of(
             yield rollout
 
     writer = RecordWriter(folder / f"{rank}.jsonl")
-    report = WorkerReport(rank, collector, progress, writer, interval=1e9, private_copy=private_copy)
-    turn = Turn(torch.empty_like(agent.theta), private_copy)
-    return work(rank, agent, agent.theta, rollouts(), store, progress, lambda steps: 0.25, report, turn=turn)
+    report = Report(rank, clock, writer, 1e9, collector, private_copy)
+    turn = Turn(torch.empty_like(replica.theta), private_copy)
+    return actor_learner(rank, agent, replica, rollouts(), store, clock, report, turn)
 
 
 def test_the_loop_is_the_pseudo_code(tmp_path: Path) -> None:
     """Pull, act, differentiate, push; again until T has reached its end; T counts every step."""
     tape: list[str] = []
-    store, progress = TapedStore(tape, 1), Progress(1, total_steps=12)
+    clock = Clock(1, total_steps=12)
+    store = TapedStore(tape, clock)
 
-    for _ in worker_of(tape, store, progress, 0, tmp_path):
+    for _ in worker_of(tape, store, clock, 0, tmp_path):
         pass
 
     assert tape == ["pull", "rollout", "loss", "push 0"] * 3
-    assert progress.steps == 15
+    assert clock.steps == 15
 
 
 def test_the_gradient_is_that_of_the_fresh_copy_every_time(tmp_path: Path) -> None:
     """theta = 1, 0.5, 0.25 (eta = 1/4, gradient 2 theta): the local copy is renewed before each rollout."""
-    store = TapedStore([], 1)
+    clock = Clock(1, total_steps=15)
+    store = TapedStore([], clock)
 
-    for _ in worker_of([], store, Progress(1, total_steps=15), 0, tmp_path):
+    for _ in worker_of([], store, clock, 0, tmp_path):
         pass
 
     assert store.gradients == [2.0, 1.0, 0.5]
@@ -103,8 +103,9 @@ def test_the_gradient_is_that_of_the_fresh_copy_every_time(tmp_path: Path) -> No
 
 def test_two_workers_in_turns_push_what_they_computed_from_what_they_pulled(tmp_path: Path) -> None:
     """Both pull theta = 1 and push gradient 2; only then does each see what the other did. Staleness is 1."""
-    store, progress = TapedStore([], 2), Progress(2, total_steps=15)
-    workers = [worker_of([], store, progress, rank, tmp_path) for rank in range(2)]
+    clock = Clock(2, total_steps=15)
+    store = TapedStore([], clock)
+    workers = [worker_of([], store, clock, rank, tmp_path) for rank in range(2)]
 
     for _ in range(2):
         for worker in workers:
@@ -120,8 +121,9 @@ def test_a_worker_on_theta_itself_differentiates_at_theta_as_it_is_when_it_pushe
 
     The gradients are new, the rollouts are not: the second began one update earlier.
     """
-    store, progress = TapedStore([], 2), Progress(2, total_steps=5)
-    workers = [worker_of([], store, progress, rank, tmp_path, private_copy=False) for rank in range(2)]
+    clock = Clock(2, total_steps=5)
+    store = TapedStore([], clock)
+    workers = [worker_of([], store, clock, rank, tmp_path, private_copy=False) for rank in range(2)]
 
     for worker in workers:
         next(worker)
@@ -137,28 +139,28 @@ def test_a_worker_on_theta_itself_differentiates_at_theta_as_it_is_when_it_pushe
 
 def test_the_records_hold_every_update(tmp_path: Path) -> None:
     """Steps and updates of the rows add up to what was done."""
-    progress = Progress(1, total_steps=25)
+    clock = Clock(1, total_steps=25)
 
-    for _ in worker_of([], TapedStore([], 1), progress, 0, tmp_path):
+    for _ in worker_of([], TapedStore([], clock), clock, 0, tmp_path):
         pass
 
     rows = read_records(tmp_path / "0.jsonl")
     assert sum(row["updates"] for row in rows) == 5
-    assert sum(row["worker_steps"] for row in rows) == progress.steps == 25
+    assert sum(row["worker_steps"] for row in rows) == clock.steps == 25
     assert rows[-1]["staleness_counts"] == {"0": 5}
     assert np.isfinite(rows[-1]["metrics"]["weight"])
 
 
 def test_successors_and_later_parts_draw_random_numbers_of_their_own(tmp_path: Path) -> None:
     """Actions and environments: otherwise a worker that a stroke of bad luck has killed would meet it again."""
-    plan = make_plan(tmp_path, env_id="CartPole-v1")
+    run = make_run(tmp_path, env_id="CartPole-v1")
     seeds, beginnings = set(), set()
     for part in range(2):
         for incarnation in range(3):
             for worker in range(2):
-                its_plan = replace(plan, part=part, incarnation=incarnation)
-                seeds.add(build_agent(its_plan, worker)[0].generator.initial_seed())
-                for environment in build_environments(its_plan, worker, 2, evaluation=False):
+                its_run = replace(run, spec=replace(run.spec, part=part, incarnation=incarnation))
+                seeds.add(build_agent(its_run, worker)[0].generator.initial_seed())
+                for environment in build_environments(its_run, worker, 2, evaluation=False):
                     beginnings.add(environment.reset().tobytes())
 
     assert (len(seeds), len(beginnings)) == (12, 24)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.runtime.memory import shared_zeros
+from asyncrl.runtime.protocols import LEARNER
 
 STEPS, HEARTBEAT, PHASE, REBUILT = range(4)
 """Columns of a worker's row."""
@@ -23,18 +24,22 @@ GO_ON, FINISH, LEAVE = range(3)
 _CACHE_LINE = 8  # int64 per row: 64 bytes, so that no two writers share a line
 
 
-class Progress:
-    """Counters in shared memory: row k is worker k's, the last but one the evaluator's, the last the supervisor's.
+class Clock:
+    """Counters in shared memory: row k is worker k's; the evaluator's, a learner's and the supervisor's follow.
 
     A process that is killed leaves its row as it was and blocks nobody. T is the sum of what each worker counted:
     exact without a lock, because every cell has a single writer and an aligned 8-byte store is not torn.
     """
 
-    def __init__(self, workers: int, total_steps: int, base_steps: int = 0, base_seconds: float = 0.0) -> None:
+    def __init__(
+        self, workers: int, total_steps: int, base_steps: int = 0, base_seconds: float = 0.0, learner: bool = False
+    ) -> None:
         """`base_steps` and `base_seconds` are what earlier parts of a resumed run have done."""
         self.workers = workers
+        self.learner = learner
+        """Whether there is a learner beside the workers."""
         self.total_steps = total_steps
-        self._cells = shared_zeros(workers + 2, _CACHE_LINE, dtype=torch.int64)
+        self._cells = shared_zeros(workers + 3, _CACHE_LINE, dtype=torch.int64)
         self._attach()
         self._control[BASE_STEPS] = base_steps
         self._control[BASE_MILLISECONDS] = round(base_seconds * 1000)
@@ -44,11 +49,11 @@ class Progress:
         self._control = self._table[-1]
         self._steps = self._table[: self.workers, STEPS]
 
-    def __getstate__(self) -> tuple[int, int, Tensor]:
-        return self.workers, self.total_steps, self._cells
+    def __getstate__(self) -> tuple[int, int, bool, Tensor]:
+        return self.workers, self.total_steps, self.learner, self._cells
 
-    def __setstate__(self, state: tuple[int, int, Tensor]) -> None:
-        self.workers, self.total_steps, self._cells = state
+    def __setstate__(self, state: tuple[int, int, bool, Tensor]) -> None:
+        self.workers, self.total_steps, self.learner, self._cells = state
         self._attach()
 
     @property
@@ -72,11 +77,12 @@ class Progress:
         return [int(steps) for steps in self._steps]
 
     def phases(self) -> list[int]:
-        """Phase of each worker."""
-        return [int(phase) for phase in self._table[: self.workers, PHASE]]
+        """Phase of each worker, and of the learner if there is one."""
+        own = [int(phase) for phase in self._table[: self.workers, PHASE]]
+        return [*own, self.phase(LEARNER)] if self.learner else own
 
     def phase(self, worker: int) -> int:
-        """Phase of a worker or of EVALUATOR."""
+        """Phase of a worker or of EVALUATOR or LEARNER."""
         return int(self._row(worker)[PHASE])
 
     def heartbeat_age(self, worker: int) -> float:
@@ -108,7 +114,7 @@ class Progress:
         self._row(worker)[REBUILT] += 1
 
     def _row(self, worker: int) -> NDArray[np.int64]:
-        row: NDArray[np.int64] = self._table[self.workers if worker < 0 else worker]
+        row: NDArray[np.int64] = self._table[worker if worker >= 0 else self.workers - 1 - worker]
         return row
 
     def start(self) -> None:

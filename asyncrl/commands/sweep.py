@@ -1,10 +1,10 @@
-"""`python -m asyncrl.sweep`: any settings over lists, grids or random draws.
+"""`python -m asyncrl sweep`: any settings over lists, grids or random draws.
 
 A flag of the methods may have several values, and its name a plural s. All listed values are combined with each
 other; settings that are drawn (`N log-uniform LOW HIGH` or `N uniform LOW HIGH`) vary together. A value of several
 words is put in quotes. The paper's Figure 2, for one game:
 
-    python -m asyncrl.sweep --algorithms a3c --env-ids ALE/Breakout-v5 --learning-rates 50 log-uniform 1e-4 1e-2
+    python -m asyncrl sweep --algorithms a3c --env-ids ALE/Breakout-v5 --learning-rates 50 log-uniform 1e-4 1e-2
 
 The same line, given again, goes on where it was stopped. It writes one table and one figure. With --print-jobs it only
 prints its runs as command lines, for GNU Parallel or a SLURM array; with --collect it only reports on what is there.
@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from asyncrl.commandline import parse, run_command
+from asyncrl.commands.commandline import parse, run_command
+from asyncrl.commands.speedup import METHODS
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.speedup import METHODS
 from asyncrl.studies.axes import Axis, Point, combine, group_words, make_axis, words_of
 from asyncrl.studies.jobs import Job, alone_in, is_finished, run_jobs, state_of
 
@@ -95,7 +95,7 @@ def sweep(words: Sequence[str], program: str) -> int:
         from asyncrl.studies.sweep_report import Row, write_report
 
         rows = [Row.read(t.job.page, t.job.env_id, t.point, t.seed, t.job.folder(config.runs_dir)) for t in trials]
-        report = write_report(rows, axes, config.runs_dir, shlex.join(["python", "-m", "asyncrl.sweep", *words]))
+        report = write_report(rows, axes, config.runs_dir, shlex.join(["python", "-m", "asyncrl", "sweep", *words]))
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     print(report)
@@ -159,7 +159,7 @@ def make_trial(algorithm: str, point: Point, seed: int, axes: Sequence[Axis]) ->
 
 def try_words(trials: Sequence[Trial]) -> None:
     """Let the commands judge the words of all runs before any of them begins. Raises UsageError."""
-    from asyncrl.train import configure
+    from asyncrl.commands.train import configure
 
     for trial in trials:
         if trial.seed == 1:

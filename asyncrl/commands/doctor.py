@@ -1,4 +1,4 @@
-"""`python -m asyncrl.doctor`: does learning work on this machine, and with this environment?
+"""`python -m asyncrl doctor`: does learning work on this machine, and with this environment?
 
 Every check runs what a run runs, for a few seconds, in processes of its own. Exit code 0 if all is well, 1 if a check
 failed, 2 for a mistake on the command line.
@@ -26,14 +26,15 @@ from asyncrl.backends.processes import start_context
 from asyncrl.checks import environment, learning, machine
 from asyncrl.checks.finding import Finding
 from asyncrl.checks.learning import Heard, NoAnswer
-from asyncrl.commandline import parse, run_command
+from asyncrl.commands.commandline import parse, run_command
+from asyncrl.commands.train import make_spec, prepare
 from asyncrl.core.config import RunConfig
 from asyncrl.core.errors import UsageError
-from asyncrl.envs.spec import EnvSpec, Spaces
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.normalize import moments_shape
-from asyncrl.runtime.plan import RunPlan, initial_parameters, load_page
+from asyncrl.runtime.run import Run, initial_parameters, load_page
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
-from asyncrl.train import make_spec, network_spaces, prepare
 
 A3C, N_STEP_Q = "asyncrl.a3c", "asyncrl.n_step_q"
 EXERCISE: dict[str, Any] = {
@@ -136,7 +137,7 @@ def run_config(config: Config, spaces: Spaces) -> RunConfig:
     return page.Config(**(page.preset("default", spaces) | given))
 
 
-def exercise_plan(page: str, folder: Path, **settings: Any) -> RunPlan:
+def exercise_run(page: str, folder: Path, **settings: Any) -> Run:
     """A small run of `page` on Chain, below `folder`."""
     spec = make_spec(RunConfig(env_id=EXERCISE["env_id"], env_kwargs=EXERCISE["env_kwargs"]))
     spaces = spec.probe()
@@ -148,11 +149,11 @@ def exercise_plan(page: str, folder: Path, **settings: Any) -> RunPlan:
 def check_learning(context: BaseContext, folder: Path, statistics: str) -> tuple[list[Finding], int]:
     """Two workers of A3C and one of n-step Q, one after the other; also how many files each needs of this process."""
     try:
-        a3c = exercise_plan(A3C, folder, gae_lambda=1.0, statistics=statistics)
-        n_step_q = exercise_plan(N_STEP_Q, folder, target_interval_steps=40)
+        a3c = exercise_run(A3C, folder, gae_lambda=1.0, statistics=statistics)
+        n_step_q = exercise_run(N_STEP_Q, folder, target_interval_steps=40)
     except UsageError as error:
         return [no_room(error)], 4
-    initial, initial_q = a3c.store.snapshot(), n_step_q.store.snapshot()
+    initial, initial_q = a3c.handles.store.snapshot(), n_step_q.handles.store.snapshot()
     before = machine.open_files()
     try:
         heard = [learning.hear(context, a3c, worker) for worker in range(2)]
@@ -171,20 +172,20 @@ def check_learning(context: BaseContext, folder: Path, statistics: str) -> tuple
     ], opened
 
 
-def judge_learning(plan: RunPlan, initial: Any, heard: Sequence[Heard]) -> list[Finding]:
+def judge_learning(run: Run, initial: Any, heard: Sequence[Heard]) -> list[Finding]:
     """What was heard of the workers of A3C."""
     return [
-        learning.check_pulls(plan, initial, heard),
+        learning.check_pulls(run, initial, heard),
         learning.check_gradients(heard),
-        learning.check_theta(plan, initial, heard),
-        learning.check_statistics(plan, initial, heard),
-        learning.check_truncation(plan, heard),
+        learning.check_theta(run, initial, heard),
+        learning.check_statistics(run, initial, heard),
+        learning.check_truncation(run, heard),
     ]
 
 
 def check_room(config: Config, run: RunConfig, spec: EnvSpec, spaces: Spaces, open_per_child: int) -> Iterator[Finding]:
     """Memory, file descriptors and disk for the run to come."""
-    seen = network_spaces(run, spaces)
+    seen = spaces
     parameters = initial_parameters(A3C, run, seen)[0].numel()
     moments = math.prod(moments_shape(spec, spaces)) if run.normalize_observations else 0
     yield machine.check_shared_memory(machine.shared_bytes(run, parameters, moments, target=False))
@@ -198,25 +199,33 @@ def check_environment(
     context: BaseContext, folder: Path, config: Config, spec: EnvSpec, spaces: Spaces
 ) -> list[Finding]:
     """The environment, looked at in a worker's process: a hang or a crash ends that one only."""
-    plan = dataclasses.replace(exercise_plan(A3C, folder / "environment"), spec=spec, spaces=spaces)
+    run = with_environment(exercise_run(A3C, folder / "environment"), spec, spaces)
     name = "a worker's process makes it"
     try:
-        learning.run_child(context, environment.Inspection(config.steps, config.seed), plan, 0)
+        learning.run_child(context, environment.Inspection(config.steps, config.seed), run, 0)
     except NoAnswer as error:
         return [Finding(name, "FAIL", str(error), "nothing may depend on the command's own process; no step may block")]
-    return [Finding(name, "ok", f"{config.env_id}"), *environment.read_inspection(plan)]
+    return [Finding(name, "ok", f"{config.env_id}"), *environment.read_inspection(run)]
 
 
-def check_speed(context: BaseContext, folder: Path, run: RunConfig, spec: EnvSpec, spaces: Spaces) -> Iterator[Finding]:
+def with_environment(run: Run, environment: EnvSpec, spaces: Spaces) -> Run:
+    """The same in another environment."""
+    spec = dataclasses.replace(run.spec, environment=environment, spaces=spaces)
+    return dataclasses.replace(run, spec=spec)
+
+
+def check_speed(
+    context: BaseContext, folder: Path, settings: RunConfig, spec: EnvSpec, spaces: Spaces
+) -> Iterator[Finding]:
     """One worker's training on the environment, for two seconds."""
-    config = dataclasses.replace(run, workers=1, runs_dir=str(folder / "speed"))
-    plan = prepare(A3C, config, spec, network_spaces(run, spaces))
+    config = dataclasses.replace(settings, workers=1, runs_dir=str(folder / "speed"))
+    run = prepare(A3C, config, spec, spaces)
     try:
-        learning.run_child(context, machine.train_a_while, plan, 0)
+        learning.run_child(context, machine.train_a_while, run, 0)
     except NoAnswer as error:
         yield Finding("speed of one worker", "FAIL", str(error), "correct what the checks of the environment say")
         return
-    yield machine.check_speed(plan)
+    yield machine.check_speed(run)
 
 
 def show(findings: Sequence[Finding], config: Config) -> None:

@@ -15,34 +15,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from asyncrl.backends import local, serial
+from asyncrl.backends.handles import build_handles
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
-from asyncrl.commandline import parse, run_command, value_of
-from asyncrl.core.config import RunConfig, to_plain
-from asyncrl.core.cores import usable_cores
-from asyncrl.core.errors import UsageError
-from asyncrl.envs.spec import EnvSpec, Spaces
-from asyncrl.resume import (
+from asyncrl.commands.commandline import parse, run_command, value_of
+from asyncrl.commands.resume import (
     AUTO,
     differences,
     is_finished,
     is_resumed,
     load_for_resume,
     newest,
-    restore,
     short,
     stored_config,
 )
+from asyncrl.core.config import RunConfig, to_plain
+from asyncrl.core.cores import usable_cores
+from asyncrl.core.errors import UsageError
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.normalize import moments_shape
-from asyncrl.runtime.plan import RunPlan, initial_parameters, load_page
-from asyncrl.runtime.progress import Progress
-from asyncrl.runtime.snapshots import exact_state
-from asyncrl.runtime.store import SharedStore
+from asyncrl.runtime.run import Run, RunSpec, initial_parameters, load_page
+from asyncrl.runtime.snapshots import exact_state, flat_parameters
 from asyncrl.runtime.terminal import View, make_view, number, say
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage import checkpoints
@@ -75,18 +73,18 @@ def train(page: str, words: Sequence[str], program: str) -> int:
     with Signals().caught() as signals, ExitStack() as stack:
         if is_resumed(config):
             stack.enter_context(RunFolder.open(Path(config.resume)).occupied())
-        plan = prepare(page, config, spec, spaces)
+        run = prepare(page, config, spec, spaces)
         if not is_resumed(config):
-            stack.enter_context(plan.folder.occupied())
-        checkpoints.clean(plan.folder.checkpoints)  # what a save that was killed has left
-        folder, view = plan.folder, make_view(config.quiet, f"{short(page)} on {config.env_id}")
+            stack.enter_context(run.spec.folder.occupied())
+        checkpoints.clean(run.spec.folder.checkpoints)  # what a save that was killed has left
+        folder, view = run.spec.folder, make_view(config.quiet, f"{short(page)} on {config.env_id}")
         say(f"run folder: {folder.path}")
-        for line in [facts["description"], *introduction(plan), *changes]:
+        for line in [facts["description"], *introduction(run), *changes]:
             view.say(line)
         write_json(folder.config_file, {"page": page, "config": to_plain(config), "environment": facts})
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
-        monitor = Monitor(plan)
-        outcome = conclude(run(plan, monitor, view, signals), monitor)
+        monitor = Monitor(run)
+        outcome = conclude(follow(run, monitor, view, signals), monitor)
     view.close(monitor.summary)
     if outcome.traceback:
         with contextlib.suppress(OSError):  # the terminal may be gone
@@ -98,7 +96,7 @@ def train(page: str, words: Sequence[str], program: str) -> int:
     return outcome.exit_code
 
 
-def prepare(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces) -> RunPlan:
+def prepare(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> Run:
     """Folder, store and counters of a run, as its newest checkpoint has them on --resume. Raises UsageError."""
     try:
         theta, layout = initial_parameters(page, config, spaces)
@@ -107,37 +105,13 @@ def prepare(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces) -> RunP
             raise
         raise UsageError("there is not enough memory for a network of this size") from None
     checkpoint = load_for_resume(page, config, layout) if is_resumed(config) else None
-    check_room(page, config, spec, spaces, theta.numel())
-    folder = open_folder(page, config)
-    progress = Progress(
-        config.workers,
-        config.total_steps,
-        base_steps=checkpoint.steps if checkpoint else 0,
-        base_seconds=checkpoint.seconds if checkpoint else 0.0,
-    )
-    lock_file = str(folder.path / "store.lock") if config.update == "locked" else None
-    store = make_store(page, config, spec, spaces, theta, lock_file)
-    if checkpoint:
-        restore(store, checkpoint, layout)
+    check_room(page, config, environment, spaces, theta.numel())
     part = 1 + checkpoint.facts["part"] if checkpoint else 0
     exact = exact_state(checkpoint, config) if checkpoint and config.backend == "serial" else None
-    return RunPlan(page, config, spec, spaces, folder, layout, store, progress, part, exact)
-
-
-def make_store(
-    page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, theta: Tensor, lock_file: str | None = None
-) -> SharedStore:
-    """The shared memory of a run with these settings, theta `[P]` in it."""
-    return SharedStore(
-        theta, config.update_rule, config.workers, config.max_gradient_norm, config.statistics == "per-worker",
-        lock_file, load_page(page).HAS_TARGET,
-        math.prod(moments_shape(spec, spaces)) if config.normalize_observations else 0,
-    )  # fmt: skip
-
-
-def network_spaces(config: RunConfig, spaces: Spaces) -> Spaces:
-    """The spaces as the network sees them: whatever the environment gives, normalised it is real numbers."""
-    return dataclasses.replace(spaces, observation_dtype="float32") if config.normalize_observations else spaces
+    if checkpoint:
+        theta = flat_parameters(checkpoint, layout)
+    spec = RunSpec(page, config, environment, spaces, open_folder(page, config), layout, part, exact)
+    return Run(spec, build_handles(spec, theta, checkpoint))
 
 
 def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
@@ -166,12 +140,12 @@ def demand(finding: Finding) -> None:
         raise UsageError(f"{finding.check}: {finding.figure}; {finding.remedy}")
 
 
-def run(plan: RunPlan, monitor: Monitor, view: View, signals: Signals) -> Outcome:
-    """Run the plan on its backend; an exception here ends the run as failed, its processes gone."""
-    backend = serial.run if plan.config.backend == "serial" else local.run
+def follow(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
+    """Follow the run to its end on its backend; an exception here ends the run as failed, its processes gone."""
+    backend = serial.run if run.spec.config.backend == "serial" else local.run
     try:
         monitor.write_status("starting")
-        return backend(plan, monitor, view, signals)
+        return backend(run, monitor, view, signals)
     except Exception as error:
         return broken(error)
 
@@ -215,7 +189,6 @@ def configure(
             spaces = spec.probe()
     # Said of the environment itself, by what has just been probed: describing must not make another one.
     facts = {"id": config.env_id, "description": spec.describe(spaces), **dataclasses.asdict(spaces)}
-    spaces = network_spaces(config, spaces)
     if spaces.is_continuous and not module.TAKES_CONTINUOUS:
         raise UsageError(f"{config.env_id} has continuous actions; {program} chooses between discrete ones")
     if config.backend == "serial" and config.evaluation_interval_seconds:
@@ -269,9 +242,9 @@ def open_folder(page: str, config: RunConfig) -> RunFolder:
         return create(f"{name}-{os.getpid()}")
 
 
-def chosen_by_preset(plan: RunPlan) -> str:
+def chosen_by_preset(run: Run) -> str:
     """Where the preset set something else than the page's plain defaults and the command line left it at that."""
-    module, config, spaces = load_page(plan.page), plan.config, plan.spaces
+    module, config, spaces = load_page(run.spec.page), run.spec.config, run.spec.spaces
     chosen = {
         name: value
         for name, value in module.preset(config.preset, spaces).items()
@@ -292,22 +265,23 @@ def _plainly(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def introduction(plan: RunPlan) -> list[str]:
+def introduction(run: Run) -> list[str]:
     """What a run says at its start, after the environment's description."""
-    config = plan.config
+    config = run.spec.config
+    parameters = sum(math.prod(shape) for _, shape in run.spec.layout)
     lines = [
-        f"{short(plan.page)}, preset {config.preset}: {plan.store.theta.numel():,} parameters, "
+        f"{short(run.spec.page)}, preset {config.preset}: {parameters:,} parameters, "
         f"{config.workers} workers x {config.envs_per_worker} environments, t_max {config.t_max}, "
         f"{config.optimizer} {config.learning_rate:g}, {config.update} updates, {config.statistics} statistics",
     ]
-    lines.append(chosen_by_preset(plan))
+    lines.append(chosen_by_preset(run))
     cores = len(usable_cores())
     if config.backend == "local" and config.workers > cores:
         lines.append(f"{config.workers} workers share {cores} cores: no faster than {cores} would be")
-    if plan.part:
+    if run.spec.part:
         lines.append(
-            f"resumed at {plan.progress.steps:,} steps after {plan.progress.seconds:.0f} s; "
-            + ("every worker goes on where it was" if plan.exact else "environments begin new episodes")
+            f"resumed at {run.handles.clock.steps:,} steps after {run.handles.clock.seconds:.0f} s; "
+            + ("every worker goes on where it was" if run.spec.exact else "environments begin new episodes")
         )
-    lines.append(f"watch it: tensorboard --logdir {plan.folder.path}")
+    lines.append(f"watch it: tensorboard --logdir {run.spec.folder.path}")
     return lines

@@ -1,4 +1,4 @@
-"""`python -m asyncrl.evaluate RUN`: play episodes with what a run has learnt."""
+"""`python -m asyncrl evaluate RUN`: play episodes with what a run has learnt."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ import tyro
 from numpy.typing import NDArray
 
 from asyncrl.__main__ import PAGES
-from asyncrl.commandline import parse, run_command
+from asyncrl.backends.handles import build_handles
+from asyncrl.commands.commandline import parse, run_command
+from asyncrl.commands.resume import short, stored_config
+from asyncrl.commands.train import check_memory, make_spec
 from asyncrl.core.config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all, one_line
-from asyncrl.resume import restore, short, stored_config
 from asyncrl.runtime.evaluator import MOST_ENVIRONMENTS, cut_in_words, play
-from asyncrl.runtime.plan import RunPlan, build_agent, build_environments, build_normalizer, initial_parameters
-from asyncrl.runtime.progress import Progress
 from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.run import Run, RunSpec, build_agent, build_environments, build_normalizer, initial_parameters
 from asyncrl.runtime.seeding import NO_PART
-from asyncrl.runtime.snapshots import check_fits
+from asyncrl.runtime.snapshots import check_fits, flat_parameters
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from asyncrl.storage.files import read_json
 from asyncrl.storage.run_folder import RunFolder
-from asyncrl.train import check_memory, make_spec, make_store, network_spaces
 
 FILMS = (".mp4", ".mkv", ".mov")
 """Files that can hold what is filmed."""
@@ -122,15 +122,15 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def play_run(config: Config, writer: Any = None) -> Result:
     """Load and play. Raises UsageError when the run, its checkpoint or its environment cannot be used."""
-    plan, checkpoint = load_run(config)
-    agent, theta = build_agent(plan, EVALUATOR)
-    plan.store.pull(theta)
-    environments = build_environments(plan, EVALUATOR, min(config.episodes, MOST_ENVIRONMENTS), evaluation=True)
+    run, checkpoint = load_run(config)
+    agent, replica = build_agent(run, EVALUATOR)
+    replica.pull(run.handles.store)
+    environments = build_environments(run, EVALUATOR, min(config.episodes, MOST_ENVIRONMENTS), evaluation=True)
     try:
-        with filming(environments[0], config.video, writer, frame_rate(plan.spec)) as first:
+        with filming(environments[0], config.video, writer, frame_rate(run.spec.environment)) as first:
             episodes = play(
-                agent, [first, *environments[1:]], plan.spaces, config.episodes, checkpoint.steps,
-                normalizer=build_normalizer(plan, EVALUATOR), longest=plan.spec.evaluation_step_cap,
+                agent, [first, *environments[1:]], run.spec.spaces, config.episodes, checkpoint.steps,
+                normalizer=build_normalizer(run, EVALUATOR), longest=run.spec.environment.evaluation_step_cap,
             )  # fmt: skip
     except BadEnvironment as error:
         raise UsageError(str(error)) from error
@@ -139,11 +139,11 @@ def play_run(config: Config, writer: Any = None) -> Result:
     assert episodes is not None  # nobody interrupts
     return Result(
         run=str(config.run),
-        page=short(plan.page),
-        env_id=plan.spec.env_id,
+        page=short(run.spec.page),
+        env_id=run.spec.environment.env_id,
         checkpoint=config.checkpoint,
         steps=checkpoint.steps,
-        policy=plan.config.evaluation_policy,
+        policy=run.spec.config.evaluation_policy,
         seed=config.seed,
         returns=[episode.score for episode in episodes],
         lengths=[episode.length for episode in episodes],
@@ -151,23 +151,22 @@ def play_run(config: Config, writer: Any = None) -> Result:
     )
 
 
-def load_run(config: Config) -> tuple[RunPlan, Checkpoint]:
-    """The run's plan, with the checkpoint's parameters and moments in its store, and the checkpoint."""
+def load_run(config: Config) -> tuple[Run, Checkpoint]:
+    """The run, with the checkpoint's parameters and moments in its memory, and the checkpoint."""
     folder = RunFolder.open(config.run)
     page = page_of(folder)
-    run = own_settings(stored_config(page, folder.path), config)
-    spec = make_spec(run)
+    settings = own_settings(stored_config(page, folder.path), config)
+    environment = make_spec(settings)
     if config.video:
-        spec = to_be_filmed(spec, Path(config.video))
-    spaces = network_spaces(run, spec.probe())
-    theta, layout = initial_parameters(page, run, spaces)
+        environment = to_be_filmed(environment, Path(config.video))
+    spaces = environment.probe()
+    _, layout = initial_parameters(page, settings, spaces)
     checkpoint = load_checkpoint(folder, config.checkpoint)
-    check_fits(checkpoint, page, run.env_id, run.optimizer, layout)
-    check_memory(page, run, spec, spaces, theta.numel())
-    store = make_store(page, run, spec, spaces, theta)
-    restore(store, checkpoint, layout)
-    progress = Progress(run.workers, run.total_steps, checkpoint.steps, checkpoint.seconds)
-    return RunPlan(page, run, spec, spaces, folder, layout, store, progress, NO_PART), checkpoint
+    check_fits(checkpoint, page, settings.env_id, settings.optimizer, layout)
+    theta = flat_parameters(checkpoint, layout)
+    check_memory(page, settings, environment, spaces, theta.numel())
+    spec = RunSpec(page, settings, environment, spaces, folder, layout, NO_PART)
+    return Run(spec, build_handles(spec, theta, checkpoint)), checkpoint
 
 
 def to_be_filmed(spec: EnvSpec, file: Path) -> EnvSpec:

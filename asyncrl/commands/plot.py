@@ -1,4 +1,4 @@
-"""`python -m asyncrl.plot RUN...`: learning curves of any runs in one figure."""
+"""`python -m asyncrl plot RUN...`: learning curves of any runs in one figure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from asyncrl.commandline import parse, run_command
+from asyncrl.commands.commandline import parse, run_command
 from asyncrl.core.errors import UsageError
 
 

@@ -1,10 +1,10 @@
-"""`python -m asyncrl.speedup`: what do more workers buy?
+"""`python -m asyncrl speedup`: what do more workers buy?
 
 Trains every combination of methods, environments, numbers of workers and seeds by the ordinary commands, and reports
 three speed-ups that are different things (docs/measuring.md): throughput (steps per second), data (steps to a
 reference score) and time (seconds to it, the paper's Table 2). What follows `--` goes to every run:
 
-    python -m asyncrl.speedup --env-ids CartPole-v1 Catch --backend serial -- --envs-per-worker 1 --t-max 5
+    python -m asyncrl speedup --env-ids CartPole-v1 Catch --backend serial -- --envs-per-worker 1 --t-max 5
 
 The study may be stopped or killed and started again by the same line: finished runs are never repeated. More seeds,
 workers, methods, environments or the other backend may be added to the same folder by another line.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from asyncrl.commandline import parse, run_command
+from asyncrl.commands.commandline import parse, run_command
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.studies.axes import group_words
@@ -85,7 +85,7 @@ def main(words: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if words is None else words)
     program = "asyncrl speedup"
     own, further = split(words)
-    command = shlex.join(["python", "-m", "asyncrl.speedup", *words])
+    command = shlex.join(["python", "-m", "asyncrl", "speedup", *words])
     return run_command(program, lambda: study(parse(Config, own, program), further, command))
 
 
@@ -201,7 +201,7 @@ def spread(flag: str, values: Sequence[T], env_ids: Sequence[str]) -> list[T]:
 
 def try_words(file: StudyFile, cells: Sequence[Cell]) -> None:
     """Let each command judge its words once before any of them runs. Raises UsageError."""
-    from asyncrl.train import configure
+    from asyncrl.commands.train import configure
 
     seen = {(cell.series, cell.env_id): cell for cell in cells}
     for cell in seen.values():

@@ -1,0 +1,49 @@
+"""What the methods with a policy and a value have in common."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from asyncrl.core.config import RunConfig
+from asyncrl.core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class PolicyConfig(RunConfig):
+    """Settings of A3C, A2C, PPO and IMPALA."""
+
+    # A policy that still explores scores better than its most likely actions, which get stuck: sampled -16 against
+    # greedy -21 half-way through Pong.
+    evaluation_policy: Literal["greedy", "sampled"] = "sampled"
+    """Whether the evaluator takes the most likely action or draws from the policy as the workers do."""
+    gae_lambda: float = 0.95
+    """lambda of the returns (GAE); 1 is the n-step return."""
+    # With the usual 0.01 Pong's policy kept an entropy of 1.5 out of ln 6 = 1.8 and lost points to its own dice.
+    entropy_weights: tuple[float, ...] = (0.003,)
+    """beta: weight of the policy's entropy. Several values are dealt out to the workers in turn."""
+    value_cost: float = 0.5
+    """Weight of the squared value error."""
+    lstm_cells: int = 0
+    """Cells of an LSTM after the last hidden layer (the paper's has 256); 0: feed-forward."""
+    mean: Literal["bounded", "linear"] = "bounded"
+    """Continuous actions: the policy's mean kept within the action's bounds by tanh, or the paper's linear output."""
+    variance: Literal["free", "state"] = "free"
+    """Continuous actions: a deviation per component, or the paper's one softplus variance that depends on the state."""
+    first_deviation: float = 0.15
+    """Variance free: with what deviation it begins; for bounded means in half widths between an action's bounds."""
+    normalize_advantages: bool = False
+    """Scale the advantages of an update to mean 0 and standard deviation 1."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require("gae_lambda", 0 <= self.gae_lambda <= 1, "must lie between 0 and 1")
+        possible = bool(self.entropy_weights) and all(0 <= weight < math.inf for weight in self.entropy_weights)
+        self._require("entropy_weights", possible, "must be at least one number, none of them negative")
+        self._require("value_cost", 0 <= self.value_cost < math.inf, "must not be negative")
+        if self.normalize_advantages and self.t_max * self.envs_per_worker < 2:
+            raise UsageError("--normalize-advantages needs more than one step per update: --t-max or --envs-per-worker")
+        self._require("first_deviation", 0 < self.first_deviation < math.inf, "must be a positive number")
+        self._require("lstm_cells", 0 <= self.lstm_cells <= 100_000, "must be 0 to 100_000")

@@ -1,0 +1,37 @@
+"""What goes in and out of an environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["atari", "screen", "board", "vector"]
+"""atari: a game's screen, shrunk and stacked. screen: any other image. board: an image below 36 rows, of symbols."""
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """What goes in and out of an environment, which is all that a network has to know of it."""
+
+    observation_shape: tuple[int, ...]
+    """[C, H, W] for images and planes, [n] for vectors."""
+    observation_dtype: str
+    """"uint8" (images, 0 to 255) or "float32"."""
+    actions: int
+    """Number of discrete actions; 0 when actions are continuous."""
+    action_low: tuple[float, ...] = ()
+    """Lower bound of each component of a continuous action."""
+    action_high: tuple[float, ...] = ()
+    """Upper bound of each component of a continuous action."""
+    kind: Kind = "vector"
+    """What an observation is, which presets and networks ask for; all but vectors are [C, H, W]."""
+
+    @property
+    def is_image(self) -> bool:
+        """Whether an observation has channels, rows and columns."""
+        return self.kind != "vector"
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether an action is a vector of real numbers."""
+        return self.actions == 0

@@ -1,0 +1,107 @@
+"""A rollout as a block of a ring, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from asyncrl.core.moments import standardize
+from asyncrl.core.rollout import Rollout
+from asyncrl.core.spaces import Spaces
+from asyncrl.experience.ring import Block, BlockLayout, Field
+
+
+@dataclass(frozen=True)
+class RolloutShape:
+    """What all rollouts of a run have in common, as plain data."""
+
+    steps: int
+    """T."""
+    environments: int
+    """E."""
+    spaces: Spaces
+    state: tuple[tuple[int, ...], ...] = ()
+    """Shapes of the recurrent state's tensors for one environment; none for a feed-forward network."""
+    extras: tuple[str, ...] = ()
+    """Names of what acting leaves for the loss."""
+    moments: tuple[int, ...] = ()
+    """Shape of the moments observations are normalised by; empty: they are not."""
+
+    def layout(self) -> BlockLayout:
+        """The block that holds one. Room for the last observations of truncated episodes is that for the worst case;
+        what is never written takes no memory."""
+        steps, environments = self.steps, self.environments
+        observation, dtype = self.spaces.observation_shape, getattr(torch, self.spaces.observation_dtype)
+        each: tuple[int, ...] = (steps, environments)
+        continuous = self.spaces.is_continuous
+        fields: list[Field] = [
+            ("observations", (steps + 1, environments, *observation), dtype),
+            ("actions", (*each, len(self.spaces.action_low)) if continuous else each,
+             torch.float32 if continuous else torch.int64),
+            ("rewards", each, torch.float32),
+            ("discounts", each, torch.float32),
+            ("last", each, torch.bool),
+            ("truncated", (2, steps * environments), torch.int64),
+            ("finals", (steps * environments, *observation), dtype),
+            ("numbers", (3,), torch.int64),
+            ("reward_scale", (), torch.float32),
+        ]  # fmt: skip
+        fields += [(f"state.{i}", (environments, *shape), torch.float32) for i, shape in enumerate(self.state)]
+        fields += [(f"extras.{name}", each, torch.float32) for name in self.extras]
+        fields += [(name, self.moments, torch.float32) for name in ("mean", "scale") if self.moments]
+        return BlockLayout(tuple(fields))
+
+
+def write(block: Block, rollout: Rollout, version: int) -> None:
+    """Copy a rollout that was acted with theta of `version` into a block."""
+    block["observations"].copy_(rollout.observations if rollout.raw is None else rollout.raw)
+    for name in ("actions", "rewards", "discounts", "last"):
+        block[name].copy_(getattr(rollout, name))
+    finals = rollout.final_observations if rollout.raw is None else rollout.raw_final
+    count = 0 if finals is None else len(finals)
+    if finals is not None:
+        block["finals"][:count].copy_(finals)
+        block["truncated"][0, :count].copy_(rollout.truncated[0])
+        block["truncated"][1, :count].copy_(rollout.truncated[1])
+    block["numbers"].copy_(torch.tensor([version, rollout.acted_at, count]))
+    block["reward_scale"].fill_(rollout.reward_scale)
+    for i, part in enumerate(rollout.state or ()):
+        block[f"state.{i}"].copy_(part)
+    for name, values in rollout.extras.items():
+        block[f"extras.{name}"].copy_(values)
+    if rollout.moments is not None:
+        block["mean"].copy_(rollout.moments[0])
+        block["scale"].copy_(rollout.moments[1])
+
+
+def read(block: Block) -> tuple[Rollout, int]:
+    """The rollout in a block, as views where it can be, and the version of theta it was acted with.
+
+    Observations are normalised by the moments they were acted with, so that the network sees what it saw then.
+    """
+    version, acted_at, count = block["numbers"].tolist()
+    finals = block["finals"][:count] if count else None
+    moments = (block["mean"], block["scale"]) if "mean" in block else None
+
+    def seen(raw: Tensor) -> Tensor:
+        return raw if moments is None else standardize(raw, *moments)
+
+    state = tuple(block[f"state.{i}"] for i in range(sum(name.startswith("state.") for name in block)))
+    return Rollout(
+        observations=seen(block["observations"]),
+        actions=block["actions"],
+        rewards=block["rewards"],
+        discounts=block["discounts"],
+        last=block["last"],
+        truncated=(block["truncated"][0, :count], block["truncated"][1, :count]),
+        final_observations=None if finals is None else seen(finals),
+        state=state or None,
+        reward_scale=float(block["reward_scale"]),
+        acted_at=acted_at,
+        extras={name.removeprefix("extras."): values for name, values in block.items() if name.startswith("extras.")},
+        raw=None if moments is None else block["observations"],
+        raw_final=None if moments is None else finals,
+        moments=moments,
+    ), version

@@ -1,0 +1,182 @@
+"""Importance-weighted actor-learner architecture: IMPALA.
+
+Espeholt et al. 2018 (arXiv 1802.01561). Actors run free, and one learner corrects for the age of what they did:
+
+    each actor, repeatedly
+        theta' <- theta, act t_max steps with a_t ~ mu = pi(a | s_t; theta'), and queue the rollout
+    learner, repeatedly
+        take what is in the queue, up to a batch
+        v_s = V(s_s) + sum_t (prod_{i<t} gamma c_i) rho_t (r_t + gamma V(s_{t+1}) - V(s_t))          (equation 1)
+        update theta by the gradient of
+            - rho_s log pi(a_s | s_s) (r_s + gamma v_{s+1} - V(s_s)) + value_cost (v_s - V(s_s))^2 - beta H(pi(s_s))
+    until T > T_max,   with rho = min(rho_bar, pi / mu) and c = lambda min(c_bar, pi / mu)
+
+The loops are `actor` and `learner` in `asyncrl.runtime.loops`; this page is what makes them IMPALA. Run it with
+`python -m asyncrl.impala`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asyncrl.core.config import ATARI
+from asyncrl.core.losses import Metrics, explained_variance, policy_gradient_loss, squared_error
+from asyncrl.core.policy_config import PolicyConfig
+from asyncrl.core.rollout import Extras, Rollout, State
+from asyncrl.core.spaces import Spaces
+from asyncrl.core.vtrace import vtrace
+from asyncrl.nets.actor_critic import ActorCritic
+from asyncrl.nets.gaussian import GaussianActorCritic
+from asyncrl.nets.policies import make_actor_critic
+
+HAS_TARGET = False
+TAKES_CONTINUOUS = True
+PRIVATE_COPY = True
+LOOKS_AHEAD = False
+EXPERIENCE = "queue"
+EXTRAS = ("log_probability",)
+
+
+@dataclass(frozen=True)
+class Config(PolicyConfig):
+    """IMPALA: actors that run free, one learner, V-trace (Espeholt et al. 2018)."""
+
+    gae_lambda: float = 1.0
+    """lambda of V-trace: 1 looks as far as the rollout goes."""
+    rho_bar: float = 1.0
+    """Most that a step's importance weight counts in the error of its value."""
+    c_bar: float = 1.0
+    """Most that it counts in how far errors are carried back."""
+    queue_length: int = 2
+    """Rollouts of each actor that may wait for the learner; then the actor waits."""
+    batch_rollouts: int = 0
+    """Most rollouts of one update, of what is there; 0: as many as there are workers."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require("rho_bar", self.rho_bar > 0, "must be a positive number")
+        self._require("c_bar", self.c_bar > 0, "must be a positive number")
+        self._require("queue_length", 1 <= self.queue_length <= 10_000, "must be 1 to 10_000")
+        self._require("batch_rollouts", 0 <= self.batch_rollouts <= 100_000, "must be 0 to 100_000")
+
+
+VECTOR: dict[str, Any] = {
+    "envs_per_worker": 4,
+    "t_max": 8,
+    "optimizer_epsilon": 1e-5,
+    "learning_rate": 1e-3,
+    "max_gradient_norm": 0.5,
+    "entropy_weights": (0.01,),
+    "normalize_observations": True,
+    "normalize_returns": True,
+    "evaluation_policy": "greedy",
+}
+BOARD: dict[str, Any] = {
+    "t_max": 16,
+    "learning_rate": 1e-3,
+    "optimizer_epsilon": 1e-5,
+    "max_gradient_norm": 0.5,
+    "entropy_weights": (0.01,),
+    "normalize_observations": False,
+}
+CONTINUOUS: dict[str, Any] = VECTOR | {"t_max": 32, "learning_rate": 3e-4, "entropy_weights": (0.0,)}
+PAPER: dict[str, Any] = {
+    "envs_per_worker": 1,
+    "t_max": 20,
+    "batch_rollouts": 32,
+    "optimizer": "rmsprop",
+    "optimizer_decay": 0.99,
+    "optimizer_epsilon": 0.01,
+    "learning_rate": 6e-4,
+    "max_gradient_norm": 40.0,
+    "entropy_weights": (0.01,),
+    "value_cost": 0.5,
+    "network": "nature",
+    "normalize_observations": False,
+    "normalize_returns": False,
+}
+"""Appendix D, table D.3. Its epsilon of 0.01 is torch's, beside the root; here RMSProp has it inside."""
+
+
+def preset(name: str, spaces: Spaces) -> dict[str, Any]:
+    """The settings of a preset, as far as they differ from the fields' defaults."""
+    if name == "paper":
+        return PAPER | {"network": "auto"} if spaces.kind == "vector" else PAPER | ATARI | {"image_size": 84}
+    vectors = CONTINUOUS if spaces.is_continuous else VECTOR
+    return {"atari": ATARI, "screen": {}, "board": BOARD, "vector": vectors}[spaces.kind]
+
+
+make_network = make_actor_critic
+
+
+class Impala:
+    """Policy and value of an actor or of the learner, and the learner's loss."""
+
+    def __init__(
+        self,
+        config: Config,
+        spaces: Spaces,
+        network: ActorCritic | GaussianActorCritic,
+        target: None,
+        worker: int,
+        generator: torch.Generator,
+    ) -> None:
+        self.config = config
+        self.network = network
+        self.generator = generator
+        self.choose_best = worker == -1 and config.evaluation_policy == "greedy"
+        self.exploration = {"entropy_weight": config.entropy_weights[0]}
+
+    def initial_state(self, environments: int) -> State:
+        """The LSTM's state with which episodes begin, or None."""
+        return self.network.initial_state(environments)
+
+    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
+        """a_t ~ mu(a_t | s_t), `[E]`, and its log-probability."""
+        policy, state = self.network.policy_at(observations, state)
+        actions = policy.mode() if self.choose_best else policy.sample(self.generator)
+        return actions, state, {"log_probability": policy.log_probability(actions)}
+
+    def passes(self, batch: Rollout) -> Iterator[Rollout]:
+        """The whole batch, once."""
+        yield batch
+
+    def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
+        """Summed over the T steps and averaged over the E environments."""
+        config = self.config
+        policy, values, states = self.network(rollout.observations, rollout.state, rollout.last)
+        next_values = rollout.next_values(values[1:].detach(), self.network.values_of(rollout, states))
+        policy, values = policy[:-1], values[:-1]
+        log_probability = policy.log_probability(rollout.actions)
+        trace = vtrace(
+            log_probability.detach() - rollout.extras["log_probability"],
+            rollout.learning_rewards(config.reward_clip), rollout.discounts, values.detach(), next_values, rollout.last,
+            config.rho_bar, config.c_bar, config.gae_lambda,
+        )  # fmt: skip
+
+        policy_loss = policy_gradient_loss(log_probability, trace.advantages)
+        value_loss = squared_error(values, trace.targets)
+        entropy = policy.entropy()
+        environments = values.shape[1]
+        total = (policy_loss + config.value_cost * value_loss - config.entropy_weights[0] * entropy).sum()
+        return total / environments, lambda: {
+            "policy_gradient_loss": policy_loss.detach().mean(),
+            "value_loss": value_loss.detach().mean(),
+            "entropy": entropy.detach().mean(),
+            "explained_variance": explained_variance(values.detach(), trace.targets),
+        }
+
+
+make_agent = Impala
+
+
+if __name__ == "__main__":
+    from asyncrl.commands.train import main
+
+    raise SystemExit(main("asyncrl.impala"))

@@ -1,0 +1,1 @@
+"""Where the parameters live: in memory that all workers share."""

@@ -1,0 +1,239 @@
+"""Proximal policy optimisation: PPO.
+
+Schulman et al. 2017 (arXiv 1707.06347), Algorithm 1, with the clipped surrogate of equation 7. All actors act in step
+with the parameters theta of one learner:
+
+    repeat
+        each actor: theta_old <- theta, act T steps with a_t ~ pi(a | s_t; theta_old)
+        wait for all of them, and put their rollouts side by side
+        A_t by generalised advantage estimation (equation 11), R_t = A_t + V(s_t; theta_old)
+        K epochs of minibatches: update theta by the gradient of
+            - min(r A, clip(r, 1 - epsilon, 1 + epsilon) A) + value_cost (R - V(s))^2 - beta H(pi(s)),
+              r = pi(a | s; theta) / pi(a | s; theta_old)                                    (equations 7 and 9)
+    until T > T_max
+
+The loops are `actor` and `learner` in `asyncrl.runtime.loops`; this page is what makes them PPO. Run it with
+`python -m asyncrl.ppo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asyncrl.core.config import ATARI
+from asyncrl.core.losses import (
+    Metrics,
+    clipped_surrogate,
+    clipped_value_loss,
+    explained_variance,
+    normalized,
+    squared_error,
+)
+from asyncrl.core.policy_config import PolicyConfig
+from asyncrl.core.returns import lambda_returns
+from asyncrl.core.rollout import Extras, Minibatch, Rollout, State
+from asyncrl.core.schedules import linear
+from asyncrl.core.spaces import Spaces
+from asyncrl.nets.actor_critic import ActorCritic
+from asyncrl.nets.gaussian import GaussianActorCritic
+from asyncrl.nets.policies import make_actor_critic
+
+HAS_TARGET = False
+TAKES_CONTINUOUS = True
+PRIVATE_COPY = True
+LOOKS_AHEAD = False
+EXPERIENCE = "in step"
+EXTRAS = ("log_probability",)
+
+
+@dataclass(frozen=True)
+class Config(PolicyConfig):
+    """PPO: proximal policy optimisation (Schulman et al. 2017)."""
+
+    t_max: int = 128
+    """Steps of each environment between two batches (T)."""
+    learning_rate: float = 2.5e-4
+    """eta at the first step."""
+    optimizer_epsilon: float = 1e-5
+    """rmsprop: inside the root. adam: beside the root."""
+    max_gradient_norm: float = 0.5
+    """A gradient with a larger L2 norm is scaled down to it; 0: never."""
+    entropy_weights: tuple[float, ...] = (0.01,)
+    """beta: weight of the policy's entropy; the first of several counts."""
+    normalize_advantages: bool = True
+    """Scale the advantages of a minibatch to mean 0 and standard deviation 1."""
+    epochs: int = 4
+    """Passes over each batch (K)."""
+    minibatches: int = 4
+    """Parts of a batch, shuffled in each pass; each makes an update. With an LSTM parts are of whole sequences."""
+    clip: float = 0.1
+    """epsilon: how far the ratio of probabilities may leave 1."""
+    anneal_clip: bool = True
+    """Take epsilon linearly to 0 over total_steps, as the learning rate."""
+    value_clip: float = 0.0
+    """Clip the change of values to so much as well (OpenAI Baselines); 0: not."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require("epochs", 1 <= self.epochs <= 10_000, "must be 1 to 10_000")
+        steps = self.workers * self.envs_per_worker * (1 if self.lstm_cells else self.t_max)
+        unit = "environments" if self.lstm_cells else "steps"
+        self._require("minibatches", 1 <= self.minibatches <= steps, f"must be 1 to the {steps} {unit} of a batch")
+        self._require("clip", 0 < self.clip < float("inf"), "must be a positive number")
+        self._require("value_clip", 0 <= self.value_clip < float("inf"), "must not be negative")
+
+
+VECTOR: dict[str, Any] = {
+    "envs_per_worker": 4,
+    "t_max": 32,
+    "epochs": 10,
+    "learning_rate": 1e-3,
+    "clip": 0.2,
+    "entropy_weights": (0.0,),
+    "normalize_observations": True,
+    "normalize_returns": True,
+    "evaluation_policy": "greedy",
+}
+BOARD: dict[str, Any] = {"t_max": 32, "learning_rate": 1e-3, "normalize_observations": False}
+CONTINUOUS: dict[str, Any] = VECTOR | {"t_max": 128, "learning_rate": 3e-4, "first_deviation": 0.5}
+PAPER: dict[str, Any] = {
+    "envs_per_worker": 1,
+    "gae_lambda": 0.95,
+    "anneal_learning_rate": True,
+    "normalize_observations": False,
+    "normalize_returns": False,
+}
+PAPER_ATARI: dict[str, Any] = {
+    "workers": 8,
+    "t_max": 128,
+    "learning_rate": 2.5e-4,
+    "epochs": 3,
+    "minibatches": 4,
+    "value_cost": 1.0,
+    "entropy_weights": (0.01,),
+    "clip": 0.1,
+    "network": "nature",
+    "image_size": 84,
+}
+"""Table 5."""
+PAPER_CONTINUOUS: dict[str, Any] = {
+    "workers": 1,
+    "t_max": 2048,
+    "learning_rate": 3e-4,
+    "epochs": 10,
+    "minibatches": 32,
+    "entropy_weights": (0.0,),
+    "clip": 0.2,
+    "anneal_clip": False,
+    "anneal_learning_rate": False,
+    "mean": "linear",
+    "first_deviation": 1.0,
+}
+"""Table 3."""
+
+
+def preset(name: str, spaces: Spaces) -> dict[str, Any]:
+    """The settings of a preset, as far as they differ from the fields' defaults."""
+    if name == "paper":
+        return PAPER | (ATARI | PAPER_ATARI if spaces.kind == "atari" else PAPER_CONTINUOUS)
+    vectors = CONTINUOUS if spaces.is_continuous else VECTOR
+    return {"atari": ATARI, "screen": {}, "board": BOARD, "vector": vectors}[spaces.kind]
+
+
+make_network = make_actor_critic
+
+
+class PPO:
+    """Policy and value of an actor or of the learner, the learner's passes, and its loss."""
+
+    def __init__(
+        self,
+        config: Config,
+        spaces: Spaces,
+        network: ActorCritic | GaussianActorCritic,
+        target: None,
+        worker: int,
+        generator: torch.Generator,
+    ) -> None:
+        self.config = config
+        self.network = network
+        self.generator = generator
+        self.choose_best = worker == -1 and config.evaluation_policy == "greedy"
+        self.exploration = {"entropy_weight": config.entropy_weights[0]}
+
+    def initial_state(self, environments: int) -> State:
+        """The LSTM's state with which episodes begin, or None."""
+        return self.network.initial_state(environments)
+
+    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
+        """a_t ~ pi(a_t | s_t; theta_old), `[E]`, and its log-probability."""
+        policy, state = self.network.policy_at(observations, state)
+        actions = policy.mode() if self.choose_best else policy.sample(self.generator)
+        return actions, state, {"log_probability": policy.log_probability(actions)}
+
+    def passes(self, batch: Rollout) -> Iterator[Minibatch]:
+        """Advantages once, then epochs of shuffled minibatches: of single steps, or with memory of whole sequences."""
+        whole = self._prepare(batch)
+        sequences = batch.state is not None
+        count = batch.rewards.shape[1] if sequences else batch.steps
+        whole = whole if sequences else whole.flat()
+        for _ in range(self.config.epochs):
+            order = torch.randperm(count, generator=self.generator)
+            for chosen in order.tensor_split(self.config.minibatches):
+                yield whole.select(chosen)
+
+    @torch.no_grad()
+    def _prepare(self, batch: Rollout) -> Minibatch:
+        """The batch with returns R_t, advantages A_t and values V(s_t; theta_old), before theta moves."""
+        config = self.config
+        _, values, states = self.network(batch.observations, batch.state, batch.last)
+        next_values = batch.next_values(values[1:], self.network.values_of(batch, states))
+        values = values[:-1]
+        rewards = batch.learning_rewards(config.reward_clip)
+        returns = lambda_returns(rewards, batch.discounts, next_values, batch.last, config.gae_lambda)
+        extras = batch.extras | {"return": returns, "advantage": returns - values, "value": values}
+        return Minibatch(batch.observations[:-1], batch.actions, extras, batch.acted_at, batch.state, batch.last)
+
+    def loss(self, part: Minibatch) -> tuple[Tensor, Metrics]:
+        """The mean over a minibatch."""
+        config, old = self.config, part.extras
+        policy, values, _ = self.network(part.observations, part.state, part.last)
+        advantages = normalized(old["advantage"]) if config.normalize_advantages else old["advantage"]
+        epsilon = linear(config.clip, 0.0, part.acted_at, config.total_steps) if config.anneal_clip else config.clip
+        log_probability = policy.log_probability(part.actions)
+
+        policy_loss = clipped_surrogate(log_probability, old["log_probability"], advantages, epsilon)
+        if config.value_clip:
+            value_loss = clipped_value_loss(values, old["value"], old["return"], config.value_clip)
+        else:
+            value_loss = squared_error(values, old["return"])
+        entropy = policy.entropy()
+        loss = (policy_loss + config.value_cost * value_loss - config.entropy_weights[0] * entropy).mean()
+
+        def metrics() -> dict[str, Tensor]:
+            log_ratio = (log_probability - old["log_probability"]).detach()
+            return {
+                "policy_gradient_loss": policy_loss.detach().mean(),
+                "value_loss": value_loss.detach().mean(),
+                "entropy": entropy.detach().mean(),
+                "explained_variance": explained_variance(old["value"], old["return"]),
+                "approx_kl": (log_ratio.exp() - 1 - log_ratio).mean(),
+                "clip_fraction": ((log_ratio.exp() - 1).abs() > epsilon).float().mean(),
+            }
+
+        return loss, metrics
+
+
+make_agent = PPO
+
+
+if __name__ == "__main__":
+    from asyncrl.commands.train import main
+
+    raise SystemExit(main("asyncrl.ppo"))

@@ -1,0 +1,175 @@
+"""The three loops, for any page, any store and any experience.
+
+    actor_learner    A3C and the Q family (Mnih et al. 2016, Algorithm S3)
+    actor, learner   A2C, PPO, IMPALA
+
+Each is a generator. A process just runs through it; the serial backend lets the others go on wherever it yields. What
+it yields says whether something was done; if not, the loop waits for somebody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from asyncrl.core.flat import gradient_of
+from asyncrl.core.losses import Metrics
+from asyncrl.core.rollout import Rollout
+from asyncrl.runtime.clock import Clock
+from asyncrl.runtime.protocols import LEARNER, Agent, Experience, Learning, Store, Update
+from asyncrl.runtime.replica import Replica
+from asyncrl.runtime.report import Report
+
+WORKED, WAITS = True, False
+
+
+@dataclass
+class Turn:
+    """One update on its way: all of a worker that a checkpoint needs to know while others have their turns."""
+
+    gradient: Tensor
+    private_copy: bool = True
+    """Whether the worker acts with its own copy of theta, so that its gradient comes before the others' turns."""
+    rollout: Rollout | None = None
+    steps: int = 0
+    """Of the rollout."""
+    pulled: int = 0
+    """Version of theta with which the rollout began."""
+    version: int = 0
+    """Version of theta at which the gradient is taken."""
+    waiting: bool = False
+    """Whether there is something that has still to be pushed."""
+
+    def state(self) -> dict[str, Any]:
+        """What has to be known of one that is waiting: the gradient, or the rollout of which it will be taken."""
+        pending = self.gradient.clone() if self.private_copy else cast(Rollout, self.rollout).as_dict()
+        return {"pending": pending, "steps": self.steps, "pulled": self.pulled, "version": self.version}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Wait again with what `state` said."""
+        if self.private_copy:
+            self.gradient.copy_(state["pending"])
+        else:
+            self.rollout = Rollout.from_dict(state["pending"])
+        self.steps, self.pulled, self.version = state["steps"], state["pulled"], state["version"]
+        self.waiting = True
+
+
+def actor_learner(
+    worker: int,
+    agent: Agent,
+    replica: Replica,
+    rollouts: Iterator[Rollout],
+    store: Store,
+    clock: Clock,
+    report: Report,
+    turn: Turn,
+) -> Generator[bool]:
+    """Act, and push the gradient of what was seen, until the run is finished.
+
+    With a private copy the gradient is computed before the others' turns, at the theta' that was acted with, and is
+    stale when it is pushed. Without one, theta' is theta itself: the others change it while the worker acts, and the
+    gradient is computed after their turns, at theta as it is by then. A `turn` that is waiting, from a checkpoint, is
+    completed first.
+    """
+    parameters = list(agent.network.parameters())
+    metrics: Metrics = dict
+    loss: Tensor | None = None
+
+    def differentiate() -> tuple[Tensor, Metrics]:
+        loss, metrics = agent.loss(cast(Rollout, turn.rollout))
+        gradient_of(loss, parameters, out=turn.gradient)  # d theta
+        report.lap("loss")
+        return loss.detach(), metrics
+
+    try:
+        while turn.waiting or not clock.finished():
+            if not turn.waiting:
+                turn.version = turn.pulled = replica.pull(store)  # theta' <- theta
+                report.lap("pull")
+                turn.rollout = next(rollouts)  # t_max steps with theta'
+                turn.steps = turn.rollout.steps
+                report.lap("rollout")
+                if turn.private_copy:
+                    loss, metrics = differentiate()
+                turn.waiting = True
+                yield WORKED
+                report.lap("wait")
+            if not turn.private_copy:
+                turn.version = replica.pull(store)  # theta as it is by now
+                loss, metrics = differentiate()
+            receipt = store.push(Update(worker, turn.gradient, turn.version, turn.steps, loss))  # T <- T + t_max E
+            turn.waiting = False
+            report.lap("push")
+            report.update(receipt, turn.steps, metrics, turn.rollout, turn.version - turn.pulled)
+    finally:
+        report.close()
+
+
+def actor(
+    worker: int,
+    replica: Replica,
+    rollouts: Iterator[Rollout],
+    store: Store,
+    experience: Experience,
+    clock: Clock,
+    report: Report,
+) -> Generator[bool]:
+    """Act, and hand over what was seen, until the run is finished; wait while there is no room for more."""
+    try:
+        while not clock.finished():
+            if not experience.has_room(worker):
+                clock.beat(worker)
+                yield WAITS
+                report.lap("wait")
+                continue
+            version = replica.pull(store)  # theta' <- theta
+            report.lap("pull")
+            rollout = next(rollouts)  # t_max steps with theta'
+            report.lap("rollout")
+            experience.put(worker, rollout, version)  # T <- T + t_max E
+            report.lap("put")
+            report.handed_over(rollout.steps)
+            yield WORKED
+            report.lap("wait")
+    finally:
+        report.close()
+
+
+def learner(
+    agent: Learning, replica: Replica, store: Store, experience: Experience, clock: Clock, report: Report
+) -> Generator[bool]:
+    """Learn from what actors hand over until the run is finished and nothing is left."""
+    parameters = list(agent.network.parameters())
+    gradient = torch.empty_like(replica.theta)
+    try:
+        while True:
+            over = clock.finished()  # asked first: what actors put before it became so is learnt from
+            batch = experience.take()
+            if batch is None:
+                if over:
+                    return
+                clock.beat(LEARNER)
+                yield WAITS
+                report.lap("wait")
+                continue
+            report.lap("take")
+            report.batch(batch, store.updates)
+            for part in agent.passes(batch.rollout):
+                version = replica.pull(store)
+                loss, metrics = agent.loss(part)
+                gradient_of(loss, parameters, out=gradient)  # d theta
+                report.lap("loss")
+                receipt = store.push(Update(LEARNER, gradient, version, 0, loss.detach()))
+                clock.beat(LEARNER)
+                report.lap("push")
+                report.update(receipt, 0, metrics, part)
+            experience.release()
+            yield WORKED
+            report.lap("wait")
+    finally:
+        report.close()

@@ -1,0 +1,59 @@
+"""Running moments of observations and of discounted returns, gathered by all workers of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from asyncrl.core.errors import UsageError
+from asyncrl.core.moments import Moments
+from asyncrl.runtime.memory import shared_zeros
+
+
+class RunMoments:
+    """A row per worker, and one for earlier parts of the run, in shared memory: one writer each, no lock."""
+
+    def __init__(self, workers: int, observation_size: int = 0) -> None:
+        """`observation_size` is how many components of an observation have moments; 0: they are not normalised."""
+        self._observation_rows = shared_zeros(workers + 1, 1 + 2 * observation_size, dtype=torch.float64)
+        self._return_rows = shared_zeros(workers + 1, 3, dtype=torch.float64)
+
+    @property
+    def observations(self) -> Moments:
+        """Those of observations."""
+        return Moments(self._observation_rows)
+
+    @property
+    def returns(self) -> Moments:
+        """Those of discounted returns."""
+        return Moments(self._return_rows)
+
+    def state(self) -> dict[str, Tensor]:
+        """All rows merged, for a checkpoint."""
+        return {
+            "observation_moments": torch.from_numpy(self.observations.merged()),
+            "return_moments": torch.from_numpy(self.returns.merged()),
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint. Raises UsageError, naming the setting, if it does not fit."""
+        for name, rows in (("observation_moments", self._observation_rows), ("return_moments", self._return_rows)):
+            if name not in state:
+                raise UsageError(f"the checkpoint cannot be used: it lacks {name}")
+            if state[name].shape != rows[-1].shape:
+                raise UsageError(
+                    "--normalize-observations cannot change on resume: the network has learnt with or without"
+                )
+        self._observation_rows[-1] = state["observation_moments"]
+        self._return_rows[-1] = state["return_moments"]
+
+    def rows(self) -> dict[str, Tensor]:
+        """Copies of all rows, for a run that is to go on exactly as it was."""
+        return {"observations": self._observation_rows.clone(), "returns": self._return_rows.clone()}
+
+    def restore_rows(self, rows: Mapping[str, Tensor]) -> None:
+        """Go back to what `rows` said."""
+        self._observation_rows.copy_(rows["observations"])
+        self._return_rows.copy_(rows["returns"])

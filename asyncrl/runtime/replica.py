@@ -1,0 +1,35 @@
+"""One process's side of the store: the memory under its networks, and how it is renewed."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from asyncrl.core.flat import bind_parameters, flatten_parameters
+from asyncrl.runtime.protocols import Store
+
+
+class Replica:
+    """theta' under a network, and theta^- under a target network: views on the store's where it has any, or copies."""
+
+    def __init__(self, store: Store, network: nn.Module, target: nn.Module | None, private_copy: bool) -> None:
+        """Lays the networks on one flat vector each. `private_copy`: theta' is a copy even where theta can be seen."""
+        theta = None if private_copy else store.view()
+        self.theta: Tensor = flatten_parameters(network) if theta is None else theta
+        """theta' `[P]`."""
+        if theta is not None:
+            bind_parameters(network, theta)
+        self.target: Tensor | None = None
+        """theta^- `[P]`, or this process's copy of it."""
+        self._copies_target = False
+        if target is not None:
+            view = store.target_view()
+            self._copies_target = view is None
+            self.target = flatten_parameters(target) if view is None else view
+            if view is not None:
+                bind_parameters(target, view)
+
+    def pull(self, store: Store) -> int:
+        """theta' <- theta, and theta^- if it is copied; returns the version."""
+        if self._copies_target and self.target is not None:
+            store.target(self.target)
+        return store.pull(self.theta)

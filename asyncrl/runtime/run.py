@@ -1,0 +1,273 @@
+"""A run: what it is as data, what its processes share, and how the part of each is built from both."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import itertools
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.core.config import RunConfig
+from asyncrl.core.flat import flatten_parameters
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec
+from asyncrl.runtime.clock import BUILDING, Clock
+from asyncrl.runtime.collect import MOST_BREAKS, Collector, Successor
+from asyncrl.runtime.loops import Turn, actor, actor_learner, learner
+from asyncrl.runtime.moments import RunMoments
+from asyncrl.runtime.normalize import SMALLEST_GREY_DEVIATION, Normalizer, moments_shape
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Agent, Experience, Learning, Page, Part, Store
+from asyncrl.runtime.replica import Replica
+from asyncrl.runtime.report import Report
+from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, NETWORK, derive, generator
+from asyncrl.runtime.threads import enforce_one_thread, running_threads
+from asyncrl.storage.files import write_synced
+from asyncrl.storage.records import RecordWriter
+from asyncrl.storage.run_folder import RunFolder
+
+Layout = tuple[tuple[str, tuple[int, ...]], ...]
+"""Name and shape of each parameter, in the order of the flat vector."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What a run, or one part of a resumed run, is: plain data, no live memory."""
+
+    page: str
+    """Module of the algorithm, for example "asyncrl.a3c"."""
+    config: RunConfig
+    environment: EnvSpec
+    spaces: Spaces
+    folder: RunFolder
+    layout: Layout
+    part: int = 0
+    """How many parts there were before that left a checkpoint: each draws new random streams."""
+    exact: dict[str, Any] | None = None
+    """Serial backend: the state in which every worker is to go on, from the checkpoint."""
+    incarnation: int = 0
+    """How many processes held this one's place before and died: each draws new random streams."""
+
+    def stream(self, worker: int, *place: int) -> tuple[int, ...]:
+        """What distinguishes a random stream of a worker from all others of its purpose."""
+        return (worker, *place, self.part, *([self.incarnation] if self.incarnation else []))
+
+
+@dataclass(frozen=True)
+class Handles:
+    """What the processes of a run share, as its backend built it: shared memory here, messages elsewhere."""
+
+    store: Store
+    clock: Clock
+    moments: RunMoments
+    experience: Experience | None = None
+    """Where rollouts go; None where they go into gradients of the workers that made them."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as one of its processes has it."""
+
+    spec: RunSpec
+    handles: Handles
+
+
+def load_page(module: str) -> Page:
+    """The page of that name. Only this function brings pages and runtime together."""
+    return cast(Page, importlib.import_module(module))
+
+
+def initial_parameters(page: str, config: RunConfig, spaces: Spaces) -> tuple[Tensor, Layout]:
+    """theta `[P]` at the beginning of a run with this seed, and its layout."""
+    torch.manual_seed(derive(config.seed, NETWORK))
+    network = load_page(page).make_network(config, spaces)
+    layout = tuple((name, tuple(parameter.shape)) for name, parameter in network.named_parameters())
+    return flatten_parameters(network), layout
+
+
+def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
+    """An agent, and what renews the parameters under it: a worker's, the learner's or the evaluator's."""
+    spec, store = run.spec, run.handles.store
+    page = load_page(spec.page)
+    network = page.make_network(spec.config, spec.spaces)
+    target = page.make_network(spec.config, spec.spaces) if page.HAS_TARGET else None
+    # The only writer of theta may compute on it; so may those whose method is to do so while others write.
+    private_copy = worker == EVALUATOR or (page.PRIVATE_COPY and worker != LEARNER)
+    replica = Replica(store, network, target, private_copy)
+    random = generator(spec.config.seed, ACTIONS, *spec.stream(worker))
+    return page.make_agent(spec.config, spec.spaces, network, target, worker, random), replica
+
+
+def state_shapes(spec: RunSpec) -> tuple[tuple[int, ...], ...]:
+    """Shapes of the recurrent state's tensors for one environment; none for a feed-forward network."""
+    page = load_page(spec.page)
+    network = page.make_network(spec.config, spec.spaces)
+    agent = page.make_agent(spec.config, spec.spaces, network, None, 0, torch.Generator())
+    return tuple(tuple(part.shape[1:]) for part in agent.initial_state(1) or ())
+
+
+def successor_of(run: Run, worker: int, evaluation: bool, say: Callable[[str], None]) -> Successor | None:
+    """What replaces environments that broke, and says so; None if they should end their worker instead."""
+    if run.spec.config.on_env_error == "stop":
+        return None
+    numbers = itertools.count(1)
+
+    def successor(e: int, broken: Environment, error: BadEnvironment) -> tuple[Environment, NDArray[Any]]:
+        phase = run.handles.clock.phase(worker)
+        run.handles.clock.enter(worker, BUILDING)  # making one may take its time
+        for _ in range(MOST_BREAKS):
+            with contextlib.suppress(Exception):  # it is broken; what it says now is of no interest
+                broken.close()
+            broken = make_environment(run, evaluation, worker, e, run.spec.part, run.spec.incarnation, next(numbers))
+            run.handles.clock.count_rebuilt(worker)
+            say(f"environment {e} made anew: {error}")
+            try:
+                first = broken.reset()
+            except BadEnvironment as again:
+                error = again
+            else:
+                run.handles.clock.enter(worker, phase)
+                return broken, first
+        raise error
+
+    return successor
+
+
+MakeAgent = Callable[[Run, int], tuple[Agent, Replica]]
+"""What builds an agent and its replica: `build_agent`, or something around it."""
+
+
+def build_environments(run: Run, worker: int, count: int, evaluation: bool) -> list[Environment]:
+    """The environments of one worker, each with its own seed."""
+    return [make_environment(run, evaluation, *run.spec.stream(worker, e)) for e in range(count)]
+
+
+def make_environment(run: Run, evaluation: bool, *stream: int) -> Environment:
+    """One environment, whose seed is drawn from a stream of its own."""
+    environment = run.spec.environment.make(derive(run.spec.config.seed, ENVIRONMENT, *stream), evaluation=evaluation)
+    enforce_one_thread()  # whatever it has told the libraries
+    return environment
+
+
+@dataclass(frozen=True)
+class Role:
+    """What one process of a run does, ready to go: environments reset, memory allocated."""
+
+    loop: Generator[bool]
+    agent: Agent
+    writer: RecordWriter
+    collector: Collector | None = None
+    """None for a learner."""
+    turn: Turn | None = None
+    """None for an actor and a learner, which have nothing on its way between two turns."""
+
+    def close(self) -> None:
+        """End the loop, which then writes its last row; close its file, even if that never began, and environments."""
+        self.loop.close()
+        self.writer.close()
+        if self.collector is not None:
+            self.collector.close()
+
+    def state(self) -> dict[str, Any] | None:
+        """Everything it will do depends on, beside what all share; None if an environment cannot tell."""
+        collector = None if self.collector is None else self.collector.state()
+        if self.collector is not None and collector is None:
+            return None
+        pending = self.turn.state() if self.turn is not None and self.turn.waiting else None
+        return {"collector": collector, "random": self.agent.generator.get_state(), "pending": pending}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to what `state` said; before the loop has begun."""
+        if self.collector is not None:
+            self.collector.restore(state["collector"])
+        self.agent.generator.set_state(state["random"])
+        if self.turn is not None and state["pending"] is not None:
+            self.turn.restore(state["pending"])
+
+
+def build_worker(run: Run, worker: int, make_agent: MakeAgent = build_agent) -> Role:
+    """An actor-learner, or an actor where experience goes to a learner.
+
+    `make_agent` lets the doctor listen in on the agent; everything else is as in a run.
+    """
+    spec, handles = run.spec, run.handles
+    config, page = spec.config, load_page(spec.page)
+    agent, replica = make_agent(run, worker)
+    before = running_threads()
+    environments = build_environments(run, worker, config.envs_per_worker, evaluation=False)
+    writer = RecordWriter(spec.folder.worker_file(worker))
+    collector = Collector(
+        environments,
+        agent,
+        spec.spaces,
+        config.t_max,
+        config.gamma,
+        handles.clock,
+        look_ahead=page.LOOKS_AHEAD,
+        extras=page.EXTRAS,
+        normalizer=build_normalizer(run, worker),
+        successor=successor_of(run, worker, False, lambda line: writer.write({"worker": worker, "event": line})),
+    )
+    threads = running_threads() - before
+    writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration, "threads": threads})
+    report = Report(
+        worker, handles.clock, writer, config.record_interval_seconds, collector, page.PRIVATE_COPY,
+        partial(dump_culprit, spec.folder.culprit_file(worker), agent),
+    )  # fmt: skip
+    if handles.experience is not None:
+        loop = actor(worker, replica, collector, handles.store, handles.experience, handles.clock, report)
+        return Role(loop, agent, writer, collector)
+    turn = Turn(torch.empty_like(replica.theta), page.PRIVATE_COPY)
+    loop = actor_learner(worker, agent, replica, collector, handles.store, handles.clock, report, turn)
+    return Role(loop, agent, writer, collector, turn)
+
+
+def build_learner(run: Run, make_agent: MakeAgent = build_agent) -> Role:
+    """The learner of a page whose experience goes to one."""
+    spec, handles = run.spec, run.handles
+    assert handles.experience is not None
+    agent, replica = make_agent(run, LEARNER)
+    writer = RecordWriter(spec.folder.learner_file)
+    writer.write({"worker": "learner", "event": "ready"})
+    report = Report(
+        LEARNER, handles.clock, writer, spec.config.record_interval_seconds,
+        dump=partial(dump_culprit, spec.folder.culprit_file(LEARNER), agent),
+    )  # fmt: skip
+    loop = learner(cast(Learning, agent), replica, handles.store, handles.experience, handles.clock, report)
+    return Role(loop, agent, writer)
+
+
+def dump_culprit(file: Path, agent: Agent, part: Part) -> str:
+    """Keep what an update was made of, and the parameters its gradient was taken at, as tensors by name; says where."""
+    tensors = {f"parameters.{name}": parameter.detach() for name, parameter in agent.network.named_parameters()}
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if isinstance(value, Tensor):
+            tensors[f"rollout.{field.name}"] = value
+    write_synced(file, safetensors.torch.save({name: tensor.clone() for name, tensor in tensors.items()}))
+    return f"its rollout and parameters are in {file.name}"
+
+
+def build_normalizer(run: Run, worker: int) -> Normalizer | None:
+    """The worker's view of the shared moments; None if nothing is normalised."""
+    config = run.spec.config
+    if not (config.normalize_observations or config.normalize_returns):
+        return None
+    shape = moments_shape(run.spec.environment, run.spec.spaces) if config.normalize_observations else ()
+    return Normalizer(
+        run.handles.moments,
+        worker,
+        shape,
+        config.normalize_returns and worker >= 0,
+        config.gamma,
+        least_deviation=SMALLEST_GREY_DEVIATION if run.spec.environment.is_atari else 0.0,
+    )
