@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from asyncrl.experience.batches import Batches
+from asyncrl.experience.batches import PATIENCE_SECONDS, Batches
 from asyncrl.experience.blocks import RolloutShape
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import Clock
@@ -41,7 +41,8 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
     if page.EXPERIENCE != GRADIENT:
         in_step = page.EXPERIENCE == IN_STEP
         length, most = (1, 0) if in_step else (config.queue_length, config.batch_rollouts)  # type: ignore[attr-defined]
-        experience = Batches(rollout_shape(spec), config.workers, clock, in_step, length, most)
+        patience = math.inf if config.backend == "serial" else PATIENCE_SECONDS  # in turns, nobody is lost
+        experience = Batches(rollout_shape(spec), config.workers, clock, in_step, length, most, patience)
     handles = Handles(store, clock, moments, experience)
     if checkpoint is not None:
         restore(handles, theta, checkpoint)

@@ -164,8 +164,7 @@ class Monitor:
         if worker == EVALUATOR:
             self._write_event(event, who="evaluator", cause=cause)
         else:
-            who = "learner" if worker == LEARNER else worker
-            self._write_event(event, who=who, cause=cause, unrecorded=self._settle(worker))
+            self._write_event(event, who=who(worker), cause=cause, unrecorded=self._settle(worker))
 
     def _write_event(self, event: str, **facts: Any) -> None:
         clock = self.run.handles.clock
@@ -360,13 +359,18 @@ class Monitor:
             for worker in self._readers:
                 # One that did not leave in time was killed, and nobody noted that as a loss.
                 if any((missing := self._settle(worker)).values()):
-                    self._write_event("unrecorded", who=worker, unrecorded=missing)
+                    self._write_event("unrecorded", who=who(worker), unrecorded=missing)
             self._write_row()
             self.summary.ended = True
             self.summary.steps_per_second = self.summary.steps / max(1e-9, self.summary.seconds)
         finally:
             self._writer.close()
             self._tensorboard.close()
+
+
+def who(worker: int) -> int | str:
+    """How records call a worker or LEARNER."""
+    return "learner" if worker == LEARNER else worker
 
 
 def in_words(facts: Mapping[str, float]) -> str:
