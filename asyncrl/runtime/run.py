@@ -30,7 +30,7 @@ from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Agent, Experience, Lea
 from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.report import Report
 from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, NETWORK, derive, generator
-from asyncrl.runtime.threads import enforce_one_thread, running_threads
+from asyncrl.runtime.threads import limit_threads, running_threads
 from asyncrl.storage.files import write_synced
 from asyncrl.storage.records import RecordWriter
 from asyncrl.storage.run_folder import RunFolder
@@ -154,7 +154,7 @@ def build_environments(run: Run, worker: int, count: int, evaluation: bool) -> l
 def make_environment(run: Run, evaluation: bool, *stream: int) -> Environment:
     """One environment, whose seed is drawn from a stream of its own."""
     environment = run.spec.environment.make(derive(run.spec.config.seed, ENVIRONMENT, *stream), evaluation=evaluation)
-    enforce_one_thread()  # whatever it has told the libraries
+    limit_threads()  # whatever it has told the libraries
     return environment
 
 
