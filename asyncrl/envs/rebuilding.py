@@ -19,8 +19,8 @@ class Rebuilding:
     """What it wraps, made anew whenever that raises `BadEnvironment`.
 
     In training the episode in which it broke is cut like one at a time limit: what the step would have paid is not
-    known and counts as 0, the observation is the last one that was seen. In evaluation `EpisodeLost` is raised instead, since
-    nobody knows its score. Raises `BadEnvironment` after `MOST_BREAKS` in a row.
+    known and counts as 0, the observation is the last one that was seen. In evaluation `EpisodeLost` is raised instead,
+    since nobody knows its score. Raises `BadEnvironment` after `MOST_BREAKS` in a row.
     """
 
     def __init__(self, make: Callable[[int], Environment], evaluation: bool, say: Callable[[str], None]) -> None:

@@ -28,7 +28,7 @@ from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Agent, Experience, Lea
 from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.report import Report
 from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, NETWORK, derive, generator
-from asyncrl.runtime.threads import enforce_one_thread, running_threads
+from asyncrl.runtime.threads import limit_threads, running_threads
 from asyncrl.storage.files import write_synced
 from asyncrl.storage.records import RecordWriter
 from asyncrl.storage.run_folder import RunFolder
@@ -129,7 +129,7 @@ def build_environments(
         clock.enter(worker, BUILDING)  # making one may take its time
         environment = spec.environment.make(derive(spec.config.seed, ENVIRONMENT, *place), evaluation=evaluation)
         clock.enter(worker, phase)
-        enforce_one_thread()  # whatever it has told the libraries
+        limit_threads()  # whatever it has told the libraries
         return environment
 
     if spec.config.on_env_error == "stop":
