@@ -96,13 +96,16 @@ def test_shares_of_time_add_up_to_one() -> None:
     """Over all workers: 2 + 4 seconds in the environment, 1 + 1 in the loss."""
     rows = [{"time": {"environment": 2.0, "loss": 1.0}}, {"time": {"environment": 4.0, "loss": 1.0}}]
 
-    assert time_shares(rows) == {"async/time_share_environment": 0.75, "async/time_share_loss": 0.25}
+    assert time_shares(rows, "async/time_share") == {
+        "async/time_share_environment": 0.75,
+        "async/time_share_loss": 0.25,
+    }
 
 
 def test_there_are_no_shares_of_no_time() -> None:
     """Nor is there a division by zero."""
-    assert time_shares([]) == {}
-    assert time_shares([{"time": {"loss": 0.0}}]) == {}
+    assert time_shares([], "async/time_share") == {}
+    assert time_shares([{"time": {"loss": 0.0}}], "async/time_share") == {}
 
 
 def test_the_time_left_follows_from_the_speed() -> None:
@@ -370,7 +373,8 @@ def test_when_a_run_is_over(
 def test_the_limit_of_time_counts_this_part_of_the_run(tmp_path: Path, clock: list[float]) -> None:
     """20 seconds for a run that has been trained for 30: they are over after 20 more."""
     run = make_run(tmp_path, max_seconds=20.0, total_steps=10**6)
-    run = replace(run, clock=Clock(2, 10**6, base_steps=5000, base_seconds=30.0), part=1)
+    handles = replace(run.handles, clock=Clock(2, 10**6, base_steps=5000, base_seconds=30.0))
+    run = replace(run, spec=replace(run.spec, part=1), handles=handles)
     monitor = Monitor(run)
     clock[0] += 5.0
     run.handles.clock.count(0, 1)
