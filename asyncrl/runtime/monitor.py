@@ -161,10 +161,8 @@ class Monitor:
             self.summary.worker_restarts[worker] += 1
         elif event == "gone" and worker >= 0:
             self.summary.workers_gone.append(worker)
-        if worker == EVALUATOR:
-            self._write_event(event, who="evaluator", cause=cause)
-        else:
-            self._write_event(event, who=who(worker), cause=cause, unrecorded=self._settle(worker))
+        unrecorded = {} if worker == EVALUATOR else {"unrecorded": self._settle(worker)}
+        self._write_event(event, who=name_of(worker), cause=cause, **unrecorded)
 
     def _write_event(self, event: str, **facts: Any) -> None:
         clock = self.run.handles.clock
@@ -359,7 +357,7 @@ class Monitor:
             for worker in self._readers:
                 # One that did not leave in time was killed, and nobody noted that as a loss.
                 if any((missing := self._settle(worker)).values()):
-                    self._write_event("unrecorded", who=who(worker), unrecorded=missing)
+                    self._write_event("unrecorded", who=name_of(worker), unrecorded=missing)
             self._write_row()
             self.summary.ended = True
             self.summary.steps_per_second = self.summary.steps / max(1e-9, self.summary.seconds)
@@ -368,9 +366,9 @@ class Monitor:
             self._tensorboard.close()
 
 
-def who(worker: int) -> int | str:
-    """How records call a worker or LEARNER."""
-    return "learner" if worker == LEARNER else worker
+def name_of(worker: int) -> int | str:
+    """How the records name a worker, the evaluator or the learner."""
+    return {EVALUATOR: "evaluator", LEARNER: "learner"}.get(worker, worker)
 
 
 def in_words(facts: Mapping[str, float]) -> str:

@@ -18,7 +18,8 @@ def test_the_workers_that_are_ready_are_counted_while_the_others_are_waited_for(
     """Every few seconds; here at each look."""
     monkeypatch.setattr(local, "TOLD_SECONDS", 0.0)
     looks = iter([[BUILDING, BUILDING, BUILDING], [READY, BUILDING, READY], [READY, READY, READY]])
-    run = SimpleNamespace(clock=SimpleNamespace(phases=lambda: next(looks)))
+    clock = SimpleNamespace(phases=lambda: next(looks))
+    run = SimpleNamespace(handles=SimpleNamespace(clock=clock))
     crew = SimpleNamespace(sentinels=lambda: [], tend=lambda: None)
     said: list[str] = []
     view = SimpleNamespace(say=said.append)

@@ -22,13 +22,14 @@ from asyncrl.checks import environment, learning, machine
 from asyncrl.checks.finding import Finding
 from asyncrl.checks.learning import Heard, NoAnswer
 from asyncrl.commands import doctor
-from asyncrl.commands.doctor import A3C, N_STEP_Q, exercise_plan, main
+from asyncrl.commands.doctor import A3C, N_STEP_Q, exercise_run, main
 from asyncrl.core.config import RunConfig
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.runtime import collect, run, store, worker
-from asyncrl.runtime.protocols import Push
+from asyncrl.parameters import shared
+from asyncrl.runtime import collect, loops, replica
+from asyncrl.runtime.protocols import Receipt, Update
 from asyncrl.runtime.run import Run
 from asyncrl.storage.records import RecordWriter
 from tests.support import make_run
@@ -44,8 +45,8 @@ class TestLearning:
         """Let two workers of A3C learn in turn in this process; each check's verdict by its name."""
 
         def examine(**settings: Any) -> dict[str, str]:
-            exercise = exercise_plan(A3C, tmp_path, gae_lambda=1.0, **settings)
-            initial = exercise.store.snapshot()
+            exercise = exercise_run(A3C, tmp_path, gae_lambda=1.0, **settings)
+            initial = exercise.handles.store.snapshot()
             heard = [learning.listen(exercise, number) for number in range(2)]
             return verdicts_of(doctor.judge_learning(exercise, initial, heard))
 
@@ -63,13 +64,13 @@ class TestLearning:
         self, verdicts: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """theta then is not what each gradient once makes of it."""
-        push = store.SharedStore.push
+        push = shared.SharedStore.push
 
-        def twice(self: Any, number: int, gradient: Tensor, eta: float, version: int) -> Push:
-            push(self, number, gradient.clone(), eta, version)
-            return push(self, number, gradient, eta, version)
+        def twice(self: Any, update: Update) -> Receipt:
+            push(self, dataclasses.replace(update, gradient=update.gradient.clone(), steps=0))
+            return push(self, update)
 
-        monkeypatch.setattr(store.SharedStore, "push", twice)
+        monkeypatch.setattr(shared.SharedStore, "push", twice)
 
         assert verdicts()["each reaches theta exactly once"] == "FAIL"
 
@@ -77,7 +78,7 @@ class TestLearning:
         self, verdicts: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A store that keeps nothing leaves theta where it was."""
-        monkeypatch.setattr(store.SharedStore, "push", lambda *_: Push(True, 1.0, 0))
+        monkeypatch.setattr(shared.SharedStore, "push", lambda *_: Receipt(True, norm=1.0, learning_rate=0.1))
 
         assert verdicts()["each reaches theta exactly once"] == "FAIL"
 
@@ -85,14 +86,14 @@ class TestLearning:
         self, verdicts: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What an aliased .grad does under torch 2: the second push holds the first gradient too."""
-        gradient_of, sums = worker.gradient_of, torch.zeros(())
+        gradient_of, sums = loops.gradient_of, torch.zeros(())
 
         def summed(loss: Tensor, parameters: list[Tensor], out: Tensor) -> Tensor:
             nonlocal sums
             sums = sums + gradient_of(loss, parameters, out)
             return out.copy_(sums)
 
-        monkeypatch.setattr(worker, "gradient_of", summed)
+        monkeypatch.setattr(loops, "gradient_of", summed)
 
         found = verdicts()
         assert found["the gradient is the true one"] == "FAIL"
@@ -102,7 +103,7 @@ class TestLearning:
         self, verdicts: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """They would act on the parameters with which they were made."""
-        monkeypatch.setattr(store.SharedStore, "pull", lambda self, into: self.updates)
+        monkeypatch.setattr(shared.SharedStore, "pull", lambda self, into: self.updates)
 
         assert verdicts()["workers pull theta before each rollout"] == "FAIL"
 
@@ -110,10 +111,12 @@ class TestLearning:
     def test_statistics_of_the_other_kind_are_seen(self, tmp_path: Path, asked: str) -> None:
         """One set for all where each worker should have its own, and the other way round."""
         other = {"shared": "per-worker", "per-worker": "shared"}[asked]
-        exercise = exercise_plan(A3C, tmp_path, gae_lambda=1.0, statistics=other)
-        initial = exercise.store.snapshot()
+        exercise = exercise_run(A3C, tmp_path, gae_lambda=1.0, statistics=other)
+        initial = exercise.handles.store.snapshot()
         heard = [learning.listen(exercise, number) for number in range(2)]
-        exercise = dataclasses.replace(exercise, config=dataclasses.replace(exercise.config, statistics=asked))
+        spec = exercise.spec
+        spec = dataclasses.replace(spec, config=dataclasses.replace(spec.config, statistics=asked))
+        exercise = dataclasses.replace(exercise, spec=spec)
 
         found = learning.check_statistics(exercise, initial, heard)
 
@@ -122,10 +125,10 @@ class TestLearning:
 
     def test_private_statistics_are_seen(self, tmp_path: Path) -> None:
         """Statistics that a worker made for itself leave those of the store as they were."""
-        exercise = exercise_plan(A3C, tmp_path, gae_lambda=1.0)
-        initial = exercise.store.snapshot()
+        exercise = exercise_run(A3C, tmp_path, gae_lambda=1.0)
+        initial = exercise.handles.store.snapshot()
         heard = [learning.listen(exercise, number) for number in range(2)]
-        exercise.store.statistics.zero_()
+        exercise.handles.store.statistics.zero_()
 
         assert learning.check_statistics(exercise, initial, heard).verdict == "FAIL"
 
@@ -160,36 +163,35 @@ class TestLearning:
 
     def test_a_stale_target_network_is_seen(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """One that is never refreshed."""
-        monkeypatch.setattr(store.SharedStore, "refresh_target", lambda *_: False)
+        monkeypatch.setattr(shared.SharedStore, "_refresh_target", lambda *_: None)
 
         found = target_finding(tmp_path)
-        assert (found.verdict, "refresh_target" in found.remedy) == ("FAIL", True)
+        assert (found.verdict, "SharedStore.push" in found.remedy) == ("FAIL", True)
 
     def test_a_target_network_refreshed_at_every_update_is_seen(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It would be no target network at all."""
 
-        def always(self: store.SharedStore, *_: int) -> bool:
-            assert self.target is not None
-            self.target.copy_(self.theta)
-            return True
+        def always(self: shared.SharedStore, *_: int) -> None:
+            assert self._target is not None
+            self._target.copy_(self.theta)
 
-        monkeypatch.setattr(store.SharedStore, "refresh_target", always)
+        monkeypatch.setattr(shared.SharedStore, "_refresh_target", always)
 
         assert target_finding(tmp_path).verdict == "FAIL"
 
     def test_a_private_target_network_is_seen(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """One whose parameters do not lie on the shared theta^-."""
-        bind = plan.bind_parameters
-        monkeypatch.setattr(run, "bind_parameters", lambda network, flat: bind(network, flat.clone()))
+        bind = replica.bind_parameters
+        monkeypatch.setattr(replica, "bind_parameters", lambda network, flat: bind(network, flat.clone()))
 
         assert target_finding(tmp_path).verdict == "FAIL"
 
 
 def target_finding(folder: Path) -> Finding:
-    exercise = exercise_plan(N_STEP_Q, folder, target_interval_steps=40)
-    initial = exercise.store.snapshot()
+    exercise = exercise_run(N_STEP_Q, folder, target_interval_steps=40)
+    initial = exercise.handles.store.snapshot()
     return learning.check_target(exercise, initial, learning.listen(exercise, 0))
 
 
@@ -218,7 +220,7 @@ class TestProcesses:
 
     def test_a_second_thread_in_a_worker_is_seen(self, tmp_path: Path) -> None:
         """Without it there is one; both in real processes, which a fork server started."""
-        context, exercise = start_context(A3C), exercise_plan(A3C, tmp_path)
+        context, exercise = start_context(A3C), exercise_run(A3C, tmp_path)
         good = learning.hear(context, exercise, 0)
         bad = learning.hear(context, exercise, 1, listen_with_two_threads)
 
@@ -230,12 +232,12 @@ class TestProcesses:
     def test_a_child_that_raises_is_told_in_its_own_words(self, tmp_path: Path) -> None:
         """The last line of its traceback."""
         with pytest.raises(NoAnswer, match="raised ValueError: no ladder here"):
-            learning.hear(start_context(A3C), exercise_plan(A3C, tmp_path), 0, raise_something)
+            learning.hear(start_context(A3C), exercise_run(A3C, tmp_path), 0, raise_something)
 
     def test_a_child_that_hangs_is_ended(self, tmp_path: Path) -> None:
         """The doctor must end whatever an environment does."""
         with pytest.raises(NoAnswer, match="no answer within 1 s"):
-            learning.run_child(start_context(A3C), wait_for_ever, exercise_plan(A3C, tmp_path), 0, seconds=1)
+            learning.run_child(start_context(A3C), wait_for_ever, exercise_run(A3C, tmp_path), 0, seconds=1)
 
     def test_forks_are_seen(self) -> None:
         """By the method's name, and by whose children the workers are."""
@@ -252,11 +254,11 @@ class TestRoom:
     @pytest.mark.parametrize("statistics", ["shared", "per-worker"])
     def test_shared_memory_is_what_the_store_takes(self, tmp_path: Path, statistics: str) -> None:
         """The sum of all tensors of a run, byte by byte."""
-        exercise = exercise_plan(A3C, tmp_path, statistics=statistics, workers=5, normalize_observations=True)
+        exercise = exercise_run(A3C, tmp_path, statistics=statistics, workers=5, normalize_observations=True)
         held = [*vars(exercise.store).values(), *vars(exercise.progress).values()]
         taken = sum(value.nbytes for value in held if isinstance(value, Tensor))
 
-        needed = machine.shared_bytes(exercise.config, exercise.store.theta.numel(), moments=8, target=False)
+        needed = machine.shared_bytes(exercise.config, exercise.handles.store.theta.numel(), moments=8, target=False)
 
         assert needed == taken
 
@@ -310,7 +312,7 @@ class TestRoom:
     def test_a_worker_that_never_learnt_is_seen(self, tmp_path: Path) -> None:
         """Its records hold no update; after a while of training they do."""
         idle, busy = make_run(tmp_path / "idle"), make_run(tmp_path / "busy", total_steps=200)
-        RecordWriter(idle.folder.worker_file(0)).close()
+        RecordWriter(idle.spec.folder.worker_file(0)).close()
         machine.train_a_while(busy, 0)
 
         assert machine.check_speed(idle).verdict == "FAIL"

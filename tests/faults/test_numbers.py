@@ -13,7 +13,7 @@ from asyncrl.commands.train import main
 from asyncrl.core.errors import NotFinite
 from asyncrl.runtime.evaluator import Evaluator
 from asyncrl.runtime.monitor import Monitor
-from asyncrl.runtime.run import build_learner
+from asyncrl.runtime.run import build_worker
 from asyncrl.storage import checkpoints
 from tests.faults.running import CATCH
 from tests.support import make_run, status_of, the_run
@@ -110,8 +110,7 @@ def test_a_nan_in_the_shared_memory_ends_the_run_in_one_line(tmp_path: Path, cap
 def test_the_dump_is_made_from_what_a_worker_really_has(tmp_path: Path) -> None:
     """Also with several workers: the one whose losses are NaN is named by the file."""
     run = make_run(tmp_path, total_steps=10**6)
-    worker = build_learner(run, 1).learning
-    run.handles.store.max_gradient_norm = float("nan")  # every gradient becomes NaN when it is clipped
+    worker = build_worker(run, 1).loop
     next(worker)
     for parameter in range(len(run.handles.store.theta)):
         run.handles.store.theta[parameter] = torch.nan

@@ -101,8 +101,8 @@ def test_bootstrapping_does_not_advance_the_stored_state(tmp_path: Path) -> None
     """The loss is a function of the rollout: computed twice it gives the same, and the next rollout goes on from
     the state that acting left."""
     run = make_run(tmp_path, lstm_cells=4, workers=1)
-    agent, theta = build_agent(run, 0)
-    run.handles.store.pull(theta)
+    agent, replica = build_agent(run, 0)
+    replica.pull(run.handles.store)
     environments = build_environments(run, 0, 2, evaluation=False)
     collector = Collector(environments, agent, run.spec.spaces, t_max=5, gamma=0.9, clock=run.handles.clock)
     rollout = next(collector)

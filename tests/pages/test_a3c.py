@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,6 +36,9 @@ class Table(nn.Module):
 
     def policy_at(self, observations: torch.Tensor, state: State = None) -> tuple[Categorical, State]:
         return self(observations, state)[0], state
+
+    def values_of(self, rollout: Rollout, states: State) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda final: self(final)[1].detach()
 
 
 def agent_of(network: nn.Module, worker: int = 0, **settings: Any) -> a3c.A3C:
@@ -172,8 +176,8 @@ def test_the_evaluator_is_greedy_unless_asked_to_sample() -> None:
     """Logits (0, 5): always action 1 when greedy, sometimes 0 when sampling from (0, 0.1)."""
     observations = torch.ones(500, 1)
 
-    best, _ = agent_of(Table(logit=5.0), worker=-1, evaluation_policy="greedy").act(observations, None, 0)
-    sampled, _ = agent_of(Table(logit=0.1), worker=-1, evaluation_policy="sampled").act(observations, None, 0)
+    best, _, _ = agent_of(Table(logit=5.0), worker=-1, evaluation_policy="greedy").act(observations, None, 0)
+    sampled, _, _ = agent_of(Table(logit=0.1), worker=-1, evaluation_policy="sampled").act(observations, None, 0)
 
     assert best.tolist() == [1] * 500
     assert 150 < int(sampled.sum()) < 350

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.returns import lambda_returns
-from asyncrl.core.rollout import Rollout, State
+from asyncrl.core.rollout import Extras, Rollout, State
 from asyncrl.core.spaces import Spaces
-from asyncrl.core.updates import UpdateRule
-from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector, Episode, for_environments
+from asyncrl.runtime.moments import RunMoments
 from asyncrl.runtime.normalize import Normalizer
 from tests.support import COUNTING, Counting, FixedAgent
 
@@ -108,9 +107,9 @@ def test_sarsas_look_ahead_action_is_taken_in_the_next_rollout() -> None:
     class Numbered(FixedAgent):
         calls = 0
 
-        def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
+        def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
             self.calls += 1
-            return torch.full((len(observations),), self.calls), state
+            return torch.full((len(observations),), self.calls), state, {}
 
     agent = Numbered()
     collector = Collector([Counting(10, truncates=False)], agent, COUNTING, 3, 0.5, Clock(1, 10_000), look_ahead=True)
@@ -128,7 +127,7 @@ def test_acting_builds_no_graph_and_leaves_rollouts_that_can_be_learnt_from() ->
     """`act` is called in inference mode, for the look-ahead too; what a rollout holds may be saved for a gradient."""
 
     class Asking(FixedAgent):
-        def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State]:
+        def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
             asked.append(torch.is_inference_mode_enabled())
             return super().act(observations, state, steps)
 
@@ -160,8 +159,7 @@ def test_vectors_are_clipped_to_the_box_only_for_the_environment() -> None:
 
 def test_normalised_observations_and_reward_scale() -> None:
     """Two rollouts of 0..4: the second is seen with the moments of what was seen before; scores stay raw."""
-    store = SharedStore(torch.zeros(1), UpdateRule("adam"), workers=1, observation_size=1)
-    normalizer = Normalizer(store, 0, (1,), returns=True, gamma=0.5)
+    normalizer = Normalizer(RunMoments(1, observation_size=1), 0, (1,), returns=True, gamma=0.5)
     collector = Collector(
         [Counting(100, truncates=False, reward=7.0)], FixedAgent(), COUNTING, 4, 0.5, Clock(1, 10_000),
         normalizer=normalizer,
@@ -181,8 +179,7 @@ def test_normalised_observations_and_reward_scale() -> None:
 
 def test_rewards_are_not_blown_up_before_there_are_any() -> None:
     """All returns zero: the scale stays 1."""
-    store = SharedStore(torch.zeros(1), UpdateRule("adam"), workers=1, observation_size=1)
-    normalizer = Normalizer(store, 0, (), returns=True, gamma=0.5)
+    normalizer = Normalizer(RunMoments(1, observation_size=1), 0, (), returns=True, gamma=0.5)
 
     for _ in range(50):
         normalizer.reward(np.zeros(2, np.float32), np.zeros(2, np.bool_))

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.commands.resume import restore
-from asyncrl.core.moments import Moments
+from asyncrl.backends.handles import restore
 from asyncrl.envs.rebuilding import Rebuilding
 from asyncrl.envs.spec import BadEnvironment, EnvSpec
 from asyncrl.runtime import evaluator as module
@@ -22,9 +21,10 @@ from asyncrl.runtime.collect import Episode
 from asyncrl.runtime.evaluator import Evaluator, play, serve
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import Run, build_normalizer
+from asyncrl.runtime.snapshots import flat_parameters
 from asyncrl.storage import checkpoints
 from asyncrl.storage.records import read_records
-from tests.support import COUNTING, Counting, FixedAgent, make_run
+from tests.support import COUNTING, Counting, FixedAgent, make_run, push
 
 
 class Counted(Counting):
@@ -209,10 +209,11 @@ def test_a_row_says_of_which_parameters_it_speaks(
 ) -> None:
     """Steps, frames (four a step on Atari), seconds and updates of the snapshot."""
     monkeypatch.setattr(module, "build_environments", lambda *arguments, **options: [])
-    run = replace(make_run(tmp_path, normalize_observations=False), spec=EnvSpec("ALE/Pong-v5"))
+    run = make_run(tmp_path, normalize_observations=False)
+    run = replace(run, spec=replace(run.spec, environment=EnvSpec("ALE/Pong-v5")))
     evaluator = evaluate(run, 4.0)
     run.handles.clock.count(0, 100)
-    run.handles.store.push(0, torch.ones_like(run.handles.store.theta), 0.1, 0)
+    push(run.handles.store, 0, torch.ones_like(run.handles.store.theta), 0)
 
     row = evaluator.evaluate()
 
@@ -338,12 +339,12 @@ def test_the_best_checkpoint_has_the_moments_it_was_scored_with(
 ) -> None:
     """Workers go on while it is scored: what they see and push then is not in it."""
     run = make_run(tmp_path, env_id="CartPole-v1", normalize_observations=True, evaluation_episodes=1)
-    moments = Moments(run.handles.store.observation_moments)
+    moments = run.handles.moments.observations
     moments.add(0, torch.ones(10, 4))
 
     def score(*_: Any, **__: Any) -> list[Episode]:
         moments.add(0, 9 * torch.ones(90, 4))
-        run.handles.store.push(0, torch.ones_like(run.handles.store.theta), 0.1, 0)
+        push(run.handles.store, 0, torch.ones_like(run.handles.store.theta), 0)
         return [Episode(1.0, 1)]
 
     monkeypatch.setattr(module, "play", score)
@@ -363,7 +364,7 @@ def test_the_best_checkpoint_repeats_bit_by_bit_what_the_network_saw(
     run = make_run(tmp_path / "run", env_id="CartPole-v1", normalize_observations=True, evaluation_episodes=1)
     generator = torch.Generator().manual_seed(1)
     observations = 3 * torch.randn(5, 4, generator=generator)
-    moments, scores = Moments(run.handles.store.observation_moments), iter((1.0, 2.0))
+    moments, scores = run.handles.moments.observations, iter((1.0, 2.0))
     seen = []
 
     def score(*arguments: Any, **_: Any) -> list[tuple[float, int]]:
@@ -380,7 +381,7 @@ def test_the_best_checkpoint_repeats_bit_by_bit_what_the_network_saw(
     best, _ = checkpoints.load_best(run.spec.folder.checkpoints)
     assert (best.facts["best_score"], best.tensors["observation_moments"][0]) == (2.0, 1000.0)
     again = make_run(tmp_path / "again", env_id="CartPole-v1", normalize_observations=True)
-    restore(again.store, best, again.layout)
+    restore(again.handles, flat_parameters(best, again.spec.layout), best)
     normalizer = build_normalizer(again, EVALUATOR)
     assert normalizer is not None
     assert torch.equal(normalizer.observe(observations), seen[-1])
@@ -398,7 +399,7 @@ def test_parameters_that_changed_right_after_the_pull_have_not_been_evaluated(
 
     def then_push(into: torch.Tensor) -> int:
         version = pull(into)
-        run.handles.store.push(1, torch.ones_like(into), 0.1, version)
+        push(run.handles.store, 1, torch.ones_like(into), version)
         if counts:
             run.handles.clock.count(1, 64)
         return version

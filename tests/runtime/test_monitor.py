@@ -20,7 +20,7 @@ from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import RecordWriter, read_records
 from tests.storage.test_tensorboard import points
-from tests.support import make_run
+from tests.support import make_run, push
 
 
 def row(**fields: Any) -> dict[str, Any]:
@@ -96,13 +96,16 @@ def test_shares_of_time_add_up_to_one() -> None:
     """Over all workers: 2 + 4 seconds in the environment, 1 + 1 in the loss."""
     rows = [{"time": {"environment": 2.0, "loss": 1.0}}, {"time": {"environment": 4.0, "loss": 1.0}}]
 
-    assert time_shares(rows) == {"async/time_share_environment": 0.75, "async/time_share_loss": 0.25}
+    assert time_shares(rows, "async/time_share") == {
+        "async/time_share_environment": 0.75,
+        "async/time_share_loss": 0.25,
+    }
 
 
 def test_there_are_no_shares_of_no_time() -> None:
     """Nor is there a division by zero."""
-    assert time_shares([]) == {}
-    assert time_shares([{"time": {"loss": 0.0}}]) == {}
+    assert time_shares([], "async/time_share") == {}
+    assert time_shares([{"time": {"loss": 0.0}}], "async/time_share") == {}
 
 
 def test_the_time_left_follows_from_the_speed() -> None:
@@ -138,9 +141,9 @@ def test_a_row_sums_up_what_happened_since_the_one_before(run: Run, monitor: Mon
     run.handles.clock.count(0, 300)
     run.handles.clock.count(1, 100)
     gradient = torch.ones_like(run.handles.store.theta)
-    run.handles.store.push(0, gradient, 0.1, 0)
-    run.handles.store.push(1, gradient, 0.1, 0)
-    run.handles.store.push(1, gradient * math.nan, 0.1, 0)
+    push(run.handles.store, 0, gradient, 0)
+    push(run.handles.store, 1, gradient, 0)
+    push(run.handles.store, 1, gradient * math.nan, 0)
     clock[0] += 4.0
 
     assert monitor.look()
@@ -165,12 +168,12 @@ def test_what_a_lost_worker_counted_and_never_wrote_is_in_the_event_and_in_the_s
     """Of its 5 updates 3 are in its rows, then those of its successor in none; the supervisor's row has all rows."""
     gradient = torch.ones_like(run.handles.store.theta)
     for _ in range(5):
-        run.handles.store.push(1, gradient, 0.1, 0)
+        push(run.handles.store, 1, gradient, 0)
         run.handles.clock.count(1, 100)
-    run.handles.store.push(1, gradient * math.nan, 0.1, 0)
+    push(run.handles.store, 1, gradient * math.nan, 0)
     write(run.spec.folder.worker_file(1), row(worker=1, worker_steps=300, updates=3, staleness_mean=2.0))
     monitor.note_loss("restarted", 1, "was killed by SIGKILL")
-    run.handles.store.push(1, gradient, 0.1, 0)  # killed before it counted the steps
+    push(run.handles.store, 1, gradient, 0)  # killed before it counted the steps
     monitor.note_loss("gone", 1, "was killed by SIGKILL")
     monitor.look(now=True)
 
@@ -189,7 +192,7 @@ def test_what_nobody_wrote_before_the_end_is_told_there(run: Run) -> None:
     monitor = Monitor(run)
     gradient = torch.ones_like(run.handles.store.theta)
     for worker in range(2):
-        run.handles.store.push(worker, gradient, 0.1, 0)
+        push(run.handles.store, worker, gradient, 0)
         run.handles.clock.count(worker, 100)
     write(run.spec.folder.worker_file(1), row(worker=1))
 
@@ -229,7 +232,7 @@ def test_the_start_does_not_count_in_the_speed(run: Run, clock: list[float]) -> 
 def test_a_resumed_run_counts_its_own_steps_and_updates_only(run: Run, clock: list[float]) -> None:
     """What earlier parts did is in the totals, not in the speed."""
     run.handles.clock.count(0, 5000)
-    run.handles.store.push(0, torch.ones_like(run.handles.store.theta), 0.1, 0)
+    push(run.handles.store, 0, torch.ones_like(run.handles.store.theta), 0)
     write(run.spec.folder.worker_file(0), row(episodes=[[50.0, 1]]))
     write(run.spec.folder.evaluator_file, evaluation(7.0))
     monitor = Monitor(run)
@@ -310,7 +313,7 @@ def test_a_checkpoint_counts_no_update_that_its_parameters_lack(
 
     def then_push() -> torch.Tensor:
         copy = snapshot()
-        run.handles.store.push(0, torch.ones_like(copy), 0.1, 0)
+        push(run.handles.store, 0, torch.ones_like(copy), 0)
         return copy
 
     with monkeypatch.context() as patch:
@@ -370,7 +373,8 @@ def test_when_a_run_is_over(
 def test_the_limit_of_time_counts_this_part_of_the_run(tmp_path: Path, clock: list[float]) -> None:
     """20 seconds for a run that has been trained for 30: they are over after 20 more."""
     run = make_run(tmp_path, max_seconds=20.0, total_steps=10**6)
-    run = replace(run, clock=Clock(2, 10**6, base_steps=5000, base_seconds=30.0), part=1)
+    handles = replace(run.handles, clock=Clock(2, 10**6, base_steps=5000, base_seconds=30.0))
+    run = replace(run, spec=replace(run.spec, part=1), handles=handles)
     monitor = Monitor(run)
     clock[0] += 5.0
     run.handles.clock.count(0, 1)
