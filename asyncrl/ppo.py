@@ -185,7 +185,7 @@ class PPO:
         whole = whole if sequences else whole.flat()
         for _ in range(self.config.epochs):
             order = torch.randperm(count, generator=self.generator)
-            for chosen in order.tensor_split(self.config.minibatches):
+            for chosen in order.tensor_split(min(count, self.config.minibatches)):  # a batch may lack actors
                 yield whole.select(chosen)
 
     @torch.no_grad()

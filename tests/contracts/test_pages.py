@@ -74,9 +74,10 @@ def rollout_of(agent: Any, spaces: Spaces, steps: int, environments: int) -> Rol
     """Random states, the agent's own actions, an episode that ends and one that is cut."""
     observations = observations_of(spaces, steps + 1, environments)
     state = agent.initial_state(environments)
-    acted = [agent.act(observation, state, 0) for observation in observations]
+    with torch.no_grad():
+        acted = [agent.act(observation, state, 0) for observation in observations]
     actions = torch.stack([chosen for chosen, _, _ in acted])
-    extras = {name: torch.stack([left[name] for _, _, left in acted[:-1]]).detach() for name in acted[0][2]}
+    extras = {name: torch.stack([left[name] for _, _, left in acted[:-1]]) for name in acted[0][2]}
     rng = np.random.default_rng(3)
     last = torch.zeros(steps, environments, dtype=torch.bool)
     discounts = torch.full((steps, environments), 0.9)
@@ -124,7 +125,8 @@ def test_the_loss_reaches_every_parameter_and_is_a_function_of_the_rollout(
     page: str, spaces: Spaces, settings: dict[str, Any], environments: int
 ) -> None:
     """Finite, the same when asked twice, with a gradient in each tensor of the network; metrics are plain scalars."""
-    agent = build(page, spaces, settings)
+    # A single advantage, normalised, is 0: of PPO's minibatches none may be of one step or one sequence.
+    agent = build(page, spaces, settings | ({"minibatches": 1} if page == "ppo" else {}))
     flat = flatten_parameters(agent.network)
     rollout = rollout_of(agent, spaces, 4, environments)
 
@@ -238,3 +240,14 @@ def test_memory_and_normalisation_repeat_bit_by_bit(tmp_path: Path, page: str, f
     assert all(torch.equal(first.parameters[key], second.parameters[key]) for key in first.parameters)
     assert all(torch.equal(first.tensors[key], second.tensors[key]) for key in first.tensors)
     assert (first.tensors["observation_moments"].numel() > 1) == ("--normalize-observations" in flags)
+
+
+@pytest.mark.parametrize("cells", [0, 7])
+def test_ppos_minibatches_are_never_empty(cells: int) -> None:
+    """A batch that lacks actors may have fewer steps, or with memory fewer sequences, than there are minibatches."""
+    agent = build("ppo", VECTOR, {"workers": 8, "envs_per_worker": 1, "minibatches": 8, "lstm_cells": cells})
+
+    parts = list(agent.passes(rollout_of(agent, VECTOR, 4, 1)))
+
+    assert [part.actions.numel() for part in parts] == ([4] if cells else [1] * 4) * agent.config.epochs
+    assert all(torch.isfinite(agent.loss(part)[0]) for part in parts)
