@@ -1,9 +1,24 @@
-"""Asynchronous reinforcement learning on all cores of a machine (Mnih et al. 2016)."""
+"""Asynchronous reinforcement learning on all cores of a machine (Mnih et al. 2016).
+
+`asyncrl.train` and `asyncrl.load` are the Python API (docs/api.md); what they need is imported when they are used.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncrl import a2c, a3c, impala, n_step_q, one_step_q, one_step_sarsa, ppo
+    from asyncrl.api import Policy, Result, Run, RunFailed, load, train
+    from asyncrl.core.errors import UsageError
+
+__all__ = [
+    "Policy", "Result", "Run", "RunFailed", "UsageError", "a2c", "a3c", "impala", "load", "n_step_q", "one_step_q",
+    "one_step_sarsa", "ppo", "train",
+]  # fmt: skip
 
 
 def _is_the_command() -> bool:
@@ -20,3 +35,18 @@ if _is_the_command() and signal.getsignal(signal.SIGINT) is signal.default_int_h
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is public when it is asked for first: torch takes a second."""
+    if name == "UsageError":
+        return import_module("asyncrl.core.errors").UsageError
+    if name not in __all__:
+        raise AttributeError(f"module 'asyncrl' has no attribute {name!r}")
+    from asyncrl.pages import PAGES
+
+    return import_module(f"asyncrl.{name}") if name in PAGES else getattr(import_module("asyncrl.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

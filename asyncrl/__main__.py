@@ -7,18 +7,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
-PAGES = {
-    "a3c": "asynchronous advantage actor-critic (Mnih et al. 2016, Algorithm S3)",
-    "one_step_q": "asynchronous one-step Q-learning (Algorithm 1)",
-    "one_step_sarsa": "asynchronous one-step Sarsa",
-    "n_step_q": "asynchronous n-step Q-learning (Algorithm S2)",
-    "a2c": "synchronous advantage actor-critic (OpenAI Baselines 2017)",
-    "ppo": "proximal policy optimisation (Schulman et al. 2017)",
-    "impala": "actors that run free, one learner, V-trace (Espeholt et al. 2018)",
-}
-
+from asyncrl.pages import PAGES, module_of
 
 COMMANDS = {
+    "train": "train with any page, also your own: asyncrl train my_package.my_page",
     "plot": "learning curves of any runs in one figure",
     "evaluate": "play episodes with what a run has learnt",
     "doctor": "does learning work on this machine, and with your environment?",
@@ -41,11 +33,16 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the command is imported, as in asyncrl/__init__.py
-    if words[0] in COMMANDS:
+    if words[0] == "train":
+        words = words[1:]
+        if not words or words[0].startswith("-"):
+            print(f"asyncrl train: error: name a page first: {', '.join(PAGES)}, or your own module", file=sys.stderr)
+            return 2
+    elif words[0] in COMMANDS:
         return int(importlib.import_module(f"asyncrl.commands.{words[0]}").main(words[1:]))
     from asyncrl.commands.train import main as train
 
-    return train(f"asyncrl.{words[0]}", words[1:])
+    return train(module_of(words[0]), words[1:])
 
 
 if __name__ == "__main__":

@@ -183,9 +183,10 @@ class PPO:
         sequences = batch.state is not None
         count = batch.rewards.shape[1] if sequences else batch.steps
         whole = whole if sequences else whole.flat()
+        parts = min(self.config.minibatches, count)  # actors may be missing, and nothing can be learnt from no steps
         for _ in range(self.config.epochs):
             order = torch.randperm(count, generator=self.generator)
-            for chosen in order.tensor_split(min(count, self.config.minibatches)):  # a batch may lack actors
+            for chosen in order.tensor_split(parts):
                 yield whole.select(chosen)
 
     @torch.no_grad()

@@ -65,8 +65,8 @@ class FixedAgent:
 
 
 def make_run(folder: Path, page: str = "a3c", **settings: Any) -> Run:
-    """A run of a page on Catch, with its handles, ready to begin."""
-    module = load_page(f"asyncrl.{page}")
+    """A run of a page (its name, or its module) on Catch, with its handles, ready to begin."""
+    module = load_page(page if "." in page else f"asyncrl.{page}")
     defaults = {"env_id": "Catch", "workers": 2, "total_steps": 2000, "backend": "serial", "quiet": True}
     config = module.Config(**(module.preset("default", COUNTING) | defaults | settings))
     environment = EnvSpec(config.env_id)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import asyncrl
+from asyncrl.pages import PAGES
 
 ROOT = Path(asyncrl.__file__).parent
 MAY_IMPORT = {
@@ -20,11 +21,12 @@ MAY_IMPORT = {
     "experience": {"experience", "runtime", "envs", "core"},
     "backends": {"backends", "parameters", "experience", "runtime", "storage", "core"},
     "checks": {"checks", "backends", "runtime", "envs", "storage", "core"},
-    "plots": {"plots", "storage", "core"},
-    "studies": {"studies", "plots", "storage", "core"},
+    "plots": {"plots", "storage", "pages", "core"},
+    "studies": {"studies", "plots", "storage", "pages", "core"},
+    "pages": {"core"},
+    "api": {"api", "checks", "backends", "runtime", "envs", "storage", "pages", "core"},
     "page": {"nets", "envs", "core"},
 }
-PAGES = {"a3c", "one_step_q", "one_step_sarsa", "n_step_q", "a2c", "ppo", "impala"}
 
 
 def layer_of(module: str) -> str:

@@ -31,7 +31,9 @@ from asyncrl.runtime.clock import BUILDING, ENDED, RUNNING
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER
 from asyncrl.runtime.run import Run
+from asyncrl.runtime.snapshots import flat_parameters
 from asyncrl.runtime.terminal import View
+from asyncrl.storage import checkpoints
 
 BACK_OFF_SECONDS = (1.0, 2.0, 4.0)
 """How long a place stays empty after the first, the second and any further loss within the budget's time."""
@@ -81,10 +83,8 @@ class Crew:
         self.workers = [Post(worker) for worker in range(run.spec.config.workers)]
         self.learners = [Post(LEARNER)] if run.handles.experience is not None else []
         self.evaluator = Post(EVALUATOR)
-        self._learner_gone = ""
-        """What was the last of a learner that is gone for good."""
-        self._gone: list[str] = []
-        """Of each worker that is gone for good, what was the last of it."""
+        self._gone: dict[int, str] = {}
+        """Of each worker and of a learner that is gone for good, what was the last of it."""
 
     @property
     def posts(self) -> list[Post]:
@@ -130,15 +130,19 @@ class Crew:
         for post in self.posts:
             if post.process is not None and (trouble := self._trouble_with(post)) is not None:
                 self._end_hanging(post, trouble)
-        if any(post.process is None and post.due is None for post in self.learners) and self._learner_gone:
-            return failed(f"the learner is gone for good: {self._learner_gone}")
+        if LEARNER in self._gone:
+            return failed(f"the learner is gone for good: it {self._gone[LEARNER]}")
         if 2 * len(self._gone) > len(self.workers):
-            return failed(f"{len(self._gone)} of {len(self.workers)} workers are gone for good: {self._gone[-1]}")
+            worker, cause = list(self._gone.items())[-1]
+            return failed(
+                f"{len(self._gone)} of {len(self.workers)} workers are gone for good: {name_of(worker)} {cause}"
+            )
         return None
 
     def end(self, signals: Signals) -> None:
         """Let everybody leave, kill who does not, and wait for all."""
         end_all([post.process for post in self.posts if post.process is not None], signals)
+        self._mend()
         for post in self.posts:
             remove_if_empty(self._run.spec.folder.stack_file(post.name))
 
@@ -207,6 +211,8 @@ class Crew:
     def _lose(self, post: Post, cause: str) -> None:
         """Somebody is lost: a successor comes after a pause, unless too many have gone this way."""
         self._vacate(post)
+        if post in self.learners:
+            cause += self._mend()
         now = time.monotonic()
         post.losses = [moment for moment in post.losses if now - moment < BUDGET_SECONDS] + [now]
         post.incarnation += 1
@@ -215,16 +221,31 @@ class Crew:
             self._tell(post, cause, "lost", "at the end of the run, nobody follows")
         elif len(post.losses) > budget:
             self._tell(post, cause, "gone", f"{budget} restarts in {BUDGET_SECONDS / 60:.0f} minutes are its limit")
-            if post in self.learners:
-                self._learner_gone = cause
-            elif post is not self.evaluator:
-                self._gone.append(f"{post.name} {cause}")
+            if post is not self.evaluator:
+                self._gone[post.worker] = cause
         else:
             pause = BACK_OFF_SECONDS[min(len(post.losses), len(BACK_OFF_SECONDS)) - 1]
             post.due = now + pause
             # Not ended: who waits for all workers to end has to wait for the successor too.
             self._run.handles.clock.enter(post.worker, BUILDING)
             self._tell(post, cause, "restarted", f"a successor starts in {pause:g} s")
+
+    def _mend(self) -> str:
+        """After the learner's end: if that came within an update, go back to the newest checkpoint, and say so.
+
+        What was counted stays counted. Moments of observations stay as well: no learner writes them.
+        """
+        store, spec = self._run.handles.store, self._run.spec
+        if not (self.learners and store.torn):
+            return ""
+        try:
+            checkpoint, _ = checkpoints.load_newest(spec.folder.checkpoints)
+        except checkpoints.BadCheckpoint:
+            return " within an update, and there is no checkpoint to go back to"
+        updates, dropped = store.counts(LEARNER)
+        theta = flat_parameters(checkpoint, spec.layout)
+        store.restore(theta, checkpoint.tensors, store.updates - updates, store.dropped - dropped)
+        return f" within an update; the parameters are those of step {checkpoint.steps} again"
 
     def _tell(self, post: Post, cause: str, event: str, consequence: str) -> None:
         self._monitor.note_loss(event, post.worker, cause)

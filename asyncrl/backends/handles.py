@@ -9,7 +9,7 @@ from torch import Tensor
 from asyncrl.core.config import RunConfig
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.experience.batches import Batches, batches_bytes
+from asyncrl.experience.batches import PATIENCE_SECONDS, Batches, batches_bytes
 from asyncrl.experience.blocks import RolloutShape
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import Clock
@@ -43,9 +43,10 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
     experience = None
     if page.EXPERIENCE != GRADIENT:
         shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
-        most = 0 if page.EXPERIENCE == IN_STEP else config.batch_rollouts  # type: ignore[attr-defined]
-        in_step, capacity = page.EXPERIENCE == IN_STEP, queue_length(spec.page, config)
-        experience = Batches(shape, config.workers, clock, in_step, capacity, most)
+        in_step, length = page.EXPERIENCE == IN_STEP, queue_length(spec.page, config)
+        most = 0 if in_step else config.batch_rollouts  # type: ignore[attr-defined]
+        patience = math.inf if config.backend == "serial" else PATIENCE_SECONDS  # in turns, nobody is lost
+        experience = Batches(shape, config.workers, clock, in_step, length, most, patience)
     handles = Handles(store, clock, moments, experience)
     if checkpoint is not None:
         restore(handles, theta, checkpoint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -69,13 +70,20 @@ class Signals:
 
     @contextmanager
     def caught(self) -> Iterator[Signals]:
-        """Catch them while the block runs. SIGHUP stays ignored if it is: that is what nohup does."""
+        """Catch them while the block runs. SIGHUP stays ignored if it is: that is what nohup does.
+
+        In another thread than the main one nothing is caught: Python delivers signals to that one only.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
 
         def note(number: int, _: FrameType | None) -> None:
             self.received.append(number)
 
         hangup = getattr(signal, "SIGHUP", None)
         caught = [n for n in STOPPING if n != hangup or signal.getsignal(n) != signal.SIG_IGN]
+        caught = [n for n in caught if signal.getsignal(n) is not None]  # None: set in C, and could not be put back
         before = {number: signal.signal(number, note) for number in caught}
         try:
             yield self

@@ -88,11 +88,11 @@ def signals_held_back() -> Iterator[None]:
         yield
         return
     multiprocessing.resource_tracker.ensure_running()  # it would unblock some of them when it starts
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -22,12 +22,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.api.training import make_spec, prepare
 from asyncrl.backends.processes import start_context
 from asyncrl.checks import environment, learning, machine
 from asyncrl.checks.finding import Finding
 from asyncrl.checks.learning import Heard, NoAnswer
 from asyncrl.commands.commandline import parse, run_command
-from asyncrl.commands.train import make_spec, prepare
 from asyncrl.core.config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,24 +17,12 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from asyncrl.__main__ import PAGES
-from asyncrl.backends.handles import build_handles
+from asyncrl.api.playing import Result, load_run, play_run
 from asyncrl.commands.commandline import parse, run_command
-from asyncrl.commands.resume import short, stored_config
-from asyncrl.commands.train import check_memory, make_spec
-from asyncrl.core.config import RunConfig
 from asyncrl.core.errors import UsageError
-from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all, one_line
-from asyncrl.runtime.evaluator import MOST_ENVIRONMENTS, cut_in_words, play
-from asyncrl.runtime.protocols import EVALUATOR
-from asyncrl.runtime.run import Run, RunSpec, build_agent, build_environments, build_normalizer, initial_parameters
-from asyncrl.runtime.seeding import NO_PART
-from asyncrl.runtime.snapshots import check_fits, flat_parameters
+from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec
+from asyncrl.runtime.evaluator import cut_in_words
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
-from asyncrl.storage import checkpoints
-from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
-from asyncrl.storage.files import read_json
-from asyncrl.storage.run_folder import RunFolder
 
 FILMS = (".mp4", ".mkv", ".mov")
 """Files that can hold what is filmed."""
@@ -71,36 +60,6 @@ class Config:
             raise UsageError("--greedy and --sampled exclude each other: give one of them")
 
 
-@dataclass(frozen=True)
-class Result:
-    """What was played."""
-
-    run: str
-    page: str
-    env_id: str
-    checkpoint: str
-    steps: int
-    """Agent steps that the checkpoint had been trained for."""
-    policy: str
-    seed: int
-    returns: list[float]
-    """Raw return of each episode."""
-    lengths: list[int]
-    """Steps of each episode."""
-    cut: int
-    """How many of them had not ended, and were cut by the longest length of an evaluation."""
-
-    def summary(self) -> dict[str, float]:
-        """Mean, standard deviation (of these episodes, not of the mean), least and greatest return; mean length."""
-        return {
-            "mean": float(np.mean(self.returns)),
-            "std": float(np.std(self.returns)),
-            "min": min(self.returns),
-            "max": max(self.returns),
-            "mean_length": float(np.mean(self.lengths)),
-        }
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Play what the command line says; returns the exit code."""
     words = sys.argv[1:] if words is None else words
@@ -111,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> int:
     def evaluate() -> int:
         config = parse(Config, words, program)
         writer = find_writer() if config.video else None
-        result = play_run(config, writer)
+        result = play_what(config, writer)
         show(result, config)
         if config.video:
             check_film(config.video, result.lengths[0] + 1, writer)
@@ -120,53 +79,13 @@ def main(words: Sequence[str] | None = None) -> int:
     return run_command(program, evaluate)
 
 
-def play_run(config: Config, writer: Any = None) -> Result:
-    """Load and play. Raises UsageError when the run, its checkpoint or its environment cannot be used."""
-    run, checkpoint = load_run(config)
-    agent, replica = build_agent(run, EVALUATOR)
-    replica.pull(run.handles.store)
-    environments = build_environments(run, EVALUATOR, min(config.episodes, MOST_ENVIRONMENTS), evaluation=True)
-    try:
-        with filming(environments[0], config.video, writer, frame_rate(run.spec.environment)) as first:
-            episodes = play(
-                agent, [first, *environments[1:]], run.spec.spaces, config.episodes, checkpoint.steps,
-                normalizer=build_normalizer(run, EVALUATOR), longest=run.spec.environment.evaluation_step_cap,
-            )  # fmt: skip
-    except BadEnvironment as error:
-        raise UsageError(str(error)) from error
-    finally:
-        close_all(environments)
-    assert episodes is not None  # nobody interrupts
-    return Result(
-        run=str(config.run),
-        page=short(run.spec.page),
-        env_id=run.spec.environment.env_id,
-        checkpoint=config.checkpoint,
-        steps=checkpoint.steps,
-        policy=run.spec.config.evaluation_policy,
-        seed=config.seed,
-        returns=[episode.score for episode in episodes],
-        lengths=[episode.length for episode in episodes],
-        cut=sum(episode.cut for episode in episodes),
-    )
-
-
-def load_run(config: Config) -> tuple[Run, Checkpoint]:
-    """The run, with the checkpoint's parameters and moments in its memory, and the checkpoint."""
-    folder = RunFolder.open(config.run)
-    page = page_of(folder)
-    settings = own_settings(stored_config(page, folder.path), config)
-    environment = make_spec(settings)
-    if config.video:
-        environment = to_be_filmed(environment, Path(config.video))
-    spaces = environment.probe()
-    _, layout = initial_parameters(page, settings, spaces)
-    checkpoint = load_checkpoint(folder, config.checkpoint)
-    check_fits(checkpoint, page, settings.env_id, settings.optimizer, layout)
-    theta = flat_parameters(checkpoint, layout)
-    check_memory(page, settings, environment, spaces, theta.numel())
-    spec = RunSpec(page, settings, environment, spaces, folder, layout, NO_PART)
-    return Run(spec, build_handles(spec, theta, checkpoint)), checkpoint
+def play_what(config: Config, writer: Any = None) -> Result:
+    """What the command line says. Raises UsageError when the run, its checkpoint or its environment cannot be used."""
+    film = partial(to_be_filmed, file=Path(config.video)) if config.video else lambda spec: spec
+    greedy = config.greedy if config.greedy or config.sampled else None
+    loaded = load_run(config.run, config.checkpoint, config.seed, greedy, film)
+    rate = frame_rate(loaded.run.spec.environment)
+    return play_run(loaded, config.episodes, lambda first: filming(first, config.video, writer, rate))
 
 
 def to_be_filmed(spec: EnvSpec, file: Path) -> EnvSpec:
@@ -199,40 +118,6 @@ def draw_without_a_window() -> None:
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")
-
-
-def page_of(folder: RunFolder) -> str:
-    """The module of the run's algorithm. Only those of this package are imported, whatever the file says."""
-    try:
-        page = read_json(folder.config_file)["page"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"{folder.config_file} cannot be read: {one_line(error)}") from None
-    if page not in {f"asyncrl.{name}" for name in PAGES}:
-        raise UsageError(f"{folder.path} is a run of {page!r}, which is no algorithm of this version")
-    return str(page)
-
-
-def own_settings(run: RunConfig, config: Config) -> RunConfig:
-    """The run's settings with another seed, and another policy where one was asked for."""
-    policy = run.evaluation_policy
-    if config.greedy or config.sampled:
-        policy = "greedy" if config.greedy else "sampled"
-    return dataclasses.replace(run, seed=config.seed, evaluation_policy=policy, resume="")
-
-
-def load_checkpoint(folder: RunFolder, name: str) -> Checkpoint:
-    """The checkpoint of that name; lines about damaged ones go to stderr. Raises UsageError if there is none."""
-    try:
-        if name not in ("best", "newest"):
-            return checkpoints.load(folder.checkpoints / name)
-        load = checkpoints.load_best if name == "best" else checkpoints.load_newest
-        checkpoint, skipped = load(folder.checkpoints)
-    except BadCheckpoint as error:
-        there = [path.name for kind in ("step", "best") for path in checkpoints.find(folder.checkpoints, kind)]
-        raise UsageError(f"{error}; there are {', '.join(there) or 'none'}") from None
-    for line in skipped:
-        print(line, file=sys.stderr)
-    return checkpoint
 
 
 def show(result: Result, config: Config) -> None:

@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from asyncrl import pages
 from asyncrl.commands.commandline import parse, run_command
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
+from asyncrl.pages import GRADIENT_PAGES
 from asyncrl.studies.axes import group_words
 from asyncrl.studies.jobs import alone_in, run_jobs
 from asyncrl.studies.measure import Measurement, measure
@@ -30,7 +32,6 @@ from asyncrl.studies.plan import ABLATIONS, Cell, Reference, Settings, StudyFile
 from asyncrl.studies.speedups import choose_reference
 
 T = TypeVar("T")
-METHODS = ("a3c", "one_step_q", "one_step_sarsa", "n_step_q")
 TAKEN = (
     "workers", "seed", "backend", "total_steps", "max_seconds", "evaluation_interval_steps", "evaluation_episodes",
     "stop_at_score", "env_id", "runs_dir", "run_name", "resume", "quiet",
@@ -42,8 +43,8 @@ TAKEN = (
 class Config:
     """A speed-up study. Flags after `--` go to every run."""
 
-    algorithms: tuple[str, ...] = METHODS
-    """Methods to compare."""
+    algorithms: tuple[str, ...] = GRADIENT_PAGES
+    """Methods to compare: pages of this package, or your own by their modules."""
     env_ids: tuple[str, ...] = ("CartPole-v1", "Catch")
     """Environments to train on; speed-ups are averaged over them."""
     workers: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -146,9 +147,7 @@ def study(config: Config, further: Sequence[str], command: str) -> int:
 
 def check(config: Config) -> None:
     """Raise UsageError for an impossible setting."""
-    for algorithm in config.algorithms:
-        if algorithm not in METHODS:
-            raise UsageError(f"--algorithms takes {', '.join(METHODS)}, got {algorithm!r}")
+    check_algorithms(config.algorithms)
     for name in ("algorithms", "env_ids", "workers"):
         values = getattr(config, name)
         if not values or len(set(values)) < len(values):
@@ -169,6 +168,15 @@ def check(config: Config) -> None:
         raise UsageError("--ablation staleness needs --backend serial, whose schedule is given")
     if config.ablation == "exploration" and "a3c" in config.algorithms:
         raise UsageError("--ablation exploration is for the value-based methods: leave a3c out of --algorithms")
+
+
+def check_algorithms(algorithms: Sequence[str]) -> None:
+    """Raise UsageError if one of them is no page, or two would write into the same folders."""
+    for algorithm in algorithms:
+        pages.load(pages.module_of(algorithm))
+    folders = [pages.short(pages.module_of(algorithm)) for algorithm in set(algorithms)]
+    if twice := sorted({folder for folder in folders if folders.count(folder) > 1}):
+        raise UsageError(f"--algorithms has two pages called {twice[0]}, whose runs would share their folders")
 
 
 def check_further(config: Config, further: Sequence[str]) -> None:
@@ -206,7 +214,7 @@ def try_words(file: StudyFile, cells: Sequence[Cell]) -> None:
     seen = {(cell.series, cell.env_id): cell for cell in cells}
     for cell in seen.values():
         job = file.job(cell)
-        configure(f"asyncrl.{job.page}", job.arguments(Path("runs")), f"asyncrl {job.page}")
+        configure(pages.module_of(job.page), job.arguments(Path("runs")))
 
 
 def set_references(file: StudyFile, config: Config) -> None:

@@ -19,11 +19,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
+from asyncrl import pages
 from asyncrl.commands.commandline import parse, run_command
-from asyncrl.commands.speedup import METHODS
+from asyncrl.commands.speedup import check_algorithms
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import EnvSpec
@@ -47,7 +47,7 @@ class Config:
     """
 
     algorithms: tuple[str, ...] = ("a3c",)
-    """Methods to run."""
+    """Methods to run: pages of this package, or your own by their modules."""
     seeds: int = 1
     """Runs of each combination, with seeds 1, 2, ..."""
     draw_seed: int = 1
@@ -110,9 +110,7 @@ def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
     own = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(Config)}
     mine = [word for flag, values in groups if flag in own for word in (flag, *values)]
     config = parse(Config, mine, program)
-    for algorithm in config.algorithms:
-        if algorithm not in METHODS:
-            raise UsageError(f"--algorithms takes {', '.join(METHODS)}, got {algorithm!r}")
+    check_algorithms(config.algorithms)
     if not config.algorithms or len(set(config.algorithms)) < len(config.algorithms):
         raise UsageError("--algorithms needs at least one and none twice")
     if config.seeds < 1 or config.jobs < 0 or config.draw_seed < 0:
@@ -129,7 +127,7 @@ def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
 
 def settings_of(algorithm: str) -> dict[str, bool]:
     """The settings of a method, and whether each is only on or off."""
-    fields = dataclasses.fields(import_module(f"asyncrl.{algorithm}").Config)
+    fields = dataclasses.fields(pages.load(pages.module_of(algorithm)).Config)
     return {field.name: field.type in (bool, "bool") for field in fields}
 
 
@@ -147,7 +145,7 @@ def make_trial(algorithm: str, point: Point, seed: int, axes: Sequence[Axis]) ->
     """One run. Its name tells what varies, and in a few letters of a hash everything else."""
     switches = [name for name, is_switch in settings_of(algorithm).items() if is_switch]
     settings = {field: value for field, value in point.items() if field != "env_id"}
-    env_id = point.get("env_id") or import_module(f"asyncrl.{algorithm}").Config.env_id
+    env_id = point.get("env_id") or pages.load(pages.module_of(algorithm)).Config.env_id
     if "workers" not in point and point.get("preset") != "paper" and not EnvSpec(env_id).is_atari:
         settings["workers"] = str(SMALL_WORKERS)
     words = (*words_of(settings, switches), "--seed", str(seed))
@@ -163,7 +161,7 @@ def try_words(trials: Sequence[Trial]) -> None:
 
     for trial in trials:
         if trial.seed == 1:
-            configure(f"asyncrl.{trial.job.page}", trial.job.arguments(Path("runs")), f"asyncrl {trial.job.page}")
+            configure(pages.module_of(trial.job.page), trial.job.arguments(Path("runs")))
 
 
 def print_jobs(trials: Sequence[Trial], runs_dir: Path) -> None:
@@ -175,7 +173,7 @@ def print_jobs(trials: Sequence[Trial], runs_dir: Path) -> None:
         if folder.exists():
             print(f"left out: {folder} was begun ({state_of(folder) or 'no status'})", file=sys.stderr)
         else:
-            print(shlex.join(["python", "-m", f"asyncrl.{trial.job.page}", *trial.job.arguments(runs_dir)]))
+            print(shlex.join(["python", "-m", "asyncrl", "train", trial.job.page, *trial.job.arguments(runs_dir)]))
 
 
 if __name__ == "__main__":

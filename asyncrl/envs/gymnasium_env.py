@@ -59,8 +59,10 @@ class GymnasiumEnvironment:
         self.notices = notices
         """What Gymnasium warned of when the environment was made."""
         space = environment.observation_space
+        self.encode: Encoder
+        """From an observation of Gymnasium's environment to ours, which the next call may overwrite."""
         symbols = _minigrid_encoder(environment)
-        shape, dtype, self._encode = symbols or _encoder(space, env_id)
+        shape, dtype, self.encode = symbols or _encoder(space, env_id)
         self._action_space = environment.action_space
         actions, low, high = _actions(self._action_space, env_id)
         self.spaces = Spaces(shape, dtype, actions, low, high, _kind(shape))
@@ -85,7 +87,7 @@ class GymnasiumEnvironment:
         """Act once; raises ValueError for an action outside the space, `BadEnvironment` for a broken promise."""
         if not self._running:
             raise RuntimeError("step() before reset(): no episode is running")
-        native = self._native(action)
+        native = self.native_action(action)
         try:
             result = self.native.step(native)
         except Exception as error:
@@ -150,7 +152,8 @@ class GymnasiumEnvironment:
         limit._elapsed_steps = state["limit"]
         self._seed, self._elapsed, self._running = state["seed"], state["elapsed"], state["running"]
 
-    def _native(self, action: int | NDArray[Any]) -> Any:
+    def native_action(self, action: int | NDArray[Any]) -> Any:
+        """An action of ours as Gymnasium's environment takes it; raises ValueError for one outside the space."""
         if self.spaces.is_continuous:
             return self._into_box(action)
         if not 0 <= cast(int, action) < self.spaces.actions:
@@ -181,7 +184,7 @@ class GymnasiumEnvironment:
 
     def _observe(self, observation: Any) -> NDArray[Any]:
         try:
-            return self._encode(observation)
+            return self.encode(observation)
         except (TypeError, ValueError) as error:
             raise self._bad(str(error)) from error
 

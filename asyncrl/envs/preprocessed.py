@@ -102,10 +102,17 @@ class Preprocessed:
         self._stack[:] = state["stack"]
 
     def _observe(self, observation: NDArray[Any]) -> NDArray[Any]:
-        newest = _shrunk(observation, self._pixels) if self._pixels else observation
-        self._stack[: -self._one] = self._stack[self._one :]
-        self._stack[-self._one :] = newest
+        self.push(self._stack, self.shrink(observation))
         return self._stack
+
+    def shrink(self, observation: NDArray[Any]) -> NDArray[Any]:
+        """One image or vector of a stack, from an observation of the environment below."""
+        return _shrunk(observation, self._pixels) if self._pixels else observation
+
+    def push(self, stack: NDArray[Any], newest: NDArray[Any]) -> None:
+        """Put the newest image or vector behind the others in a stack, whose oldest goes."""
+        stack[: -self._one] = stack[self._one :]
+        stack[-self._one :] = newest
 
 
 def _shrunk(image: NDArray[Any], pixels: int) -> NDArray[Any]:

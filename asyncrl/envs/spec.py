@@ -119,6 +119,10 @@ def restore_all(environments: Sequence[Environment], states: Sequence[dict[str, 
         restore(environment, state)
 
 
+class EpisodeLost(Exception):
+    """The episode cannot be brought to its end; `reset` begins another one."""
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """An environment and its settings. Impossible values raise `UsageError` at once."""

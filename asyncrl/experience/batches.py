@@ -17,7 +17,7 @@ from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.protocols import Batch, Receipt
 
 PATIENCE_SECONDS = 10.0
-"""How long a batch in step waits for an actor that has nothing while the others have: it may be dead."""
+"""How long a batch in step waits for an actor that has nothing while others have: it may be dead."""
 
 
 def batches_bytes(shape: RolloutShape, actors: int, capacity: int) -> int:
@@ -34,10 +34,21 @@ class Batches:
     """
 
     def __init__(
-        self, shape: RolloutShape, actors: int, clock: Clock, in_step: bool, capacity: int = 2, most: int = 0
+        self,
+        shape: RolloutShape,
+        actors: int,
+        clock: Clock,
+        in_step: bool,
+        capacity: int = 2,
+        most: int = 0,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
-        """Allocates a ring for each actor; in step, `capacity` should be 1. `most` 0: as many rollouts as actors."""
-        layout = shape.layout()
+        """Allocates a ring for each actor. `most` 0: as many rollouts as there are actors.
+
+        `patience` is the seconds that a batch in step waits for those who are missing; infinite where time must not
+        matter, and nobody is lost.
+        """
+        layout, capacity = shape.layout(), 1 if in_step else capacity
         # One piece for all: each piece of shared memory costs every process a file descriptor.
         memory = shared_zeros(actors, ring_bytes(layout, capacity), dtype=torch.uint8)
         self._rings = [Ring(layout, capacity, piece) for piece in memory]
@@ -45,7 +56,10 @@ class Batches:
         self._in_step = in_step
         self._most = most or actors
         self._taken: list[tuple[Ring, int]] = []
-        self._first_seen: float | None = None
+        self._patience = patience
+        self._waiting_since: float | None = None
+        self._given_up: set[int] = set()
+        """Actors that were waited for in vain; nobody waits for them again before they have put something."""
 
     def has_room(self, actor: int) -> bool:
         """Whether the actor may make its next rollout."""
@@ -62,9 +76,9 @@ class Batches:
     def take(self) -> Batch | None:
         """The learner's next batch; None if it is not there yet."""
         ready = [ring.ready() for ring in self._rings]
-        if not any(ready) or (self._in_step and not all(ready) and not self._out_of_patience()):
+        if not any(ready) or (self._in_step and self._waits(ready)):
             return None
-        self._first_seen = None
+        self._waiting_since = None
         taken = self._deal(ready)
         rollouts = []
         versions = []
@@ -90,13 +104,19 @@ class Batches:
                     left -= 1
         return [(ring, count) for ring, count in zip(self._rings, counts, strict=True) if count]
 
-    def _out_of_patience(self) -> bool:
-        """Whether those that are missing have been waited for long enough, or will not come any more."""
-        if self._clock.finished():
-            return True
+    def _waits(self, ready: list[int]) -> bool:
+        """Whether some are missing who may still come, and have not been waited for long enough."""
+        missing = {actor for actor, count in enumerate(ready) if not count}
+        self._given_up &= missing
+        if missing <= self._given_up or self._clock.finished():
+            return False
         now = time.monotonic()
-        self._first_seen = now if self._first_seen is None else self._first_seen
-        return now - self._first_seen > PATIENCE_SECONDS
+        if self._waiting_since is None:
+            self._waiting_since = now
+        if now - self._waiting_since > self._patience:
+            self._given_up = missing
+            return False
+        return True
 
     def release(self) -> None:
         """The learner has done with what it took: the room is the actors' again."""

@@ -21,8 +21,9 @@ from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.protocols import LEARNER, Receipt, Update
 
-UPDATES, DROPPED, EARLIER_UPDATES = range(3)
-"""Columns of a worker's row; the last is what it did in earlier parts of the run."""
+UPDATES, DROPPED, EARLIER_UPDATES, BEGUN = range(4)
+"""Columns of a writer's row: updates it ended and gradients it dropped, updates of earlier parts of the run, updates it
+began."""
 MISFIT = (
     "the checkpoint's optimiser statistics are of another --optimizer, of other --statistics, or, with --statistics "
     "per-worker, of another number of --workers"
@@ -85,6 +86,12 @@ class SharedStore:
         """Gradients dropped because they were not finite."""
         return int(self._counts[:, DROPPED].sum())
 
+    @property
+    def torn(self) -> bool:
+        """Whether the learner has begun an update and not ended it: if it is dead, theta is half of one."""
+        own = self._counts[self._row(LEARNER)]
+        return bool(own[BEGUN] != own[UPDATES])
+
     def counts(self, worker: int) -> tuple[int, int]:
         """Updates applied and gradients dropped by one worker since this part of the run began."""
         own = self._counts[self._row(worker)]
@@ -124,9 +131,10 @@ class SharedStore:
         if applied:
             with self._exclusive():
                 before = self.updates
-                private = len(self.statistics) > 1
+                private = len(self.statistics) > 1 and update.worker != LEARNER
                 seen = int(counts[UPDATES] + counts[EARLIER_UPDATES]) if private else before
                 statistics = self.statistics[update.worker if private else 0]
+                counts[BEGUN] = counts[UPDATES] + 1
                 self._descent.rule.apply(self.theta, update.gradient, statistics, eta, seen)
                 counts[UPDATES] += 1
             staleness = before - update.version
@@ -188,6 +196,7 @@ class SharedStore:
             self._target.copy_(state["target"])
             self._target_steps.copy_(state["target_steps"])
         self._counts[-1, UPDATES], self._counts[-1, DROPPED] = updates, dropped
+        self._counts[:, BEGUN] = self._counts[:, UPDATES]  # no update is half done any more
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncrl.core.errors import UsageError
+from asyncrl.pages import short
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
 
@@ -59,7 +60,7 @@ def read_curve(path: Path) -> Curve:
     except (OSError, ValueError):
         raise UsageError(f"{path} is not the folder of a run: it has no readable config.json") from None
     rows = [row for row in read_records(path / "evaluator.jsonl") if row.get("mean") is not None]
-    return Curve(path, {"page": stored["page"].rpartition(".")[2], **stored["config"]}, rows)
+    return Curve(path, {"page": short(stored["page"]), **stored["config"]}, rows)
 
 
 def label_curves(curves: Sequence[Curve]) -> list[str]:

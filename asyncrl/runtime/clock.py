@@ -12,7 +12,7 @@ from torch import Tensor
 from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.protocols import LEARNER
 
-STEPS, HEARTBEAT, PHASE, REBUILT = range(4)
+STEPS, HEARTBEAT, PHASE = range(3)
 """Columns of a worker's row."""
 STOP, STARTED_AT, BASE_STEPS, BASE_MILLISECONDS = range(4)
 """Columns of the supervisor's row."""
@@ -89,11 +89,6 @@ class Clock:
         """Seconds since the worker last counted, or EVALUATOR last made a step."""
         return (time.monotonic_ns() - int(self._row(worker)[HEARTBEAT])) / 1e9
 
-    @property
-    def rebuilt(self) -> int:
-        """Environments that were made anew in this part of the run, because they had broken."""
-        return int(self._table[:-1, REBUILT].sum())
-
     def count(self, worker: int, steps: int) -> None:
         """T <- T + steps, by the worker that made them."""
         row = self._table[worker]
@@ -108,10 +103,6 @@ class Clock:
         """Worker (or EVALUATOR) says that it is now in `phase`; the supervisor does so for one that is no more."""
         self._row(worker)[PHASE] = phase
         self.beat(worker)
-
-    def count_rebuilt(self, worker: int) -> None:
-        """Worker (or EVALUATOR) has made an environment anew."""
-        self._row(worker)[REBUILT] += 1
 
     def _row(self, worker: int) -> NDArray[np.int64]:
         row: NDArray[np.int64] = self._table[worker if worker >= 0 else self.workers - 1 - worker]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,41 +14,10 @@ from torch import Tensor
 
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.spec import BadEnvironment, Environment, close_all, restore_all, states_of
+from asyncrl.envs.spec import Environment, close_all, restore_all, states_of
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.protocols import Agent
-
-Successor = Callable[[int, Environment, BadEnvironment], tuple[Environment, NDArray[Any]]]
-"""From the place of an environment that broke, itself and what it raised to another one and its first observation."""
-MOST_BREAKS = 10
-"""So often in a row, without the end of an episode in between, an environment may break."""
-
-
-class Places:
-    """Environments side by side; one that breaks is replaced by what its `successor` gives, if there is one."""
-
-    def __init__(self, environments: list[Environment], successor: Successor | None) -> None:
-        """`environments` is the caller's own list: who takes a place stands in it."""
-        self._environments = environments
-        self._successor = successor
-        self.breaks = [0] * len(environments)
-        """Of each place, how often it broke since the last end of an episode there."""
-
-    def begin(self, e: int) -> NDArray[Any]:
-        """The first observation of an episode in place e, or in the environment that has to take it."""
-        try:
-            return self._environments[e].reset()
-        except BadEnvironment as error:
-            return self.succeed(e, error)
-
-    def succeed(self, e: int, error: BadEnvironment) -> NDArray[Any]:
-        """Put another environment in the place of the one that broke; raises `error` if that happens too often."""
-        self.breaks[e] += 1
-        if self._successor is None or self.breaks[e] > MOST_BREAKS:
-            raise error
-        self._environments[e], first = self._successor(e, self._environments[e], error)
-        return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +48,15 @@ class Collector(Iterator[Rollout]):
         look_ahead: bool = False,
         extras: Sequence[str] = (),
         normalizer: Normalizer | None = None,
-        successor: Successor | None = None,
     ) -> None:
         """`extras` are the names of what the agent's `act` returns beside actions.
 
         With `look_ahead` the action after a rollout's last observation is chosen at its end, and then taken.
-
-        `successor` gives another environment for one that broke; without it what broke is raised.
         """
         self.episodes: list[Episode] = []
         self.environment_seconds = 0.0
         self.acting_seconds = 0.0
         self._environments = list(environments)
-        self._places = Places(self._environments, successor)
         self._agent = agent
         self._gamma = gamma
         self._clock = clock
@@ -126,7 +91,7 @@ class Collector(Iterator[Rollout]):
         self._look_ahead = look_ahead
         self._chosen: Tensor | None = None
         for e in range(len(environments)):
-            self._rows[-1, e] = self._places.begin(e)
+            self._rows[-1, e] = self._environments[e].reset()
         self._see(-1)
 
     def __next__(self) -> Rollout:
@@ -189,7 +154,6 @@ class Collector(Iterator[Rollout]):
             "row": self._rows[-1].copy(),
             "scores": self._scores.copy(),
             "lengths": self._lengths.copy(),
-            "breaks": list(self._places.breaks),
             "recurrent": self._state,
             "chosen": self._chosen,
             "normalizer": None if self._normalizer is None else self._normalizer.state(),
@@ -199,7 +163,7 @@ class Collector(Iterator[Rollout]):
         """Go back to what `state` said."""
         restore_all(self._environments, state["environments"])
         self._rows[-1] = state["row"]
-        self._scores[:], self._lengths[:], self._places.breaks = state["scores"], state["lengths"], state["breaks"]
+        self._scores[:], self._lengths[:] = state["scores"], state["lengths"]
         self._state = None if state["recurrent"] is None else tuple(state["recurrent"])
         self._chosen = state["chosen"]
         if self._normalizer is not None:
@@ -229,12 +193,7 @@ class Collector(Iterator[Rollout]):
 
     def _step(self, t: int, e: int, action: Any, truncated: list[tuple[int, int]], finals: list[Tensor]) -> None:
         """Step one environment into row t; the observation of row t + 1 begins a new episode where one ended."""
-        environment = self._environments[e]
-        try:
-            observation, reward, terminated, cut, life_lost = environment.step(action)
-        except BadEnvironment as error:
-            self._cut(t, e, error, truncated, finals)
-            return
+        observation, reward, terminated, cut, life_lost = self._environments[e].step(action)
         self._rewards[t, e] = reward
         self._discounts[t, e] = 0.0 if terminated or life_lost else self._gamma
         self._last[t, e] = terminated or cut or life_lost
@@ -245,24 +204,9 @@ class Collector(Iterator[Rollout]):
                 truncated.append((t, e))
                 finals.append(torch.from_numpy(np.array(observation)))
             self.episodes.append(Episode(float(self._scores[e]), int(self._lengths[e])))
-            self._scores[e], self._lengths[e], self._places.breaks[e] = 0.0, 0, 0
-            observation = self._places.begin(e)
+            self._scores[e], self._lengths[e] = 0.0, 0
+            observation = self._environments[e].reset()
         self._rows[t + 1, e] = observation
-
-    def _cut(
-        self, t: int, e: int, error: BadEnvironment, truncated: list[tuple[int, int]], finals: list[Tensor]
-    ) -> None:
-        """Environment e broke in step t: its episode is cut where it was last seen, and another begins in a new one.
-
-        What the step would have paid is not known and counts as 0; the value of the state stands for all that follows.
-        The episode is not among those that ended: nobody knows its score.
-        """
-        first = self._places.succeed(e, error)
-        self._rewards[t, e], self._discounts[t, e], self._last[t, e] = 0.0, self._gamma, True
-        truncated.append((t, e))
-        finals.append(torch.from_numpy(np.array(self._rows[t, e])))
-        self._scores[e], self._lengths[e] = 0.0, 0
-        self._rows[t + 1, e] = first
 
     def _see(self, t: int) -> None:
         """Normalise the raw observations of row t, for all environments at once."""

@@ -12,12 +12,12 @@ import torch
 
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.spec import LONGEST_EVALUATION, BadEnvironment, Environment, close_all, restore_all, states_of
+from asyncrl.envs.spec import LONGEST_EVALUATION, Environment, EpisodeLost, close_all, restore_all, states_of
 from asyncrl.runtime.clock import ENDED, READY, RUNNING
-from asyncrl.runtime.collect import Episode, Places, Successor, for_environments, reset_state
+from asyncrl.runtime.collect import Episode, for_environments, reset_state
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.protocols import EVALUATOR, Agent
-from asyncrl.runtime.run import Run, build_agent, build_environments, build_normalizer, successor_of
+from asyncrl.runtime.run import Run, build_agent, build_environments, build_normalizer
 from asyncrl.runtime.snapshots import require_finite, take_checkpoint
 from asyncrl.storage import checkpoints
 from asyncrl.storage.records import RecordWriter, read_records
@@ -39,7 +39,6 @@ class Evaluator:
         count = min(self._config.evaluation_episodes, MOST_ENVIRONMENTS)
         self._environments = build_environments(run, EVALUATOR, count, evaluation=True)
         self._normalizer = build_normalizer(run, EVALUATOR)
-        self._successor = successor_of(run, EVALUATOR, evaluation=True, say=lambda line: None)
         earlier = read_records(run.spec.folder.evaluator_file)
         self._best = max((row["mean"] for row in earlier if row.get("mean") is not None), default=-math.inf)
         self._writer = RecordWriter(run.spec.folder.evaluator_file)
@@ -124,7 +123,7 @@ class Evaluator:
         began, cpu = time.perf_counter(), time.process_time()
         episodes = play(
             self._agent, self._environments, self._run.spec.spaces, self._config.evaluation_episodes, steps,
-            self._interrupted, self._normalizer, self._successor,
+            self._interrupted, self._normalizer,
             longest=self._run.spec.environment.evaluation_step_cap,
         )  # fmt: skip
         if episodes is None:
@@ -208,14 +207,12 @@ def play(
     steps: int,
     interrupted: Callable[[], bool] | None = None,
     normalizer: Normalizer | None = None,
-    successor: Successor | None = None,
     longest: int = LONGEST_EVALUATION,
 ) -> list[Episode] | None:
     """Whole `episodes`, played side by side; None if `interrupted()` became true.
 
     Episode i belongs to environment i mod E from the start: taking whichever episodes end first would favour short
-    ones. In an environment that breaks it is played again, in the `successor` that takes its place in `environments`.
-    After `longest` steps it is cut in any case.
+    ones. After `longest` steps one is cut in any case.
     """
     count = len(environments)
     dtype = getattr(torch, spaces.observation_dtype)
@@ -224,10 +221,9 @@ def play(
     left = [len(range(e, episodes, count)) for e in range(count)]
     results: list[list[Episode]] = [[] for _ in range(count)]
     scores, lengths = [0.0] * count, [0] * count
-    places = Places(environments, successor)
     state = agent.initial_state(count)
     for e in range(count):
-        rows[e] = places.begin(e)
+        rows[e] = environments[e].reset()
     while any(left):
         if interrupted is not None and interrupted():
             return None
@@ -239,8 +235,8 @@ def play(
                 continue
             try:
                 observation, reward, terminated, truncated, _ = environments[e].step(action)
-            except BadEnvironment as error:  # this episode is played again, from its beginning
-                rows[e] = places.succeed(e, error)
+            except EpisodeLost:  # it is played again, from its beginning
+                rows[e] = environments[e].reset()
                 scores[e], lengths[e], ended[e] = 0.0, 0, True
                 continue
             scores[e] += reward
@@ -248,10 +244,10 @@ def play(
             if terminated or truncated or lengths[e] >= longest:
                 ended[e] = True
                 results[e].append(Episode(scores[e], lengths[e], cut=not (terminated or truncated)))
-                scores[e], lengths[e], places.breaks[e] = 0.0, 0, 0
+                scores[e], lengths[e] = 0.0, 0
                 left[e] -= 1
                 if left[e]:
-                    observation = places.begin(e)
+                    observation = environments[e].reset()
             rows[e] = observation
         state = reset_state(agent, state, ended)
     return [results[i % count][i // count] for i in range(episodes)]

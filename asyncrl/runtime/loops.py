@@ -159,7 +159,10 @@ def learner(
                 continue
             report.lap("take")
             report.batch(batch, store.updates)
+            replica.pull(store)  # a copy is one update behind, and passes may begin with values of the whole batch
             for part in agent.passes(batch.rollout):
+                if clock.leaving():
+                    return  # a batch may be of many updates, and who does not leave in time is killed in one of them
                 version = replica.pull(store)
                 loss, metrics = agent.loss(part)
                 gradient_of(loss, parameters, out=gradient)  # d theta

@@ -58,7 +58,6 @@ class Summary:
     """Workers that are lost for good."""
     evaluator_restarts: int = 0
     learner_restarts: int = 0
-    environments_rebuilt: int = 0
     unrecorded: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     """What workers that were lost had counted in this part of the run, and no row of theirs tells."""
     ended: bool = False
@@ -247,7 +246,6 @@ class Monitor:
             summary.seconds_to_limit = max(0.0, limit - clock.seconds_of_this_part)
         summary.worker_silence = [clock.heartbeat_age(worker) for worker in range(clock.workers)]
         summary.dropped_gradients = store.dropped
-        summary.environments_rebuilt = clock.rebuilt
         if self._scores:
             summary.score_mean, summary.length_mean = statistics.fmean(self._scores), statistics.fmean(self._lengths)
         self._looked_at, self._looked_steps = now, steps
@@ -262,7 +260,6 @@ class Monitor:
             "async/worker_restarts": sum(summary.worker_restarts),
             "async/workers_gone": len(summary.workers_gone),
             "async/evaluator_restarts": summary.evaluator_restarts,
-            "async/environments_rebuilt": summary.environments_rebuilt,
         }
         scalars |= self._learnt([row for row in rows if "updates" in row])
         scalars |= self._took([row for row in rows if "batches" in row])
@@ -348,7 +345,6 @@ class Monitor:
             "workers_gone": self.summary.workers_gone,
             "evaluator_restarts": self.summary.evaluator_restarts,
             "learner_restarts": self.summary.learner_restarts,
-            "environments_rebuilt": clock.rebuilt,
             "unrecorded": self.summary.unrecorded,
             "part": self.run.spec.part,
         }

@@ -161,6 +161,11 @@ class Store(Protocol):
         """Updates that were dropped so far."""
         ...
 
+    @property
+    def torn(self) -> bool:
+        """Whether the learner has begun an update and not ended it: if it is dead, theta is half of one."""
+        ...
+
     def counts(self, worker: int) -> tuple[int, int]:
         """Updates applied and dropped of one worker since this part of the run began."""
         ...

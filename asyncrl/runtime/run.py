@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
-import itertools
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -14,15 +12,15 @@ from typing import Any, cast
 
 import safetensors.torch
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.config import RunConfig
 from asyncrl.core.flat import flatten_parameters
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec
+from asyncrl.envs.rebuilding import Rebuilding
+from asyncrl.envs.spec import Environment, EnvSpec
 from asyncrl.runtime.clock import BUILDING, Clock
-from asyncrl.runtime.collect import MOST_BREAKS, Collector, Successor
+from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.loops import Turn, actor, actor_learner, learner
 from asyncrl.runtime.moments import RunMoments
 from asyncrl.runtime.normalize import SMALLEST_GREY_DEVIATION, Normalizer, moments_shape
@@ -30,7 +28,7 @@ from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Agent, Experience, Lea
 from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.report import Report
 from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, NETWORK, derive, generator
-from asyncrl.runtime.threads import enforce_one_thread, running_threads
+from asyncrl.runtime.threads import limit_threads, running_threads
 from asyncrl.storage.files import write_synced
 from asyncrl.storage.records import RecordWriter
 from asyncrl.storage.run_folder import RunFolder
@@ -114,47 +112,28 @@ def state_shapes(page: str, config: RunConfig, spaces: Spaces) -> tuple[tuple[in
     return tuple(tuple(part.shape[1:]) for part in agent.initial_state(1) or ())
 
 
-def successor_of(run: Run, worker: int, evaluation: bool, say: Callable[[str], None]) -> Successor | None:
-    """What replaces environments that broke, and says so; None if they should end their worker instead."""
-    if run.spec.config.on_env_error == "stop":
-        return None
-    numbers = itertools.count(1)
-
-    def successor(e: int, broken: Environment, error: BadEnvironment) -> tuple[Environment, NDArray[Any]]:
-        phase = run.handles.clock.phase(worker)
-        run.handles.clock.enter(worker, BUILDING)  # making one may take its time
-        for _ in range(MOST_BREAKS):
-            with contextlib.suppress(Exception):  # it is broken; what it says now is of no interest
-                broken.close()
-            broken = make_environment(run, evaluation, worker, e, run.spec.part, run.spec.incarnation, next(numbers))
-            run.handles.clock.count_rebuilt(worker)
-            say(f"environment {e} made anew: {error}")
-            try:
-                first = broken.reset()
-            except BadEnvironment as again:
-                error = again
-            else:
-                run.handles.clock.enter(worker, phase)
-                return broken, first
-        raise error
-
-    return successor
-
-
 MakeAgent = Callable[[Run, int], tuple[Agent, Replica]]
 """What builds an agent and its replica: `build_agent`, or something around it."""
 
 
-def build_environments(run: Run, worker: int, count: int, evaluation: bool) -> list[Environment]:
-    """The environments of one worker, each with its own seed."""
-    return [make_environment(run, evaluation, *run.spec.stream(worker, e)) for e in range(count)]
+def build_environments(
+    run: Run, worker: int, count: int, evaluation: bool, say: Callable[[str], None] = lambda line: None
+) -> list[Environment]:
+    """The environments of one worker, each with its own seed; `say` is told of those that have to be made anew."""
+    spec, clock = run.spec, run.handles.clock
 
+    def make(e: int, number: int) -> Environment:
+        place = (*spec.stream(worker, e), *([number] if number else []))
+        phase = clock.phase(worker)
+        clock.enter(worker, BUILDING)  # making one may take its time
+        environment = spec.environment.make(derive(spec.config.seed, ENVIRONMENT, *place), evaluation=evaluation)
+        clock.enter(worker, phase)
+        limit_threads()  # whatever it has told the libraries
+        return environment
 
-def make_environment(run: Run, evaluation: bool, *stream: int) -> Environment:
-    """One environment, whose seed is drawn from a stream of its own."""
-    environment = run.spec.environment.make(derive(run.spec.config.seed, ENVIRONMENT, *stream), evaluation=evaluation)
-    enforce_one_thread()  # whatever it has told the libraries
-    return environment
+    if spec.config.on_env_error == "stop":
+        return [make(e, 0) for e in range(count)]
+    return [Rebuilding(partial(make, e), evaluation, say) for e in range(count)]
 
 
 @dataclass(frozen=True)
@@ -202,8 +181,10 @@ def build_worker(run: Run, worker: int, make_agent: MakeAgent = build_agent) -> 
     config, page = spec.config, load_page(spec.page)
     agent, replica = make_agent(run, worker)
     before = running_threads()
-    environments = build_environments(run, worker, config.envs_per_worker, evaluation=False)
     writer = RecordWriter(spec.folder.worker_file(worker))
+    environments = build_environments(
+        run, worker, config.envs_per_worker, False, lambda line: writer.write({"worker": worker, "event": line})
+    )
     collector = Collector(
         environments,
         agent,
@@ -214,7 +195,6 @@ def build_worker(run: Run, worker: int, make_agent: MakeAgent = build_agent) -> 
         look_ahead=page.LOOKS_AHEAD,
         extras=page.EXTRAS,
         normalizer=build_normalizer(run, worker),
-        successor=successor_of(run, worker, False, lambda line: writer.write({"worker": worker, "event": line})),
     )
     threads = running_threads() - before
     writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration, "threads": threads})

@@ -179,7 +179,6 @@ def losses(summary: Summary) -> str:
         "worker restarts": sum(summary.worker_restarts),
         "workers gone": len(summary.workers_gone),
         "evaluator restarts": summary.evaluator_restarts,
-        "environments rebuilt": summary.environments_rebuilt,
     }
     return ", ".join(f"{what} {count}" for what, count in counts.items() if count)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -15,17 +17,44 @@ def request_one_thread() -> None:
         os.environ[variable] = "1"
 
 
-def enforce_one_thread() -> None:
-    """Tell the libraries themselves, now that they are imported: the variables alone are sometimes ignored."""
-    import contextlib
-
+def limit_threads() -> None:
+    """Tell the libraries that are imported to use one thread."""
     import torch
 
     torch.set_num_threads(1)
     if "cv2" in sys.modules:  # an environment that draws with it must not start a pool of its own
         sys.modules["cv2"].setNumThreads(1)
+
+
+def enforce_one_thread() -> None:
+    """The same for good, in a process of ours: the variables alone are sometimes ignored."""
+    import torch
+
+    limit_threads()
     with contextlib.suppress(RuntimeError):  # can be set once only, and before any parallel work
         torch.set_num_interop_threads(1)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread in a process that is not ours, and in all it starts, while the block runs; then all is as before."""
+    import torch
+
+    variables = {variable: os.environ.get(variable) for variable in VARIABLES}
+    threads = torch.get_num_threads()
+    opencv = sys.modules["cv2"].getNumThreads() if "cv2" in sys.modules else -1  # -1: its own default
+    request_one_thread()
+    limit_threads()
+    try:
+        yield
+    finally:
+        for variable, value in variables.items():
+            os.environ.pop(variable)
+            if value is not None:
+                os.environ[variable] = value
+        torch.set_num_threads(threads)
+        if "cv2" in sys.modules:
+            sys.modules["cv2"].setNumThreads(opencv)
 
 
 def running_threads() -> int:

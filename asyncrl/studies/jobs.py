@@ -23,6 +23,7 @@ from queue import SimpleQueue
 
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
+from asyncrl.pages import short
 from asyncrl.storage.files import read_json
 from asyncrl.storage.run_folder import run_path
 
@@ -34,7 +35,7 @@ class Job:
     """One run of one page."""
 
     page: str
-    """The method, such as "a3c"."""
+    """The method, such as "a3c", or the module of a user's own page."""
     env_id: str
     name: str
     """Of the run's folder: the same job always has the same name."""
@@ -42,13 +43,13 @@ class Job:
     """Further flags and values."""
 
     def arguments(self, runs_dir: Path) -> list[str]:
-        """What follows `python -m asyncrl.<page>`."""
+        """What follows `python -m asyncrl train <page>`."""
         place = ("--runs-dir", str(runs_dir), "--run-name", self.name, "--quiet")
         return ["--env-id", self.env_id, *self.words, *place]
 
     def folder(self, runs_dir: Path) -> Path:
         """The run's folder."""
-        return run_path(runs_dir, self.page, self.env_id, self.name)
+        return run_path(runs_dir, short(self.page), self.env_id, self.name)
 
     def __str__(self) -> str:
         return f"{self.page} {self.env_id} {self.name}"
@@ -143,7 +144,7 @@ class _Crew:
             if folder.exists():
                 shutil.rmtree(folder)
             process = subprocess.Popen(
-                [sys.executable, "-m", f"asyncrl.{job.page}", *job.arguments(self._runs_dir)],
+                [sys.executable, "-m", "asyncrl", "train", job.page, *job.arguments(self._runs_dir)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

@@ -83,6 +83,12 @@ CASES = {
     "cartpole, one-step q": ("one_step_q", "--env-id", "CartPole-v1"),
     "pendulum": ("a3c", "--env-id", "Pendulum-v1"),
     "mountain car": ("n_step_q", "--env-id", "MountainCar-v0"),
+    "cartpole, a2c": ("a2c", "--env-id", "CartPole-v1"),
+    "cartpole, ppo": ("ppo", "--env-id", "CartPole-v1", "--t-max", "16"),
+    "cartpole, impala": ("impala", "--env-id", "CartPole-v1", "--schedule", "delays", "--delays", "1", "1", "2", "4"),
+    "catch, a2c, lstm": ("a2c", "--env-id", "Catch", "--lstm-cells", "8", "--schedule", "random"),
+    "catch, ppo, lstm": ("ppo", "--env-id", "Catch", "--lstm-cells", "8", "--t-max", "16", "--minibatches", "3"),
+    "catch, impala, lstm": ("impala", "--env-id", "Catch", "--lstm-cells", "8", "--queue-length", "3"),
 }  # fmt: skip
 
 
@@ -125,7 +131,7 @@ def test_a_resumed_serial_run_of_a_game_equals_an_unbroken_one(tmp_path: Path, g
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("page", ["a3c", "one_step_sarsa"])
+@pytest.mark.parametrize("page", ["a3c", "one_step_sarsa", "a2c", "impala"])
 def test_a_stopped_serial_run_goes_on_from_the_very_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:

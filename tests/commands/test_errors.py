@@ -16,13 +16,14 @@ import gymnasium
 import numpy as np
 import pytest
 
-from asyncrl.__main__ import PAGES
 from asyncrl.__main__ import main as asyncrl
+from asyncrl.api.training import parse_argument
 from asyncrl.backends import local, serial
 from asyncrl.backends.outcome import failed
 from asyncrl.commands.commandline import parse, parse_integer
-from asyncrl.commands.train import main, parse_argument
+from asyncrl.commands.train import main
 from asyncrl.core.config import RunConfig, flag
+from asyncrl.pages import PAGES
 from tests.support import run_command
 
 HERE = __name__

@@ -25,7 +25,7 @@ from asyncrl.commands.evaluate import (
     frame_rate,
     magnified,
     main,
-    play_run,
+    play_what,
 )
 from asyncrl.commands.train import main as train
 from asyncrl.core.errors import UsageError
@@ -114,7 +114,7 @@ def test_the_episodes_are_those_of_the_runs_own_evaluation_if_they_are_drawn_ali
     """The same parameters, moments and settings give the same returns with the evaluator's random streams."""
     run = make_run(tmp_path, *words, page=page, env_id=env_id)
     (evaluation,) = evaluations_of(run)
-    monkeypatch.setattr("asyncrl.commands.evaluate.NO_PART", 0)
+    monkeypatch.setattr("asyncrl.api.playing.NO_PART", 0)
 
     said = evaluate(str(run), "--seed", "7", "--episodes", str(len(evaluation["returns"])))
 
@@ -280,7 +280,7 @@ class TestBrokenRuns:
         settings = json.loads((broken / "config.json").read_text())
         (broken / "config.json").write_text(json.dumps(settings | {"page": "antigravity"}))
 
-        assert "is no algorithm of this version" in refusal([str(broken)], capsys)
+        assert "uses nothing of asyncrl" in refusal([str(broken)], capsys)
         assert "antigravity" not in sys.modules
 
     def test_another_network_is_refused(self, broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -400,8 +400,8 @@ class TestVideo:
         run = make_run(tmp_path, env_id="CartPole-v1")
         file = tmp_path / "film.mp4"
 
-        plain = play_run(Config(run, episodes=3))
-        filmed = play_run(Config(run, episodes=3, video=str(file)), ffmpeg)
+        plain = play_what(Config(run, episodes=3))
+        filmed = play_what(Config(run, episodes=3, video=str(file)), ffmpeg)
 
         assert filmed == plain
         pictures, _ = ffmpeg.count_frames_and_secs(str(file))

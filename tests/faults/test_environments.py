@@ -75,7 +75,6 @@ def test_a_broken_environment_can_be_made_anew_instead(
     made_anew = [row["event"] for row in rows if "made anew" in row.get("event", "")]
     assert len(made_anew) >= 10
     assert all("module:make broke" in event and complaint in event for event in made_anew)
-    assert status_of(run)["environments_rebuilt"] >= len(made_anew)  # and those of the evaluator
     assert all(len(row["returns"]) == 2 for row in evaluations_of(run))
 
 
@@ -106,9 +105,10 @@ def test_cartpole_is_solved_by_environments_that_raise_once_in_2000_steps(tmp_pa
 
         status = run.status
         assert status["reason"] == "an evaluation reached 475.0"
-        assert status["environments_rebuilt"] > 10
-        print(f"{status['environments_rebuilt']} environments made anew, {status['steps']} steps, "
-              f"{status['seconds']} s")  # fmt: skip
+        rows = [row for file in run.path.glob("worker-*.jsonl") for row in read_records(file)]
+        made_anew = sum("made anew" in row.get("event", "") for row in rows)
+        assert made_anew > 10
+        print(f"{made_anew} environments made anew, {status['steps']} steps, {status['seconds']} s")
 
 
 KEEPER = """

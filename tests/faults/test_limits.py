@@ -118,7 +118,7 @@ def test_a_run_needs_neither_a_terminal_nor_a_home(tmp_path: Path) -> None:
 
 def test_the_figures_that_are_checked_at_the_start_are_those_of_the_run(tmp_path: Path) -> None:
     """The supervisor keeps no more descriptors per child than it reckons with."""
-    from asyncrl.commands.train import FILES_PER_CHILD
+    from asyncrl.api.training import FILES_PER_CHILD
 
     def files(workers: int) -> int:
         words = ("--env-id", "Catch", "--quiet", "--total-steps", "1e9", "--workers", str(workers))

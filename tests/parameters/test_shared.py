@@ -265,3 +265,45 @@ def test_a_restored_store_goes_on_as_if_nothing_had_happened() -> None:
     for name, tensor in stores[0].state().items():
         torch.testing.assert_close(stores[1].state()[name], tensor)
     assert (stores[1].updates, stores[1].dropped) == (4, 5)
+
+
+class Interrupted(Exception):
+    """Stands for a death within an update."""
+
+
+def test_an_update_that_the_learner_began_and_did_not_end_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a checkpoint is put back; what the learner had counted stays counted."""
+    store = shared_store(torch.zeros(2), PLAIN_SGD)
+    before, state = store.snapshot(), store.state()
+    push(store, LEARNER, torch.ones(2), 0)
+    assert not store.torn
+
+    def half(self: UpdateRule, theta: torch.Tensor, *_: object) -> None:
+        theta[0] += 1.0
+        raise Interrupted
+
+    monkeypatch.setattr(UpdateRule, "apply", half)
+    with pytest.raises(Interrupted):
+        push(store, LEARNER, torch.ones(2), 1)
+    assert store.torn
+    assert store.updates == 1
+
+    store.restore(before, state, 0, 0)
+
+    assert not store.torn
+    assert torch.equal(store.snapshot(), before)
+    assert (store.updates, store.counts(LEARNER)) == (1, (1, 0))
+
+
+def test_a_worker_that_dies_within_an_update_tears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hogwild lives with it: the others write as well."""
+    store = shared_store(torch.zeros(2), PLAIN_SGD)
+
+    def half(*_: object) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr(UpdateRule, "apply", half)
+    with pytest.raises(Interrupted):
+        push(store, 0, torch.ones(2), 0)
+
+    assert not store.torn

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from asyncrl.backends.handles import restore
+from asyncrl.envs.rebuilding import Rebuilding
 from asyncrl.envs.spec import BadEnvironment, EnvSpec
 from asyncrl.runtime import evaluator as module
 from asyncrl.runtime.clock import ENDED, FINISH, LEAVE, Clock
@@ -138,16 +139,11 @@ def test_an_environment_that_breaks_as_it_begins_is_replaced_too() -> None:
                 raise BadEnvironment("not again")
             return super().reset()
 
-    numbers = []
+    said: list[str] = []
+    environment = Rebuilding(lambda number: Stubborn(2, truncates=False), True, said.append)
 
-    def successor(e: int, broken: Any, error: BadEnvironment) -> tuple[Any, np.ndarray]:
-        numbers.append((e, str(error)))
-        another = Stubborn(2, truncates=False)
-        return another, another.reset()
-
-    environments: list[Any] = [Stubborn(2, truncates=False)]
-    assert play(FixedAgent(), environments, COUNTING, 3, steps=0, successor=successor) == [Episode(2.0, 2)] * 3
-    assert numbers == [(0, "not again")] * 2
+    assert play(FixedAgent(), [environment], COUNTING, 3, steps=0) == [Episode(2.0, 2)] * 3
+    assert said == ["made anew: not again"] * 2
     with pytest.raises(BadEnvironment, match="not again"):
         play(FixedAgent(), [Stubborn(2, truncates=False)], COUNTING, 2, steps=0)
 

@@ -28,8 +28,8 @@ def test_jobs_are_printed_as_plain_command_lines(tmp_path: Path, capsys: pytest.
     lines = printed(capsys, *words, "--runs-dir", str(tmp_path))
 
     assert len(lines) == 32
-    assert {line[2] for line in lines} == {"asyncrl.a3c", "asyncrl.one_step_q"}
-    names = {(line[2], line[line.index("--env-id") + 1], line[line.index("--run-name") + 1]) for line in lines}
+    assert {line[4] for line in lines} == {"a3c", "one_step_q"}
+    names = {(line[4], line[line.index("--env-id") + 1], line[line.index("--run-name") + 1]) for line in lines}
     assert len(names) == 32
     rates = {line[line.index("--learning-rate") + 1] for line in lines}
     assert len(rates) == 4
@@ -77,7 +77,7 @@ def test_small_environments_get_few_workers(
 
 def finish(runs_dir: Path, line: list[str], score: float) -> Path:
     """Make it look as if the run of a printed line had ended with a score."""
-    page, env_id = line[2].removeprefix("asyncrl."), line[line.index("--env-id") + 1]
+    page, env_id = line[4], line[line.index("--env-id") + 1]
     folder = runs_dir / page / env_id / line[line.index("--run-name") + 1]
     folder.mkdir(parents=True)
     (folder / "status.json").write_text(json.dumps({"state": "finished", "steps": 1000}))

@@ -8,6 +8,7 @@ from pathlib import Path
 from asyncrl.core.config import RunConfig, flag, from_plain, to_plain
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import one_line
+from asyncrl.pages import name_of, short
 from asyncrl.runtime.monitor import TIME_IS_OVER
 from asyncrl.runtime.run import Layout, load_page
 from asyncrl.runtime.snapshots import check_fits
@@ -23,11 +24,6 @@ AUTO = "auto"
 def is_resumed(config: RunConfig) -> bool:
     """Whether the configuration is of a run that goes on, not of one that begins."""
     return config.resume not in ("", AUTO)
-
-
-def short(page: str) -> str:
-    """The page's name in commands and folders: the last part of its module."""
-    return page.rpartition(".")[2]
 
 
 def newest(page: str, config: RunConfig) -> Path | None:
@@ -57,16 +53,16 @@ def stored_config(page: str, path: Path) -> RunConfig:
     try:
         stored = read_json(folder.config_file)
         if stored["page"] != page:
-            raise UsageError(f"{path} is a run of {short(stored['page'])}; resume it with that command")
+            raise UsageError(f"{path} is a run of {name_of(stored['page'])}; resume it with that command")
         return from_plain(load_page(page).Config, stored["config"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(f"{folder.config_file} cannot be read: {one_line(error)}") from None
 
 
 def differences(stored: RunConfig, config: RunConfig) -> list[str]:
-    """A line for each setting that the command line changes in a resumed run."""
+    """A line for each setting that is another one in the resumed run, but for how much it prints."""
     before, after = to_plain(stored), to_plain(config)
-    names = [name for name in after if name != "resume" and before[name] != after[name]]
+    names = [name for name in after if name not in ("resume", "quiet") and before[name] != after[name]]
     return [f"changed on resume: {flag(name)} {before[name]} -> {after[name]}" for name in names]
 
 

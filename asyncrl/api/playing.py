@@ -1,0 +1,164 @@
+"""What a run has learnt, loaded and played, whoever asks for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from asyncrl import pages
+from asyncrl.api.resume import stored_config
+from asyncrl.api.training import check_memory, make_spec
+from asyncrl.backends.handles import build_handles
+from asyncrl.core.config import RunConfig
+from asyncrl.core.errors import UsageError
+from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all, one_line
+from asyncrl.runtime.evaluator import MOST_ENVIRONMENTS, play
+from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.run import Run, RunSpec, build_agent, build_environments, build_normalizer, initial_parameters
+from asyncrl.runtime.seeding import NO_PART
+from asyncrl.runtime.snapshots import check_fits, flat_parameters
+from asyncrl.storage import checkpoints
+from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
+from asyncrl.storage.files import read_json
+from asyncrl.storage.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A run that is only looked at, with a checkpoint's parameters and moments in its memory."""
+
+    run: Run
+    checkpoint: Checkpoint
+    path: Path
+    """Its folder, as it was given."""
+    name: str
+    """Of the checkpoint, as it was given."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was played."""
+
+    run: str
+    page: str
+    env_id: str
+    checkpoint: str
+    steps: int
+    """Agent steps that the checkpoint had been trained for."""
+    policy: str
+    seed: int
+    returns: list[float]
+    """Raw return of each episode."""
+    lengths: list[int]
+    """Steps of each episode."""
+    cut: int
+    """How many of them had not ended, and were cut by the longest length of an evaluation."""
+
+    def summary(self) -> dict[str, float]:
+        """Mean, standard deviation (of these episodes, not of the mean), least and greatest return; mean length."""
+        return {
+            "mean": float(np.mean(self.returns)),
+            "std": float(np.std(self.returns)),
+            "min": min(self.returns),
+            "max": max(self.returns),
+            "mean_length": float(np.mean(self.lengths)),
+        }
+
+
+def load_run(
+    path: Path,
+    checkpoint: str = "best",
+    seed: int = 0,
+    greedy: bool | None = None,
+    change: Callable[[EnvSpec], EnvSpec] = lambda spec: spec,
+) -> Loaded:
+    """The run in a folder; `checkpoint` is best, newest or the name of one.
+
+    `greedy` None is the policy of the run's own evaluations; `change` may ask for another environment.
+    Raises UsageError when the run, its checkpoint or its environment cannot be used.
+    """
+    folder = RunFolder.open(path)
+    page = page_of(folder)
+    settings = own_settings(stored_config(page, folder.path), seed, greedy)
+    environment = change(make_spec(settings))
+    spaces = environment.probe()
+    _, layout = initial_parameters(page, settings, spaces)
+    found = load_checkpoint(folder, checkpoint)
+    check_fits(found, page, settings.env_id, settings.optimizer, layout)
+    theta = flat_parameters(found, layout)
+    check_memory(page, settings, environment, spaces, theta.numel())
+    spec = RunSpec(page, settings, environment, spaces, folder, layout, NO_PART)
+    return Loaded(Run(spec, build_handles(spec, theta, found)), found, path, checkpoint)
+
+
+def play_run(
+    loaded: Loaded, episodes: int, around: Callable[[Environment], AbstractContextManager[Environment]] = nullcontext
+) -> Result:
+    """Whole episodes; `around` goes about the first environment. Raises UsageError when an environment breaks."""
+    run, checkpoint = loaded.run, loaded.checkpoint
+    agent, replica = build_agent(run, EVALUATOR)
+    replica.pull(run.handles.store)
+    environments = build_environments(run, EVALUATOR, min(episodes, MOST_ENVIRONMENTS), evaluation=True)
+    try:
+        with around(environments[0]) as first:
+            played = play(
+                agent, [first, *environments[1:]], run.spec.spaces, episodes, checkpoint.steps,
+                normalizer=build_normalizer(run, EVALUATOR), longest=run.spec.environment.evaluation_step_cap,
+            )  # fmt: skip
+    except BadEnvironment as error:
+        raise UsageError(str(error)) from error
+    finally:
+        close_all(environments)
+    assert played is not None  # nobody interrupts
+    return Result(
+        run=str(loaded.path),
+        page=pages.short(run.spec.page),
+        env_id=run.spec.environment.env_id,
+        checkpoint=loaded.name,
+        steps=checkpoint.steps,
+        policy=run.spec.config.evaluation_policy,
+        seed=run.spec.config.seed,
+        returns=[episode.score for episode in played],
+        lengths=[episode.length for episode in played],
+        cut=sum(episode.cut for episode in played),
+    )
+
+
+def page_of(folder: RunFolder) -> str:
+    """The module of the run's page. Raises UsageError, without importing what can be none, if it is not there."""
+    try:
+        page = read_json(folder.config_file)["page"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{folder.config_file} cannot be read: {one_line(error)}") from None
+    try:
+        pages.load(str(page))
+    except UsageError as error:
+        raise UsageError(f"{folder.path} is a run of {page!r}, which cannot be used: {error}") from None
+    return str(page)
+
+
+def own_settings(run: RunConfig, seed: int, greedy: bool | None) -> RunConfig:
+    """The run's settings with another seed, and another policy where one was asked for."""
+    policy = run.evaluation_policy if greedy is None else "greedy" if greedy else "sampled"
+    return dataclasses.replace(run, seed=seed, evaluation_policy=policy, resume="")
+
+
+def load_checkpoint(folder: RunFolder, name: str) -> Checkpoint:
+    """The checkpoint of that name; lines about damaged ones go to stderr. Raises UsageError if there is none."""
+    try:
+        if name not in ("best", "newest"):
+            return checkpoints.load(folder.checkpoints / name)
+        load = checkpoints.load_best if name == "best" else checkpoints.load_newest
+        checkpoint, skipped = load(folder.checkpoints)
+    except BadCheckpoint as error:
+        there = [path.name for kind in ("step", "best") for path in checkpoints.find(folder.checkpoints, kind)]
+        raise UsageError(f"{error}; there are {', '.join(there) or 'none'}") from None
+    for line in skipped:
+        print(line, file=sys.stderr)
+    return checkpoint

@@ -1,0 +1,241 @@
+"""What training is, whoever asks for it: from settings to a run, and from a run to its end."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import math
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asyncrl.api.resume import AUTO, differences, is_resumed, load_for_resume, stored_config
+from asyncrl.backends import local, serial
+from asyncrl.backends.handles import build_handles, experience_bytes
+from asyncrl.backends.outcome import Outcome, Signals, broken, failed
+from asyncrl.checks import machine
+from asyncrl.checks.finding import Finding
+from asyncrl.core.config import RunConfig, to_plain
+from asyncrl.core.errors import UsageError
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.pages import command_of, short
+from asyncrl.runtime.monitor import Monitor, Summary
+from asyncrl.runtime.normalize import moments_shape
+from asyncrl.runtime.run import Run, RunSpec, initial_parameters, load_page
+from asyncrl.runtime.snapshots import exact_state, flat_parameters
+from asyncrl.runtime.terminal import View
+from asyncrl.storage import checkpoints
+from asyncrl.storage.files import write_json
+from asyncrl.storage.run_folder import RunExists, RunFolder, default_name, host_facts
+
+FILES_PER_CHILD = 3
+"""Descriptors that the supervisor keeps for each child: two, and one to spare."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """All that a run will be, before anything is made or started."""
+
+    page: str
+    config: RunConfig
+    environment: EnvSpec
+    spaces: Spaces
+    changes: list[str]
+    """A line for each setting that is another one in a resumed run."""
+    facts: dict[str, Any]
+    """What config.json says of the environment."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that is over."""
+
+    run: Run
+    outcome: Outcome
+    summary: Summary
+
+
+def settle(page: str, read: Callable[[RunConfig | None], RunConfig], resume: str = "") -> Settled:
+    """Settings, environment and what was changed on resume, of the run in `resume` or of a new one.
+
+    `read` gives the configuration that was asked for, what was left open as in its argument (None: as the page has it).
+    Raises UsageError.
+    """
+    module = load_page(page)
+    if resume not in ("", AUTO):
+        stored = stored_config(page, Path(resume))
+        config = read(stored)
+        changes = differences(stored, config)
+        spec = make_spec(config)
+        spaces = spec.probe()
+    else:
+        changes = []
+        first = read(None)
+        spec = make_spec(first)
+        spaces = spec.probe()  # only to know what kind of preset it wants
+        settings = module.preset(first.preset, spaces) | {"preset": first.preset}
+        config = read(dataclasses.replace(module.Config(), **settings))
+        if make_spec(config) != spec:
+            spec = make_spec(config)
+            spaces = spec.probe()
+    # Said of the environment itself, by what has just been probed: describing must not make another one.
+    facts = {"id": config.env_id, "description": spec.describe(spaces), **dataclasses.asdict(spaces)}
+    check_together(page, config, spaces)
+    return Settled(page, config, spec, spaces, changes, facts)
+
+
+def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
+    """Raise UsageError for settings that do not go with the environment, with each other or with this system."""
+    if spaces.is_continuous and not load_page(page).TAKES_CONTINUOUS:
+        raise UsageError(f"{config.env_id} has continuous actions; {command_of(page)} chooses between discrete ones")
+    if config.backend == "serial" and config.evaluation_interval_seconds:
+        raise UsageError("--evaluation-interval-seconds would make a serial run depend on the clock; give steps")
+    if config.backend == "serial" and config.on_worker_error == "restart":
+        raise UsageError("--on-worker-error restart is for --backend local: a serial run has no process to replace")
+    if config.update == "locked" and sys.platform == "win32":
+        raise UsageError("--update locked needs a POSIX system")
+
+
+def carry_out(settled: Settled, signals: Signals, begin: Callable[[Run], View]) -> Ended:
+    """A run from its folder to its last status, whatever comes: raises UsageError, but nothing once it has begun.
+
+    `signals` are those that are being caught: one that comes ends the run in order. `begin` is called when the run is
+    ready to begin, says so, and gives the view that follows it.
+    """
+    config = settled.config
+    with ExitStack() as stack:
+        if is_resumed(config):
+            stack.enter_context(RunFolder.open(Path(config.resume)).occupied())
+        run = prepare(settled.page, config, settled.environment, settled.spaces)
+        folder = run.spec.folder
+        if not is_resumed(config):
+            stack.enter_context(folder.occupied())
+        checkpoints.clean(folder.checkpoints)  # what a save that was killed has left
+        view = begin(run)
+        write_json(folder.config_file, {"page": settled.page, "config": to_plain(config), "environment": settled.facts})
+        write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
+        monitor = Monitor(run)
+        outcome = conclude(follow(run, monitor, view, signals), monitor)
+    view.close(monitor.summary)
+    return Ended(run, outcome, monitor.summary)
+
+
+def prepare(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> Run:
+    """Folder, store and counters of a run, as its newest checkpoint has them on --resume. Raises UsageError."""
+    try:
+        theta, layout = initial_parameters(page, config, spaces)
+    except (MemoryError, RuntimeError) as error:  # torch raises the latter
+        if "memory" not in str(error):
+            raise
+        raise UsageError("there is not enough memory for a network of this size") from None
+    checkpoint = load_for_resume(page, config, layout) if is_resumed(config) else None
+    check_room(page, config, environment, spaces, theta.numel())
+    part = 1 + checkpoint.facts["part"] if checkpoint else 0
+    exact = exact_state(checkpoint, config) if checkpoint and config.backend == "serial" else None
+    if checkpoint:
+        theta = flat_parameters(checkpoint, layout)
+    spec = RunSpec(page, config, environment, spaces, open_folder(page, config), layout, part, exact)
+    return Run(spec, build_handles(spec, theta, checkpoint))
+
+
+def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
+    """Raise UsageError if there is not enough memory, too few file descriptors, or next to no disk."""
+    check_memory(page, config, spec, spaces, parameters)
+    target = load_page(page).HAS_TARGET
+    children = config.workers if config.backend == "local" else 0
+    place = Path(config.resume if is_resumed(config) else config.runs_dir)
+    needed = children * machine.worker_bytes(config, spec, spaces, parameters)
+    demand(machine.check_memory(children, needed, machine.available_bytes()))
+    machine.allow_more_files()
+    demand(machine.check_descriptors(children, FILES_PER_CHILD))
+    demand(machine.check_disk(machine.checkpoint_bytes(config, parameters, target), place))
+
+
+def check_memory(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
+    """Raise UsageError if there is not enough shared memory for the store of a run with these settings."""
+    moments = math.prod(moments_shape(spec, spaces)) if config.normalize_observations else 0
+    experience = experience_bytes(page, config, spec, spaces)
+    needed = machine.shared_bytes(config, parameters, moments, load_page(page).HAS_TARGET, experience)
+    demand(machine.check_shared_memory(needed))
+
+
+def demand(finding: Finding) -> None:
+    """Raise UsageError if it is a failure."""
+    if finding.verdict == "FAIL":
+        raise UsageError(f"{finding.check}: {finding.figure}; {finding.remedy}")
+
+
+def follow(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
+    """Follow the run to its end on its backend; an exception here ends the run as failed, its processes gone."""
+    backend = serial.run if run.spec.config.backend == "serial" else local.run
+    try:
+        monitor.write_status("starting")
+        return backend(run, monitor, view, signals)
+    except Exception as error:
+        return broken(error)
+
+
+def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
+    """Last checkpoint, last rows, last status; what goes wrong here makes the run a failed one."""
+    try:
+        try:
+            monitor.save_checkpoint()
+        finally:
+            monitor.end()
+    except (OSError, ValueError) as error:
+        if outcome.state != "failed":
+            outcome = failed(f"could not save the end of the run: {error}")
+    with contextlib.suppress(OSError):  # on a full disk the exit code and the last line must do
+        monitor.write_status(outcome.state, outcome.reason, outcome.exit_code, outcome.traceback)
+    return outcome
+
+
+def make_spec(config: RunConfig) -> EnvSpec:
+    """The environment the configuration describes."""
+    return EnvSpec(
+        env_id=config.env_id,
+        env_kwargs=tuple(parse_argument(word) for word in config.env_kwargs),
+        frame_skip=config.frame_skip,
+        frame_stack=config.frame_stack,
+        image_size=config.image_size,
+        noop_max=config.noop_max,
+        sticky_actions=config.sticky_actions,
+        life_loss=config.life_loss,
+        full_action_space=config.full_action_space,
+        max_episode_steps=config.max_episode_steps,
+    )
+
+
+def parse_argument(word: str) -> tuple[str, Any]:
+    """A key=value word of --env-kwargs: a Python literal if it is one, else text."""
+    key, equals, value = word.partition("=")
+    if not equals or not key.isidentifier():
+        raise UsageError(f"--env-kwargs takes key=value, got {word!r}")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # all that literal_eval raises
+        return key, value
+
+
+def open_folder(page: str, config: RunConfig) -> RunFolder:
+    """The folder to write to: a new one, or the resumed run's."""
+    if is_resumed(config):
+        return RunFolder.open(Path(config.resume))
+    create = partial(RunFolder.create, Path(config.runs_dir), short(page), config.env_id)
+    if config.run_name:
+        # A run that was killed before its first checkpoint begins again where it lies: it has nothing to lose.
+        return create(config.run_name, again=config.resume == AUTO)
+    name = default_name(config.seed, config.workers)
+    try:
+        return create(name)
+    except RunExists:  # a run like this one was started within the same second
+        return create(f"{name}-{os.getpid()}")

@@ -1,0 +1,92 @@
+"""An environment that breaks is replaced, and who steps it sees an episode that was cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from asyncrl.envs.rebuilding import MOST_BREAKS, Rebuilding
+from asyncrl.envs.spec import BadEnvironment, EpisodeLost
+from tests.support import Counting
+
+
+class Brittle(Counting):
+    """Breaks in its step number `at`, in every episode."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(length=100, truncates=False)
+        self.breaks_at, self.closed = at, False
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, bool]:
+        if self.at + 1 == self.breaks_at:
+            raise BadEnvironment(f"step {self.breaks_at} is too much")
+        return super().step(action)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_the_episode_is_cut_where_it_was_last_seen() -> None:
+    """Observation 2 again, nothing paid, truncated; the next episode begins in another environment."""
+    made: list[Brittle] = []
+    said: list[str] = []
+
+    def make(number: int) -> Brittle:
+        made.append(Brittle(at=3 if number == 0 else 50))
+        return made[-1]
+
+    environment = Rebuilding(make, False, said.append)
+    environment.reset()
+    for _ in range(2):
+        environment.step(0)
+
+    observation, reward, terminated, truncated, _ = environment.step(0)
+
+    assert (observation.tolist(), reward, terminated, truncated) == ([2.0], 0.0, False, True)
+    assert said == ["made anew: step 3 is too much"]
+    assert [one.closed for one in made] == [True, False]
+    assert environment.reset().tolist() == [0.0]
+    assert environment.step(0)[0].tolist() == [1.0]
+
+
+def test_an_evaluation_is_told_that_the_episode_is_lost() -> None:
+    """Its score is not known."""
+    environment = Rebuilding(lambda number: Brittle(at=2), True, lambda line: None)
+    environment.reset()
+    environment.step(0)
+
+    with pytest.raises(EpisodeLost):
+        environment.step(0)
+
+    assert environment.reset().tolist() == [0.0]
+
+
+def test_one_that_only_breaks_is_given_up() -> None:
+    """After MOST_BREAKS without the end of an episode in between."""
+    environment = Rebuilding(lambda number: Brittle(at=1), False, lambda line: None)
+    environment.reset()
+    for _ in range(MOST_BREAKS):
+        environment.step(0)
+        environment.reset()
+
+    with pytest.raises(BadEnvironment, match="too much"):
+        environment.step(0)
+
+
+def test_its_state_goes_with_it() -> None:
+    """Chain tells its state; another Rebuilding goes on from there."""
+    from asyncrl.envs.spec import EnvSpec
+
+    first, second = (Rebuilding(lambda number: EnvSpec("Chain").make(3, False), False, print) for _ in "ab")
+    first.reset()
+    first.step(1)
+    state = first.state()
+    assert state is not None
+
+    second.reset()
+    second.restore(state)
+
+    for action in (1, 0, 1):
+        left, right = first.step(action), second.step(action)
+        assert left[0].tolist() == right[0].tolist()
+        assert left[1:] == right[1:]

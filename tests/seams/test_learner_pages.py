@@ -1,0 +1,123 @@
+"""A thousand updates of every page whose experience goes to a learner: each is counted, and none is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asyncrl.experience.batches import Batches
+from asyncrl.runtime.run import Run
+from asyncrl.storage.records import read_records
+from tests.seams.running import learnt, train
+from tests.support import make_run, status_of
+
+SMALL: dict[str, Any] = {"workers": 2, "envs_per_worker": 1, "t_max": 5, "evaluation_interval_steps": 0}
+PAGES: dict[str, dict[str, Any]] = {
+    "a2c": {"total_steps": 10_500},
+    "ppo": {"total_steps": 1_500, "t_max": 10, "epochs": 4, "minibatches": 4},
+    "impala": {"total_steps": 11_000},
+    "tests.seams.replay_page": {"total_steps": 2_600, "target_interval_steps": 500},
+}
+TIMES = pytest.mark.timeout(300)
+
+
+def run_of(folder: Path, page: str, backend: str, **settings: Any) -> Run:
+    return make_run(folder, page, **(SMALL | PAGES[page] | {"backend": backend} | settings))
+
+
+def rows_of(run: Run, pattern: str) -> list[dict[str, Any]]:
+    files = sorted(run.spec.folder.path.glob(pattern))
+    return [row for file in files for row in read_records(file) if "time" in row]
+
+
+def check_counters(run: Run) -> None:
+    """Rows, counters, status and checkpoint agree; what actors put was learnt from, but for the last moment's."""
+    status, config = status_of(run.spec.folder.path), run.spec.config
+    learner, actors = rows_of(run, "learner.jsonl"), rows_of(run, "worker-*.jsonl")
+    assert sum(row["updates"] for row in learner) == run.handles.store.updates == status["updates"] >= 1000
+    assert run.handles.store.dropped == 0
+    assert learnt(run)["counters"] == (status["steps"], status["updates"])
+    assert sum(row["worker_steps"] for row in actors) == status["steps"] == sum(status["worker_steps"])
+    put = status["steps"] // (config.t_max * config.envs_per_worker)
+    taken = sum(sum(row["rollout_age_counts"].values()) for row in learner)
+    assert put - config.workers <= taken <= put
+    assert not any(status["unrecorded"].values())
+    assert status["learner_restarts"] == 0
+
+
+@TIMES
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("env_id", ["Catch", "CartPole-v1"])
+def test_a_thousand_updates_in_turns_repeat_to_the_bit(tmp_path: Path, page: str, env_id: str) -> None:
+    """Parameters, statistics, target, moments and evaluations of two runs."""
+    runs = [run_of(tmp_path / name, page, "serial", env_id=env_id) for name in ("first", "second")]
+    for run in runs:
+        train(run)
+
+    check_counters(runs[0])
+    assert learnt(runs[0]) == learnt(runs[1])
+
+
+@TIMES
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("env_id", ["Catch", "CartPole-v1"])
+def test_a_thousand_updates_in_processes(tmp_path: Path, page: str, env_id: str) -> None:
+    """Actors, learner and evaluator, each a process."""
+    run = run_of(tmp_path, page, "local", env_id=env_id)
+
+    train(run)
+
+    check_counters(run)
+
+
+@TIMES
+@pytest.mark.parametrize("page", ["a2c", "ppo", "impala"])
+def test_memory_and_several_environments_go_through_the_seam(tmp_path: Path, page: str) -> None:
+    """LSTM, 3 environments per actor, normalised: the state in which rollouts begin travels with them."""
+    settings = {"lstm_cells": 8, "envs_per_worker": 3, "normalize_observations": True, "normalize_returns": True}
+    settings |= {"minibatches": 3} if page == "ppo" else {}
+    runs = [run_of(tmp_path / name, page, "serial", total_steps=1500, **settings) for name in ("first", "second")]
+    for run in runs:
+        train(run)
+
+    assert learnt(runs[0]) == learnt(runs[1])
+    assert learnt(runs[0])["counters"][1] >= 40
+
+
+@TIMES
+@pytest.mark.parametrize("page", ["a2c", "ppo"])
+def test_in_step_a_batch_is_the_next_rollout_of_every_actor(tmp_path: Path, page: str) -> None:
+    """Everything that is put is taken exactly once, in order, and acted with what the batch before has taught."""
+    run = run_of(tmp_path, page, "serial", workers=3, total_steps=600)
+    put: dict[int, list[torch.Tensor]] = {0: [], 1: [], 2: []}
+    taken: list[torch.Tensor] = []
+    ages: list[int] = []
+    experience = run.handles.experience
+    assert isinstance(experience, Batches)
+    put_rollout, take = experience.put, experience.take
+
+    def watched_put(actor: int, rollout: Any, version: int) -> Any:
+        put[actor].append(rollout.observations[:, 0].clone())
+        return put_rollout(actor, rollout, version)
+
+    def watched_take() -> Any:
+        batch = take()
+        if batch is not None:
+            taken.append(batch.rollout.observations.clone())
+            ages.extend(run.handles.store.updates - version for version in batch.versions)
+            assert (batch.missing, batch.waiting) == (0, 0)
+        return batch
+
+    experience.put, experience.take = watched_put, watched_take  # type: ignore[method-assign]
+    train(replace(run, handles=replace(run.handles, experience=experience)))
+
+    assert len(taken) >= 20
+    assert set(ages) == {0}
+    for i, batch in enumerate(taken):
+        for actor, rollouts in put.items():
+            assert torch.equal(batch[:, actor], rollouts[i])
+    assert all(len(rollouts) == len(taken) for rollouts in put.values())
