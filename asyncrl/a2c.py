@@ -86,7 +86,7 @@ PAPER: dict[str, Any] = {
 def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""
     if name == "paper":
-        return PAPER | {"network": "auto"} if spaces.kind == "vector" else PAPER | ATARI | {"image_size": 84}
+        return PAPER | (ATARI | {"image_size": 84} if spaces.kind == "atari" else {"network": "auto"})
     vectors = CONTINUOUS if spaces.is_continuous else VECTOR
     return {"atari": ATARI, "screen": {}, "board": BOARD, "vector": vectors}[spaces.kind]
 

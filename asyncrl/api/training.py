@@ -19,7 +19,7 @@ import torch
 
 from asyncrl.api.resume import AUTO, differences, is_resumed, load_for_resume, stored_config
 from asyncrl.backends import local, serial
-from asyncrl.backends.handles import build_handles
+from asyncrl.backends.handles import build_handles, experience_bytes
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
@@ -163,7 +163,8 @@ def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, para
 def check_memory(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
     """Raise UsageError if there is not enough shared memory for the store of a run with these settings."""
     moments = math.prod(moments_shape(spec, spaces)) if config.normalize_observations else 0
-    needed = machine.shared_bytes(config, parameters, moments, load_page(page).HAS_TARGET)
+    experience = experience_bytes(page, config, spec, spaces)
+    needed = machine.shared_bytes(config, parameters, moments, load_page(page).HAS_TARGET, experience)
     demand(machine.check_shared_memory(needed))
 
 

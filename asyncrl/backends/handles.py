@@ -6,7 +6,10 @@ import math
 
 from torch import Tensor
 
-from asyncrl.experience.batches import PATIENCE_SECONDS, Batches
+from asyncrl.core.config import RunConfig
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.experience.batches import PATIENCE_SECONDS, Batches, batches_bytes
 from asyncrl.experience.blocks import RolloutShape
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import Clock
@@ -39,10 +42,11 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
     )
     experience = None
     if page.EXPERIENCE != GRADIENT:
-        in_step = page.EXPERIENCE == IN_STEP
-        length, most = (1, 0) if in_step else (config.queue_length, config.batch_rollouts)  # type: ignore[attr-defined]
+        shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
+        in_step, length = page.EXPERIENCE == IN_STEP, queue_length(spec.page, config)
+        most = 0 if in_step else config.batch_rollouts  # type: ignore[attr-defined]
         patience = math.inf if config.backend == "serial" else PATIENCE_SECONDS  # in turns, nobody is lost
-        experience = Batches(rollout_shape(spec), config.workers, clock, in_step, length, most, patience)
+        experience = Batches(shape, config.workers, clock, in_step, length, most, patience)
     handles = Handles(store, clock, moments, experience)
     if checkpoint is not None:
         restore(handles, theta, checkpoint)
@@ -56,10 +60,21 @@ def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint) -> None:
     handles.moments.restore(checkpoint.tensors)
 
 
-def rollout_shape(spec: RunSpec) -> RolloutShape:
+def queue_length(page: str, config: RunConfig) -> int:
+    """Rollouts of each actor for which there is room on the way to the learner."""
+    return 1 if load_page(page).EXPERIENCE == IN_STEP else int(config.queue_length)  # type: ignore[attr-defined]
+
+
+def experience_bytes(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> int:
+    """Bytes of shared memory that rollouts of a run take on their way to a learner; 0 without one."""
+    if load_page(page).EXPERIENCE == GRADIENT:
+        return 0
+    shape = rollout_shape(page, config, environment, spaces)
+    return batches_bytes(shape, config.workers, queue_length(page, config))
+
+
+def rollout_shape(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> RolloutShape:
     """What all rollouts of a run have in common."""
-    config = spec.config
-    moments = moments_shape(spec.environment, spec.spaces) if config.normalize_observations else ()
-    return RolloutShape(
-        config.t_max, config.envs_per_worker, spec.spaces, state_shapes(spec), load_page(spec.page).EXTRAS, moments
-    )
+    moments = moments_shape(environment, spaces) if config.normalize_observations else ()
+    state = state_shapes(page, config, spaces)
+    return RolloutShape(config.t_max, config.envs_per_worker, spaces, state, load_page(page).EXTRAS, moments)

@@ -41,16 +41,17 @@ _CELL_ROW = 64
 """Bytes of a row of counters."""
 
 
-def shared_bytes(config: RunConfig, parameters: int, moments: int, target: bool) -> int:
-    """Bytes that the store and the counters of a run take in shared memory.
+def shared_bytes(config: RunConfig, parameters: int, moments: int, target: bool, experience: int = 0) -> int:
+    """Bytes that the store, the counters and the rollouts of a run take in shared memory.
 
-    `moments` is the number of components of an observation that are normalised, 0 for none.
+    `moments` is the number of components of an observation that are normalised, 0 for none; `experience` are the bytes
+    of rollouts on their way to a learner.
     """
     owners = config.workers if config.statistics == "per-worker" else 1
     vectors = 1 + owners * config.update_rule.statistics + int(target)
-    rows = config.workers + 1
-    moments_bytes = rows * 8 * (1 + 2 * moments + 3)
-    return 4 * parameters * vectors + moments_bytes + 8 + rows * _CELL_ROW + (rows + 1) * _CELL_ROW
+    moments_bytes = (config.workers + 1) * 8 * (1 + 2 * moments + 3)
+    store_rows, clock_rows = config.workers + 2, config.workers + 3
+    return 4 * parameters * vectors + moments_bytes + 8 + (store_rows + clock_rows) * _CELL_ROW + experience
 
 
 def checkpoint_bytes(config: RunConfig, parameters: int, target: bool) -> int:
@@ -69,7 +70,8 @@ def check_shared_memory(needed: int, folder: Path = SHARED_MEMORY) -> Finding:
         "shared memory",
         free > needed,
         f"needs {_size(needed)}, {_size(free)} free in {folder}",
-        f"make {folder} larger (docker: --shm-size), or ask for fewer --workers or --statistics shared",
+        f"make {folder} larger (docker: --shm-size), or ask for fewer --workers, fewer --envs-per-worker or "
+        "--statistics shared",
     )
 
 

@@ -5,17 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from asyncrl.core.rollout import Rollout
 from asyncrl.experience import blocks
 from asyncrl.experience.blocks import RolloutShape
-from asyncrl.experience.ring import Ring
+from asyncrl.experience.ring import Ring, ring_bytes
 from asyncrl.runtime.clock import Clock
+from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.protocols import Batch, Receipt
 
 PATIENCE_SECONDS = 10.0
 """How long a batch in step waits for an actor that has nothing while others have: it may be dead."""
+
+
+def batches_bytes(shape: RolloutShape, actors: int, capacity: int) -> int:
+    """Bytes of shared memory that `Batches` of rings of `capacity` rollouts take."""
+    return actors * ring_bytes(shape.layout(), capacity)
 
 
 class Batches:
@@ -41,7 +48,10 @@ class Batches:
         `patience` is the seconds that a batch in step waits for those who are missing; infinite where time must not
         matter, and nobody is lost.
         """
-        self._rings = [Ring(shape.layout(), 1 if in_step else capacity) for _ in range(actors)]
+        layout, capacity = shape.layout(), 1 if in_step else capacity
+        # One piece for all: each piece of shared memory costs every process a file descriptor.
+        memory = shared_zeros(actors, ring_bytes(layout, capacity), dtype=torch.uint8)
+        self._rings = [Ring(layout, capacity, piece) for piece in memory]
         self._clock = clock
         self._in_step = in_step
         self._most = most or actors

@@ -84,13 +84,16 @@ class Ring:
     begun is begun again; what a dead reader had not released is read again.
     """
 
-    def __init__(self, layout: BlockLayout, capacity: int) -> None:
-        """Allocates `ring_bytes(layout, capacity)` of shared memory. Raises ValueError for a capacity below 1."""
+    def __init__(self, layout: BlockLayout, capacity: int, memory: Tensor | None = None) -> None:
+        """`memory` is `[ring_bytes(layout, capacity)]` zeros, uint8, shared; allocated if it is not given.
+
+        Raises ValueError for a capacity below 1.
+        """
         if capacity < 1:
             raise ValueError(f"a ring needs room for at least one block, not {capacity}")
         self.layout = layout
         self.capacity = capacity
-        self._memory = shared_zeros(ring_bytes(layout, capacity), dtype=torch.uint8)
+        self._memory = shared_zeros(ring_bytes(layout, capacity), dtype=torch.uint8) if memory is None else memory
         self._attach()
 
     def _attach(self) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 
 def shared_zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Zeros in memory that every process which is handed the tensor reads and writes."""
-    tensor = torch.zeros(*shape, dtype=dtype)
-    tensor.share_memory_()  # type: ignore[no-untyped-call]
-    return tensor
+    """Zeros in memory that every process which is handed the tensor reads and writes.
+
+    Made in shared memory, not copied there: a page of it that nobody ever writes takes none.
+    """
+    size = max(1, math.prod(shape)) * dtype.itemsize  # there is no shared memory of 0 bytes
+    storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]

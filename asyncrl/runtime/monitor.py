@@ -162,7 +162,7 @@ class Monitor:
         elif event == "gone" and worker >= 0:
             self.summary.workers_gone.append(worker)
         unrecorded = {} if worker == EVALUATOR else {"unrecorded": self._settle(worker)}
-        self._write_event(event, who=name_of(worker), cause=cause, **unrecorded)
+        self._write_event(event, who=in_records(worker), cause=cause, **unrecorded)
 
     def _write_event(self, event: str, **facts: Any) -> None:
         clock = self.run.handles.clock
@@ -357,7 +357,7 @@ class Monitor:
             for worker in self._readers:
                 # One that did not leave in time was killed, and nobody noted that as a loss.
                 if any((missing := self._settle(worker)).values()):
-                    self._write_event("unrecorded", who=name_of(worker), unrecorded=missing)
+                    self._write_event("unrecorded", who=in_records(worker), unrecorded=missing)
             self._write_row()
             self.summary.ended = True
             self.summary.steps_per_second = self.summary.steps / max(1e-9, self.summary.seconds)
@@ -366,7 +366,7 @@ class Monitor:
             self._tensorboard.close()
 
 
-def name_of(worker: int) -> int | str:
+def in_records(worker: int) -> int | str:
     """How the records name a worker, the evaluator or the learner."""
     return {EVALUATOR: "evaluator", LEARNER: "learner"}.get(worker, worker)
 

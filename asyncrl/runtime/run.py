@@ -105,11 +105,10 @@ def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
     return page.make_agent(spec.config, spec.spaces, network, target, worker, random), replica
 
 
-def state_shapes(spec: RunSpec) -> tuple[tuple[int, ...], ...]:
+def state_shapes(page: str, config: RunConfig, spaces: Spaces) -> tuple[tuple[int, ...], ...]:
     """Shapes of the recurrent state's tensors for one environment; none for a feed-forward network."""
-    page = load_page(spec.page)
-    network = page.make_network(spec.config, spec.spaces)
-    agent = page.make_agent(spec.config, spec.spaces, network, None, 0, torch.Generator())
+    module = load_page(page)
+    agent = module.make_agent(config, spaces, module.make_network(config, spaces), None, 0, torch.Generator())
     return tuple(tuple(part.shape[1:]) for part in agent.initial_state(1) or ())
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -17,12 +19,14 @@ import torch
 from torch import Tensor
 
 from asyncrl import a3c
+from asyncrl.backends.handles import experience_bytes
 from asyncrl.backends.processes import start_context
 from asyncrl.checks import environment, learning, machine
 from asyncrl.checks.finding import Finding
 from asyncrl.checks.learning import Heard, NoAnswer
 from asyncrl.commands import doctor
 from asyncrl.commands.doctor import A3C, N_STEP_Q, exercise_run, main
+from asyncrl.commands.train import main as train
 from asyncrl.core.config import RunConfig
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
@@ -195,6 +199,15 @@ def target_finding(folder: Path) -> Finding:
     return learning.check_target(exercise, initial, learning.listen(exercise, 0))
 
 
+def bytes_of(run: Run) -> int:
+    """Bytes of all tensors that the handles of a run hold."""
+    handles = run.handles
+    rings = [] if handles.experience is None else handles.experience._rings
+    holders = [handles.store, handles.clock, handles.moments, *rings]
+    tensors = [value for holder in holders for value in vars(holder).values() if isinstance(value, Tensor)]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
 def verdicts_of(findings: list[Finding]) -> dict[str, str]:
     return {finding.check: finding.verdict for finding in findings}
 
@@ -255,12 +268,47 @@ class TestRoom:
     def test_shared_memory_is_what_the_store_takes(self, tmp_path: Path, statistics: str) -> None:
         """The sum of all tensors of a run, byte by byte."""
         exercise = exercise_run(A3C, tmp_path, statistics=statistics, workers=5, normalize_observations=True)
-        held = [*vars(exercise.store).values(), *vars(exercise.progress).values()]
-        taken = sum(value.nbytes for value in held if isinstance(value, Tensor))
+        parameters = exercise.handles.store.theta.numel()
 
-        needed = machine.shared_bytes(exercise.config, exercise.handles.store.theta.numel(), moments=8, target=False)
+        needed = machine.shared_bytes(exercise.spec.config, parameters, moments=8, target=False)
 
-        assert needed == taken
+        assert needed == bytes_of(exercise)
+
+    @pytest.mark.parametrize(
+        ("page", "settings"),
+        [
+            ("a2c", {"workers": 3, "envs_per_worker": 2, "t_max": 5}),
+            ("ppo", {"lstm_cells": 6, "t_max": 7, "normalize_observations": False}),
+            ("impala", {"env_id": "Pendulum-v1", "queue_length": 4, "normalize_observations": True}),
+        ],
+    )
+    def test_rollouts_on_their_way_to_a_learner_are_counted(
+        self, tmp_path: Path, page: str, settings: dict[str, Any]
+    ) -> None:
+        """The rings of all actors, with room for the worst case of extras, memory and cut episodes."""
+        run = make_run(tmp_path, page, **settings)
+        spec, store = run.spec, run.handles.store
+        experience = experience_bytes(spec.page, spec.config, spec.environment, spec.spaces)
+        moments = math.prod(spec.spaces.observation_shape) if spec.config.normalize_observations else 0
+
+        assert experience == sum(ring._memory.nbytes for ring in run.handles.experience._rings) > 0
+        assert machine.shared_bytes(spec.config, store.theta.numel(), moments, False, experience) == bytes_of(run)
+
+    def test_a_run_whose_rollouts_do_not_fit_is_refused(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In one line, before a folder is made: its theta would fit, its rings do not."""
+        free = SimpleNamespace(total=2**30, used=0, free=2**30)
+        monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: free)
+        words = ["--env-id", "Catch", "--workers", "2", "--total-steps", "100", "--backend", "serial", "--quiet"]
+        words += ["--runs-dir", str(tmp_path / "runs"), "--envs-per-worker", "1000"]
+
+        assert train("asyncrl.impala", [*words, "--t-max", "1000", "--queue-length", "10"]) == 2
+
+        said = capsys.readouterr().err
+        assert said.startswith("asyncrl impala: error: shared memory: needs 8.1 GiB, 1.0 GiB free")
+        assert said.count("\n") == 1
+        assert not (tmp_path / "runs").exists()
 
     def test_too_little_shared_memory_is_seen(self, tmp_path: Path) -> None:
         """With what to do."""

@@ -18,19 +18,22 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.storage.checkpoints import load_newest
 from tests.support import status_of, the_run
 
-PAGES = ["a3c", "one_step_q", "one_step_sarsa", "n_step_q"]
+PAGES = ["a3c", "one_step_q", "one_step_sarsa", "n_step_q", "a2c", "ppo", "impala"]
+POLICIES = ["a3c", "a2c", "ppo", "impala"]
+"""Those with a policy: actions may be vectors, and there is no target network."""
 VECTOR = Spaces((5,), "float32", 3)
 ATARI = Spaces((4, 42, 42), "uint8", 6, kind="atari")
 SCREEN = Spaces((3, 60, 80), "uint8", 6, kind="screen")
 BOARD = Spaces((4, 10, 10), "float32", 3, kind="board")
 CONTINUOUS = Spaces((5,), "float32", 0, (-1.0, -2.0), (1.0, 2.0))
 WORLDS = {"vector": VECTOR, "atari": ATARI, "screen": SCREEN, "board": BOARD}
+LEARNT = ["a2c", "ppo", "impala"]
+"""Those whose experience goes to a learner."""
 CASES: list[tuple[str, Spaces, dict[str, Any]]] = [
     *((page, spaces, {}) for page in PAGES for spaces in WORLDS.values()),
-    ("a3c", VECTOR, {"lstm_cells": 7}),
-    ("n_step_q", VECTOR, {"lstm_cells": 7}),
-    ("a3c", CONTINUOUS, {}),
-    ("a3c", CONTINUOUS, {"mean": "linear", "variance": "state", "lstm_cells": 7}),
+    *((page, VECTOR, {"lstm_cells": 7}) for page in [*POLICIES, "n_step_q"]),
+    *((page, CONTINUOUS, {}) for page in POLICIES),
+    *((page, CONTINUOUS, {"mean": "linear", "variance": "state", "lstm_cells": 7}) for page in POLICIES),
 ]
 
 
@@ -56,11 +59,25 @@ def observations_of(spaces: Spaces, *leading: int) -> torch.Tensor:
     return torch.randn(*leading, *spaces.observation_shape, generator=generator)
 
 
+def parts_of(page: str, agent: Any, rollout: Rollout) -> list[Any]:
+    """What one update is made of each: the rollout, or what the learner's passes make of a batch."""
+    return list(agent.passes(rollout)) if page in LEARNT else [rollout]
+
+
+def in_order(observations: torch.Tensor) -> torch.Tensor:
+    """Observations `[n, ...]` in an order that is theirs alone."""
+    flat = observations.flatten(1).double()
+    return flat[torch.argsort(flat @ torch.arange(1.0, flat.shape[1] + 1, dtype=torch.float64))]
+
+
 def rollout_of(agent: Any, spaces: Spaces, steps: int, environments: int) -> Rollout:
     """Random states, the agent's own actions, an episode that ends and one that is cut."""
     observations = observations_of(spaces, steps + 1, environments)
     state = agent.initial_state(environments)
-    actions = torch.stack([agent.act(observation, state, 0)[0] for observation in observations])
+    with torch.no_grad():
+        acted = [agent.act(observation, state, 0) for observation in observations]
+    actions = torch.stack([chosen for chosen, _, _ in acted])
+    extras = {name: torch.stack([left[name] for _, _, left in acted[:-1]]) for name in acted[0][2]}
     rng = np.random.default_rng(3)
     last = torch.zeros(steps, environments, dtype=torch.bool)
     discounts = torch.full((steps, environments), 0.9)
@@ -76,6 +93,7 @@ def rollout_of(agent: Any, spaces: Spaces, steps: int, environments: int) -> Rol
         final_observations=observations_of(spaces, 1),
         state=state,
         next_actions=actions[1:],
+        extras=extras,
     )
 
 
@@ -86,7 +104,8 @@ def test_actions_fit_the_environment(page: str, spaces: Spaces, settings: dict[s
     for worker in (0, -1):
         agent = build(page, spaces, settings, worker)
 
-        actions, state = agent.act(observations_of(spaces, environments), agent.initial_state(environments), 10**9)
+        observations, initial = observations_of(spaces, environments), agent.initial_state(environments)
+        actions, state, extras = agent.act(observations, initial, 10**9)
 
         if spaces.is_continuous:
             assert actions.shape == (environments, 2)
@@ -96,6 +115,8 @@ def test_actions_fit_the_environment(page: str, spaces: Spaces, settings: dict[s
             assert actions.dtype == torch.int64
             assert 0 <= int(actions.min()) <= int(actions.max()) < spaces.actions
         assert (state is None) == ("lstm_cells" not in settings)
+        assert tuple(extras) == importlib.import_module(f"asyncrl.{page}").EXTRAS
+        assert all(values.shape == (environments,) for values in extras.values())
 
 
 @pytest.mark.parametrize(("page", "spaces", "settings"), CASES, ids=name_of)
@@ -104,22 +125,42 @@ def test_the_loss_reaches_every_parameter_and_is_a_function_of_the_rollout(
     page: str, spaces: Spaces, settings: dict[str, Any], environments: int
 ) -> None:
     """Finite, the same when asked twice, with a gradient in each tensor of the network; metrics are plain scalars."""
-    agent = build(page, spaces, settings)
+    # A single advantage, normalised, is 0: of PPO's minibatches none may be of one step or one sequence.
+    agent = build(page, spaces, settings | ({"minibatches": 1} if page == "ppo" else {}))
     flat = flatten_parameters(agent.network)
     rollout = rollout_of(agent, spaces, 4, environments)
 
-    first, metrics = agent.loss(rollout)
-    gradient = gradient_of(first, list(agent.network.parameters()), torch.empty_like(flat))
-    second, _ = agent.loss(rollout)
+    for part in parts_of(page, agent, rollout):
+        first, metrics = agent.loss(part)
+        gradient = gradient_of(first, list(agent.network.parameters()), torch.empty_like(flat))
+        second, _ = agent.loss(part)
 
-    assert first.item() == second.item()
-    assert torch.isfinite(gradient).all()
-    start = 0
-    for name, parameter in agent.network.named_parameters():
-        assert gradient[start : start + parameter.numel()].abs().sum() > 0, name
-        start += parameter.numel()
-    assert all(value.dim() == 0 and not value.requires_grad for value in metrics().values())
+        assert first.item() == second.item()
+        assert torch.isfinite(gradient).all()
+        start = 0
+        for name, parameter in agent.network.named_parameters():
+            assert gradient[start : start + parameter.numel()].abs().sum() > 0, name
+            start += parameter.numel()
+        assert all(value.dim() == 0 and not value.requires_grad for value in metrics().values())
     assert all(isinstance(value, float) for value in agent.exploration.values())
+
+
+@pytest.mark.parametrize(("page", "spaces", "settings"), [case for case in CASES if case[0] in LEARNT], ids=name_of)
+def test_a_batch_taken_apart_and_put_together_is_the_batch(page: str, spaces: Spaces, settings: dict[str, Any]) -> None:
+    """The passes of a page over the rollouts of two actors: every step of each is in each pass exactly once."""
+    agent = build(page, spaces, settings)
+    actors = [rollout_of(agent, spaces, 4, environments) for environments in (3, 2)]
+    batch = Rollout.side_by_side(actors)
+
+    parts = list(agent.passes(batch))
+
+    steps = sum(part.actions.shape[0] * part.actions.shape[1] for part in parts)
+    epochs = agent.config.epochs if page == "ppo" else 1
+    assert steps == epochs * batch.steps == epochs * 20
+    for epoch in range(epochs):
+        ours = parts[epoch * len(parts) // epochs : (epoch + 1) * len(parts) // epochs]
+        seen = torch.cat([part.observations[: len(part.actions)].flatten(0, 1) for part in ours])
+        assert torch.equal(in_order(seen), in_order(batch.observations[:-1].flatten(0, 1)))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -162,7 +203,8 @@ def test_a_small_atari_screen_is_a_screen(page: str) -> None:
 def test_every_page_trains_and_resumes(tmp_path: Path, page: str, backend: str) -> None:
     """Two workers on Catch, then half as far again; the target network comes along."""
     words = ["--env-id", "Catch", "--workers", "2", "--total-steps", "1500", "--backend", backend, "--quiet"]
-    target = [] if page == "a3c" else ["--target-interval-steps", "500"]
+    has_target = page not in POLICIES
+    target = ["--target-interval-steps", "500"] if has_target else []
 
     assert main(f"asyncrl.{page}", [*words, *target, "--runs-dir", str(tmp_path)]) == 0
     run = the_run(tmp_path)
@@ -172,11 +214,12 @@ def test_every_page_trains_and_resumes(tmp_path: Path, page: str, backend: str) 
     assert (status["state"], status["part"]) == ("finished", 1)
     assert status["steps"] >= 2500
     checkpoint, _ = load_newest(run / "checkpoints")
-    assert ("target" in checkpoint.tensors) == (page != "a3c")
-    if page != "a3c":
+    assert ("target" in checkpoint.tensors) == has_target
+    if has_target:
         assert int(checkpoint.tensors["target_steps"]) // 500 == status["steps"] // 500
 
 
+@pytest.mark.parametrize("page", POLICIES)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -185,15 +228,26 @@ def test_every_page_trains_and_resumes(tmp_path: Path, page: str, backend: str) 
     ],
     ids=["memory", "normalisation"],
 )
-def test_memory_and_normalisation_repeat_bit_by_bit(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_memory_and_normalisation_repeat_bit_by_bit(tmp_path: Path, page: str, flags: tuple[str, ...]) -> None:
     """The serial backend twice: equal parameters and equal moments, which are saved."""
     words = ["--env-id", "CartPole-v1", "--workers", "2", "--total-steps", "2000", "--backend", "serial", "--quiet"]
     saved = []
     for name in ("first", "second"):
-        assert main("asyncrl.a3c", [*words, *flags, "--runs-dir", str(tmp_path / name)]) == 0
+        assert main(f"asyncrl.{page}", [*words, *flags, "--runs-dir", str(tmp_path / name)]) == 0
         saved.append(load_newest(the_run(tmp_path / name) / "checkpoints")[0])
 
     first, second = saved
     assert all(torch.equal(first.parameters[key], second.parameters[key]) for key in first.parameters)
     assert all(torch.equal(first.tensors[key], second.tensors[key]) for key in first.tensors)
     assert (first.tensors["observation_moments"].numel() > 1) == ("--normalize-observations" in flags)
+
+
+@pytest.mark.parametrize("cells", [0, 7])
+def test_ppos_minibatches_are_never_empty(cells: int) -> None:
+    """A batch that lacks actors may have fewer steps, or with memory fewer sequences, than there are minibatches."""
+    agent = build("ppo", VECTOR, {"workers": 8, "envs_per_worker": 1, "minibatches": 8, "lstm_cells": cells})
+
+    parts = list(agent.passes(rollout_of(agent, VECTOR, 4, 1)))
+
+    assert [part.actions.numel() for part in parts] == ([4] if cells else [1] * 4) * agent.config.epochs
+    assert all(torch.isfinite(agent.loss(part)[0]) for part in parts)
