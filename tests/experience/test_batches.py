@@ -261,7 +261,8 @@ def test_side_by_side_environments_stay_apart() -> None:
         for name in ("observations", "actions", "rewards", "discounts", "last"):
             assert torch.equal(getattr(together, name)[:, columns], getattr(each, name))
         assert torch.equal(together.extras["value"][:, columns], each.extras["value"])
-        assert each.state is not None and together.state is not None
+        assert each.state is not None
+        assert together.state is not None
         assert torch.equal(together.state[0][columns], each.state[0])
     assert together.truncated[0].tolist() == [0, 0, 0, 1]
     assert together.truncated[1].tolist() == [0, 4, 5, 4]
