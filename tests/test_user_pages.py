@@ -200,7 +200,7 @@ def test_there_is_one_list_of_the_packages_own_pages() -> None:
     """All of them are pages, and the gradient methods are those that say so."""
     modules = {name: pages.load(pages.module_of(name)) for name in PAGES}
 
-    assert GRADIENT_PAGES == tuple(name for name, page in modules.items() if page.EXPERIENCE == "gradient")
+    assert [name for name, page in modules.items() if page.EXPERIENCE == "gradient"] == list(GRADIENT_PAGES)
     assert {page.EXPERIENCE for page in modules.values()} == set(EXPERIENCE)
     assert [pages.name_of(page.__name__) for page in modules.values()] == list(PAGES)
 
@@ -212,7 +212,7 @@ def test_a_page_that_lacks_something_is_told_what(tmp_path: Path, monkeypatch: p
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
 
-    with pytest.raises(UsageError, match="lacking_page is no page: it lacks make_agent$"):
+    with pytest.raises(UsageError, match=r"lacking_page is no page: it lacks make_agent$"):
         pages.load("lacking_page")
     with pytest.raises(UsageError, match="EXPERIENCE is 'gradient', 'in step', 'queue', not 'nowhere'"):
         pages.load("lost_page")
