@@ -14,7 +14,8 @@ actor-learner, with theta' its own copy of the shared parameters theta:
         update theta with d theta, asynchronously and without a lock
     until T > T_max
 
-The loop itself is `asyncrl.runtime.loops.work`; this page is what makes it A3C. Run it with `python -m asyncrl.a3c`.
+The loop itself is `asyncrl.runtime.loops.actor_learner`; this page is what makes it A3C. Run it with
+`python -m asyncrl.a3c`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ actor-learner, with theta' its own copy of the shared parameters theta and theta
         every I_target steps of all workers: theta^- <- theta
     until T > T_max
 
-The loop itself is `asyncrl.runtime.loops.work`; this page is what makes it n-step Q-learning. Run it with
+The loop itself is `asyncrl.runtime.loops.actor_learner`; this page is what makes it n-step Q-learning. Run it with
 `python -m asyncrl.n_step_q`.
 """
 

@@ -12,7 +12,7 @@ actor-learner, with theta the shared parameters and theta^- the shared target ne
         every I_AsyncUpdate steps: update theta with d theta, asynchronously and without a lock
     until T > T_max
 
-The loop itself is `asyncrl.runtime.loops.work`; this page is what makes it one-step Sarsa. Run it with
+The loop itself is `asyncrl.runtime.loops.actor_learner`; this page is what makes it one-step Sarsa. Run it with
 `python -m asyncrl.one_step_sarsa`.
 """
 
