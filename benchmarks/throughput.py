@@ -33,8 +33,8 @@ import numpy as np
 import psutil
 
 from asyncrl import a3c
-from asyncrl.commands.commandline import parse
 from asyncrl.commands.train import make_spec
+from asyncrl.config.commandline import parse
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread

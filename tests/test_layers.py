@@ -12,17 +12,19 @@ import asyncrl
 ROOT = Path(asyncrl.__file__).parent
 MAY_IMPORT = {
     "core": {"core"},
-    "nets": {"nets", "core"},
-    "envs": {"envs", "core"},
+    "config": {"config", "core"},
+    "presets": {"core"},
+    "nets": {"nets", "config", "core"},
+    "envs": {"envs", "config", "core"},
     "storage": {"storage", "core"},
-    "runtime": {"runtime", "envs", "storage", "core"},
+    "runtime": {"runtime", "envs", "storage", "config", "core"},
     "parameters": {"parameters", "runtime", "core"},
     "experience": {"experience", "runtime", "envs", "core"},
     "backends": {"backends", "parameters", "experience", "runtime", "storage", "core"},
-    "checks": {"checks", "backends", "runtime", "envs", "storage", "core"},
+    "checks": {"checks", "backends", "runtime", "envs", "storage", "config", "core"},
     "plots": {"plots", "storage", "core"},
     "studies": {"studies", "plots", "storage", "core"},
-    "page": {"nets", "envs", "core"},
+    "page": {"presets", "nets", "envs", "config", "core"},
 }
 PAGES = {"a3c", "one_step_q", "one_step_sarsa", "n_step_q", "a2c", "ppo", "impala"}
 

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from asyncrl.__main__ import PAGES
 from asyncrl.backends.handles import build_handles
-from asyncrl.commands.commandline import parse, run_command
+from asyncrl.commands.program import run_command
 from asyncrl.commands.resume import short, stored_config
 from asyncrl.commands.train import check_memory, make_spec
-from asyncrl.core.config import RunConfig
+from asyncrl.config.commandline import parse
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all, one_line
 from asyncrl.runtime.evaluator import MOST_ENVIRONMENTS, cut_in_words, play

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from asyncrl.commands.commandline import parse, run_command
+from asyncrl.commands.program import run_command
+from asyncrl.config.commandline import parse
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.studies.axes import group_words

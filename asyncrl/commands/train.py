@@ -21,7 +21,7 @@ from asyncrl.backends.handles import build_handles
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
-from asyncrl.commands.commandline import parse, run_command, value_of
+from asyncrl.commands.program import run_command
 from asyncrl.commands.resume import (
     AUTO,
     differences,
@@ -32,7 +32,9 @@ from asyncrl.commands.resume import (
     short,
     stored_config,
 )
-from asyncrl.core.config import RunConfig, to_plain
+from asyncrl.config.commandline import parse, value_of
+from asyncrl.config.groups import default_workers
+from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
@@ -191,8 +193,6 @@ def configure(
     facts = {"id": config.env_id, "description": spec.describe(spaces), **dataclasses.asdict(spaces)}
     if spaces.is_continuous and not module.TAKES_CONTINUOUS:
         raise UsageError(f"{config.env_id} has continuous actions; {program} chooses between discrete ones")
-    if config.backend == "serial" and config.evaluation_interval_seconds:
-        raise UsageError("--evaluation-interval-seconds would make a serial run depend on the clock; give steps")
     if config.backend == "serial" and config.on_worker_error == "restart":
         raise UsageError("--on-worker-error restart is for --backend local: a serial run has no process to replace")
     if config.update == "locked" and sys.platform == "win32":
@@ -245,10 +245,11 @@ def open_folder(page: str, config: RunConfig) -> RunFolder:
 def chosen_by_preset(run: Run) -> str:
     """Where the preset set something else than the page's plain defaults and the command line left it at that."""
     module, config, spaces = load_page(run.spec.page), run.spec.config, run.spec.spaces
+    plain = module.Config()
     chosen = {
         name: value
         for name, value in module.preset(config.preset, spaces).items()
-        if value != getattr(module.Config, name) and value == getattr(config, name)
+        if value != getattr(plain, name) and value == getattr(config, name)
     }
     kind = "Atari" if spaces.kind == "atari" else f"a {spaces.kind}"
     kind += " and continuous actions" if spaces.is_continuous else ""
@@ -275,9 +276,9 @@ def introduction(run: Run) -> list[str]:
         f"{config.optimizer} {config.learning_rate:g}, {config.update} updates, {config.statistics} statistics",
     ]
     lines.append(chosen_by_preset(run))
-    cores = len(usable_cores())
-    if config.backend == "local" and config.workers > cores:
-        lines.append(f"{config.workers} workers share {cores} cores: no faster than {cores} would be")
+    if config.backend == "local" and config.workers > default_workers():
+        cores = len(usable_cores())
+        lines.append(f"{config.workers} workers share {cores} cores: no faster than {default_workers()} would be")
     if run.spec.part:
         lines.append(
             f"resumed at {run.handles.clock.steps:,} steps after {run.handles.clock.seconds:.0f} s; "

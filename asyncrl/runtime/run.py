@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.core.config import RunConfig
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.flat import flatten_parameters
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec

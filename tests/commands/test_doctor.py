@@ -23,7 +23,7 @@ from asyncrl.checks.finding import Finding
 from asyncrl.checks.learning import Heard, NoAnswer
 from asyncrl.commands import doctor
 from asyncrl.commands.doctor import A3C, N_STEP_Q, exercise_plan, main
-from asyncrl.core.config import RunConfig
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
