@@ -34,7 +34,7 @@ import psutil
 
 from asyncrl import a3c
 from asyncrl.api.training import make_spec
-from asyncrl.commands.commandline import parse
+from asyncrl.config.commandline import parse
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from asyncrl import pages
-from asyncrl.commands.commandline import parse, run_command
+from asyncrl.commands.program import run_command
+from asyncrl.config.commandline import parse
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.pages import GRADIENT_PAGES

@@ -72,7 +72,7 @@ def recorded(run: Path) -> dict[str, Any]:
 CASES = {
     "chain": ("a3c", "--env-id", "Chain"),
     "catch, random schedule": ("a3c", "--env-id", "Catch", "--schedule", "random"),
-    "catch, delays": ("a3c", "--env-id", "Catch", "--schedule", "delays", "--delays", "1", "2.5"),
+    "catch, delays": ("a3c", "--env-id", "Catch", "--delays", "1", "2.5"),
     "catch, lstm, normalised": (
         "a3c", "--env-id", "Catch", "--lstm-cells", "8", "--normalize-observations", "--normalize-returns",
     ),
