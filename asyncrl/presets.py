@@ -288,8 +288,7 @@ IMPALA_PAPER: Settings = {
     "normalize_observations": False,
     "normalize_returns": False,
 }
-"""Appendix D of Espeholt et al. 2018, table D.3. Its epsilon of 0.01 is torch's, beside the root; here RMSProp has it
-inside. How many actors there are it leaves open."""
+"""Appendix D of Espeholt et al. 2018, table D.3. RMSProp has its epsilon inside the root there, as here."""
 
 NATURE_SCREEN: Settings = ATARI | {"image_size": 84}
 """What A2C's and IMPALA's papers have beside it where there is an image for the network of Mnih et al. 2015."""

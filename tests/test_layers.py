@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "runtime": {"runtime", "envs", "storage", "config", "core"},
     "parameters": {"parameters", "runtime", "core"},
     "experience": {"experience", "runtime", "envs", "core"},
-    "backends": {"backends", "parameters", "experience", "runtime", "storage", "core"},
+    "backends": {"backends", "parameters", "experience", "runtime", "envs", "storage", "config", "core"},
     "checks": {"checks", "backends", "runtime", "envs", "storage", "config", "core"},
     "plots": {"plots", "storage", "pages", "core"},
     "studies": {"studies", "plots", "storage", "pages", "core"},

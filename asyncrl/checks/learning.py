@@ -1,6 +1,6 @@
 """Does learning reach the shared memory as the paper says? A few updates of real workers, computed a second time.
 
-A worker is built and run exactly as in a run (`build_learner`, in a process of its own), but its agent and its store
+A worker is built and run exactly as in a run (`build_worker`, in a process of its own), but its agent and its store
 are listened to. What they heard is then held against arithmetic done here: the gradients by `backward`, the parameters
 and the statistics by applying each gradient once to private copies, the returns by the definition, step by step.
 """
