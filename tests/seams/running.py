@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from asyncrl.api.training import conclude, follow
 from asyncrl.backends.outcome import Signals
-from asyncrl.commands.train import conclude, follow
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.terminal import make_view
