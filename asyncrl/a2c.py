@@ -25,15 +25,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.core.config import ATARI
+from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.losses import Metrics, explained_variance, normalized, policy_gradient_loss, squared_error
-from asyncrl.core.policy_config import PolicyConfig
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Extras, Rollout, State
 from asyncrl.core.spaces import Spaces
 from asyncrl.nets.actor_critic import ActorCritic
 from asyncrl.nets.gaussian import GaussianActorCritic
 from asyncrl.nets.policies import make_actor_critic
+from asyncrl.presets import preset_of
 
 HAS_TARGET = False
 TAKES_CONTINUOUS = True
@@ -53,42 +53,9 @@ class Config(PolicyConfig):
     """beta: weight of the policy's entropy; the first of several counts."""
 
 
-VECTOR: dict[str, Any] = {
-    "envs_per_worker": 4,
-    "t_max": 8,
-    "optimizer_epsilon": 1e-5,
-    "learning_rate": 2e-3,
-    "normalize_observations": True,
-    "normalize_returns": True,
-    "evaluation_policy": "greedy",
-}
-BOARD: dict[str, Any] = {"t_max": 8, "learning_rate": 3e-3, "optimizer_epsilon": 1e-5, "normalize_observations": False}
-CONTINUOUS: dict[str, Any] = VECTOR | {"t_max": 32, "learning_rate": 5e-4, "entropy_weights": (0.0,)}
-PAPER: dict[str, Any] = {
-    "workers": 16,
-    "envs_per_worker": 1,
-    "t_max": 5,
-    "gae_lambda": 1.0,
-    "optimizer": "rmsprop",
-    "optimizer_decay": 0.99,
-    "optimizer_epsilon": 1e-5,
-    "learning_rate": 7e-4,
-    "max_gradient_norm": 0.5,
-    "entropy_weights": (0.01,),
-    "value_cost": 0.5,
-    "network": "nature",
-    "normalize_observations": False,
-    "normalize_returns": False,
-}
-"""OpenAI Baselines' A2C for Atari."""
-
-
 def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""
-    if name == "paper":
-        return PAPER | (ATARI | {"image_size": 84} if spaces.kind == "atari" else {"network": "auto"})
-    vectors = CONTINUOUS if spaces.is_continuous else VECTOR
-    return {"atari": ATARI, "screen": {}, "board": BOARD, "vector": vectors}[spaces.kind]
+    return preset_of("a2c", name, spaces)
 
 
 make_network = make_actor_critic

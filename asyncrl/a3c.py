@@ -14,7 +14,8 @@ actor-learner, with theta' its own copy of the shared parameters theta:
         update theta with d theta, asynchronously and without a lock
     until T > T_max
 
-The loop itself is `asyncrl.runtime.loops.work`; this page is what makes it A3C. Run it with `python -m asyncrl.a3c`.
+The loop itself is `asyncrl.runtime.loops.actor_learner`; this page is what makes it A3C. Run it with
+`python -m asyncrl.a3c`.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.core.config import ATARI, PAPER, PAPER_ATARI
+from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.losses import Metrics, explained_variance, normalized, policy_gradient_loss, squared_error
-from asyncrl.core.policy_config import PolicyConfig
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Extras, Rollout, State
 from asyncrl.core.spaces import Spaces
 from asyncrl.nets.actor_critic import ActorCritic
 from asyncrl.nets.gaussian import GaussianActorCritic
 from asyncrl.nets.policies import make_actor_critic
+from asyncrl.presets import preset_of
 
 HAS_TARGET = False
 TAKES_CONTINUOUS = True
@@ -48,70 +49,9 @@ class Config(PolicyConfig):
     """A3C: asynchronous advantage actor-critic (Mnih et al. 2016, Algorithm S3)."""
 
 
-CONTINUOUS: dict[str, Any] = {
-    "envs_per_worker": 8,
-    "t_max": 32,
-    "optimizer": "adam",
-    "optimizer_decay": 0.999,
-    "optimizer_epsilon": 1e-5,
-    "learning_rate": 5e-4,
-    "max_gradient_norm": 5.0,
-    "gae_lambda": 0.95,
-    "entropy_weights": (0.0,),
-    "normalize_observations": True,
-    "normalize_returns": True,
-    "evaluation_policy": "greedy",
-}
-"""What trained HalfCheetah steadily, with 2 workers as with 16 (docs/results/continuous.md). Where actions are vectors,
-observations and returns have no common scale."""
-
-BOARD: dict[str, Any] = {
-    "envs_per_worker": 16,
-    "t_max": 8,
-    "learning_rate": 3e-3,
-    "optimizer_epsilon": 1e-5,
-    "max_gradient_norm": 0.5,
-    "entropy_weights": (0.01,),
-    "normalize_observations": False,
-}
-"""What trained MinAtar's Breakout best of what was tried (docs/results/minatar.md); normalised planes did worse."""
-
-VECTOR: dict[str, Any] = {
-    "envs_per_worker": 8,
-    "t_max": 8,
-    "optimizer": "adam",
-    "optimizer_decay": 0.999,
-    "optimizer_epsilon": 1e-5,
-    "learning_rate": 2e-3,
-    "max_gradient_norm": 0.5,
-    "entropy_weights": (0.01,),
-    "normalize_observations": True,
-    # Without it the error of a value that has to grow to 100 drowns the policy's gradient in the layers they share.
-    "normalize_returns": True,
-    "evaluation_policy": "greedy",
-}
-"""What trains CartPole well."""
-
-
 def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""
-    if name == "paper":
-        return (
-            PAPER
-            | {
-                "gae_lambda": 1.0,
-                "entropy_weights": (0.01,),
-                "value_cost": 0.5,
-                "normalize_advantages": False,
-                "evaluation_policy": "sampled",
-                "lstm_cells": 0,
-                "mean": "linear",
-                "variance": "state",
-            }
-            | (PAPER_ATARI if spaces.kind == "atari" else {})
-        )
-    vectors = CONTINUOUS if spaces.is_continuous else VECTOR
-    return {"atari": ATARI, "screen": {}, "board": BOARD, "vector": vectors}[spaces.kind]
+    return preset_of("a3c", name, spaces)
 
 
 make_network = make_actor_critic

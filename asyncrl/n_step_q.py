@@ -14,7 +14,7 @@ actor-learner, with theta' its own copy of the shared parameters theta and theta
         every I_target steps of all workers: theta^- <- theta
     until T > T_max
 
-The loop itself is `asyncrl.runtime.loops.work`; this page is what makes it n-step Q-learning. Run it with
+The loop itself is `asyncrl.runtime.loops.actor_learner`; this page is what makes it n-step Q-learning. Run it with
 `python -m asyncrl.n_step_q`.
 """
 
@@ -26,22 +26,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.core.config import PAPER_ATARI
+from asyncrl.config.value import ValueConfig
 from asyncrl.core.losses import Metrics, squared_error
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Extras, Rollout, State
 from asyncrl.core.spaces import Spaces
-from asyncrl.core.value_config import (
-    VALUE_ATARI,
-    VALUE_BOARD,
-    VALUE_PAPER,
-    VALUE_SCREEN,
-    VALUE_VECTOR,
-    ValueConfig,
-)
 from asyncrl.nets.bodies import make_body
 from asyncrl.nets.memory import Trunk, at_end, at_places
 from asyncrl.nets.q_network import QNetwork
+from asyncrl.presets import preset_of
 
 HAS_TARGET = True
 TAKES_CONTINUOUS = False
@@ -66,10 +59,7 @@ class Config(ValueConfig):
 
 def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""
-    if name == "paper":
-        return VALUE_PAPER | (PAPER_ATARI if spaces.kind == "atari" else {})
-    boards, vectors = VALUE_BOARD | {"t_max": 8}, VALUE_VECTOR | {"t_max": 8}
-    return {"atari": VALUE_ATARI, "screen": VALUE_SCREEN, "board": boards, "vector": vectors}[spaces.kind]
+    return preset_of("n_step_q", name, spaces)
 
 
 def make_network(config: Config, spaces: Spaces) -> QNetwork:

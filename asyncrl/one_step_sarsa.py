@@ -12,7 +12,7 @@ actor-learner, with theta the shared parameters and theta^- the shared target ne
         every I_AsyncUpdate steps: update theta with d theta, asynchronously and without a lock
     until T > T_max
 
-The loop itself is `asyncrl.runtime.loops.work`; this page is what makes it one-step Sarsa. Run it with
+The loop itself is `asyncrl.runtime.loops.actor_learner`; this page is what makes it one-step Sarsa. Run it with
 `python -m asyncrl.one_step_sarsa`.
 """
 
@@ -24,21 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.core.config import PAPER_ATARI
+from asyncrl.config.value import ValueConfig
 from asyncrl.core.losses import Metrics, squared_error
 from asyncrl.core.rollout import Extras, Rollout, State
 from asyncrl.core.spaces import Spaces
-from asyncrl.core.value_config import (
-    ONE_STEP_BOARD,
-    VALUE_ATARI,
-    VALUE_PAPER,
-    VALUE_SCREEN,
-    VALUE_VECTOR,
-    ValueConfig,
-)
 from asyncrl.nets.bodies import make_body
 from asyncrl.nets.memory import Trunk
 from asyncrl.nets.q_network import QNetwork
+from asyncrl.presets import preset_of
 
 HAS_TARGET = True
 TAKES_CONTINUOUS = False
@@ -60,10 +53,7 @@ class Config(ValueConfig):
 
 def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""
-    if name == "paper":
-        return VALUE_PAPER | (PAPER_ATARI if spaces.kind == "atari" else {})
-    kinds = {"atari": VALUE_ATARI, "screen": VALUE_SCREEN, "board": ONE_STEP_BOARD, "vector": VALUE_VECTOR}
-    return kinds[spaces.kind]
+    return preset_of("one_step_sarsa", name, spaces)
 
 
 def make_network(config: Config, spaces: Spaces) -> QNetwork:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.core.config import ATARI
+from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.losses import (
     Metrics,
     clipped_surrogate,
@@ -34,7 +34,6 @@ from asyncrl.core.losses import (
     normalized,
     squared_error,
 )
-from asyncrl.core.policy_config import PolicyConfig
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Extras, Minibatch, Rollout, State
 from asyncrl.core.schedules import linear
@@ -42,6 +41,7 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.nets.actor_critic import ActorCritic
 from asyncrl.nets.gaussian import GaussianActorCritic
 from asyncrl.nets.policies import make_actor_critic
+from asyncrl.presets import preset_of
 
 HAS_TARGET = False
 TAKES_CONTINUOUS = True
@@ -89,61 +89,9 @@ class Config(PolicyConfig):
         self._require("value_clip", 0 <= self.value_clip < float("inf"), "must not be negative")
 
 
-VECTOR: dict[str, Any] = {
-    "envs_per_worker": 4,
-    "t_max": 32,
-    "epochs": 10,
-    "learning_rate": 1e-3,
-    "clip": 0.2,
-    "entropy_weights": (0.0,),
-    "normalize_observations": True,
-    "normalize_returns": True,
-    "evaluation_policy": "greedy",
-}
-BOARD: dict[str, Any] = {"t_max": 32, "learning_rate": 1e-3, "normalize_observations": False}
-CONTINUOUS: dict[str, Any] = VECTOR | {"t_max": 128, "learning_rate": 3e-4, "first_deviation": 0.5}
-PAPER: dict[str, Any] = {
-    "envs_per_worker": 1,
-    "gae_lambda": 0.95,
-    "anneal_learning_rate": True,
-    "normalize_observations": False,
-    "normalize_returns": False,
-}
-PAPER_ATARI: dict[str, Any] = {
-    "workers": 8,
-    "t_max": 128,
-    "learning_rate": 2.5e-4,
-    "epochs": 3,
-    "minibatches": 4,
-    "value_cost": 1.0,
-    "entropy_weights": (0.01,),
-    "clip": 0.1,
-    "network": "nature",
-    "image_size": 84,
-}
-"""Table 5."""
-PAPER_CONTINUOUS: dict[str, Any] = {
-    "workers": 1,
-    "t_max": 2048,
-    "learning_rate": 3e-4,
-    "epochs": 10,
-    "minibatches": 32,
-    "entropy_weights": (0.0,),
-    "clip": 0.2,
-    "anneal_clip": False,
-    "anneal_learning_rate": False,
-    "mean": "linear",
-    "first_deviation": 1.0,
-}
-"""Table 3."""
-
-
 def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     """The settings of a preset, as far as they differ from the fields' defaults."""
-    if name == "paper":
-        return PAPER | (ATARI | PAPER_ATARI if spaces.kind == "atari" else PAPER_CONTINUOUS)
-    vectors = CONTINUOUS if spaces.is_continuous else VECTOR
-    return {"atari": ATARI, "screen": {}, "board": BOARD, "vector": vectors}[spaces.kind]
+    return preset_of("ppo", name, spaces)
 
 
 make_network = make_actor_critic

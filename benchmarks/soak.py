@@ -67,7 +67,7 @@ def soak(options: argparse.Namespace, file: Path, done: float) -> None:
     command = [
         sys.executable, "-m", f"asyncrl.{options.page}", "--env-id", options.env_id, "--workers", str(options.workers),
         "--runs-dir", str(options.folder), "--run-name", NAME, "--resume", "auto", "--total-steps", "1e12",
-        "--evaluation-interval-seconds", "60", "--worker-restarts", "1000000", "--quiet",
+        "--evaluation-interval-steps", "200_000", "--worker-restarts", "1000000", "--quiet",
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     choose = random.Random(options.seed)

@@ -34,7 +34,7 @@ import numpy as np
 import psutil
 
 from asyncrl.api.training import make_spec
-from asyncrl.commands.commandline import parse
+from asyncrl.config.commandline import parse
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.run import load_page

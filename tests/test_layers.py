@@ -13,19 +13,21 @@ from asyncrl.pages import PAGES
 ROOT = Path(asyncrl.__file__).parent
 MAY_IMPORT = {
     "core": {"core"},
-    "nets": {"nets", "core"},
-    "envs": {"envs", "core"},
+    "config": {"config", "core"},
+    "presets": {"core"},
+    "nets": {"nets", "config", "core"},
+    "envs": {"envs", "config", "core"},
     "storage": {"storage", "core"},
-    "runtime": {"runtime", "envs", "storage", "core"},
+    "runtime": {"runtime", "envs", "storage", "config", "core"},
     "parameters": {"parameters", "runtime", "core"},
     "experience": {"experience", "runtime", "envs", "core"},
     "backends": {"backends", "parameters", "experience", "runtime", "storage", "core"},
-    "checks": {"checks", "backends", "runtime", "envs", "storage", "core"},
+    "checks": {"checks", "backends", "runtime", "envs", "storage", "config", "core"},
     "plots": {"plots", "storage", "pages", "core"},
     "studies": {"studies", "plots", "storage", "pages", "core"},
     "pages": {"core"},
-    "api": {"api", "checks", "backends", "runtime", "envs", "storage", "pages", "core"},
-    "page": {"nets", "envs", "core"},
+    "api": {"api", "checks", "backends", "runtime", "envs", "storage", "pages", "config", "core"},
+    "page": {"presets", "nets", "envs", "config", "core"},
 }
 
 

@@ -24,7 +24,7 @@ from asyncrl.api.resume import AUTO, is_finished, is_resumed, newest
 from asyncrl.api.settings import settings_for
 from asyncrl.api.training import Settled, carry_out, settle
 from asyncrl.backends.outcome import Signals
-from asyncrl.core.config import RunConfig
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import one_line
 from asyncrl.runtime.run import Run as RunToMake

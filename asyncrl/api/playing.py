@@ -15,7 +15,7 @@ from asyncrl import pages
 from asyncrl.api.resume import stored_config
 from asyncrl.api.training import check_memory, make_spec
 from asyncrl.backends.handles import build_handles
-from asyncrl.core.config import RunConfig
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all, one_line
 from asyncrl.runtime.evaluator import MOST_ENVIRONMENTS, play

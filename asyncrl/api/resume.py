@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from asyncrl.core.config import RunConfig, flag, from_plain, to_plain
+from asyncrl.config.groups import flag
+from asyncrl.config.run_config import RunConfig, from_plain, to_plain
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import one_line
 from asyncrl.pages import name_of, short

@@ -23,7 +23,7 @@ from asyncrl.backends.handles import build_handles, experience_bytes
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
-from asyncrl.core.config import RunConfig, to_plain
+from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
@@ -97,8 +97,6 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
     """Raise UsageError for settings that do not go with the environment, with each other or with this system."""
     if spaces.is_continuous and not load_page(page).TAKES_CONTINUOUS:
         raise UsageError(f"{config.env_id} has continuous actions; {command_of(page)} chooses between discrete ones")
-    if config.backend == "serial" and config.evaluation_interval_seconds:
-        raise UsageError("--evaluation-interval-seconds would make a serial run depend on the clock; give steps")
     if config.backend == "serial" and config.on_worker_error == "restart":
         raise UsageError("--on-worker-error restart is for --backend local: a serial run has no process to replace")
     if config.update == "locked" and sys.platform == "win32":

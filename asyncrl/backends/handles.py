@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from asyncrl.core.config import RunConfig
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.batches import PATIENCE_SECONDS, Batches, batches_bytes

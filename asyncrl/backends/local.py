@@ -14,7 +14,6 @@ from asyncrl.runtime.evaluator import Evaluator, serve
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.protocols import LEARNER
 from asyncrl.runtime.run import Role, Run, build_learner, build_worker
-from asyncrl.runtime.scheduling import ask_for_long_slices
 from asyncrl.runtime.terminal import View
 
 TOLD_SECONDS = 5.0
@@ -98,7 +97,6 @@ def worker_process(run: Run, worker: int) -> None:
     """An actor-learner's process."""
     if hasattr(os, "nice"):
         os.nice(NICENESS)
-    ask_for_long_slices()
     role = build_worker(run, worker)
     _follow(role, run.handles.clock, worker)
 

@@ -35,9 +35,9 @@ def by_delays(workers: int, delays: Sequence[float]) -> Iterator[int]:
 
 
 def make_schedule(name: str, workers: int, seed: int, delays: Sequence[float]) -> Iterator[int]:
-    """The schedule of that name."""
+    """The schedule of that name; with delays, by those."""
+    if delays:
+        return by_delays(workers, delays)
     if name == "random":
         return random_order(workers, seed)
-    if name == "delays":
-        return by_delays(workers, delays)
     return round_robin(workers)

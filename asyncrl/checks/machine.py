@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from asyncrl.checks.finding import Finding, judge
-from asyncrl.core.config import RunConfig
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.clock import RUNNING

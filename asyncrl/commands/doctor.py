@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Literal
@@ -27,8 +27,10 @@ from asyncrl.backends.processes import start_context
 from asyncrl.checks import environment, learning, machine
 from asyncrl.checks.finding import Finding
 from asyncrl.checks.learning import Heard, NoAnswer
-from asyncrl.commands.commandline import parse, run_command
-from asyncrl.core.config import RunConfig
+from asyncrl.commands.program import run_command
+from asyncrl.config.commandline import parse
+from asyncrl.config.groups import default_workers
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
@@ -63,8 +65,8 @@ class Config:
     """Random steps in that environment."""
     seed: int = 1
     """Seed of the environment and of all actions."""
-    workers: int = 16
-    """Workers of the run to come, for which there must be room."""
+    workers: int = field(default_factory=default_workers)
+    """Workers of the run to come, for which there must be room. By default two per usable core."""
     statistics: Literal["shared", "per-worker"] = "shared"
     """Who owns the optimiser's statistics in the run to come."""
     runs_dir: Path = Path("runs")

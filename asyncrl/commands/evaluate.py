@@ -18,7 +18,8 @@ import tyro
 from numpy.typing import NDArray
 
 from asyncrl.api.playing import Result, load_run, play_run
-from asyncrl.commands.commandline import parse, run_command
+from asyncrl.commands.program import run_command
+from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec
 from asyncrl.runtime.evaluator import cut_in_words

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from asyncrl.commands.commandline import parse, run_command
+from asyncrl.commands.program import run_command
+from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
 
 

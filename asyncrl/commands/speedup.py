@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from asyncrl import pages
-from asyncrl.commands.commandline import parse, run_command
+from asyncrl.commands.program import run_command
+from asyncrl.config.commandline import parse
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.pages import GRADIENT_PAGES
@@ -166,14 +167,21 @@ def check(config: Config) -> None:
         raise UsageError("--ablation lock needs --backend local: in the serial backend nobody races")
     if config.ablation == "staleness" and config.backend == "local":
         raise UsageError("--ablation staleness needs --backend serial, whose schedule is given")
-    if config.ablation == "exploration" and "a3c" in config.algorithms:
-        raise UsageError("--ablation exploration is for the value-based methods: leave a3c out of --algorithms")
+    modules = {algorithm: pages.load(pages.module_of(algorithm)) for algorithm in config.algorithms}
+    without = [algorithm for algorithm, page in modules.items() if not hasattr(page.Config, "exploration")]
+    if config.ablation == "exploration" and without:
+        raise UsageError(
+            f"--ablation exploration is for the value-based methods: leave {', '.join(without)} out of --algorithms"
+        )
 
 
 def check_algorithms(algorithms: Sequence[str]) -> None:
     """Raise UsageError if one of them is no page, or two would write into the same folders."""
     for algorithm in algorithms:
-        pages.load(pages.module_of(algorithm))
+        try:
+            pages.load(pages.module_of(algorithm))
+        except UsageError as error:
+            raise UsageError(f"--algorithms: {error}") from None
     folders = [pages.short(pages.module_of(algorithm)) for algorithm in set(algorithms)]
     if twice := sorted({folder for folder in folders if folders.count(folder) > 1}):
         raise UsageError(f"--algorithms has two pages called {twice[0]}, whose runs would share their folders")

@@ -22,29 +22,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl import pages
-from asyncrl.commands.commandline import parse, run_command
+from asyncrl.commands.program import run_command
 from asyncrl.commands.speedup import check_algorithms
+from asyncrl.config.commandline import parse
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
-from asyncrl.envs.spec import EnvSpec
 from asyncrl.studies.axes import Axis, Point, combine, group_words, make_axis, words_of
 from asyncrl.studies.jobs import Job, alone_in, is_finished, run_jobs, state_of
 
 TAKEN = ("seed", "runs_dir", "run_name", "resume", "quiet")
 """Settings of a run that are the sweep's own business."""
 
-SMALL_WORKERS = 4
-"""Workers of a run, but for Atari's, if nothing else is said: the default, 16, is for games that take hours, and would
-have a sweep of small ones start processes most of the time. The jobs are the same on every machine, so it is no number
-of cores."""
-
 
 @dataclass(frozen=True)
 class Config:
-    """Runs over lists, grids and random draws of settings. Any flag of the methods may be given as well.
-
-    Without --workers or --preset paper, runs on other environments than Atari have 4 workers.
-    """
+    """Runs over lists, grids and random draws of settings. Any flag of the methods may be given as well."""
 
     algorithms: tuple[str, ...] = ("a3c",)
     """Methods to run: pages of this package, or your own by their modules."""
@@ -146,8 +138,6 @@ def make_trial(algorithm: str, point: Point, seed: int, axes: Sequence[Axis]) ->
     switches = [name for name, is_switch in settings_of(algorithm).items() if is_switch]
     settings = {field: value for field, value in point.items() if field != "env_id"}
     env_id = point.get("env_id") or pages.load(pages.module_of(algorithm)).Config.env_id
-    if "workers" not in point and point.get("preset") != "paper" and not EnvSpec(env_id).is_atari:
-        settings["workers"] = str(SMALL_WORKERS)
     words = (*words_of(settings, switches), "--seed", str(seed))
     varied = [f"{axis.field}={point[axis.field]}" for axis in axes if axis.varies and axis.field != "env_id"]
     told = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", "-".join([*varied, f"s{seed}"]))[:80]

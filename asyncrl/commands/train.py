@@ -13,7 +13,9 @@ from asyncrl import pages
 from asyncrl.api.resume import AUTO, is_finished, is_resumed, newest
 from asyncrl.api.training import Settled, carry_out, settle
 from asyncrl.backends.outcome import Signals
-from asyncrl.commands.commandline import parse, run_command, value_of
+from asyncrl.commands.program import run_command
+from asyncrl.config.commandline import parse, value_of
+from asyncrl.config.groups import default_workers
 from asyncrl.core.cores import usable_cores
 from asyncrl.pages import command_of, short
 from asyncrl.runtime.run import Run, load_page
@@ -70,10 +72,11 @@ def configure(page: str, words: Sequence[str]) -> Settled:
 def chosen_by_preset(run: Run) -> str:
     """Where the preset set something else than the page's plain defaults and the command line left it at that."""
     module, config, spaces = load_page(run.spec.page), run.spec.config, run.spec.spaces
+    plain = module.Config()
     chosen = {
         name: value
         for name, value in module.preset(config.preset, spaces).items()
-        if value != getattr(module.Config, name) and value == getattr(config, name)
+        if value != getattr(plain, name) and value == getattr(config, name)
     }
     kind = "Atari" if spaces.kind == "atari" else f"a {spaces.kind}"
     kind += " and continuous actions" if spaces.is_continuous else ""
@@ -100,9 +103,9 @@ def introduction(run: Run) -> list[str]:
         f"{config.optimizer} {config.learning_rate:g}, {config.update} updates, {config.statistics} statistics",
     ]
     lines.append(chosen_by_preset(run))
-    cores = len(usable_cores())
-    if config.backend == "local" and config.workers > cores:
-        lines.append(f"{config.workers} workers share {cores} cores: no faster than {cores} would be")
+    if config.backend == "local" and config.workers > default_workers():
+        cores = len(usable_cores())
+        lines.append(f"{config.workers} workers share {cores} cores: no faster than {default_workers()} would be")
     if run.spec.part:
         lines.append(
             f"resumed at {run.handles.clock.steps:,} steps after {run.handles.clock.seconds:.0f} s; "

@@ -1,1 +1,1 @@
-"""Numbers only: rollouts, returns, losses, updates, schedules, exploration and the shared part of the configuration."""
+"""Numbers only: rollouts, returns, losses, updates, schedules and exploration."""

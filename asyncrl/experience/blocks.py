@@ -46,7 +46,7 @@ class RolloutShape:
             ("truncated", (2, steps * environments), torch.int64),
             ("finals", (steps * environments, *observation), dtype),
             ("numbers", (3,), torch.int64),
-            ("reward_scale", (), torch.float32),
+            ("reward_scale", (), torch.float64),
         ]  # fmt: skip
         fields += [(f"state.{i}", (environments, *shape), torch.float32) for i, shape in enumerate(self.state)]
         fields += [(f"extras.{name}", each, torch.float32) for name in self.extras]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrl.core.policy_config import PolicyConfig
+from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.spaces import Spaces
 from asyncrl.nets.actor_critic import ActorCritic
 from asyncrl.nets.bodies import make_body

@@ -30,7 +30,7 @@ AXES = {
 """Name on the command line: key in evaluator.jsonl, label."""
 UNTOLD = (
     "seed", "run_name", "runs_dir", "resume", "quiet", "max_seconds", "stop_at_score", "evaluation_interval_steps",
-    "evaluation_interval_seconds", "evaluation_episodes", "evaluation_cpu_share", "checkpoint_interval_steps",
+    "evaluation_episodes", "evaluation_cpu_share", "checkpoint_interval_steps",
     "checkpoints_kept", "record_interval_seconds",
 )  # fmt: skip
 """Settings that do not tell two curves apart."""

@@ -43,7 +43,6 @@ class Evaluator:
         self._best = max((row["mean"] for row in earlier if row.get("mean") is not None), default=-math.inf)
         self._writer = RecordWriter(run.spec.folder.evaluator_file)
         self._due_steps = self._next_multiple(run.handles.clock.steps)
-        self._due_seconds = run.handles.clock.seconds + self._config.evaluation_interval_seconds
         self._evaluated = (-1, -1)
         """T and the number of updates at the last evaluation's pull."""
         self._cpu_before = time.process_time()
@@ -86,11 +85,8 @@ class Evaluator:
         return (steps // interval + 1) * interval if interval else -1
 
     def due(self) -> bool:
-        """Whether T has crossed the next multiple of the interval, or the time has come."""
-        clock = self._run.handles.clock
-        by_steps = self._due_steps >= 0 and clock.steps >= self._due_steps
-        by_time = self._config.evaluation_interval_seconds > 0 and clock.seconds >= self._due_seconds
-        return by_steps or by_time
+        """Whether T has crossed the next multiple of the interval."""
+        return 0 <= self._due_steps <= self._run.handles.clock.steps
 
     def within_share(self) -> bool:
         """Whether the evaluator has used less than its share of the CPU time that this part of the run had."""
@@ -119,7 +115,6 @@ class Evaluator:
                 # Neither newer nor older: a score belongs to what the network saw.
                 beside["observation_moments"] = torch.from_numpy(self._normalizer.read)
         self._due_steps = self._next_multiple(steps)
-        self._due_seconds = seconds + self._config.evaluation_interval_seconds
         began, cpu = time.perf_counter(), time.process_time()
         episodes = play(
             self._agent, self._environments, self._run.spec.spaces, self._config.evaluation_episodes, steps,

@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from asyncrl.core.config import RunConfig
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Extras, Minibatch, Rollout, State
 from asyncrl.core.spaces import Spaces

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from asyncrl.core.config import RunConfig
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.flat import flatten_parameters
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.rebuilding import Rebuilding

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.core.config import RunConfig, to_plain
+from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import NotFinite, UsageError
 from asyncrl.runtime.run import Layout, Run
 from asyncrl.storage.checkpoints import Checkpoint

@@ -36,7 +36,7 @@ ABLATIONS: dict[str, tuple[Variant, ...]] = {
     ),
     "staleness": (
         Variant("equal-turns", ("--schedule", "round-robin")),
-        Variant("unequal-turns", ("--schedule", "delays", "--delays", "1", "2", "4", "8", "16", "32", "64", "128")),
+        Variant("unequal-turns", ("--delays", "1", "2", "4", "8", "16", "32", "64", "128")),
     ),
 }
 """Ready studies, by the name that --ablation takes. `staleness`: with equal turns every update of N workers is N - 1

@@ -36,10 +36,10 @@ def what_was_learnt(run: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("schedule", [("round-robin",), ("random",), ("delays", "--delays", "1", "2.5")])
+@pytest.mark.parametrize("schedule", [(), ("--schedule", "random"), ("--delays", "1", "2.5")])
 def test_the_serial_backend_repeats_itself_bit_by_bit(tmp_path: Path, schedule: tuple[str, ...]) -> None:
     """Two runs with three workers: equal parameters, statistics, episodes and evaluations."""
-    words = ("--backend", "serial", "--workers", "3", "--total-steps", "3000", "--schedule", *schedule)
+    words = ("--backend", "serial", "--workers", "3", "--total-steps", "3000", *schedule)
 
     first, second = (train(tmp_path / name, *words) for name in ("first", "second"))
 

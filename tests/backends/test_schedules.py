@@ -12,6 +12,11 @@ def test_round_robin_goes_round() -> None:
     assert list(islice(make_schedule("round-robin", 3, 0, ()), 7)) == [0, 1, 2, 0, 1, 2, 0]
 
 
+def test_delays_are_a_schedule_of_their_own() -> None:
+    """Whatever the name says, which the settings allow for the plain one only."""
+    assert list(islice(make_schedule("round-robin", 2, 0, (1.0, 2.0)), 6)) == [0, 0, 1, 0, 0, 1]
+
+
 def test_random_order_is_seeded_and_gives_everybody_turns() -> None:
     """Same seed, same order; another seed, another order."""
     first, again, other = (list(islice(random_order(4, seed), 400)) for seed in (1, 1, 2))

@@ -27,7 +27,7 @@ from asyncrl.checks.learning import Heard, NoAnswer
 from asyncrl.commands import doctor
 from asyncrl.commands.doctor import A3C, N_STEP_Q, exercise_run, main
 from asyncrl.commands.train import main as train
-from asyncrl.core.config import RunConfig
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec

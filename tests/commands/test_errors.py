@@ -20,9 +20,10 @@ from asyncrl.__main__ import main as asyncrl
 from asyncrl.api.training import parse_argument
 from asyncrl.backends import local, serial
 from asyncrl.backends.outcome import failed
-from asyncrl.commands.commandline import parse, parse_integer
 from asyncrl.commands.train import main
-from asyncrl.core.config import RunConfig, flag
+from asyncrl.config.commandline import parse, parse_integer
+from asyncrl.config.groups import flag
+from asyncrl.config.run_config import RunConfig
 from asyncrl.pages import PAGES
 from tests.support import run_command
 
@@ -139,13 +140,13 @@ def test_every_flag_refuses_a_wrong_word(page: str, name: str, refuse: Callable[
             "--env-id CartPole-v1 --image-size 42",
             "--image-size is for grey and colour images of at least 36 rows; CartPole-v1 observes a vector [4]",
         ),
-        ("--delays 1 2", "--delays and --schedule delays belong together: give both or neither"),
-        ("--backend serial --schedule delays", "--delays and --schedule delays belong together: give both or neither"),
-        ("--schedule random", "--schedule is for --backend serial; processes are scheduled by the system"),
+        ("--delays 1 2", "--delays is for --backend serial; processes are scheduled by the system"),
+        ("--schedule delays", "--schedule takes round-robin or random, got 'delays'"),
         (
-            "--backend serial --evaluation-interval-seconds 5",
-            "--evaluation-interval-seconds would make a serial run depend on the clock; give steps",
+            "--backend serial --schedule random --delays 1 2",
+            "--delays say whose turn is next, and so does --schedule random: give one",
         ),
+        ("--schedule random", "--schedule is for --backend serial; processes are scheduled by the system"),
         (
             "--backend serial --on-worker-error restart",
             "--on-worker-error restart is for --backend local: a serial run has no process to replace",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.commands.commandline import value_of
 from asyncrl.commands.train import main
+from asyncrl.config.commandline import value_of
 from tests.support import status_of, the_run
 
 

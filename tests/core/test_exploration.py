@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from asyncrl.config.value import ValueConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.exploration import Boltzmann, EpsilonGreedy, draw_epsilon, ladder_epsilon, spread_temperature
-from asyncrl.core.value_config import ValueConfig
 
 VALUES = torch.tensor([[1.0, 3.0, 2.0]])
 

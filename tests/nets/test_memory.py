@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from asyncrl import a3c, n_step_q
-from asyncrl.core.config import RunConfig
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces
 from asyncrl.nets.bodies import make_body

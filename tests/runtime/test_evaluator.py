@@ -254,30 +254,8 @@ def test_a_resumed_run_waits_for_its_next_multiple(tmp_path: Path, evaluate: Cal
     assert evaluator.due()
 
 
-def test_it_is_due_so_many_seconds_after_the_last(
-    tmp_path: Path, evaluate: Callable[..., Evaluator], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At 10 s, and after an evaluation that began at 13 s, at 23 s."""
-    clock = [0.0]
-    monkeypatch.setattr(Clock, "seconds", property(lambda _: clock[0]))
-    run = make_run(tmp_path, evaluation_interval_steps=0, evaluation_interval_seconds=10.0, backend="local")
-    evaluator = evaluate(run, 1.0)
-
-    due = []
-    for clock[0] in (0.0, 9.9, 10.0, 13.0):
-        due.append(evaluator.due())
-    evaluator.evaluate()
-    for clock[0] in (13.0, 22.9, 23.0):
-        due.append(evaluator.due())
-
-    assert due == [False, False, True, True, False, False, True]
-
-
-def test_without_intervals_it_is_never_due(
-    tmp_path: Path, evaluate: Callable[..., Evaluator], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_interval_it_is_never_due(tmp_path: Path, evaluate: Callable[..., Evaluator]) -> None:
     """There is the one at the end all the same."""
-    monkeypatch.setattr(Clock, "seconds", property(lambda _: 1e6))
     run = make_run(tmp_path, evaluation_interval_steps=0)
     evaluator = evaluate(run)
     run.handles.clock.count(0, 10**9)

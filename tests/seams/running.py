@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from asyncrl.api.training import conclude, follow
-from asyncrl.backends.outcome import Signals
+from asyncrl.backends.outcome import Outcome, Signals
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.terminal import make_view
@@ -13,10 +13,15 @@ from asyncrl.storage.checkpoints import load_newest
 from tests.support import evaluations_of
 
 
-def train(run: Run) -> None:
+def outcome_of(run: Run) -> Outcome:
     """From the first turn to the last checkpoint, as the command does it."""
     monitor = Monitor(run)
-    outcome = conclude(follow(run, monitor, make_view(quiet=True, title=""), Signals()), monitor)
+    return conclude(follow(run, monitor, make_view(quiet=True, title=""), Signals()), monitor)
+
+
+def train(run: Run) -> None:
+    """A run that finishes."""
+    outcome = outcome_of(run)
     assert outcome.state == "finished", outcome
 
 

@@ -28,7 +28,7 @@ SMALL = (
     ("words", "message"),
     [
         (["--workers", "2", "4"], "--workers must include 1"),
-        (["--algorithms", "a2c"], "--algorithms takes a3c, one_step_q, one_step_sarsa, n_step_q, got 'a2c'"),
+        (["--algorithms", "a4c"], "--algorithms: there is no page 'a4c'"),
         (["--env-ids", "Catch", "Chain", "--max-steps", "1", "2", "3"], "--max-steps takes one value, or one for each"),
         (["--reference-score", "high"], "--reference-score takes numbers or auto, got high"),
         (["--reference-score", "nan"], "--reference-score takes numbers or auto, got nan"),
@@ -41,6 +41,7 @@ SMALL = (
         (["--backend", "serial", "--ablation", "lock"], "in the serial backend nobody races"),
         (["--ablation", "staleness"], "needs --backend serial"),
         (["--ablation", "exploration"], "leave a3c out"),
+        (["--ablation", "exploration", "--algorithms", "n_step_q", "ppo"], "leave ppo out"),
         (["--seeds", "0"], "--seeds must be at least 1"),
         (["--env-ids", "Catch", "--", "--no-such-flag"], "there is no --no-such-flag"),
         (["--env-ids", "Nowhere-v0"], "Nowhere"),

@@ -55,26 +55,6 @@ def test_other_settings_are_other_runs() -> None:
     assert names("1000") != names("2000")
 
 
-@pytest.mark.parametrize(
-    ("words", "workers"),
-    [
-        (["--env-ids", "Catch"], ["--workers", "4"]),
-        (["--env-ids", "Catch", "--workers", "16"], ["--workers", "16"]),
-        (["--env-ids", "Catch", "--preset", "paper"], []),
-        (["--env-ids", "ALE/Pong-v5"], []),
-        ([], []),
-    ],
-)
-def test_small_environments_get_few_workers(
-    capsys: pytest.CaptureFixture[str], words: list[str], workers: list[str]
-) -> None:
-    """Unless the command says how many; Atari, the default, keeps its own default."""
-    (line,) = printed(capsys, *words)
-
-    at = line.index("--workers") if "--workers" in line else len(line)
-    assert line[at : at + 2] == workers
-
-
 def finish(runs_dir: Path, line: list[str], score: float) -> Path:
     """Make it look as if the run of a printed line had ended with a score."""
     page, env_id = line[4], line[line.index("--env-id") + 1]

@@ -1,26 +1,36 @@
-"""From the words of a command line to a configuration, and from a mistake to one line."""
+"""From the words of a command line to a configuration, and from a mistake in them to one line."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import dataclasses
+import inspect
 import io
+import itertools
 import math
 import os
 import re
-import signal
-import sys
-import warnings
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from asyncrl.config.groups import (
+    EnvironmentSettings,
+    EvaluationSettings,
+    FaultSettings,
+    NetworkSettings,
+    OptimiserSettings,
+    ParallelismSettings,
+    RunSettings,
+    Settings,
+)
 from asyncrl.core.errors import UsageError
-from asyncrl.envs.spec import EnvironmentNotice
-from asyncrl.storage.files import disk_is_full
 
 T = TypeVar("T")
 ALIASES = {"--async-update-interval": "--t-max"}
@@ -29,6 +39,18 @@ Reader = Callable[[str], Any]
 """One word to a value; raises ValueError with what follows the flag's name in the message."""
 Shape = tuple[int | Literal["*"], str]
 """How many words a flag takes, and how help calls them."""
+METHOD = "method"
+GROUPS: dict[str, type[Settings] | None] = {
+    "run": RunSettings,
+    "environment": EnvironmentSettings,
+    "parallelism": ParallelismSettings,
+    "optimiser": OptimiserSettings,
+    "network": NetworkSettings,
+    METHOD: None,
+    "evaluation": EvaluationSettings,
+    "faults": FaultSettings,
+}
+"""The groups of settings in the order of help; the method's own are those that no other group has."""
 
 
 def parse_integer(text: str) -> int:
@@ -134,7 +156,7 @@ def parse(cls: type[T], words: Sequence[str], program: str, default: T | None = 
     if default is not None:
         options["default"] = default
     if any(word in ("-h", "--help") or word.startswith("--tyro-") for word in words):
-        tyro.cli(cls, args=list(words), **options)
+        _help(cls, words, options)
     complaint = io.StringIO()
     try:
         # With stdout put aside as well, tyro draws its message without frames and colours.
@@ -142,6 +164,49 @@ def parse(cls: type[T], words: Sequence[str], program: str, default: T | None = 
             return cast(T, tyro.cli(cls, args=list(words), **options))
     except SystemExit:
         raise UsageError(_one_line(complaint.getvalue(), words)) from None
+
+
+def _help(cls: type[Any], words: Sequence[str], options: dict[str, Any]) -> None:
+    """Print the help of `cls`, settings of a run in their groups, and end the program."""
+    if not issubclass(cls, Settings):
+        tyro.cli(cls, args=list(words), **options)
+    default = options.pop("default", None) or cls()
+    tyro.cli(_grouped(cls, default), args=list(words), config=(tyro.conf.OmitArgPrefixes,), **options)
+
+
+def _grouped(cls: type[Any], default: Settings) -> type[Any]:
+    """The same settings nested in groups, which is how tyro draws boxes around them; for help only."""
+    texts, kinds = texts_of(cls), get_type_hints(cls)
+    home = {field.name: title for title, group in GROUPS.items() if group for field in dataclasses.fields(group)}
+    annotated: Any = Annotated  # the types are known to the program, not to a reader of it
+    members: dict[str, list[Any]] = {title: [] for title in GROUPS}
+    for field in dataclasses.fields(cls):
+        told = tyro.conf.arg(help=texts.get(field.name))
+        value = dataclasses.field(default=getattr(default, field.name))
+        own = members[home.get(field.name, METHOD)]
+        own.append((field.name, annotated[kinds[field.name], told], value))
+    parts = []
+    for title, own in members.items():
+        text = (GROUPS[title] or _OwnSettings).__doc__
+        part = dataclasses.make_dataclass(title, own, frozen=True, namespace={"__doc__": text})
+        parts.append((title, part, dataclasses.field(default=part())))
+    return dataclasses.make_dataclass(cls.__name__, parts, frozen=True, namespace={"__doc__": cls.__doc__})
+
+
+class _OwnSettings:
+    """What this method has beside the others."""
+
+
+def texts_of(cls: type[Any]) -> dict[str, str]:
+    """The text below each field of a dataclass, the most derived class's where several have one."""
+    texts = {}
+    for base in reversed(cls.__mro__[:-1]):
+        with contextlib.suppress(OSError):  # a class that was typed at a prompt has no source
+            (definition,) = cast(list[ast.ClassDef], ast.parse(textwrap.dedent(inspect.getsource(base))).body)
+            for field, text in itertools.pairwise(definition.body):
+                if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                    texts[cast(ast.Name, field.target).id] = str(ast.literal_eval(text.value))
+    return texts
 
 
 @contextlib.contextmanager
@@ -184,44 +249,3 @@ def _misplaced(word: str, words: Sequence[str]) -> str:
         if holder.startswith("--"):
             return f"{holder} takes no value, got {word!r}"
     return f"nothing takes the word {word!r}"
-
-
-@contextlib.contextmanager
-def _notices_in_one_line(program: str) -> Iterator[None]:
-    """Show what there is to say about an environment's id as a line, without the place in our code that says it."""
-    show = warnings.showwarning
-
-    def in_one_line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if issubclass(category, EnvironmentNotice):
-            print(f"{program}: {message}", file=sys.stderr)
-        else:
-            show(message, category, *place, **more)
-
-    warnings.showwarning = in_one_line
-    try:
-        yield
-    finally:
-        warnings.showwarning = show
-
-
-def run_command(program: str, command: Callable[[], int]) -> int:
-    """Run a command; a mistake of the user becomes one line on stderr and exit code 2, Ctrl-C exit code 130."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # it is None in a program without output
-            stream.reconfigure(errors="backslashreplace")  # a path may hold letters that the terminal has not
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # see asyncrl/__init__.py
-    try:
-        with _notices_in_one_line(program):
-            return command()
-    except UsageError as error:
-        print(f"{program}: error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        if not disk_is_full(error):
-            raise
-        print(f"{program}: error: the disk is full: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
-        return 130

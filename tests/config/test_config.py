@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.core.config import RunConfig, from_plain, to_plain
+from asyncrl.config.run_config import RunConfig, from_plain, to_plain
 from asyncrl.core.errors import UsageError
 
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
@@ -37,7 +37,9 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"image_size": 10**5}, "--image-size must be at most 1_000"),
     ({"noop_max": 10**20}, "--noop-max must be at most 10_000"),
     ({"image_size": 8}, "--image-size must be 0 or at least 16"),
-    ({"delays": (1.0,)}, "--delays and --schedule delays belong together"),
+    ({"delays": (1.0,)}, "--delays is for --backend serial"),
+    ({"delays": (0.0,), "backend": "serial"}, "--delays must be positive, got (0.0,)"),
+    ({"delays": (1.0,), "schedule": "random", "backend": "serial"}, "and so does --schedule random: give one"),
     ({"schedule": "random"}, "--schedule is for --backend serial"),
 ]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from asyncrl.core.config import ATARI, PAPER, RunConfig
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.exploration import (
     Boltzmann,
@@ -71,47 +71,3 @@ class ValueConfig(RunConfig):
             return EpsilonGreedy(self.epsilons[0], self.exploration_steps)
         final = draw_epsilon(self.epsilons, self.epsilon_probabilities, (self.seed, worker))
         return EpsilonGreedy(final, self.exploration_steps)
-
-
-VALUE_PAPER: dict[str, Any] = PAPER | {
-    "target_interval_steps": 10_000,
-    "double_q": False,
-    "exploration": "drawn",
-    "epsilons": (0.1, 0.01, 0.5),
-    "epsilon_probabilities": (0.4, 0.3, 0.3),
-    "exploration_steps": 1_000_000,
-}
-"""The preset "paper" of the value-based pages."""
-
-VALUE_SCREEN: dict[str, Any] = {"evaluation_policy": "sampled"}
-"""Screens: a player of Pong who only takes the best actions may return the ball for ever, 27 000 steps of an evaluation
-that say nothing."""
-VALUE_ATARI: dict[str, Any] = ATARI | VALUE_SCREEN
-VALUE_VECTOR: dict[str, Any] = {
-    "envs_per_worker": 8,
-    "t_max": 5,
-    "learning_rate": 1e-3,
-    "optimizer_epsilon": 1e-5,
-    "max_gradient_norm": 10.0,
-    "normalize_observations": True,
-    # Values grow to 100 in CartPole; divided by the spread of returns they stay where the learning rate was chosen.
-    "normalize_returns": True,
-    "target_interval_steps": 1_000,
-    "exploration_steps": 50_000,
-}
-"""What trains CartPole well: small problems want a target and an epsilon that move on sooner."""
-
-VALUE_BOARD: dict[str, Any] = VALUE_VECTOR | {
-    "envs_per_worker": 16,
-    "normalize_returns": False,
-    "target_interval_steps": 2_000,
-}
-"""What trains MinAtar's Breakout well with n-step Q."""
-
-ONE_STEP_BOARD: dict[str, Any] = VALUE_BOARD | {
-    "envs_per_worker": 8,
-    "normalize_observations": False,
-    "target_interval_steps": 4_000,
-    "exploration_steps": 100_000,
-}
-"""What trains MinAtar's Breakout best with one-step Q of what was tried (docs/results/minatar.md)."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from asyncrl.core.config import RunConfig
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 
 

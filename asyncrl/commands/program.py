@@ -1,0 +1,56 @@
+"""What all commands have around them: mistakes in one line, exit codes, Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from asyncrl.core.errors import UsageError
+from asyncrl.envs.spec import EnvironmentNotice
+from asyncrl.storage.files import disk_is_full
+
+
+@contextlib.contextmanager
+def _notices_in_one_line(program: str) -> Iterator[None]:
+    """Show what there is to say about an environment's id as a line, without the place in our code that says it."""
+    show = warnings.showwarning
+
+    def in_one_line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, EnvironmentNotice):
+            print(f"{program}: {message}", file=sys.stderr)
+        else:
+            show(message, category, *place, **more)
+
+    warnings.showwarning = in_one_line
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
+
+
+def run_command(program: str, command: Callable[[], int]) -> int:
+    """Run a command; a mistake of the user becomes one line on stderr and exit code 2, Ctrl-C exit code 130."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # it is None in a program without output
+            stream.reconfigure(errors="backslashreplace")  # a path may hold letters that the terminal has not
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # see asyncrl/__init__.py
+    try:
+        with _notices_in_one_line(program):
+            return command()
+    except UsageError as error:
+        print(f"{program}: error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if not disk_is_full(error):
+            raise
+        print(f"{program}: error: the disk is full: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,1 @@
+"""The frozen settings, in groups, and the command line made of them."""

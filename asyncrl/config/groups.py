@@ -1,0 +1,266 @@
+"""The settings that every page takes, in the groups in which help shows them.
+
+A group is a frozen dataclass that checks its own fields. The field is the flag is the key in config.json; the text
+below it is its help. `RunConfig` is all of them together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from asyncrl.core.cores import usable_cores
+from asyncrl.core.errors import UsageError
+
+MOST_WORKERS = 10_000
+
+
+def flag(field: str) -> str:
+    """The command-line flag of a field: `t_max` is `--t-max`."""
+    return "--" + field.replace("_", "-")
+
+
+def default_workers() -> int:
+    """Two per usable core: with more the updates only grow older (docs/performance.md)."""
+    return min(2 * len(usable_cores()), MOST_WORKERS)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all groups are: settings that are checked when they are made, each group by its own `check`."""
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+
+    def _require(self, field: str, condition: bool, demand: str) -> None:
+        if not condition:
+            raise UsageError(f"{flag(field)} {demand}, got {getattr(self, field)}")
+
+    def _require_count(self, field: str, most: int) -> None:
+        """A number from 1 up. More than `most` can only be a slip of the finger: memory would run out much later."""
+        self._require(field, getattr(self, field) >= 1, "must be at least 1")
+        self._require(field, getattr(self, field) <= most, f"must be at most {most:_}")
+
+    def _require_not_negative(self, field: str, most: float = math.inf) -> None:
+        self._require(field, getattr(self, field) >= 0, "must not be negative")
+        self._require(field, getattr(self, field) <= most, f"must be at most {most:_}")
+
+
+@dataclass(frozen=True)
+class RunSettings(Settings):
+    """How long it trains, and where it is kept."""
+
+    preset: Literal["default", "paper"] = "default"
+    """Where the other settings start from: what trains best here, or exactly the paper's."""
+    total_steps: int = 10_000_000
+    """T_max: steps of all workers together after which the run is finished."""
+    max_seconds: float = 0.0
+    """Finish after so many seconds of training by this command, not counting those before --resume; 0: no limit."""
+    seed: int = 1
+    """Seed of everything random. The serial backend repeats a run bit by bit on one kind of processor."""
+    runs_dir: str = "runs"
+    """Folder under which RUNS_DIR/page/environment/name is made."""
+    run_name: str = ""
+    """Name of the run's folder; empty: made from workers, seed and time."""
+    resume: str = ""
+    """Folder of a run to go on with, from its newest checkpoint; auto: the newest of the same name, if there is one."""
+    quiet: bool = False
+    """Print only the run folder, the outcome and errors."""
+    checkpoint_interval_steps: int = 500_000
+    """Steps between two checkpoints; there is one at the end and at a stop as well. 0: only those."""
+    checkpoints_kept: int = 3
+    """How many checkpoints stay, beside the best one."""
+    record_interval_seconds: float = 2.0
+    """Seconds between two rows of a worker's records."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require_count("total_steps", most=2**53)
+        self._require_not_negative("max_seconds")
+        self._require("seed", 0 <= self.seed < 2**63, "must lie between 0 and 2^63")
+        self._require_not_negative("checkpoint_interval_steps")
+        self._require_count("checkpoints_kept", most=1_000_000)
+        self._require_not_negative("record_interval_seconds")
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings(Settings):
+    """What is played, and how it is shown to the network."""
+
+    env_id: str = "ALE/Pong-v5"
+    """Environment: an Atari id (ALE/Pong-v5), any Gymnasium id, Chain, Catch, or module:factory."""
+    env_kwargs: tuple[str, ...] = ()
+    """Arguments of the environment, as key=value."""
+    max_episode_steps: int = 0
+    """Truncate episodes at so many steps; 0: Atari 108 000 frames (30 minutes), others as registered."""
+    frame_skip: int = 0
+    """Frames per step, for which the action is held and rewards are added up; 0: Atari 4, others 1."""
+    frame_stack: int = 0
+    """The newest so many images or vectors make an observation; 0: Atari 4, others 1."""
+    image_size: int = 0
+    """Height and width in pixels to which images are shrunk, in grey; 0: Atari 42, others as they are."""
+    sticky_actions: float = 0.0
+    """Probability, at each frame, that the last action is repeated, whatever the id's default."""
+    noop_max: int = 30
+    """Atari: up to so many no-ops begin an episode."""
+    life_loss: bool = False
+    """Atari: in training, a lost life ends the return (the game goes on)."""
+    full_action_space: bool = False
+    """Atari: all 18 actions."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require_not_negative("max_episode_steps")
+        self._require_not_negative("frame_skip", most=1_000)
+        self._require_not_negative("frame_stack", most=100)
+        self._require("image_size", self.image_size == 0 or self.image_size >= 16, "must be 0 or at least 16")
+        self._require("image_size", self.image_size <= 1_000, "must be at most 1_000")
+        self._require("sticky_actions", 0 <= self.sticky_actions <= 1, "must lie between 0 and 1")
+        self._require_not_negative("noop_max", most=10_000)
+
+
+@dataclass(frozen=True)
+class ParallelismSettings(Settings):
+    """Who does the work, and how it comes together."""
+
+    workers: int = field(default_factory=default_workers)
+    """Actor-learners, each with its own environments and exploration. By default two per usable core."""
+    # Four environments per worker: a batch of 4 costs half of 4 single observations in the network.
+    envs_per_worker: int = 4
+    """Environments of each worker (E), acted on as one batch. 1 is the paper."""
+    # 20 steps instead of 5: a quarter of the pulls and pushes, and returns that look further.
+    t_max: int = 20
+    """Steps of each environment between two updates (I_AsyncUpdate; --async-update-interval is the same)."""
+    backend: Literal["local", "serial"] = "local"
+    """local: a process per worker. serial: all workers in turn in one process, repeatable (see --seed)."""
+    schedule: Literal["round-robin", "random"] = "round-robin"
+    """Serial backend: whose turn is next."""
+    delays: tuple[float, ...] = ()
+    """Serial backend: turns by duration instead, of worker 0, 1, ... in any unit; the list repeats."""
+    update: Literal["hogwild", "locked"] = "hogwild"
+    """Whether pushes to the shared parameters take a lock. The paper's do not."""
+    statistics: Literal["shared", "per-worker"] = "shared"
+    """Who owns the optimiser's statistics: all workers together or each its own (the paper compares both)."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require_count("workers", most=MOST_WORKERS)
+        self._require_count("envs_per_worker", most=10_000)
+        self._require_count("t_max", most=1_000_000)
+        self._require("delays", all(0 < delay < math.inf for delay in self.delays), "must be positive")
+        if self.delays and self.schedule != "round-robin":
+            raise UsageError(f"--delays say whose turn is next, and so does --schedule {self.schedule}: give one")
+        for name, given in (("--delays", bool(self.delays)), ("--schedule", self.schedule != "round-robin")):
+            if given and self.backend != "serial":
+                raise UsageError(f"{name} is for --backend serial; processes are scheduled by the system")
+
+
+@dataclass(frozen=True)
+class OptimiserSettings(Settings):
+    """What is learnt from, and what a gradient does to the parameters."""
+
+    # Adam needs no tuning of epsilon to the scale of rewards, and its fused update takes half of RMSProp's time.
+    optimizer: Literal["rmsprop", "adam", "momentum-sgd"] = "adam"
+    """Update rule."""
+    learning_rate: float = 6e-4
+    """eta at the first step."""
+    anneal_learning_rate: bool = True
+    """Take eta linearly to 0 over total_steps."""
+    gamma: float = 0.99
+    """Discount of a step's future."""
+    max_gradient_norm: float = 40.0
+    """A gradient with a larger L2 norm is scaled down to it; 0: never."""
+    optimizer_decay: float = 0.999
+    """alpha of rmsprop and momentum-sgd, beta_2 of adam."""
+    optimizer_epsilon: float = 1e-8
+    """rmsprop: inside the root. adam: beside the root."""
+    optimizer_momentum: float = 0.9
+    """beta_1 of adam."""
+    reward_clip: float = 0.0
+    """Rewards are clipped to [-x, x] inside the loss, after any scaling; 0: not (Atari 1). Scores stay raw."""
+    normalize_returns: bool = False
+    """Scale rewards in the loss by the spread of discounted returns, by statistics of all workers."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        for name in ("learning_rate", "optimizer_epsilon"):
+            self._require(name, 0 < getattr(self, name) < math.inf, "must be a positive number")
+        self._require("gamma", 0 <= self.gamma <= 1, "must lie between 0 and 1")
+        for name in ("optimizer_decay", "optimizer_momentum"):
+            self._require(name, 0 <= getattr(self, name) < 1, "must be at least 0 and less than 1")
+        self._require_not_negative("max_gradient_norm")
+        self._require_not_negative("reward_clip")
+
+
+@dataclass(frozen=True)
+class NetworkSettings(Settings):
+    """What computes policies and values."""
+
+    network: Literal["auto", "small", "board", "paper", "nature", "mlp"] = "auto"
+    """Body of the network. auto: small for screens, board for boards, mlp for vectors; paper is 16-32-256."""
+    hidden_sizes: tuple[int, ...] = ()
+    """Widths of the fully connected layers; empty: the body's own (256, nature 512, mlp 64 64)."""
+    # Of a game's screen nearly all stands still. Per-pixel moments take that away and leave what moves: Pong began to
+    # improve after a third of the steps it took without them.
+    normalize_observations: bool = True
+    """Bring each component (pixel) of observations to mean 0 and deviation 1, by statistics of all workers."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require("hidden_sizes", all(1 <= size <= 100_000 for size in self.hidden_sizes), "must be 1 to 100_000")
+
+
+@dataclass(frozen=True)
+class EvaluationSettings(Settings):
+    """When and how what has been learnt is tried."""
+
+    evaluation_interval_steps: int = 100_000
+    """Steps between two evaluations; 0: only one at the end."""
+    evaluation_episodes: int = 10
+    """Whole episodes per evaluation."""
+    evaluation_policy: Literal["greedy", "sampled"] = "greedy"
+    """Whether the evaluator takes the best action or explores as the workers do."""
+    evaluation_cpu_share: float = 0.04
+    """The evaluator waits rather than use more than this share of all CPU time."""
+    stop_at_score: float | None = None
+    """Finish when the mean of an evaluation's episodes reaches this score."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require_not_negative("evaluation_interval_steps")
+        self._require_count("evaluation_episodes", most=1_000_000)
+        self._require("evaluation_cpu_share", 0 < self.evaluation_cpu_share <= 1, "must lie in (0, 1]")
+        if self.stop_at_score is not None:
+            self._require("stop_at_score", math.isfinite(self.stop_at_score), "must be a number")
+            if not self.evaluation_interval_steps:
+                raise UsageError("--stop-at-score needs evaluations: give --evaluation-interval-steps")
+
+
+@dataclass(frozen=True)
+class FaultSettings(Settings):
+    """What happens when something breaks."""
+
+    on_worker_error: Literal["stop", "restart"] = "stop"
+    """What an exception in a worker does: end the run with its traceback, or count as a loss (local backend only)."""
+    on_env_error: Literal["stop", "rebuild"] = "stop"
+    """What an environment that raises or returns nonsense does: count as its worker's error, or just be made anew."""
+    worker_restarts: int = 3
+    """How often in 10 minutes each worker, and the evaluator, is replaced after a kill, a crash or a hang."""
+    hang_seconds: float = 120.0
+    """A worker that makes no update, an evaluator that makes no step for so long is replaced; 0: never."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require_not_negative("worker_restarts")
+        self._require("hang_seconds", self.hang_seconds == 0 or self.hang_seconds >= 1, "must be 0 or at least 1")

@@ -1,0 +1,72 @@
+"""The part of the configuration that every algorithm shares. Each page adds its own fields to it, once."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from asyncrl.config.groups import (
+    EnvironmentSettings,
+    EvaluationSettings,
+    FaultSettings,
+    NetworkSettings,
+    OptimiserSettings,
+    ParallelismSettings,
+    RunSettings,
+)
+from asyncrl.core.errors import UsageError
+from asyncrl.core.updates import Descent, UpdateRule
+
+ConfigT = TypeVar("ConfigT", bound="RunConfig")
+
+
+@dataclass(frozen=True)
+class RunConfig(
+    # Fields are in the order of the bases from last to first, and so are the checks.
+    FaultSettings,
+    EvaluationSettings,
+    NetworkSettings,
+    OptimiserSettings,
+    ParallelismSettings,
+    EnvironmentSettings,
+    RunSettings,
+):
+    """What every page takes: all groups of settings together, flat.
+
+    *Steps* are agent steps, summed over all workers. A *frame* is one of the environment's: 4 per step on
+    Atari and 1 elsewhere, unless `frame_skip` says otherwise.
+    Constructing one checks it and raises UsageError with one line for the first impossible value.
+    """
+
+    @property
+    def update_rule(self) -> UpdateRule:
+        """The optimiser these settings describe."""
+        return UpdateRule(self.optimizer, self.optimizer_decay, self.optimizer_epsilon, self.optimizer_momentum)
+
+    @property
+    def descent(self) -> Descent:
+        """What a gradient does to theta under these settings."""
+        return Descent(
+            self.update_rule,
+            self.learning_rate,
+            self.total_steps if self.anneal_learning_rate else 0,
+            self.max_gradient_norm,
+            self.statistics == "per-worker",
+            getattr(self, "target_interval_steps", 0),
+        )
+
+
+def to_plain(config: RunConfig) -> dict[str, Any]:
+    """The configuration as plain data for config.json."""
+    return dataclasses.asdict(config)
+
+
+def from_plain(cls: type[ConfigT], data: dict[str, Any]) -> ConfigT:
+    """A configuration from what config.json holds. Raises UsageError for a field this version does not know."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    unknown = sorted(set(data) - set(fields))
+    if unknown:
+        raise UsageError(f"the stored configuration has fields this version does not know: {', '.join(unknown)}")
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    return cls(**values)

@@ -1,0 +1,340 @@
+"""Every tuned table of settings, by page, preset and kind of environment, with what justifies it.
+
+A table holds what differs from the page's plain defaults. Those were chosen on Pong (docs/results/pong.md) and are
+what screens have. Kinds of environments are those of `Spaces`, and "continuous" for vectors with continuous actions.
+A page outside this package brings its own `preset`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncrl.core.spaces import Spaces
+
+Settings = dict[str, Any]
+
+
+def preset_of(page: str, name: str, spaces: Spaces) -> Settings:
+    """What preset `name` of a page sets for such an environment."""
+    kind = "continuous" if spaces.kind == "vector" and spaces.is_continuous else spaces.kind
+    return dict(TABLES[page][name][kind])
+
+
+# ------------------------------------------------------------------------------------------------------------ defaults
+
+ATARI: Settings = {"reward_clip": 1.0}
+"""All pages. Atari's games differ by orders of magnitude in what they pay (docs/results/atari.md)."""
+
+A3C_VECTOR: Settings = {
+    "envs_per_worker": 8,
+    "t_max": 8,
+    "optimizer": "adam",
+    "optimizer_decay": 0.999,
+    "optimizer_epsilon": 1e-5,
+    "learning_rate": 2e-3,
+    "max_gradient_norm": 0.5,
+    "entropy_weights": (0.01,),
+    "normalize_observations": True,
+    # Without it the error of a value that has to grow to 100 drowns the policy's gradient in the layers they share.
+    "normalize_returns": True,
+    "evaluation_policy": "greedy",
+}
+"""CartPole at 475 in 20,544 to 60,416 steps, five of five seeds (docs/results/cartpole.md)."""
+A3C_BOARD: Settings = {
+    "envs_per_worker": 16,
+    "t_max": 8,
+    "learning_rate": 3e-3,
+    "optimizer_epsilon": 1e-5,
+    "max_gradient_norm": 0.5,
+    "entropy_weights": (0.01,),
+    "normalize_observations": False,
+}
+"""What trained MinAtar's Breakout best of what was tried (docs/results/minatar.md); normalised planes did worse."""
+A3C_CONTINUOUS: Settings = {
+    "envs_per_worker": 8,
+    "t_max": 32,
+    "optimizer": "adam",
+    "optimizer_decay": 0.999,
+    "optimizer_epsilon": 1e-5,
+    "learning_rate": 5e-4,
+    "max_gradient_norm": 5.0,
+    "gae_lambda": 0.95,
+    "entropy_weights": (0.0,),
+    "normalize_observations": True,
+    "normalize_returns": True,
+    "evaluation_policy": "greedy",
+}
+"""What trained HalfCheetah steadily, with 2 workers as with 16 (docs/results/continuous.md). Where actions are vectors,
+observations and returns have no common scale."""
+
+VALUE_SCREEN: Settings = {"evaluation_policy": "sampled"}
+"""A player of Pong who only takes the best actions may return the ball for ever, 27 000 steps of an evaluation that say
+nothing (docs/results/atari.md has Pong by one-step Q)."""
+VALUE_ATARI: Settings = ATARI | VALUE_SCREEN
+VALUE_VECTOR: Settings = {
+    "envs_per_worker": 8,
+    "t_max": 5,
+    "learning_rate": 1e-3,
+    "optimizer_epsilon": 1e-5,
+    "max_gradient_norm": 10.0,
+    "normalize_observations": True,
+    # Values grow to 100 in CartPole; divided by the spread of returns they stay where the learning rate was chosen.
+    "normalize_returns": True,
+    "target_interval_steps": 1_000,
+    "exploration_steps": 50_000,
+}
+"""CartPole at 450, five of five seeds (docs/results/cartpole.md): small problems want a target and an epsilon that move
+on sooner."""
+VALUE_BOARD: Settings = VALUE_VECTOR | {
+    "envs_per_worker": 16,
+    "normalize_returns": False,
+    "target_interval_steps": 2_000,
+}
+"""What trains MinAtar's Breakout well with n-step Q (docs/results/minatar.md)."""
+ONE_STEP_BOARD: Settings = VALUE_BOARD | {
+    "envs_per_worker": 8,
+    "normalize_observations": False,
+    "target_interval_steps": 4_000,
+    "exploration_steps": 100_000,
+}
+"""What trains MinAtar's Breakout best with one-step Q of what was tried (docs/results/minatar.md)."""
+
+A2C_VECTOR: Settings = {
+    "envs_per_worker": 4,
+    "t_max": 8,
+    "optimizer_epsilon": 1e-5,
+    "learning_rate": 2e-3,
+    "normalize_observations": True,
+    "normalize_returns": True,
+    "evaluation_policy": "greedy",
+}
+"""A3C's for CartPole with half the environments; the update is one for all of them."""
+A2C_BOARD: Settings = {
+    "t_max": 8,
+    "learning_rate": 3e-3,
+    "optimizer_epsilon": 1e-5,
+    "normalize_observations": False,
+}
+"""A3C's for MinAtar, with the plain number of environments."""
+A2C_CONTINUOUS: Settings = A2C_VECTOR | {"t_max": 32, "learning_rate": 5e-4, "entropy_weights": (0.0,)}
+"""A3C's for HalfCheetah with half the environments, and the page's own gradient norm."""
+
+PPO_VECTOR: Settings = {
+    "envs_per_worker": 4,
+    "t_max": 32,
+    "epochs": 10,
+    "learning_rate": 1e-3,
+    "clip": 0.2,
+    "entropy_weights": (0.0,),
+    "normalize_observations": True,
+    "normalize_returns": True,
+    "evaluation_policy": "greedy",
+}
+"""Epochs and clip of the paper's table 3, with the short rollouts and the larger rate that small problems want."""
+PPO_BOARD: Settings = {"t_max": 32, "learning_rate": 1e-3, "normalize_observations": False}
+"""The same for MinAtar, planes as they are (docs/results/minatar.md on A3C)."""
+PPO_CONTINUOUS: Settings = PPO_VECTOR | {"t_max": 128, "learning_rate": 3e-4, "first_deviation": 0.5}
+"""Learning rate, epochs and clip of the paper's table 3, whose 2048 steps of one actor are shared among several."""
+
+IMPALA_VECTOR: Settings = {
+    "envs_per_worker": 4,
+    "t_max": 8,
+    "optimizer_epsilon": 1e-5,
+    "learning_rate": 1e-3,
+    "max_gradient_norm": 0.5,
+    "entropy_weights": (0.01,),
+    "normalize_observations": True,
+    "normalize_returns": True,
+    "evaluation_policy": "greedy",
+}
+"""A3C's for CartPole with half the environments and half the learning rate."""
+IMPALA_BOARD: Settings = {
+    "t_max": 16,
+    "learning_rate": 1e-3,
+    "optimizer_epsilon": 1e-5,
+    "max_gradient_norm": 0.5,
+    "entropy_weights": (0.01,),
+    "normalize_observations": False,
+}
+"""A3C's for MinAtar with longer rollouts and a third of the learning rate."""
+IMPALA_CONTINUOUS: Settings = IMPALA_VECTOR | {"t_max": 32, "learning_rate": 3e-4, "entropy_weights": (0.0,)}
+"""A3C's for HalfCheetah with half the environments and a smaller learning rate."""
+
+# ------------------------------------------------------------------------------------------------------------- papers
+
+MNIH: Settings = {
+    "workers": 16,
+    "envs_per_worker": 1,
+    "t_max": 5,
+    "total_steps": 80_000_000,
+    "gamma": 0.99,
+    "optimizer": "rmsprop",
+    "optimizer_decay": 0.99,
+    "optimizer_epsilon": 0.1,
+    "learning_rate": 7e-4,
+    "anneal_learning_rate": True,
+    "max_gradient_norm": 40.0,
+    "update": "hogwild",
+    "statistics": "shared",
+    "network": "paper",
+    "hidden_sizes": (),
+    "normalize_observations": False,
+    "normalize_returns": False,
+}
+"""Section 8 of Mnih et al. 2016; what it leaves out is from its author's published answers (epsilon, learning rate,
+reward clipping, length) and from the re-implementations that reproduce it (norm of 40)."""
+MNIH_ATARI: Settings = {
+    "reward_clip": 1.0,
+    "life_loss": False,
+    "frame_skip": 4,
+    "frame_stack": 4,
+    "image_size": 84,
+    "noop_max": 30,
+    "sticky_actions": 0.0,
+}
+"""The same section, for Atari."""
+A3C_PAPER: Settings = MNIH | {
+    "gae_lambda": 1.0,
+    "entropy_weights": (0.01,),
+    "value_cost": 0.5,
+    "normalize_advantages": False,
+    "evaluation_policy": "sampled",
+    "lstm_cells": 0,
+    "mean": "linear",
+    "variance": "state",
+}
+"""Section 8, and section 9 for continuous actions."""
+VALUE_PAPER: Settings = MNIH | {
+    "target_interval_steps": 10_000,
+    "double_q": False,
+    "exploration": "drawn",
+    "epsilons": (0.1, 0.01, 0.5),
+    "epsilon_probabilities": (0.4, 0.3, 0.3),
+    "exploration_steps": 1_000_000,
+}
+"""Section 5.1 and section 8 (frames there, steps of 4 frames here)."""
+
+A2C_PAPER: Settings = {
+    "workers": 16,
+    "envs_per_worker": 1,
+    "t_max": 5,
+    "gae_lambda": 1.0,
+    "optimizer": "rmsprop",
+    "optimizer_decay": 0.99,
+    "optimizer_epsilon": 1e-5,
+    "learning_rate": 7e-4,
+    "max_gradient_norm": 0.5,
+    "entropy_weights": (0.01,),
+    "value_cost": 0.5,
+    "network": "nature",
+    "normalize_observations": False,
+    "normalize_returns": False,
+}
+"""OpenAI Baselines' A2C for Atari."""
+
+PPO_PAPER: Settings = {
+    "envs_per_worker": 1,
+    "gae_lambda": 0.95,
+    "anneal_learning_rate": True,
+    "normalize_observations": False,
+    "normalize_returns": False,
+}
+"""What tables 3 and 5 of Schulman et al. 2017 share."""
+PPO_PAPER_ATARI: Settings = (
+    PPO_PAPER
+    | ATARI
+    | {
+        "workers": 8,
+        "t_max": 128,
+        "learning_rate": 2.5e-4,
+        "epochs": 3,
+        "minibatches": 4,
+        "value_cost": 1.0,
+        "entropy_weights": (0.01,),
+        "clip": 0.1,
+        "network": "nature",
+        "image_size": 84,
+    }
+)
+"""Table 5."""
+PPO_PAPER_CONTINUOUS: Settings = PPO_PAPER | {
+    "workers": 1,
+    "t_max": 2048,
+    "learning_rate": 3e-4,
+    "epochs": 10,
+    "minibatches": 32,
+    "entropy_weights": (0.0,),
+    "clip": 0.2,
+    "anneal_clip": False,
+    "anneal_learning_rate": False,
+    "mean": "linear",
+    "first_deviation": 1.0,
+}
+"""Table 3 (MuJoCo), and for all that is not Atari."""
+
+IMPALA_PAPER: Settings = {
+    "workers": 16,
+    "envs_per_worker": 1,
+    "t_max": 20,
+    "batch_rollouts": 32,
+    "optimizer": "rmsprop",
+    "optimizer_decay": 0.99,
+    "optimizer_epsilon": 0.01,
+    "learning_rate": 6e-4,
+    "max_gradient_norm": 40.0,
+    "entropy_weights": (0.01,),
+    "value_cost": 0.5,
+    "network": "nature",
+    "normalize_observations": False,
+    "normalize_returns": False,
+}
+"""Appendix D of Espeholt et al. 2018, table D.3. Its epsilon of 0.01 is torch's, beside the root; here RMSProp has it
+inside. How many actors there are it leaves open."""
+
+NATURE_SCREEN: Settings = ATARI | {"image_size": 84}
+"""What A2C's and IMPALA's papers have beside it where there is an image for the network of Mnih et al. 2015."""
+NO_SCREEN: Settings = {"network": "auto"}
+"""And where there is none."""
+
+
+def _mnih(paper: Settings) -> dict[str, Settings]:
+    others = dict.fromkeys(("screen", "board", "vector", "continuous"), paper)
+    return {"atari": paper | MNIH_ATARI, **others}
+
+
+def _nature(paper: Settings) -> dict[str, Settings]:
+    others = dict.fromkeys(("screen", "board", "vector", "continuous"), paper | NO_SCREEN)
+    return {"atari": paper | NATURE_SCREEN, **others}
+
+
+def _default(atari: Settings, screen: Settings, board: Settings, vector: Settings, continuous: Settings) -> Any:
+    return {"atari": atari, "screen": screen, "board": board, "vector": vector, "continuous": continuous}
+
+
+ONE_STEP = {
+    "default": _default(VALUE_ATARI, VALUE_SCREEN, ONE_STEP_BOARD, VALUE_VECTOR, VALUE_VECTOR),
+    "paper": _mnih(VALUE_PAPER),
+}
+N_STEP_VECTOR = VALUE_VECTOR | {"t_max": 8}
+"""docs/results/cartpole.md has what 4 did instead."""
+
+TABLES: dict[str, dict[str, dict[str, Settings]]] = {
+    "a3c": {"default": _default(ATARI, {}, A3C_BOARD, A3C_VECTOR, A3C_CONTINUOUS), "paper": _mnih(A3C_PAPER)},
+    "one_step_q": ONE_STEP,
+    "one_step_sarsa": ONE_STEP,
+    "n_step_q": {
+        "default": _default(VALUE_ATARI, VALUE_SCREEN, VALUE_BOARD | {"t_max": 8}, N_STEP_VECTOR, N_STEP_VECTOR),
+        "paper": _mnih(VALUE_PAPER),
+    },
+    "a2c": {"default": _default(ATARI, {}, A2C_BOARD, A2C_VECTOR, A2C_CONTINUOUS), "paper": _nature(A2C_PAPER)},
+    "ppo": {
+        "default": _default(ATARI, {}, PPO_BOARD, PPO_VECTOR, PPO_CONTINUOUS),
+        "paper": {"atari": PPO_PAPER_ATARI}
+        | dict.fromkeys(("screen", "board", "vector", "continuous"), PPO_PAPER_CONTINUOUS),
+    },
+    "impala": {
+        "default": _default(ATARI, {}, IMPALA_BOARD, IMPALA_VECTOR, IMPALA_CONTINUOUS),
+        "paper": _nature(IMPALA_PAPER),
+    },
+}
+"""Page, preset, kind of environment."""

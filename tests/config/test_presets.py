@@ -1,0 +1,39 @@
+"""Presets: every setting of every page, by kind of environment."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from asyncrl.presets import TABLES, preset_of
+from tests.config.settings import FILE, KINDS, PAGES, PRESETS, changes, settings_of
+
+KEPT: dict[str, Any] = json.loads(FILE.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_settings_are_the_ones_that_were_kept(page: str, preset: str, kind: str) -> None:
+    """Not only those the preset names: whoever moves a default moves what it was tuned with."""
+    expected = KEPT["all"] | KEPT[page]["defaults"] | KEPT[page][f"{preset} {kind}"]
+
+    assert changes(expected, settings_of(page, preset, KINDS[kind])) == {}
+    assert changes(settings_of(page, preset, KINDS[kind]), expected) == {}
+
+
+def test_every_page_has_a_table_for_every_preset_and_kind() -> None:
+    """And nobody else."""
+    assert {page: {name: set(kinds) for name, kinds in tables.items()} for page, tables in TABLES.items()} == {
+        page: {name: set(KINDS) for name in PRESETS} for page in PAGES
+    }
+
+
+def test_a_preset_is_a_copy() -> None:
+    """Who changes what was handed out changes no table."""
+    preset_of("a3c", "default", KINDS["atari"])["reward_clip"] = 7.0
+
+    assert import_module("asyncrl.a3c").preset("default", KINDS["atari"])["reward_clip"] == 1.0

@@ -1,0 +1,172 @@
+"""The learner is killed, crashes, or loses an actor: the run goes on from what is in shared memory, or says why not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from torch import Tensor
+
+from asyncrl.core.updates import UpdateRule
+from asyncrl.parameters.shared import SharedStore
+from asyncrl.runtime.run import Run
+from asyncrl.storage.checkpoints import load_newest
+from asyncrl.storage.records import read_records
+from tests.faults.running import Running, training, writes
+from tests.seams.running import outcome_of
+from tests.support import make_run, status_of
+
+pytestmark = pytest.mark.faults
+
+
+def learner_of(run: Running) -> psutil.Process | None:
+    """The one that has the learner's records open."""
+    return next((child for child in run.everyone()[1:] if writes(child, r"learner\.jsonl")), None)
+
+
+def updates_in(folder: Path) -> int:
+    """Of all rows of the learner."""
+    return sum(row.get("updates", 0) for row in read_records(folder / "learner.jsonl") if "time" in row)
+
+
+@pytest.mark.parametrize("page", ["a2c", "ppo", "impala"])
+def test_a_killed_learner_and_a_killed_actor_are_replaced(tmp_path: Path, page: str) -> None:
+    """The learner's updates stay counted, in rows and in what was found missing; the actor costs its rollout."""
+    with training(tmp_path, page=page) as run:
+        run.until(lambda: run.status["updates"] > 20, "updates")
+        learner = learner_of(run)
+        assert learner is not None
+        learner.kill()
+        run.until(lambda: run.status["learner_restarts"] == 1, "a restart of the learner")
+        updates = run.status["updates"]
+        assert updates > 20
+        run.until(lambda: run.status["updates"] > updates + 20, "updates of its successor")
+        assert run.status["worker_restarts"] == [0, 0]
+
+        run.workers()[0].kill()
+        run.until(lambda: run.restarts == 1, "a restart of the actor")
+        run.until(lambda: len(run.workers()) == 2, "two actors")
+        updates = run.status["updates"]
+        run.until(lambda: run.status["updates"] > updates + 20, "updates after it")
+        run.process.send_signal(signal.SIGTERM)
+        run.ends_with(143)
+
+        first, second = [event for event in run.events if event["event"] == "restarted"]
+        assert (first["who"], second["who"] in (0, 1)) == ("learner", True)
+        assert first["cause"].startswith("was killed by SIGKILL")
+        assert second["cause"] == "was killed by SIGKILL"
+        status = run.status
+        assert updates_in(run.folder) + status["unrecorded"]["updates"] == status["updates"]
+        assert status["steps"] == sum(status["worker_steps"])
+        assert load_newest(run.folder / "checkpoints")[0].updates == status["updates"]
+
+
+def test_a_batch_in_step_goes_on_without_an_actor_that_is_gone_for_good(tmp_path: Path) -> None:
+    """It is waited for once, and what was missing is counted from then on."""
+    with training(tmp_path, "--worker-restarts", "0", "--record-interval-seconds", "1", page="a2c") as run:
+        run.workers()[0].kill()
+        run.until(lambda: len(run.status["workers_gone"]) == 1, "the loss")
+        steps = run.status["steps"]
+        run.until(lambda: run.status["steps"] > steps + 3000, "batches without it")
+        run.process.send_signal(signal.SIGTERM)
+        run.ends_with(143)
+
+        rows = [row for row in read_records(run.folder / "learner.jsonl") if "batches" in row]
+        missing = sum(row["rollouts_missing"] for row in rows)
+        assert missing > 50
+        assert (
+            sum(sum(row["rollout_age_counts"].values()) for row in rows)
+            == 2 * sum(row["batches"] for row in rows) - missing
+        )
+
+
+def test_a_learner_that_is_gone_for_good_ends_the_run(tmp_path: Path) -> None:
+    """Failed, with one line and a checkpoint: nobody else can learn."""
+    with training(tmp_path, "--worker-restarts", "0", page="impala") as run:
+        learner = learner_of(run)
+        assert learner is not None
+        learner.kill()
+        run.ends_with(1)
+
+        status = run.status
+        assert status["state"] == "failed"
+        assert status["reason"].startswith("the learner is gone for good: it was killed by SIGKILL")
+        assert "\n" not in status["reason"]
+        assert "traceback" not in status
+        assert [event["who"] for event in run.events if event["event"] == "gone"] == ["learner"]
+        assert load_newest(run.folder / "checkpoints")[0].steps == status["steps"]
+
+
+@dataclass(frozen=True)
+class Deadly(UpdateRule):
+    """Writes half of the 30th update and does what it was told to, once."""
+
+    mark: str = ""
+    trouble: str = ""
+
+    def apply(self, theta: Tensor, gradient: Tensor, statistics: Tensor, learning_rate: float, updates: int) -> None:
+        """As any rule, but once."""
+        if updates == 30 and not os.path.exists(self.mark):
+            open(self.mark, "x").close()
+            theta[: len(theta) // 2] = 1e3
+            if self.trouble == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("the wheels came off")
+        super().apply(theta, gradient, statistics, learning_rate, updates)
+
+
+def deadly_run(folder: Path, trouble: str, **settings: Any) -> Run:
+    """An A2C run whose learner gets into trouble within an update."""
+    defaults = {"backend": "local", "total_steps": 4000, "evaluation_interval_steps": 0, "envs_per_worker": 1}
+    run = make_run(folder, "a2c", **(defaults | settings))
+    config = run.spec.config
+    rule = Deadly(**vars(config.update_rule), mark=str(folder / "mark"), trouble=trouble)
+    descent = replace(config.descent, rule=rule)
+    store = SharedStore(run.handles.store.snapshot(), descent, config.workers, run.handles.clock)
+    return replace(run, handles=replace(run.handles, store=store))
+
+
+def test_a_learner_that_died_within_an_update_is_followed_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    """Nobody goes on with half an update, and the supervisor's records say so."""
+    run = deadly_run(tmp_path, "dies")
+
+    outcome = outcome_of(run)
+
+    assert outcome.state == "finished", outcome
+    folder = run.spec.folder.path
+    events = [row for row in read_records(folder / "supervisor.jsonl") if row.get("event") == "restarted"]
+    assert [(event["who"], event["cause"]) for event in events] == [
+        ("learner", "was killed by SIGKILL within an update; the parameters are those of step 0 again")
+    ]
+    status = status_of(folder)
+    assert status["learner_restarts"] == 1
+    assert updates_in(folder) + status["unrecorded"]["updates"] == status["updates"] == run.handles.store.updates
+    assert status["unrecorded"]["updates"] == 30
+    assert not run.handles.store.torn
+    assert float(run.handles.store.snapshot().abs().max()) < 100
+
+
+@pytest.mark.parametrize("trouble", ["dies", "raises"])
+def test_a_run_that_ends_with_its_learner_is_saved_as_its_newest_checkpoint_was(tmp_path: Path, trouble: str) -> None:
+    """Gone for good, or ended by an exception: what is saved is never half an update."""
+    run = deadly_run(tmp_path, trouble, worker_restarts=0)
+
+    outcome = outcome_of(run)
+
+    assert outcome.state == "failed"
+    checkpoint, _ = load_newest(run.spec.folder.checkpoints)
+    assert checkpoint.updates == 30
+    assert all(float(tensor.abs().max()) < 100 for tensor in checkpoint.parameters.values())
+    if trouble == "dies":
+        assert outcome.reason == (
+            "the learner is gone for good: it was killed by SIGKILL within an update; "
+            "the parameters are those of step 0 again"
+        )
+    else:
+        assert outcome.reason == "learner raised RuntimeError: the wheels came off"
+        assert "in apply" in (outcome.traceback or "")

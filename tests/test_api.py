@@ -1,0 +1,417 @@
+"""The Python API: from a program, with nothing of the program changed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import asyncrl
+from asyncrl.pages import PAGES
+from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.seeding import ENVIRONMENT, NO_PART, derive
+from tests.support import status_of
+
+HERE = __name__
+ROOT = Path(__file__).parent.parent
+TINY: dict[str, Any] = {
+    "backend": "serial", "workers": 2, "total_steps": 1000, "evaluation_interval_steps": 0, "evaluation_episodes": 2,
+}  # fmt: skip
+
+
+class Screen(gymnasium.Env[Any, Any]):
+    """A colour screen on which a light moves; the action nearest to it is paid. Actions begin at 5."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (40, 48, 3), np.uint8)
+    action_space = gymnasium.spaces.Discrete(3, start=5)
+
+    def _observe(self) -> Any:
+        screen = np.zeros((40, 48, 3), np.uint8)
+        screen[:, 16 * self.light : 16 * self.light + 16] = 50 + 3 * self.at
+        return screen
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.at, self.light = 0, int(self.np_random.integers(3))
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        reward = float(action - 5 == self.light)
+        self.at, self.light = self.at + 1, int(self.np_random.integers(3))
+        return self._observe(), reward, self.at == 20, False, {}
+
+
+class Breaking(Screen):
+    """Raises in its third step."""
+
+    def step(self, action: Any) -> Any:
+        if self.at == 2:
+            raise ValueError("the light went out")
+        return super().step(action)
+
+
+def state_of_the_process() -> dict[str, Any]:
+    """What a call must leave as it was."""
+    numbers = [n for n in signal.valid_signals() if n not in (signal.SIGKILL, signal.SIGSTOP)]
+    return {
+        "threads": torch.get_num_threads(),
+        "handlers": {number: signal.getsignal(number) for number in numbers},
+        "mask": signal.pthread_sigmask(signal.SIG_BLOCK, []),
+        "variables": {name: value for name, value in os.environ.items() if "THREADS" in name},
+        "random": torch.random.get_rng_state().tolist(),
+    }
+
+
+@pytest.fixture
+def unchanged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process with threads, a handler and a mask of its own, which are the same afterwards."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    torch.set_num_threads(2)
+    handler = signal.signal(signal.SIGTERM, lambda *_: None)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        before = state_of_the_process()
+        yield
+        assert state_of_the_process() == before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGTERM, handler)
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory: pytest.TempPathFactory) -> asyncrl.Run:
+    """CartPole, solved."""
+    return asyncrl.train(
+        "a2c", env_id="CartPole-v1", backend="serial", workers=2, total_steps=60_000, stop_at_score=475,
+        evaluation_interval_steps=10_000, runs_dir=tmp_path_factory.mktemp("runs"),
+    )  # fmt: skip
+
+
+def play(policy: asyncrl.Policy, environment: gymnasium.Env[Any, Any], seed: int) -> float:
+    """The return of one episode in Gymnasium's environment."""
+    observation, _ = environment.reset(seed=seed)
+    state, score = None, 0.0
+    while True:
+        action, state = policy.act(observation, state)
+        observation, reward, terminated, truncated, _ = environment.step(action)
+        score += float(reward)
+        if terminated or truncated:
+            return score
+
+
+def test_cartpole_is_solved_and_its_policy_plays_in_gymnasiums_environment(cartpole: asyncrl.Run) -> None:
+    """The two calls of the API, and what a run says of itself."""
+    assert cartpole.state == "finished"
+    assert cartpole.best_score is not None
+    assert cartpole.best_score >= 400
+    assert status_of(cartpole.path)["best_score"] == cartpole.best_score
+    assert max(row["mean"] for row in cartpole.evaluations()) == cartpole.best_score
+
+    policy = asyncrl.load(cartpole)
+
+    environment = gymnasium.make("CartPole-v1")
+    assert np.mean([play(policy, environment, seed) for seed in range(10)]) >= 300
+    assert (policy.page, policy.env_id, policy.greedy) == ("asyncrl.a2c", "CartPole-v1", True)
+
+
+def test_a_run_plays_whole_episodes(cartpole: asyncrl.Run) -> None:
+    """The same seed gives the same ones."""
+    result = cartpole.evaluate(episodes=3, seed=5)
+
+    assert len(result.returns) == 3
+    assert result == cartpole.evaluate(episodes=3, seed=5)
+    assert result.summary()["mean"] >= 300
+    assert cartpole.evaluate(episodes=1, greedy=False).policy == "sampled"
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize("backend", ["serial", "local"])
+def test_threads_signals_and_random_numbers_are_as_before(
+    tmp_path: Path, backend: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of training, evaluating, loading and acting; and nothing is printed."""
+    run = asyncrl.train("a3c", env_id="Catch", **TINY | {"backend": backend}, runs_dir=tmp_path)
+    run.evaluate(episodes=2)
+    asyncrl.load(run).act(np.zeros(50, np.float32))
+
+    assert run.state == "finished"
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_threads_and_signals_are_as_before_a_mistake(tmp_path: Path) -> None:
+    """An environment that does not exist, and one that breaks."""
+    with pytest.raises(asyncrl.UsageError, match="no environment has the id Nowhere-v0"):
+        asyncrl.train("a3c", env_id="Nowhere-v0", runs_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(asyncrl.RunFailed):
+        asyncrl.train("a3c", env_id=f"{HERE}:Breaking", **TINY, runs_dir=tmp_path)
+
+
+def test_what_is_asked_for_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder, the environment and the course."""
+    run = asyncrl.train("a3c", env_id="Catch", **TINY, runs_dir=tmp_path, quiet=False)
+
+    assert f"run folder: {run.path}" in capsys.readouterr().out
+
+
+def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -> None:
+    """The one of the process that raised."""
+    with pytest.raises(asyncrl.RunFailed, match="the light went out") as failed:
+        asyncrl.train("a3c", env_id=f"{HERE}:Breaking", **TINY | {"backend": "local"}, runs_dir=tmp_path)
+
+    assert failed.value.traceback is not None
+    assert "ValueError: the light went out" in failed.value.traceback
+    assert failed.value.__notes__ == [failed.value.traceback]
+    assert status_of(failed.value.path)["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("page", "settings", "line"),
+    [
+        ("a4c", {}, "there is no page 'a4c'"),
+        ("a3c", {"worker": 2}, "there is no setting worker; perhaps you meant workers"),
+        ("a3c", {"workers": "2"}, "workers takes int, got '2'"),
+        ("a3c", {"workers": 2.5}, "workers takes int, got 2.5"),
+        ("a3c", {"workers": True}, "workers takes int, got True"),
+        ("a3c", {"workers": 0}, "--workers must be at least 1"),
+        ("a3c", {"backend": "seriel"}, "backend takes local, serial, got 'seriel'"),
+        ("a3c", {"hidden_sizes": 64}, "hidden_sizes takes several values, got 64"),
+        ("a3c", {"config": asyncrl.a3c.Config(), "workers": 2}, "not both"),
+        ("a3c", {"config": asyncrl.ppo.Config()}, "asyncrl.a3c takes a asyncrl"),
+        ("one_step_q", {"env_id": "Pendulum-v1"}, "asyncrl one_step_q chooses between discrete ones"),
+        ("a3c", {"resume": "nowhere"}, "is not a run"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, page: str, settings: Any, line: str) -> None:
+    """Before a folder is made."""
+    if "config" not in settings:
+        settings = {"runs_dir": tmp_path} | settings
+
+    with pytest.raises(asyncrl.UsageError, match=re.escape(line)):
+        asyncrl.train(page, **settings)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_are_taken_as_a_program_has_them(tmp_path: Path) -> None:
+    """Lists, scalars of numpy, 1e3, paths, dictionaries."""
+    settings = TINY | {"env_id": "Chain", "total_steps": 1e3, "workers": np.int64(2), "learning_rate": np.float32(0.5)}
+    run = asyncrl.train(asyncrl.a3c, **settings, hidden_sizes=[8], env_kwargs={"limit": 9}, runs_dir=tmp_path)
+
+    assert run.path.parent == tmp_path / "a3c" / "Chain"
+    text = (run.path / "config.json").read_text()
+    assert '"limit=9"' in text
+    assert '"total_steps": 1000,' in text
+
+
+def test_a_configuration_is_taken_as_it_is(tmp_path: Path) -> None:
+    """No preset changes it."""
+    config = asyncrl.a3c.Config(env_id="Catch", **TINY, runs_dir=str(tmp_path), envs_per_worker=3)
+    run = asyncrl.train("a3c", config=config)
+
+    assert '"envs_per_worker": 3' in (run.path / "config.json").read_text()
+
+
+def test_a_run_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    """By its folder, or the newest of its name; one that is finished is given as it is."""
+    words = TINY | {"env_id": "Catch", "runs_dir": tmp_path, "run_name": "one"}
+    first = asyncrl.train("a3c", **words, resume="auto")
+    again = asyncrl.train("a3c", **words, resume="auto")
+    further = asyncrl.train("a3c", resume=first.path, total_steps=2000)
+
+    assert again == first
+    assert further.path == first.path
+    assert status_of(first.path)["steps"] >= 2000
+
+
+@pytest.mark.parametrize("backend", ["serial", "local"])
+def test_ctrl_c_ends_the_run_in_order_and_is_raised(tmp_path: Path, backend: str) -> None:
+    """There is a last checkpoint; the signal comes when the run is at work."""
+
+    def interrupt() -> None:
+        while not any('"running"' in file.read_text() for file in tmp_path.glob("*/*/*/status.json")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        asyncrl.train("a3c", **TINY | {"env_id": "Catch", "total_steps": 1e9, "backend": backend}, runs_dir=tmp_path)
+    thread.join()
+
+    (run,) = tmp_path.glob("*/*/*")
+    assert (status_of(run)["state"], status_of(run)["reason"]) == ("stopped", "received SIGINT")
+    assert list((run / "checkpoints").glob("step_*"))
+
+
+def test_another_thread_may_train(tmp_path: Path) -> None:
+    """Without signals, which are the main thread's."""
+    ended: list[asyncrl.Run] = []
+    thread = threading.Thread(
+        target=lambda: ended.append(asyncrl.train("a3c", env_id="Catch", **TINY, runs_dir=tmp_path))
+    )
+    thread.start()
+    thread.join()
+
+    assert [run.state for run in ended] == ["finished"]
+
+
+def run_script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """A program of its own, in a folder of its own."""
+    (folder / "script.py").write_text(text)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "script.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=250
+    )
+
+
+def test_importing_the_package_is_not_importing_torch(tmp_path: Path) -> None:
+    """Nor does it touch a signal or a variable; all that is public can be listed and imported."""
+    script = """
+import os, signal, sys
+before = (signal.getsignal(signal.SIGINT), dict(os.environ))
+import asyncrl
+assert (signal.getsignal(signal.SIGINT), dict(os.environ)) == before
+assert not {"torch", "numpy", "gymnasium"} & set(sys.modules)
+assert set(asyncrl.__all__) <= set(dir(asyncrl))
+for name in asyncrl.__all__:
+    getattr(asyncrl, name)
+try:
+    asyncrl.nothing
+except AttributeError as error:
+    print(error)
+"""
+    done = run_script(tmp_path, script)
+
+    assert (done.stdout, done.stderr) == ("module 'asyncrl' has no attribute 'nothing'\n", "")
+    assert set(PAGES) <= set(asyncrl.__all__)
+
+
+def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+    """Its lines run once, not again in each process."""
+    script = """
+import asyncrl
+run = asyncrl.train("a3c", env_id="Catch", workers=2, total_steps=2000, evaluation_interval_steps=0)
+print(run.state)
+"""
+    done = run_script(tmp_path, script)
+
+    assert (done.stdout, done.stderr) == ("finished\n", "")
+
+
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("a3c", "CartPole-v1", {"normalize_observations": True}),
+    ("a3c", "CartPole-v1", {"lstm_cells": 8, "frame_stack": 3}),
+    ("a3c", "Pendulum-v1", {}),
+    ("one_step_q", f"{HERE}:Screen", {"image_size": 16, "frame_stack": 2}),
+    ("n_step_q", f"{HERE}:Screen", {}),
+]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1].rpartition(':')[2]}-{'-'.join(case[2])}")
+def trained(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[asyncrl.Run, Callable[[], Any]]:
+    """A short run, and what makes Gymnasium's environment."""
+    page, env_id, settings = request.param
+    make = Screen if env_id.endswith("Screen") else lambda: gymnasium.make(env_id)
+    return asyncrl.train(page, env_id=env_id, **TINY | settings, runs_dir=tmp_path), make
+
+
+def test_a_policy_plays_the_episodes_that_evaluate_plays(trained: tuple[asyncrl.Run, Callable[[], Any]]) -> None:
+    """Normalisation, memory, stacked images and the numbers of actions are as in the run."""
+    run, make = trained
+    (expected,) = run.evaluate(episodes=1, seed=3, greedy=True).returns
+
+    score = play(asyncrl.load(run, greedy=True), make(), derive(3, ENVIRONMENT, EVALUATOR, 0, NO_PART))
+
+    assert score == pytest.approx(expected)
+
+
+def test_a_batch_is_acted_on_as_its_observations_one_by_one(trained: tuple[asyncrl.Run, Callable[[], Any]]) -> None:
+    """With the state of each, and an episode that ends in one of them."""
+    run, make = trained
+    policy, environment = asyncrl.load(run, greedy=True), make()
+    rng = np.random.default_rng(1)
+    batches = []
+    for _ in range(4):
+        environment.reset(seed=int(rng.integers(100)))
+        batches.append([environment.step(environment.action_space.sample())[0] for _ in range(3)])
+    state: Any = None
+    states: list[Any] = [None] * 3
+    for t, batch in enumerate(batches):
+        actions, state = policy.act(np.stack(batch), state)
+        one_by_one = []
+        for e, observation in enumerate(batch):
+            action, states[e] = policy.act(observation, states[e])
+            one_by_one.append(action)
+        np.testing.assert_allclose(actions, one_by_one, rtol=1e-5, atol=1e-6)
+        if t == 1:
+            state, states[1] = policy.restart(state, [False, True, False]), None
+    for e in range(3):
+        np.testing.assert_array_equal(state.seen[e : e + 1], states[e].seen)
+        if state.memory is not None:
+            for part, own in zip(state.memory, states[e].memory, strict=True):
+                torch.testing.assert_close(part[e : e + 1], own)
+
+
+def test_a_memory_remembers(tmp_path: Path) -> None:
+    """The same observation, another state."""
+    policy = asyncrl.load(
+        asyncrl.train("a3c", env_id="CartPole-v1", **TINY, lstm_cells=8, runs_dir=tmp_path).path, checkpoint="newest"
+    )
+    _, first = policy.act(np.ones(4, np.float32))
+    _, second = policy.act(np.ones(4, np.float32), first)
+
+    assert not torch.equal(first.memory[0], second.memory[0])  # type: ignore[index]
+
+
+def test_what_is_no_observation_is_refused(cartpole: asyncrl.Run) -> None:
+    """In one line, with what it should be."""
+    policy = asyncrl.load(cartpole)
+
+    with pytest.raises(asyncrl.UsageError, match=r"has the shape \[4\].*got \[5\]"):
+        policy.act(np.zeros(5))
+    with pytest.raises(asyncrl.UsageError, match="holds a NaN"):
+        policy.act([0.0, np.nan, 0.0, 0.0])
+    _, state = policy.act(np.zeros((2, 4)))
+    with pytest.raises(asyncrl.UsageError, match="the state is of 2 environments, the observations are of 3"):
+        policy.act(np.zeros((3, 4)), state)
+    with pytest.raises(asyncrl.UsageError, match="no such checkpoint"):
+        asyncrl.load(cartpole, checkpoint="none")
+    with pytest.raises(asyncrl.UsageError, match="episodes must be at least 1"):
+        cartpole.evaluate(episodes=0)
+
+
+def test_a_policy_that_draws_repeats_with_its_seed(tmp_path: Path) -> None:
+    """And differs with another."""
+    run = asyncrl.train("a3c", env_id="CartPole-v1", **TINY, runs_dir=tmp_path)
+    observations = np.zeros((200, 4), np.float32)
+    first, again, other = (asyncrl.load(run, greedy=False, seed=s).act(observations)[0].tolist() for s in (1, 1, 2))
+
+    assert first == again != other
+
+
+def test_the_documentation_says_what_works(tmp_path: Path) -> None:
+    """Every program in docs/api.md runs, one after the other, as it stands there."""
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL)
+    assert programs
+
+    done = run_script(tmp_path, "\n".join(programs))
+
+    assert done.stderr == ""
+    assert float(done.stdout.splitlines()[-1]) >= 300

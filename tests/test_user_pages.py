@@ -1,0 +1,218 @@
+"""A page in a user's own package does all that the package's own do, by the commands a user types."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrl import pages
+from asyncrl.core.errors import UsageError
+from asyncrl.pages import EXPERIENCE, GRADIENT_PAGES, PAGES
+from tests.support import evaluations_of, status_of, the_run
+
+ROOT = Path(__file__).parent.parent
+PAGE = '''"""The policy gradient without a baseline, on A3C's network."""
+
+from dataclasses import dataclass
+
+from asyncrl import a3c
+from asyncrl.a3c import make_network, preset
+
+HAS_TARGET, TAKES_CONTINUOUS, PRIVATE_COPY, LOOKS_AHEAD = False, True, True, False
+EXPERIENCE, EXTRAS = "gradient", ()
+
+
+@dataclass(frozen=True)
+class Config(a3c.Config):
+    """My own page."""
+
+    scale: float = 1.0
+    """Factor of the loss."""
+
+
+class Scaled(a3c.A3C):
+    """A3C with another loss."""
+
+    def loss(self, rollout):
+        loss, metrics = super().loss(rollout)
+        return self.config.scale * loss, metrics
+
+
+make_agent = Scaled
+
+if __name__ == "__main__":
+    from asyncrl.commands.train import main
+
+    raise SystemExit(main("my_package.my_page"))
+'''
+TRAIN = (
+    "--env-id", "Catch", "--total-steps", "2000", "--workers", "2", "--evaluation-interval-steps", "1000",
+    "--evaluation-episodes", "2", "--runs-dir", "runs",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a package in it, from which commands are typed."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "my_package").mkdir()
+    (home / "my_package" / "__init__.py").write_text("")
+    (home / "my_package" / "my_page.py").write_text(PAGE)
+    (home / "my_package" / "other.py").write_text("print('imported')\n")
+    return home
+
+
+def python(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`python -m words...` there."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", *words], cwd=home, env=environment, capture_output=True, text=True, timeout=250
+    )
+
+
+def does(home: Path, *words: str) -> str:
+    """What a command that succeeds prints."""
+    done = python(home, *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def refuses(home: Path, *words: str) -> str:
+    """The one line of a command that does not."""
+    done = python(home, *words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def run(home: Path) -> Path:
+    """A run of that page, in processes."""
+    does(home, "asyncrl", "train", "my_package.my_page", *TRAIN, "--scale", "0.5")
+    return the_run(home / "runs")
+
+
+def test_it_trains_in_a_folder_of_its_own_name(run: Path) -> None:
+    """With its own settings."""
+    assert status_of(run)["state"] == "finished"
+    assert run.parent.parent.name == "my_page"
+    stored = json.loads((run / "config.json").read_text())
+    assert (stored["page"], stored["config"]["scale"]) == ("my_package.my_page", 0.5)
+
+
+def test_it_is_evaluated_and_plotted(home: Path, run: Path) -> None:
+    """By its run alone."""
+    result = json.loads(does(home, "asyncrl", "evaluate", str(run), "--episodes", "3", "--json"))
+
+    assert (result["page"], len(result["returns"])) == ("my_page", 3)
+    does(home, "asyncrl", "plot", str(run), "--out", "curve.png")
+    assert (home / "curve.png").stat().st_size > 0
+
+
+def test_it_is_resumed_by_running_its_module(home: Path, run: Path) -> None:
+    """The two lines at its bottom are the command."""
+    before = len(evaluations_of(run))
+    out = does(home, "my_package.my_page", "--resume", str(run), "--total-steps", "4000")
+
+    assert "resumed at" in out
+    assert status_of(run)["steps"] >= 4000
+    assert len(evaluations_of(run)) > before
+
+
+def test_its_help_names_its_own_settings(home: Path) -> None:
+    """And the command that was typed."""
+    out = does(home, "asyncrl", "train", "my_package.my_page", "--help")
+
+    assert out.startswith("usage: asyncrl train my_package.my_page ")
+    assert "--scale" in out
+
+
+def test_it_takes_part_in_a_speedup_study(home: Path) -> None:
+    """Beside a page of the package."""
+    words = ("--env-ids", "Catch", "--workers", "1", "2", "--seeds", "1", "--max-steps", "1500", "--backend", "serial")
+    words += ("--evaluation-episodes", "2", "--runs-dir", "study", "--algorithms", "a3c", "my_package.my_page")
+    done = python(home, "asyncrl", "speedup", *words, "--evaluation-interval-steps", "500")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    states = {file.parents[2].name: status_of(file.parent) for file in home.glob("study/*/*/*/status.json")}
+    assert set(states) == {"a3c", "my_page"}
+    assert "my_package.my_page" in (home / "study" / "report" / "report.md").read_text()
+
+
+def test_it_takes_part_in_a_sweep(home: Path) -> None:
+    """Over a setting of its own."""
+    words = ("--algorithms", "my_package.my_page", "--env-ids", "Catch", "--total-steps", "500", "--scales", "0.5", "1")
+    words += ("--runs-dir", "sweep", "--backend", "serial", "--workers", "1", "--evaluation-episodes", "1")
+    lines = does(home, "asyncrl", "sweep", *words, "--print-jobs").splitlines()
+    assert [line.split()[:5] for line in lines] == [["python", "-m", "asyncrl", "train", "my_package.my_page"]] * 2
+
+    does(home, "asyncrl", "sweep", *words)
+
+    assert len(list(home.glob("sweep/my_page/Catch/*/status.json"))) == 2
+
+
+def test_two_pages_whose_runs_would_share_a_folder_are_refused(home: Path) -> None:
+    """The last part of the module is the folder's name."""
+    (home / "a3c_of_mine").mkdir()
+    (home / "a3c_of_mine" / "a3c.py").write_text(PAGE)
+
+    line = refuses(home, "asyncrl", "sweep", "--algorithms", "a3c", "a3c_of_mine.a3c", "--env-ids", "Catch")
+    assert "two pages called a3c" in line
+
+
+@pytest.mark.parametrize(
+    ("page", "line"),
+    [
+        ("my_package.none", "asyncrl train my_package.none: error: there is no page 'my_package.none'"),
+        ("none.my_page", "there is no page"),
+        ("../my_page", "there is no page"),
+        ("my_package.other", "my_package.other is no page: it uses nothing of asyncrl"),
+        ("asyncrl.core.losses", "asyncrl.core.losses is no page: it lacks Config, preset, make_network, make_agent"),
+        ("--workers", "name a page first"),
+    ],
+)
+def test_what_is_no_page_is_refused_in_one_line(home: Path, page: str, line: str) -> None:
+    """One that is not there, and modules that are something else; the last one there is not imported."""
+    assert line in refuses(home, "asyncrl", "train", page, "--env-id", "Catch")
+
+
+def test_a_page_that_cannot_be_imported_says_why(home: Path) -> None:
+    """The exception, without a traceback."""
+    (home / "my_package" / "broken.py").write_text("import asyncrl\nraise OSError('no network')\n")
+
+    line = refuses(home, "asyncrl", "train", "my_package.broken")
+    assert "importing it failed: OSError: no network" in line
+
+
+def test_a_run_of_a_page_that_is_not_here_cannot_be_evaluated(home: Path, run: Path, tmp_path: Path) -> None:
+    """The line names the module; from another folder it is not importable."""
+    line = refuses(tmp_path, "asyncrl", "evaluate", str(run))
+
+    assert "is a run of 'my_package.my_page', which cannot be used: there is no page" in line
+
+
+def test_there_is_one_list_of_the_packages_own_pages() -> None:
+    """All of them are pages, and the gradient methods are those that say so."""
+    modules = {name: pages.load(pages.module_of(name)) for name in PAGES}
+
+    assert [name for name, page in modules.items() if page.EXPERIENCE == "gradient"] == list(GRADIENT_PAGES)
+    assert {page.EXPERIENCE for page in modules.values()} == set(EXPERIENCE)
+    assert [pages.name_of(page.__name__) for page in modules.values()] == list(PAGES)
+
+
+def test_a_page_that_lacks_something_is_told_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name; and a place for experience that does not exist."""
+    (tmp_path / "lacking_page.py").write_text(PAGE.replace("make_agent = Scaled", ""))
+    (tmp_path / "lost_page.py").write_text(PAGE.replace('"gradient"', '"nowhere"'))
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+
+    with pytest.raises(UsageError, match=r"lacking_page is no page: it lacks make_agent$"):
+        pages.load("lacking_page")
+    with pytest.raises(UsageError, match="EXPERIENCE is 'gradient', 'in step', 'queue', not 'nowhere'"):
+        pages.load("lost_page")
