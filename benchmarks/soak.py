@@ -17,6 +17,7 @@ import argparse
 import itertools
 import json
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -36,11 +37,13 @@ from asyncrl.storage.records import RecordWriter, read_records
 ROW_SECONDS = 10.0
 MOST_CHANGE = 0.10
 NAME = "soak"
+WORKERS = re.compile(r"/(worker-\d+|learner)\.jsonl$")
 
 
 def main() -> int:
     """Run, kill, measure, tell."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--page", default="a3c", help="the algorithm's module")
     parser.add_argument("--minutes", type=float, default=60.0, help="training time over all parts")
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--env-id", default="CartPole-v1")
@@ -62,7 +65,7 @@ def main() -> int:
 def soak(options: argparse.Namespace, file: Path, done: float) -> None:
     """One part: train until the minutes are over, killing a random worker now and then."""
     command = [
-        sys.executable, "-m", "asyncrl.a3c", "--env-id", options.env_id, "--workers", str(options.workers),
+        sys.executable, "-m", f"asyncrl.{options.page}", "--env-id", options.env_id, "--workers", str(options.workers),
         "--runs-dir", str(options.folder), "--run-name", NAME, "--resume", "auto", "--total-steps", "1e12",
         "--evaluation-interval-steps", "200_000", "--worker-restarts", "1000000", "--quiet",
     ]  # fmt: skip
@@ -99,11 +102,11 @@ def everyone(pid: int) -> list[psutil.Process]:
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
-    """Those that write a worker's records."""
+    """Those that write a worker's records, or the learner's."""
     found = []
     for process in everyone(pid)[1:]:
         try:
-            if any("/worker-" in file.path and file.path.endswith(".jsonl") for file in process.open_files()):
+            if any(WORKERS.search(file.path) for file in process.open_files()):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -131,7 +134,7 @@ def look(pid: int, status: dict[str, Any]) -> dict[str, Any]:
         "zombies": zombies,
         "steps": status.get("steps", 0),
         "seconds": status.get("seconds", 0.0),
-        "restarts": sum(status.get("worker_restarts", [])),
+        "restarts": sum(status.get("worker_restarts", [])) + status.get("learner_restarts", 0),
         "gone": len(status.get("workers_gone", [])),
     }
 

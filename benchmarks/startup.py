@@ -45,12 +45,12 @@ def proportional_memory(processes: Sequence[psutil.Process]) -> float:
     return kibibytes * 1024 / 1e6
 
 
-def measure(workers: int, env_id: str, settle: float, extra: Sequence[str]) -> Start:
+def measure(page: str, workers: int, env_id: str, settle: float, extra: Sequence[str]) -> Start:
     """Start a run, let it train for `settle` seconds, weigh it, and stop it."""
     with tempfile.TemporaryDirectory() as runs:
         words = ["--env-id", env_id, "--workers", str(workers), "--runs-dir", runs, "--total-steps", "1e12", *extra]
         began = time.perf_counter()
-        command = subprocess.Popen([sys.executable, "-m", "asyncrl.a3c", *words], stdout=subprocess.PIPE, text=True)
+        command = subprocess.Popen([sys.executable, "-m", f"asyncrl.{page}", *words], stdout=subprocess.PIPE, text=True)
         assert command.stdout is not None
         try:
             said = next((line for line in command.stdout if line.startswith(f"all {workers} workers are ready")), None)
@@ -69,6 +69,7 @@ def measure(workers: int, env_id: str, settle: float, extra: Sequence[str]) -> S
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--page", default="a3c", help="the algorithm's module")
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--env-id", default="ALE/Pong-v5")
     parser.add_argument("--repeats", type=int, default=3)
@@ -79,12 +80,13 @@ def main() -> None:
     if options.workers <= fewer:
         parser.error("--workers must be at least 2, or there is no slope")
 
-    print(f"{options.env_id}, {psutil.cpu_count()} cores, median of {options.repeats} (lowest to highest)\n")
+    where = f"{options.page} on {options.env_id}, {psutil.cpu_count()} cores"
+    print(f"{where}, median of {options.repeats} (lowest to highest)\n")
     print("workers   seconds until all are ready   PSS of the run")
     starts: dict[int, list[Start]] = {fewer: [], options.workers: []}
     for _ in range(options.repeats):
         for workers, made in starts.items():
-            made.append(measure(workers, options.env_id, options.settle, options.extra))
+            made.append(measure(options.page, workers, options.env_id, options.settle, options.extra))
     for workers, made in starts.items():
         seconds, megabytes = ([start[column] for start in made] for column in (0, 1))
         print(

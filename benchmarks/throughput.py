@@ -7,6 +7,7 @@ do not count.
 
     python benchmarks/throughput.py                        # all five settings, ALE/Pong-v5
     python benchmarks/throughput.py --settings 2,8,20 --repeats 5 --seconds 20 -- --network paper --image-size 84
+    python benchmarks/throughput.py --page impala --settings 2,8,20
     python benchmarks/throughput.py --bookkeeping --seconds 120
 
 With `--bookkeeping` it asks instead what watching costs: training with everything on as the plain command has it
@@ -32,11 +33,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from asyncrl import a3c
 from asyncrl.api.training import make_spec
 from asyncrl.config.commandline import parse
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.memory import shared_zeros
+from asyncrl.runtime.run import load_page
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage.records import read_records
 
@@ -46,6 +47,8 @@ BARE = ("--evaluation-interval-steps", "0", "--evaluation-episodes", "1", "--che
 WARM_UP = 6.0
 """Seconds of training that do not count: in the first ones every process prepares its kernels."""
 PHASES = ("environment", "act", "collect", "loss", "pull", "push")
+"""What a worker's time goes into; where there is a learner, an actor's and the learner's also into the others."""
+OF_ACTORS_AND_LEARNER = ("put", "take", "wait")
 
 
 def step_environments(spec: EnvSpec, environments: int, counts: object, row: int, seconds: float) -> None:
@@ -89,16 +92,16 @@ def environment_rate(spec: EnvSpec, workers: int, environments: int, seconds: fl
 
 
 def training_rate(
-    env_id: str, setting: Sequence[int], seconds: float, flags: Sequence[str], warm_up: float = 0.0
+    page: str, env_id: str, setting: Sequence[int], seconds: float, flags: Sequence[str], warm_up: float = 0.0
 ) -> tuple[float, dict[str, float], float]:
-    """Steps per second of a training run, where a worker's time went, and the run's peak memory in MB (PSS).
+    """Steps per second of a training run, where its processes' time went, and the run's peak memory in MB (PSS).
 
     What was recorded in the first `warm_up` seconds does not count.
     """
     workers, environments, t_max = setting
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            sys.executable, "-m", "asyncrl.a3c", "--env-id", env_id, "--workers", str(workers),
+            sys.executable, "-m", f"asyncrl.{page}", "--env-id", env_id, "--workers", str(workers),
             "--envs-per-worker", str(environments), "--t-max", str(t_max), "--max-seconds", str(warm_up + seconds),
             "--total-steps", "1e12", "--runs-dir", folder, "--quiet", *flags,
         ]  # fmt: skip
@@ -110,27 +113,33 @@ def training_rate(
             raise SystemExit(f"training ended with exit code {process.returncode}")
         (run,) = Path(folder).glob("*/*/*")
         # The rows of workers, not the command's own clock: the last evaluation is not training.
-        rates, spent = [], dict.fromkeys(PHASES, 0.0)
-        for file in run.glob("worker-*.jsonl"):
-            rows = [row for row in read_records(file) if "updates" in row]
+        rates, spent = [], dict.fromkeys(phases_of(page), 0.0)
+        for file in (*run.glob("worker-*.jsonl"), *run.glob("learner.jsonl")):
+            rows = [row for row in read_records(file) if "time" in row]
             earlier = [row["seconds"] for row in rows if row["seconds"] < warm_up]
             counted = rows[len(earlier) :]
             began = max(earlier, default=0.0)
-            rates.append(sum(row["worker_steps"] for row in counted) / (counted[-1]["seconds"] - began))
-            for phase in PHASES:
-                spent[phase] += sum(row["time"][phase] for row in counted)
+            if file.name != "learner.jsonl":
+                rates.append(sum(row["worker_steps"] for row in counted) / (counted[-1]["seconds"] - began))
+            for phase in spent:
+                spent[phase] += sum(row["time"].get(phase, 0.0) for row in counted)
     total = sum(spent.values())
     return sum(rates), {phase: value / total for phase, value in spent.items()}, memory.peak
 
 
+def phases_of(page: str) -> tuple[str, ...]:
+    """The phases of a page's processes, in the records' words."""
+    return PHASES if load_page(f"asyncrl.{page}").EXPERIENCE == "gradient" else PHASES + OF_ACTORS_AND_LEARNER
+
+
 def compare_bookkeeping(
-    env_id: str, setting: Sequence[int], repeats: int, seconds: float, flags: Sequence[str]
+    page: str, env_id: str, setting: Sequence[int], repeats: int, seconds: float, flags: Sequence[str]
 ) -> None:
     """Print what is left of the speed of bare training when everything is on, alternating."""
     bare = (*BARE, "--record-interval-seconds", "3600")
     ratios = []
     for _ in range(repeats):
-        without, watched = (training_rate(env_id, setting, seconds, (*part, *flags))[0] for part in (bare, ()))
+        without, watched = (training_rate(page, env_id, setting, seconds, (*part, *flags))[0] for part in (bare, ()))
         ratios.append(watched / without)
         print(f"bare {without:,.0f} steps/s, watched {watched:,.0f} steps/s: {ratios[-1]:.1%}", flush=True)
     print(f"median {statistics.median(ratios):.1%}, {min(ratios):.1%} to {max(ratios):.1%}")
@@ -167,6 +176,7 @@ def main() -> None:
     words = sys.argv[1:]
     flags = words[words.index("--") + 1 :] if "--" in words else []
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", default="a3c", help="the algorithm's module")
     parser.add_argument("--env-id", default="ALE/Pong-v5")
     parser.add_argument("--settings", nargs="*", help="workers,environments,t_max")
     parser.add_argument("--repeats", type=int, default=3)
@@ -177,15 +187,19 @@ def main() -> None:
     settings = [tuple(map(int, text.split(","))) for text in arguments.settings or ()] or list(SETTINGS)
     request_one_thread()
     if arguments.bookkeeping:
-        compare_bookkeeping(arguments.env_id, (16, 4, 20), arguments.repeats, arguments.seconds, flags)
+        repeats, seconds = arguments.repeats, arguments.seconds
+        compare_bookkeeping(arguments.page, arguments.env_id, (16, 4, 20), repeats, seconds, flags)
         return
     # The very environment that training will make, flags included.
-    spec = make_spec(parse(a3c.Config, ["--env-id", arguments.env_id, *flags], "throughput"))
+    phases, config = phases_of(arguments.page), load_page(f"asyncrl.{arguments.page}").Config
+    spec = make_spec(parse(config, ["--env-id", arguments.env_id, *flags], "throughput"))
     skip = spec.frames_per_step
-    print(f"{arguments.env_id}, {arguments.repeats} x {arguments.seconds:g} s each, medians", *flags)
+    print(
+        f"{arguments.page} on {arguments.env_id}, {arguments.repeats} x {arguments.seconds:g} s each, medians", *flags
+    )
     print(
         f"{'workers':>7} {'E':>3} {'t_max':>5} | {'env only':>9} {'training':>9} {'frames/s':>9} | {'kept':>5} "
-        f"{'range':>11} | " + " ".join(f"{phase:>11}" for phase in PHASES) + " | peak MB"
+        f"{'range':>11} | " + " ".join(f"{phase:>11}" for phase in phases) + " | peak MB"
     )
     results = []
     for setting in settings:
@@ -193,16 +207,18 @@ def main() -> None:
         for _ in range(arguments.repeats):
             alone = environment_rate(spec, setting[0], setting[1], arguments.seconds)
             bare = (*BARE, "--record-interval-seconds", "1", *flags)
-            pairs.append((alone, *training_rate(arguments.env_id, setting, arguments.seconds, bare, WARM_UP)))
+            pairs.append(
+                (alone, *training_rate(arguments.page, arguments.env_id, setting, arguments.seconds, bare, WARM_UP))
+            )
         ratios = [training / alone for alone, training, _, _ in pairs]
         alone, training = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
-        shares = {phase: statistics.median(pair[2][phase] for pair in pairs) for phase in PHASES}
+        shares = {phase: statistics.median(pair[2][phase] for pair in pairs) for phase in phases}
         peak = max(pair[3] for pair in pairs)
         print(
             f"{setting[0]:>7} {setting[1]:>3} {setting[2]:>5} | {alone:>9,.0f} {training:>9,.0f} "
             f"{training * skip:>9,.0f} | {statistics.median(ratios):>5.0%} "
             f"{min(ratios):>5.0%}-{max(ratios):<5.0%} | "
-            + " ".join(f"{shares[phase]:>11.1%}" for phase in PHASES)
+            + " ".join(f"{shares[phase]:>11.1%}" for phase in phases)
             + f" | {peak:>7,.0f}",
             flush=True,
         )

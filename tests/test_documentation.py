@@ -30,10 +30,10 @@ def documented(section: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Short runs with everything in them: one with a policy, one with action values."""
+    """Short runs with everything in them: one with a policy, one with action values, two with a learner."""
     words = ["--env-id", "Catch", "--workers", "2", "--total-steps", "3000", "--backend", "serial", "--quiet"]
     found = []
-    for page in ("asyncrl.a3c", "asyncrl.one_step_q"):
+    for page in ("asyncrl.a3c", "asyncrl.one_step_q", "asyncrl.impala", "asyncrl.ppo"):
         folder = tmp_path_factory.mktemp("runs")
         assert main(page, [*words, "--runs-dir", str(folder), "--evaluation-interval-steps", "1000"]) == 0
         found.append(the_run(folder))
@@ -61,7 +61,9 @@ def test_metrics_are_documented(runs: list[Path]) -> None:
         assert {key for row in read_records(run / "supervisor.jsonl") for key in row if "/" in key} <= tags
         all_tags |= tags
 
-    assert documented("supervisor.jsonl and TensorBoard") == all_tags
+    learners = {key for key in documented("learner.jsonl") if "/" in key}
+    assert documented("supervisor.jsonl and TensorBoard") | learners == all_tags
+    assert {"learner/rollout_age_mean", "train/approx_kl"} <= learners
 
 
 def test_worker_keys_are_documented(runs: list[Path]) -> None:
@@ -69,6 +71,13 @@ def test_worker_keys_are_documented(runs: list[Path]) -> None:
     keys = {key for run in runs for row in read_records(run / "worker-00.jsonl") for key in row}
 
     assert documented("worker-NN.jsonl") == keys
+
+
+def test_learner_keys_are_documented(runs: list[Path]) -> None:
+    """Every key of a learner's rows."""
+    keys = {key for run in runs for row in read_records(run / "learner.jsonl") for key in row}
+
+    assert {key for key in documented("learner.jsonl") if "/" not in key} == keys
 
 
 def test_evaluation_keys_are_documented(run: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import pickle
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
 
+from asyncrl.backends.processes import no_main_module
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import Rollout
 from asyncrl.experience import batches
@@ -269,3 +271,23 @@ def test_side_by_side_environments_stay_apart() -> None:
     assert torch.equal(together.final_observations, torch.cat([one.final_observations, third.final_observations]))  # type: ignore[arg-type, list-item]
     assert torch.as_tensor(together.reward_scale).tolist() == [0.25, 0.25, 4.0, 4.0, 0.25, 0.25]
     assert together.acted_at == 99_999
+
+
+def put_as_last(batches: Batches, actor: int) -> None:
+    """A child's part."""
+    batches.put(actor, numbered(7), version=3)
+
+
+def test_hundreds_of_actors_fit_through_the_door_of_a_child() -> None:
+    """A fork server takes 256 file descriptors at most: the rings of all actors are one piece of shared memory."""
+    batches = batches_of(300, in_step=False)
+    with no_main_module():
+        process = multiprocessing.get_context("forkserver").Process(target=put_as_last, args=(batches, 299))
+        process.start()
+    process.join(60)
+
+    assert process.exitcode == 0
+    batch = batches.take()
+    assert batch is not None
+    assert batch.versions == [3]
+    assert numbers_in(batch) == [7]
