@@ -190,8 +190,8 @@ def test_a_checkpoint_without_a_tensor_that_a_run_needs_is_refused(
 
 @pytest.mark.parametrize(
     "change",
-    [{"learners": []}, {"evaluator": None}, {"turns": "x"}, {"moments": {}}],
-    ids=("learners", "evaluator", "turns", "moments"),
+    [{"roles": []}, {"evaluator": None}, {"turns": "x"}, {"moments": {}}],
+    ids=("roles", "evaluator", "turns", "moments"),
 )
 def test_a_state_of_the_workers_that_is_none_ends_the_run_in_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], change: dict[str, Any]
