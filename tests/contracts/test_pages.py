@@ -15,10 +15,11 @@ from asyncrl.commands.train import main
 from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
+from asyncrl.pages import GRADIENT_PAGES
 from asyncrl.storage.checkpoints import load_newest
 from tests.support import status_of, the_run
 
-PAGES = ["a3c", "one_step_q", "one_step_sarsa", "n_step_q"]
+PAGES = list(GRADIENT_PAGES)
 VECTOR = Spaces((5,), "float32", 3)
 ATARI = Spaces((4, 42, 42), "uint8", 6, kind="atari")
 SCREEN = Spaces((3, 60, 80), "uint8", 6, kind="screen")

@@ -51,9 +51,9 @@ def test_finished_runs_are_never_repeated(tmp_path: Path) -> None:
 
 def test_words_that_a_command_refuses_end_the_study(tmp_path: Path) -> None:
     """Its own line is told."""
-    job = Job("plot", "Catch", "one", ("--no-such-flag",))
+    job = Job("a3c", "Catch", "one", ("--no-such-flag",))
 
-    with alone_in(tmp_path, silent) as lock, pytest.raises(UsageError, match="plot Catch one: asyncrl plot: error:"):
+    with alone_in(tmp_path, silent) as lock, pytest.raises(UsageError, match="a3c Catch one: asyncrl a3c: error:"):
         run_jobs([job], tmp_path, 1, lock, silent)
 
 
