@@ -304,15 +304,20 @@ except AttributeError as error:
 
 
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:
-    """Its lines run once, not again in each process."""
+    """Its lines run once, not again in each process; and its threads of both kinds are as torch has them."""
     script = """
+import torch
 import asyncrl
-run = asyncrl.train("a3c", env_id="Catch", workers=2, total_steps=2000, evaluation_interval_steps=0)
-print(run.state)
+before = (torch.get_num_threads(), torch.get_num_interop_threads())
+for backend in "local", "serial":
+    run = asyncrl.train(
+        "a3c", env_id="Catch", workers=2, total_steps=2000, backend=backend, run_name=backend
+    )
+    print(run.state, (torch.get_num_threads(), torch.get_num_interop_threads()) == before)
 """
     done = run_script(tmp_path, script)
 
-    assert (done.stdout, done.stderr) == ("finished\n", "")
+    assert (done.stdout, done.stderr) == ("finished True\n" * 2, "")
 
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [

@@ -7,13 +7,14 @@ import json
 import os
 import re
 import subprocess
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from asyncrl import a3c, n_step_q, one_step_q, one_step_sarsa
 from asyncrl.commands.train import main
+from asyncrl.pages import PAGES, module_of
 from asyncrl.storage.records import read_records
 from tests.support import the_run
 
@@ -89,8 +90,8 @@ def test_evaluation_keys_are_documented(run: Path) -> None:
 
 def test_every_setting_has_its_help() -> None:
     """A sentence under each field: it is the help of the flag."""
-    pages = (a3c, one_step_q, one_step_sarsa, n_step_q)
-    for cls in {cls for page in pages for cls in page.Config.__mro__[:-1]}:
+    modules = [import_module(module_of(page)) for page in PAGES]
+    for cls in {cls for page in modules for cls in page.Config.__mro__[:-1]}:
         source = Path(str(__import__(cls.__module__, fromlist=["x"]).__file__)).read_text()
         for field in dataclasses.fields(cls):
             if field.name in cls.__annotations__:

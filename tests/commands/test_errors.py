@@ -290,7 +290,7 @@ def test_a_network_that_does_not_fit_is_refused(
     def initial_parameters(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("asyncrl.commands.train.initial_parameters", initial_parameters)
+    monkeypatch.setattr("asyncrl.api.training.initial_parameters", initial_parameters)
 
     assert refuse() == Refusal(2, "there is not enough memory for a network of this size")
 
@@ -357,7 +357,7 @@ def test_a_run_that_exists_is_not_overwritten(tmp_path: Path, capfd: pytest.Capt
 
 def test_two_runs_within_a_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name that is made for them holds the time in seconds."""
-    monkeypatch.setattr("asyncrl.commands.train.default_name", lambda seed, workers: "now")
+    monkeypatch.setattr("asyncrl.api.training.default_name", lambda seed, workers: "now")
     words = ["--env-id", "Catch", "--runs-dir", str(tmp_path), "--quiet", "--backend", "serial", "--workers", "1"]
 
     for _ in range(2):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from asyncrl import pages
 from asyncrl.commands.train import main
 from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.rollout import Rollout
@@ -18,7 +19,7 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.storage.checkpoints import load_newest
 from tests.support import status_of, the_run
 
-PAGES = ["a3c", "one_step_q", "one_step_sarsa", "n_step_q", "a2c", "ppo", "impala"]
+PAGES = list(pages.PAGES)
 POLICIES = ["a3c", "a2c", "ppo", "impala"]
 """Those with a policy: actions may be vectors, and there is no target network."""
 VECTOR = Spaces((5,), "float32", 3)
