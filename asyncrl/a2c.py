@@ -67,7 +67,6 @@ class A2C:
     def __init__(
         self,
         config: Config,
-        spaces: Spaces,
         network: ActorCritic | GaussianActorCritic,
         target: None,
         worker: int,

@@ -63,7 +63,6 @@ class A3C:
     def __init__(
         self,
         config: Config,
-        spaces: Spaces,
         network: ActorCritic | GaussianActorCritic,
         target: None,
         worker: int,

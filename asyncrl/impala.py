@@ -80,7 +80,6 @@ class Impala:
     def __init__(
         self,
         config: Config,
-        spaces: Spaces,
         network: ActorCritic | GaussianActorCritic,
         target: None,
         worker: int,

@@ -76,7 +76,6 @@ class NStepQ:
     def __init__(
         self,
         config: Config,
-        spaces: Spaces,
         network: QNetwork,
         target: QNetwork,
         worker: int,

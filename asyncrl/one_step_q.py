@@ -63,7 +63,6 @@ class OneStepQ:
     def __init__(
         self,
         config: Config,
-        spaces: Spaces,
         network: QNetwork,
         target: QNetwork,
         worker: int,

@@ -68,7 +68,6 @@ class OneStepSarsa:
     def __init__(
         self,
         config: Config,
-        spaces: Spaces,
         network: QNetwork,
         target: QNetwork,
         worker: int,

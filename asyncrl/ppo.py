@@ -103,7 +103,6 @@ class PPO:
     def __init__(
         self,
         config: Config,
-        spaces: Spaces,
         network: ActorCritic | GaussianActorCritic,
         target: None,
         worker: int,

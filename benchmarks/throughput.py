@@ -36,8 +36,8 @@ import psutil
 from asyncrl.api.training import make_spec
 from asyncrl.config.commandline import parse
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.run import load_page
+from asyncrl.runtime.shared_memory import shared_zeros
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage.records import read_records
 

@@ -6,9 +6,9 @@ import os
 import time
 from multiprocessing.connection import wait
 
-from asyncrl.backends.crew import Crew
 from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
 from asyncrl.backends.processes import POLL_SECONDS
+from asyncrl.backends.supervisor import Supervisor
 from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, LEAVE, READY, RUNNING, Clock
 from asyncrl.runtime.evaluator import Evaluator, serve
 from asyncrl.runtime.monitor import Monitor
@@ -18,8 +18,8 @@ from asyncrl.runtime.terminal import View
 
 TOLD_SECONDS = 5.0
 """Between two lines that say how many workers are ready."""
-WAIT_SECONDS = 0.0002
-"""Between two looks of an actor that waits for room, or a learner that waits for a batch."""
+SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.0001, 0.002
+"""Between two looks of an actor that waits for room, or a learner that waits for a batch: longer and longer."""
 NICENESS = 5
 """Of workers. With more of them than cores the evaluator would get one share in N + 1, and an evaluation of seconds
 would take minutes; so it goes first, and `--evaluation-cpu-share` bounds what it takes."""
@@ -27,28 +27,28 @@ would take minutes; so it goes first, and `--evaluation-cpu-share` bounds what i
 
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """Follow the run to its end in processes of this machine. No process is left when it returns."""
-    crew = Crew(run, monitor, view, worker_process, evaluator_process, learner_process)
+    supervisor = Supervisor(run, monitor, view, worker_process, evaluator_process, learner_process)
     try:
-        for post in crew.posts:
+        for slot in supervisor.slots:
             if signals.first is not None:
                 return stopped(signals.first)
-            crew.fill(post)
-        outcome = _await_ready(run, crew, view, signals)
+            supervisor.fill(slot)
+        outcome = _await_ready(run, supervisor, view, signals)
         if outcome is None:
             run.handles.clock.start()
-            view.say(f"all {len(crew.workers)} workers are ready")
+            view.say(f"all {len(supervisor.workers)} workers are ready")
             for line in monitor.begin():
                 view.say(line)
-            outcome = _supervise(run, crew, monitor, view, signals)
+            outcome = _supervise(run, supervisor, monitor, view, signals)
         if outcome.state == "finished":
-            outcome = _await_last_evaluation(crew, monitor, view, signals) or outcome
+            outcome = _await_last_evaluation(supervisor, monitor, view, signals) or outcome
         return outcome
     finally:
         run.handles.clock.stop(LEAVE)
-        crew.end(signals)
+        supervisor.end(signals)
 
 
-def _await_ready(run: Run, crew: Crew, view: View, signals: Signals) -> Outcome | None:
+def _await_ready(run: Run, supervisor: Supervisor, view: View, signals: Signals) -> Outcome | None:
     """Wait until every worker can begin, and count them meanwhile; an Outcome if the run ended before it began."""
     told = time.monotonic()
     while BUILDING in (phases := run.handles.clock.phases()):
@@ -57,18 +57,18 @@ def _await_ready(run: Run, crew: Crew, view: View, signals: Signals) -> Outcome 
             view.say(f"{sum(phase == READY for phase in phases)} of {len(phases)} workers are ready")
         if signals.first is not None:
             return stopped(signals.first)
-        wait(crew.sentinels(), timeout=0.02)
-        if (outcome := crew.tend()) is not None:
+        wait(supervisor.sentinels(), timeout=0.02)
+        if (outcome := supervisor.tend()) is not None:
             return outcome
     return None
 
 
-def _supervise(run: Run, crew: Crew, monitor: Monitor, view: View, signals: Signals) -> Outcome:
+def _supervise(run: Run, supervisor: Supervisor, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """Follow the run until the workers have ended, or too many broke, or somebody wants it to stop."""
     while True:
         # Without anybody at work there is nothing to wait for but the time at which a successor starts.
-        wait(crew.sentinels(), timeout=POLL_SECONDS)
-        if (outcome := crew.tend()) is not None:
+        wait(supervisor.sentinels(), timeout=POLL_SECONDS)
+        if (outcome := supervisor.tend()) is not None:
             return outcome
         if monitor.look():
             view.show(monitor.summary)
@@ -77,15 +77,15 @@ def _supervise(run: Run, crew: Crew, monitor: Monitor, view: View, signals: Sign
             return stopped(signals.first)
         if (reason := monitor.verdict()) is not None:
             run.handles.clock.stop(FINISH)
-            if crew.all_ended():
+            if supervisor.all_ended():
                 return finished(reason)
 
 
-def _await_last_evaluation(crew: Crew, monitor: Monitor, view: View, signals: Signals) -> Outcome | None:
+def _await_last_evaluation(supervisor: Supervisor, monitor: Monitor, view: View, signals: Signals) -> Outcome | None:
     """The workers are done; let the evaluator score the final parameters unless somebody is in a hurry."""
-    while not crew.evaluator_ended() and not signals.received:
-        wait(crew.sentinels(), timeout=POLL_SECONDS)
-        if (outcome := crew.tend()) is not None:
+    while not supervisor.evaluator_ended() and not signals.received:
+        wait(supervisor.sentinels(), timeout=POLL_SECONDS)
+        if (outcome := supervisor.tend()) is not None:
             return outcome
         if monitor.look():
             view.show(monitor.summary)
@@ -112,9 +112,13 @@ def _follow(role: Role, clock: Clock, worker: int) -> None:
     while not clock.started() and not clock.leaving():
         time.sleep(0.005)
     clock.enter(worker, RUNNING)
+    pause = SHORTEST_WAIT_SECONDS
     for worked in role.loop:
-        if not worked:  # it waits for another process
-            time.sleep(WAIT_SECONDS)
+        if worked:
+            pause = SHORTEST_WAIT_SECONDS
+        else:  # it waits for another process, which needs the core
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_WAIT_SECONDS)
     clock.enter(worker, ENDED)
     role.close()
 

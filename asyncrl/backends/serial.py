@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
-from asyncrl.backends.schedules import make_schedule
+from asyncrl.backends.turns import make_schedule
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.clock import ENDED, FINISH, RUNNING
 from asyncrl.runtime.evaluator import Evaluator

@@ -28,7 +28,7 @@ from asyncrl.config.commandline import parse
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.studies.axes import Axis, Point, combine, group_words, make_axis, words_of
-from asyncrl.studies.jobs import Job, alone_in, is_finished, run_jobs, state_of
+from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs, run_state
 
 TAKEN = ("seed", "runs_dir", "run_name", "resume", "quiet")
 """Settings of a run that are the sweep's own business."""
@@ -158,10 +158,10 @@ def print_jobs(trials: Sequence[Trial], runs_dir: Path) -> None:
     """The runs that are left as command lines; those that were begun must be resumed or removed by hand."""
     for trial in trials:
         folder = trial.job.folder(runs_dir)
-        if is_finished(trial.job, runs_dir):
+        if is_done(trial.job, runs_dir):
             continue
         if folder.exists():
-            print(f"left out: {folder} was begun ({state_of(folder) or 'no status'})", file=sys.stderr)
+            print(f"left out: {folder} was begun ({run_state(folder) or 'no status'})", file=sys.stderr)
         else:
             print(shlex.join(["python", "-m", "asyncrl", "train", trial.job.page, *trial.job.arguments(runs_dir)]))
 

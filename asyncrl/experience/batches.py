@@ -13,8 +13,8 @@ from asyncrl.experience import blocks
 from asyncrl.experience.blocks import RolloutShape
 from asyncrl.experience.ring import Ring, ring_bytes
 from asyncrl.runtime.clock import Clock
-from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.protocols import Batch, Receipt
+from asyncrl.runtime.shared_memory import shared_zeros
 
 PATIENCE_SECONDS = 10.0
 """How long a batch in step waits for an actor that has nothing while others have: it may be dead."""

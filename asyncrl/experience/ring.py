@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.errors import UsageError
-from asyncrl.runtime.memory import shared_zeros
+from asyncrl.runtime.shared_memory import shared_zeros
 
 Field: TypeAlias = tuple[str, tuple[int, ...], torch.dtype]
 """Name, shape and dtype of one tensor of a block."""

@@ -18,8 +18,8 @@ from asyncrl.core.flat import clip_by_norm
 from asyncrl.core.schedules import crossed
 from asyncrl.core.updates import Descent
 from asyncrl.runtime.clock import Clock
-from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.protocols import LEARNER, Receipt, Update
+from asyncrl.runtime.shared_memory import shared_zeros
 
 UPDATES, DROPPED, EARLIER_UPDATES, BEGUN = range(4)
 """Columns of a writer's row: updates it ended and gradients it dropped, updates of earlier parts of the run, updates it

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.runtime.memory import shared_zeros
 from asyncrl.runtime.protocols import LEARNER
+from asyncrl.runtime.shared_memory import shared_zeros
 
 STEPS, HEARTBEAT, PHASE = range(3)
 """Columns of a worker's row."""

@@ -22,13 +22,13 @@ from asyncrl.core.rollout import Rollout
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.protocols import LEARNER, Agent, Experience, Learning, Store, Update
 from asyncrl.runtime.replica import Replica
-from asyncrl.runtime.report import Report
+from asyncrl.runtime.telemetry import Telemetry
 
 WORKED, WAITS = True, False
 
 
 @dataclass
-class Turn:
+class Pending:
     """One update on its way: all of a worker that a checkpoint needs to know while others have their turns."""
 
     gradient: Tensor
@@ -66,48 +66,49 @@ def actor_learner(
     rollouts: Iterator[Rollout],
     store: Store,
     clock: Clock,
-    report: Report,
-    turn: Turn,
+    telemetry: Telemetry,
+    pending: Pending,
 ) -> Generator[bool]:
     """Act, and push the gradient of what was seen, until the run is finished.
 
     With a private copy the gradient is computed before the others' turns, at the theta' that was acted with, and is
     stale when it is pushed. Without one, theta' is theta itself: the others change it while the worker acts, and the
-    gradient is computed after their turns, at theta as it is by then. A `turn` that is waiting, from a checkpoint, is
-    completed first.
+    gradient is computed after their turns, at theta as it is by then. What is `pending` from a checkpoint is completed
+    first.
     """
     parameters = list(agent.network.parameters())
     metrics: Metrics = dict
     loss: Tensor | None = None
 
     def differentiate() -> tuple[Tensor, Metrics]:
-        loss, metrics = agent.loss(cast(Rollout, turn.rollout))
-        gradient_of(loss, parameters, out=turn.gradient)  # d theta
-        report.lap("loss")
+        loss, metrics = agent.loss(cast(Rollout, pending.rollout))
+        gradient_of(loss, parameters, out=pending.gradient)  # d theta
+        telemetry.lap("loss")
         return loss.detach(), metrics
 
     try:
-        while turn.waiting or not clock.finished():
-            if not turn.waiting:
-                turn.version = turn.pulled = replica.pull(store)  # theta' <- theta
-                report.lap("pull")
-                turn.rollout = next(rollouts)  # t_max steps with theta'
-                turn.steps = turn.rollout.steps
-                report.lap("rollout")
-                if turn.private_copy:
+        while pending.waiting or not clock.finished():
+            if not pending.waiting:
+                pending.version = pending.pulled = replica.pull(store)  # theta' <- theta
+                telemetry.lap("pull")
+                pending.rollout = next(rollouts)  # t_max steps with theta'
+                pending.steps = pending.rollout.steps
+                telemetry.lap("rollout")
+                if pending.private_copy:
                     loss, metrics = differentiate()
-                turn.waiting = True
+                pending.waiting = True
                 yield WORKED
-                report.lap("wait")
-            if not turn.private_copy:
-                turn.version = replica.pull(store)  # theta as it is by now
+                telemetry.lap("wait")
+            if not pending.private_copy:
+                pending.version = replica.pull(store)  # theta as it is by now
                 loss, metrics = differentiate()
-            receipt = store.push(Update(worker, turn.gradient, turn.version, turn.steps, loss))  # T <- T + t_max E
-            turn.waiting = False
-            report.lap("push")
-            report.update(receipt, turn.steps, metrics, turn.rollout, turn.version - turn.pulled)
+            update = Update(worker, pending.gradient, pending.version, pending.steps, loss)
+            receipt = store.push(update)  # theta by d theta, asynchronously; T <- T + t_max E
+            pending.waiting = False
+            telemetry.lap("push")
+            telemetry.update(receipt, pending.steps, metrics, pending.rollout, pending.version - pending.pulled)
     finally:
-        report.close()
+        telemetry.close()
 
 
 def actor(
@@ -117,7 +118,7 @@ def actor(
     store: Store,
     experience: Experience,
     clock: Clock,
-    report: Report,
+    telemetry: Telemetry,
 ) -> Generator[bool]:
     """Act, and hand over what was seen, until the run is finished; wait while there is no room for more."""
     try:
@@ -125,23 +126,23 @@ def actor(
             if not experience.has_room(worker):
                 clock.beat(worker)
                 yield WAITS
-                report.lap("wait")
+                telemetry.lap("wait")
                 continue
             version = replica.pull(store)  # theta' <- theta
-            report.lap("pull")
+            telemetry.lap("pull")
             rollout = next(rollouts)  # t_max steps with theta'
-            report.lap("rollout")
+            telemetry.lap("rollout")
             experience.put(worker, rollout, version)  # T <- T + t_max E
-            report.lap("put")
-            report.handed_over(rollout.steps)
+            telemetry.lap("put")
+            telemetry.handed_over(rollout.steps)
             yield WORKED
-            report.lap("wait")
+            telemetry.lap("wait")
     finally:
-        report.close()
+        telemetry.close()
 
 
 def learner(
-    agent: Learning, replica: Replica, store: Store, experience: Experience, clock: Clock, report: Report
+    agent: Learning, replica: Replica, store: Store, experience: Experience, clock: Clock, telemetry: Telemetry
 ) -> Generator[bool]:
     """Learn from what actors hand over until the run is finished and nothing is left."""
     parameters = list(agent.network.parameters())
@@ -155,10 +156,10 @@ def learner(
                     return
                 clock.beat(LEARNER)
                 yield WAITS
-                report.lap("wait")
+                telemetry.lap("wait")
                 continue
-            report.lap("take")
-            report.batch(batch, store.updates)
+            telemetry.lap("take")
+            telemetry.batch(batch, store.updates)
             replica.pull(store)  # a copy is one update behind, and passes may begin with values of the whole batch
             for part in agent.passes(batch.rollout):
                 if clock.leaving():
@@ -166,13 +167,13 @@ def learner(
                 version = replica.pull(store)
                 loss, metrics = agent.loss(part)
                 gradient_of(loss, parameters, out=gradient)  # d theta
-                report.lap("loss")
+                telemetry.lap("loss")
                 receipt = store.push(Update(LEARNER, gradient, version, 0, loss.detach()))
                 clock.beat(LEARNER)
-                report.lap("push")
-                report.update(receipt, 0, metrics, part)
+                telemetry.lap("push")
+                telemetry.update(receipt, 0, metrics, part)
             experience.release()
             yield WORKED
-            report.lap("wait")
+            telemetry.lap("wait")
     finally:
-        report.close()
+        telemetry.close()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import Moments
-from asyncrl.runtime.memory import shared_zeros
+from asyncrl.runtime.shared_memory import shared_zeros
 
 
 class RunMoments:

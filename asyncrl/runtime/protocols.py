@@ -102,7 +102,6 @@ class Page(Protocol):
     def make_agent(
         self,
         config: Any,
-        spaces: Spaces,
         network: nn.Module,
         target: nn.Module | None,
         worker: int,

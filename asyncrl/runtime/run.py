@@ -21,13 +21,13 @@ from asyncrl.envs.rebuilding import Rebuilding
 from asyncrl.envs.spec import Environment, EnvSpec
 from asyncrl.runtime.clock import BUILDING, Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.loops import Turn, actor, actor_learner, learner
+from asyncrl.runtime.loops import Pending, actor, actor_learner, learner
 from asyncrl.runtime.moments import RunMoments
 from asyncrl.runtime.normalize import SMALLEST_GREY_DEVIATION, Normalizer, moments_shape
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Agent, Experience, Learning, Page, Part, Store
 from asyncrl.runtime.replica import Replica
-from asyncrl.runtime.report import Report
 from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, NETWORK, derive, generator
+from asyncrl.runtime.telemetry import Telemetry
 from asyncrl.runtime.threads import limit_threads, running_threads
 from asyncrl.storage.files import write_synced
 from asyncrl.storage.records import RecordWriter
@@ -102,13 +102,13 @@ def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
     private_copy = worker == EVALUATOR or (page.PRIVATE_COPY and worker != LEARNER)
     replica = Replica(store, network, target, private_copy)
     random = generator(spec.config.seed, ACTIONS, *spec.stream(worker))
-    return page.make_agent(spec.config, spec.spaces, network, target, worker, random), replica
+    return page.make_agent(spec.config, network, target, worker, random), replica
 
 
 def state_shapes(page: str, config: RunConfig, spaces: Spaces) -> tuple[tuple[int, ...], ...]:
     """Shapes of the recurrent state's tensors for one environment; none for a feed-forward network."""
     module = load_page(page)
-    agent = module.make_agent(config, spaces, module.make_network(config, spaces), None, 0, torch.Generator())
+    agent = module.make_agent(config, module.make_network(config, spaces), None, 0, torch.Generator())
     return tuple(tuple(part.shape[1:]) for part in agent.initial_state(1) or ())
 
 
@@ -145,7 +145,7 @@ class Role:
     writer: RecordWriter
     collector: Collector | None = None
     """None for a learner."""
-    turn: Turn | None = None
+    pending: Pending | None = None
     """None for an actor and a learner, which have nothing on its way between two turns."""
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class Role:
         collector = None if self.collector is None else self.collector.state()
         if self.collector is not None and collector is None:
             return None
-        pending = self.turn.state() if self.turn is not None and self.turn.waiting else None
+        pending = self.pending.state() if self.pending is not None and self.pending.waiting else None
         return {"collector": collector, "random": self.agent.generator.get_state(), "pending": pending}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -168,8 +168,8 @@ class Role:
         if self.collector is not None:
             self.collector.restore(state["collector"])
         self.agent.generator.set_state(state["random"])
-        if self.turn is not None and state["pending"] is not None:
-            self.turn.restore(state["pending"])
+        if self.pending is not None and state["pending"] is not None:
+            self.pending.restore(state["pending"])
 
 
 def build_worker(run: Run, worker: int, make_agent: MakeAgent = build_agent) -> Role:
@@ -198,16 +198,16 @@ def build_worker(run: Run, worker: int, make_agent: MakeAgent = build_agent) -> 
     )
     threads = running_threads() - before
     writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration, "threads": threads})
-    report = Report(
+    telemetry = Telemetry(
         worker, handles.clock, writer, config.record_interval_seconds, collector, page.PRIVATE_COPY,
         partial(dump_culprit, spec.folder.culprit_file(worker), agent),
     )  # fmt: skip
     if handles.experience is not None:
-        loop = actor(worker, replica, collector, handles.store, handles.experience, handles.clock, report)
+        loop = actor(worker, replica, collector, handles.store, handles.experience, handles.clock, telemetry)
         return Role(loop, agent, writer, collector)
-    turn = Turn(torch.empty_like(replica.theta), page.PRIVATE_COPY)
-    loop = actor_learner(worker, agent, replica, collector, handles.store, handles.clock, report, turn)
-    return Role(loop, agent, writer, collector, turn)
+    pending = Pending(torch.empty_like(replica.theta), page.PRIVATE_COPY)
+    loop = actor_learner(worker, agent, replica, collector, handles.store, handles.clock, telemetry, pending)
+    return Role(loop, agent, writer, collector, pending)
 
 
 def build_learner(run: Run, make_agent: MakeAgent = build_agent) -> Role:
@@ -217,11 +217,11 @@ def build_learner(run: Run, make_agent: MakeAgent = build_agent) -> Role:
     agent, replica = make_agent(run, LEARNER)
     writer = RecordWriter(spec.folder.learner_file)
     writer.write({"worker": "learner", "event": "ready"})
-    report = Report(
+    telemetry = Telemetry(
         LEARNER, handles.clock, writer, spec.config.record_interval_seconds,
         dump=partial(dump_culprit, spec.folder.culprit_file(LEARNER), agent),
     )  # fmt: skip
-    loop = learner(cast(Learning, agent), replica, handles.store, handles.experience, handles.clock, report)
+    loop = learner(cast(Learning, agent), replica, handles.store, handles.experience, handles.clock, telemetry)
     return Role(loop, agent, writer)
 
 

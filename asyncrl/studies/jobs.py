@@ -55,7 +55,7 @@ class Job:
         return f"{self.page} {self.env_id} {self.name}"
 
 
-def state_of(folder: Path) -> str:
+def run_state(folder: Path) -> str:
     """How the run in a folder is, as its status.json has it; "" if there is none."""
     try:
         return str(read_json(folder / "status.json")["state"])
@@ -63,9 +63,9 @@ def state_of(folder: Path) -> str:
         return ""
 
 
-def is_finished(job: Job, runs_dir: Path) -> bool:
+def is_done(job: Job, runs_dir: Path) -> bool:
     """Whether the run has reached its end."""
-    return state_of(job.folder(runs_dir)) == "finished"
+    return run_state(job.folder(runs_dir)) == "finished"
 
 
 def share_cores(cores: Sequence[int], slots: int) -> list[list[int]]:
@@ -101,15 +101,15 @@ def run_jobs(jobs: Sequence[Job], runs_dir: Path, slots: int, lock: int, say: Sa
     `lock` is what `alone_in` gave. On Ctrl-C or SIGTERM all runs are stopped before KeyboardInterrupt goes on. Raises
     UsageError if a command refuses its words.
     """
-    waiting = [job for job in jobs if not is_finished(job, runs_dir)]
+    waiting = [job for job in jobs if not is_done(job, runs_dir)]
     say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them finished before; {slots} at a time")
     shares: SimpleQueue[list[int]] = SimpleQueue()
     for share in share_cores(usable_cores(), slots):
         shares.put(share)
-    crew = _Crew(runs_dir, lock)
+    running = _RunningJobs(runs_dir, lock)
     failures = []
     with ThreadPoolExecutor(slots, initializer=lambda: _keep_to(shares.get())) as pool, _sigterm_as_interrupt():
-        futures = {pool.submit(crew.run, job): job for job in waiting}
+        futures = {pool.submit(running.run, job): job for job in waiting}
         try:
             for count, future in enumerate(as_completed(futures), 1):
                 failure, seconds = future.result()
@@ -117,14 +117,14 @@ def run_jobs(jobs: Sequence[Job], runs_dir: Path, slots: int, lock: int, say: Sa
                 if failure:
                     failures.append(f"{futures[future]}: {failure}")
         except BaseException:
-            crew.stop()
+            running.stop()
             for future in futures:
                 future.cancel()
             raise
     return failures
 
 
-class _Crew:
+class _RunningJobs:
     """The runs that are going."""
 
     def __init__(self, runs_dir: Path, lock: int) -> None:

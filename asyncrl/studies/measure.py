@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
-from asyncrl.studies.jobs import state_of
+from asyncrl.studies.jobs import run_state
 from asyncrl.studies.plan import Cell, Reference
 
 
@@ -78,7 +78,7 @@ class Measurement:
 
 def measure(cell: Cell, folder: Path) -> Measurement:
     """Read the run of a cell; one that has not been made, or has left nothing, gives an empty measurement."""
-    state = state_of(folder)
+    state = run_state(folder)
     if not state:
         return Measurement(cell, "")
     evaluations = [row for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.plots.curves import save_figure
+from asyncrl.studies.documents import Block, Code, Heading, Items, Picture, Table, Text, write_pages
 from asyncrl.studies.figures import Data, all_figures, laws_of, name_of, phase_mean
 from asyncrl.studies.laws import Law
 from asyncrl.studies.measure import Measurement, hardware, measure
-from asyncrl.studies.pages import Block, Code, Heading, Items, Picture, Table, Text, write_pages
 from asyncrl.studies.plan import Series, StudyFile
 from asyncrl.studies.speedups import KINDS, MEAN, Point, make_points, write_runs, write_table
 from asyncrl.studies.statistics import Estimate

@@ -16,9 +16,9 @@ from asyncrl.plots.curves import save_figure
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
 from asyncrl.studies.axes import Axis
+from asyncrl.studies.documents import Code, Heading, Picture, Table, Text, write_pages
 from asyncrl.studies.figures import COLOURS, NAMES
-from asyncrl.studies.jobs import state_of
-from asyncrl.studies.pages import Code, Heading, Picture, Table, Text, write_pages
+from asyncrl.studies.jobs import run_state
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Row:
     @classmethod
     def read(cls, algorithm: str, env_id: str, settings: Mapping[str, str], seed: int, folder: Path) -> Row:
         """Read the run in a folder, if there is one."""
-        state = state_of(folder)
+        state = run_state(folder)
         if not state:
             return cls(algorithm, env_id, settings, seed, "")
         scores = [row["mean"] for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]

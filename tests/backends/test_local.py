@@ -20,11 +20,11 @@ def test_the_workers_that_are_ready_are_counted_while_the_others_are_waited_for(
     looks = iter([[BUILDING, BUILDING, BUILDING], [READY, BUILDING, READY], [READY, READY, READY]])
     clock = SimpleNamespace(phases=lambda: next(looks))
     run = SimpleNamespace(handles=SimpleNamespace(clock=clock))
-    crew = SimpleNamespace(sentinels=lambda: [], tend=lambda: None)
+    supervisor = SimpleNamespace(sentinels=lambda: [], tend=lambda: None)
     said: list[str] = []
     view = SimpleNamespace(say=said.append)
 
-    outcome = local._await_ready(cast(Any, run), cast(Any, crew), cast(Any, view), Signals())
+    outcome = local._await_ready(cast(Any, run), cast(Any, supervisor), cast(Any, view), Signals())
 
     assert outcome is None
     assert said == ["0 of 3 workers are ready", "2 of 3 workers are ready"]

@@ -50,7 +50,7 @@ def build(page_name: str, spaces: Spaces, settings: dict[str, Any], worker: int 
     torch.manual_seed(0)
     network = page.make_network(config, spaces)
     target = page.make_network(config, spaces) if page.HAS_TARGET else None
-    return page.make_agent(config, spaces, network, target, worker, torch.Generator().manual_seed(1))
+    return page.make_agent(config, network, target, worker, torch.Generator().manual_seed(1))
 
 
 def observations_of(spaces: Spaces, *leading: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 from asyncrl.backends.processes import no_main_module, start_context
 from asyncrl.core.errors import UsageError
 from asyncrl.experience.ring import Block, BlockLayout, Ring, ring_bytes
-from asyncrl.runtime.memory import shared_zeros
+from asyncrl.runtime.shared_memory import shared_zeros
 
 SMALL = BlockLayout(
     (

@@ -12,7 +12,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from asyncrl.backends import crew
+from asyncrl.backends import supervisor
 from asyncrl.backends.processes import how_it_died, last_line
 from asyncrl.commands.train import main
 from asyncrl.storage.checkpoints import load_newest
@@ -151,7 +151,7 @@ def slow():
     environment_of(tmp_path, source)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "module", raising=False)
-    monkeypatch.setattr(crew, "READY_SECONDS", 5.0)
+    monkeypatch.setattr(supervisor, "READY_SECONDS", 5.0)
     words = [*MODULE, "--total-steps", "2000", "--evaluation-episodes", "1", "--runs-dir", str(tmp_path / "runs")]
 
     assert main("asyncrl.a3c", [word.replace("module:make", "module:slow") for word in words]) == 0

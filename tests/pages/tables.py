@@ -11,9 +11,6 @@ from torch import Tensor, nn
 from asyncrl.core.distributions import Categorical
 from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.rollout import Rollout, State
-from asyncrl.core.spaces import Spaces
-
-SPACES = Spaces(observation_shape=(1,), observation_dtype="float32", actions=2)
 
 
 class Table(nn.Module):

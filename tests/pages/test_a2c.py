@@ -11,7 +11,7 @@ from asyncrl import a2c
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.runtime.protocols import LEARNER
-from tests.pages.tables import SPACES, Table, gradients_of, rollout_of
+from tests.pages.tables import Table, gradients_of, rollout_of
 
 STEPS = ([1, 2, 3], [0, 1], [1, 1], [0.5, 0.5])
 
@@ -19,7 +19,7 @@ STEPS = ([1, 2, 3], [0, 1], [1, 1], [0.5, 0.5])
 def agent_of(network: Table, **settings: Any) -> a2c.A2C:
     defaults = {"entropy_weights": (0.0,), "reward_clip": 0.0, "gamma": 0.5, "gae_lambda": 1.0, "value_cost": 0.5}
     config = a2c.Config(**(defaults | settings))
-    return a2c.A2C(config, SPACES, network, None, LEARNER, torch.Generator())  # type: ignore[arg-type]
+    return a2c.A2C(config, network, None, LEARNER, torch.Generator())  # type: ignore[arg-type]
 
 
 def test_a_two_step_rollout_by_hand() -> None:

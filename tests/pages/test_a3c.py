@@ -16,8 +16,6 @@ from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.core.spaces import Spaces
 
-SPACES = Spaces(observation_shape=(1,), observation_dtype="float32", actions=2)
-
 
 class Table(nn.Module):
     """V(s) = v s, logits (0, l): everything the loss does can be computed by hand."""
@@ -43,7 +41,7 @@ class Table(nn.Module):
 
 def agent_of(network: nn.Module, worker: int = 0, **settings: Any) -> a3c.A3C:
     config = a3c.Config(**({"entropy_weights": (0.0,), "reward_clip": 0.0, "gamma": 0.5, "gae_lambda": 1.0} | settings))
-    return a3c.A3C(config, SPACES, network, None, worker, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+    return a3c.A3C(config, network, None, worker, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
 
 
 def rollout_of(

@@ -12,7 +12,7 @@ from asyncrl import a3c, impala
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import Rollout
 from asyncrl.runtime.protocols import LEARNER
-from tests.pages.tables import SPACES, Table, gradients_of, rollout_of
+from tests.pages.tables import Table, gradients_of, rollout_of
 
 SETTINGS: dict[str, Any] = {
     "entropy_weights": (0.0,), "reward_clip": 0.0, "gamma": 0.5, "gae_lambda": 1.0, "value_cost": 0.5,
@@ -21,7 +21,7 @@ SETTINGS: dict[str, Any] = {
 
 def agent_of(network: Table, **settings: Any) -> impala.Impala:
     config = impala.Config(**(SETTINGS | settings))
-    return impala.Impala(config, SPACES, network, None, LEARNER, torch.Generator())  # type: ignore[arg-type]
+    return impala.Impala(config, network, None, LEARNER, torch.Generator())  # type: ignore[arg-type]
 
 
 def old_rollout() -> Rollout:
@@ -34,7 +34,7 @@ def old_rollout() -> Rollout:
 def test_at_age_0_it_is_the_n_step_actor_critic(discounts: list[float]) -> None:
     """All ratios 1: A3C's loss and gradient, also where an episode ends."""
     rollout = rollout_of([1, 2, 3, 4], [0, 1, 1], [1, -2, 3], discounts, environments=2)
-    reference = a3c.A3C(a3c.Config(**SETTINGS), SPACES, Table(), None, 0, torch.Generator())  # type: ignore[arg-type]
+    reference = a3c.A3C(a3c.Config(**SETTINGS), Table(), None, 0, torch.Generator())  # type: ignore[arg-type]
     agent = agent_of(Table())
 
     assert agent.loss(rollout)[0].item() == pytest.approx(reference.loss(rollout)[0].item(), rel=1e-6)

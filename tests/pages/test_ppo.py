@@ -15,7 +15,7 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import Minibatch, Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.runtime.protocols import LEARNER
-from tests.pages.tables import SPACES, Table, gradients_of, rollout_of
+from tests.pages.tables import Table, gradients_of, rollout_of
 
 STEPS = ([1, 2, 3], [0, 1], [1, 1], [0.5, 0.5])
 HALF = math.log(0.5)
@@ -27,7 +27,7 @@ def agent_of(network: Table, **settings: Any) -> ppo.PPO:
         "normalize_advantages": False, "epochs": 1, "minibatches": 1, "clip": 0.2, "anneal_clip": False,
     }  # fmt: skip
     config = ppo.Config(**(defaults | settings))
-    return ppo.PPO(config, SPACES, network, None, LEARNER, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+    return ppo.PPO(config, network, None, LEARNER, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
 
 
 def part_of(

@@ -39,7 +39,7 @@ def gradient(page: ModuleType, rollout: Rollout, target: Line | None = None, **s
         "exploration_steps": 0,
     } | settings
     network, target = Line(1.0, 2.0), target or Line(10.0, 20.0)
-    agent = page.make_agent(page.Config(**settings), SPACES, network, target, 0, torch.Generator())
+    agent = page.make_agent(page.Config(**settings), network, target, 0, torch.Generator())
     flat = flatten_parameters(network)
     before = [p.clone() for p in target.parameters()]
     result: list[float] = gradient_of(

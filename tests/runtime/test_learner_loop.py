@@ -18,7 +18,7 @@ from asyncrl.runtime.clock import FINISH, LEAVE, Clock
 from asyncrl.runtime.loops import WAITS, WORKED, learner
 from asyncrl.runtime.protocols import LEARNER, Receipt, Update
 from asyncrl.runtime.replica import Replica
-from asyncrl.runtime.report import Report
+from asyncrl.runtime.telemetry import Telemetry
 from asyncrl.storage.records import RecordWriter, read_records
 from tests.experience.test_blocks import VECTOR, rollout_of
 from tests.support import FixedAgent
@@ -70,9 +70,9 @@ def learner_of(folder: Path, tape: list[str]) -> tuple[Iterator[bool], Batches, 
     clock = Clock(1, total_steps=10**6, learner=True)
     store, agent = TapedStore(tape, clock), TapedAgent(tape)
     experience = Batches(SHAPE, 1, clock, in_step=True)
-    report = Report(LEARNER, clock, RecordWriter(folder / "learner.jsonl"), 1e9)
+    telemetry = Telemetry(LEARNER, clock, RecordWriter(folder / "learner.jsonl"), 1e9)
     replica = Replica(store, agent.network, None, private_copy=False)
-    return learner(agent, replica, store, experience, clock, report), experience, clock  # type: ignore[arg-type]
+    return learner(agent, replica, store, experience, clock, telemetry), experience, clock  # type: ignore[arg-type]
 
 
 def test_a_batch_begins_with_theta_as_it_is_and_so_does_every_part_of_it(tmp_path: Path) -> None:

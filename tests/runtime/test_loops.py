@@ -16,11 +16,11 @@ from asyncrl.core.updates import Descent, UpdateRule
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.loops import Turn, actor_learner
+from asyncrl.runtime.loops import Pending, actor_learner
 from asyncrl.runtime.protocols import Receipt, Update
 from asyncrl.runtime.replica import Replica
-from asyncrl.runtime.report import Report
 from asyncrl.runtime.run import build_agent, build_environments
+from asyncrl.runtime.telemetry import Telemetry
 from asyncrl.storage.records import RecordWriter, read_records
 from tests.support import COUNTING, Counting, FixedAgent, make_run
 
@@ -71,9 +71,9 @@ def worker_of(
             yield rollout
 
     writer = RecordWriter(folder / f"{rank}.jsonl")
-    report = Report(rank, clock, writer, 1e9, collector, private_copy)
-    turn = Turn(torch.empty_like(replica.theta), private_copy)
-    return actor_learner(rank, agent, replica, rollouts(), store, clock, report, turn)
+    telemetry = Telemetry(rank, clock, writer, 1e9, collector, private_copy)
+    turn = Pending(torch.empty_like(replica.theta), private_copy)
+    return actor_learner(rank, agent, replica, rollouts(), store, clock, telemetry, turn)
 
 
 def test_the_loop_is_the_pseudo_code(tmp_path: Path) -> None:

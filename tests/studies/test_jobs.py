@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.core.errors import UsageError
-from asyncrl.studies.jobs import Job, alone_in, is_finished, run_jobs, share_cores
+from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs, share_cores
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_run_that_was_interrupted_is_made_anew(tmp_path: Path) -> None:
     with alone_in(tmp_path, silent) as lock:
         assert run_jobs([job], tmp_path, 1, lock, silent) == []
 
-    assert is_finished(job, tmp_path)
+    assert is_done(job, tmp_path)
     assert not (folder / "mark").exists()
     host = json.loads((folder / "host.json").read_text())
     assert host["cores_usable"] == len(os.sched_getaffinity(0))

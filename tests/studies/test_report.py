@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from asyncrl.studies.documents import Table
 from asyncrl.studies.figures import Data, align, all_figures
 from asyncrl.studies.measure import measure
-from asyncrl.studies.pages import Table
 from asyncrl.studies.plan import Cell
 from asyncrl.studies.report import write_report
 from asyncrl.studies.speedups import make_points

@@ -44,7 +44,7 @@ READY_SECONDS = 300.0
 
 
 @dataclass
-class Post:
+class Slot:
     """A place in the run, a worker's or the evaluator's, whoever holds it at the moment."""
 
     worker: int
@@ -62,7 +62,7 @@ class Post:
         return name_of(self.worker)
 
 
-class Crew:
+class Supervisor:
     """Workers and evaluator of one run. `tend` is called often; it starts, replaces and gives up."""
 
     def __init__(
@@ -80,56 +80,56 @@ class Crew:
         self._targets = {EVALUATOR: evaluate, LEARNER: learn}
         self._work = work
         self._context = start_context(run.spec.page)
-        self.workers = [Post(worker) for worker in range(run.spec.config.workers)]
-        self.learners = [Post(LEARNER)] if run.handles.experience is not None else []
-        self.evaluator = Post(EVALUATOR)
+        self.workers = [Slot(worker) for worker in range(run.spec.config.workers)]
+        self.learners = [Slot(LEARNER)] if run.handles.experience is not None else []
+        self.evaluator = Slot(EVALUATOR)
         self._gone: dict[int, str] = {}
         """Of each worker and of a learner that is gone for good, what was the last of it."""
 
     @property
-    def posts(self) -> list[Post]:
+    def slots(self) -> list[Slot]:
         """All places."""
         return [*self.learners, *self.workers, self.evaluator]
 
     def sentinels(self) -> list[int]:
         """What becomes ready when one of those at work ends."""
-        return [post.process.sentinel for post in self.posts if post.process and post.process.exitcode is None]
+        return [slot.process.sentinel for slot in self.slots if slot.process and slot.process.exitcode is None]
 
     def all_ended(self) -> bool:
         """Whether no worker nor learner is at work, nor will be again."""
-        return all(post.process is None and post.due is None for post in (*self.learners, *self.workers))
+        return all(slot.process is None and slot.due is None for slot in (*self.learners, *self.workers))
 
     def evaluator_ended(self) -> bool:
         """Whether the evaluator has done its last evaluation, or is lost for good."""
         return self.evaluator.process is None and self.evaluator.due is None
 
-    def fill(self, post: Post) -> None:
+    def fill(self, slot: Slot) -> None:
         """Start somebody in a place that is empty."""
-        self._run.handles.clock.enter(post.worker, BUILDING)
-        post.due = None
+        self._run.handles.clock.enter(slot.worker, BUILDING)
+        slot.due = None
         try:
-            target = self._targets.get(post.worker, self._work)
-            post.process = start(self._context, target, self._run, post.worker, post.incarnation)
+            target = self._targets.get(slot.worker, self._work)
+            slot.process = start(self._context, target, self._run, slot.worker, slot.incarnation)
         except (OSError, EOFError) as error:  # the fork server died while it was asked
-            self._lose(post, f"could not be started ({type(error).__name__}: {error})")
+            self._lose(slot, f"could not be started ({type(error).__name__}: {error})")
 
     def tend(self) -> Outcome | None:
         """Look after every place once; an Outcome if the run cannot go on."""
-        for post in self.posts:
-            if post.due is None:
+        for slot in self.slots:
+            if slot.due is None:
                 continue
-            if post is not self.evaluator and self._run.handles.clock.finished():
-                self._vacate(post)  # there is nothing left to do
-            elif time.monotonic() >= post.due:
-                self.fill(post)
-        ended = [post for post in self.posts if post.process is not None and post.process.exitcode is not None]
+            if slot is not self.evaluator and self._run.handles.clock.finished():
+                self._vacate(slot)  # there is nothing left to do
+            elif time.monotonic() >= slot.due:
+                self.fill(slot)
+        ended = [slot for slot in self.slots if slot.process is not None and slot.process.exitcode is not None]
         # One that raised explains more than one that was killed because the run was already breaking up.
-        for post in sorted(ended, key=lambda post: post.process is None or post.process.exitcode != RAISED):
-            if (outcome := self._take_leave(post)) is not None:
+        for slot in sorted(ended, key=lambda slot: slot.process is None or slot.process.exitcode != RAISED):
+            if (outcome := self._take_leave(slot)) is not None:
                 return outcome
-        for post in self.posts:
-            if post.process is not None and (trouble := self._trouble_with(post)) is not None:
-                self._end_hanging(post, trouble)
+        for slot in self.slots:
+            if slot.process is not None and (trouble := self._trouble_with(slot)) is not None:
+                self._end_hanging(slot, trouble)
         if LEARNER in self._gone:
             return failed(f"the learner is gone for good: it {self._gone[LEARNER]}")
         if 2 * len(self._gone) > len(self.workers):
@@ -141,43 +141,43 @@ class Crew:
 
     def end(self, signals: Signals) -> None:
         """Let everybody leave, kill who does not, and wait for all."""
-        end_all([post.process for post in self.posts if post.process is not None], signals)
+        end_all([slot.process for slot in self.slots if slot.process is not None], signals)
         self._mend()
-        for post in self.posts:
-            remove_if_empty(self._run.spec.folder.stack_file(post.name))
+        for slot in self.slots:
+            remove_if_empty(self._run.spec.folder.stack_file(slot.name))
 
-    def _take_leave(self, post: Post) -> Outcome | None:
+    def _take_leave(self, slot: Slot) -> Outcome | None:
         """A process has ended: in order, or what is to be done about it."""
-        process = post.process
+        process = slot.process
         assert process is not None
-        if process.exitcode == 0 and self._run.handles.clock.phase(post.worker) == ENDED:
-            self._vacate(post)
+        if process.exitcode == 0 and self._run.handles.clock.phase(slot.worker) == ENDED:
+            self._vacate(slot)
             return None
         cause, traceback = how_it_died(process), None
         if process.exitcode in (RAISED, NOT_FINITE):
-            cause, traceback = self._what_was_raised(post)
+            cause, traceback = self._what_was_raised(slot)
         fatal = process.exitcode in (DISK_FULL, NOT_FINITE) or (
             process.exitcode == RAISED
-            and post is not self.evaluator
+            and slot is not self.evaluator
             and self._run.spec.config.on_worker_error == "stop"
         )
         if fatal:
-            return failed(f"{post.name} {cause}", traceback if process.exitcode == RAISED else None)
-        remove_if_empty(self._run.spec.folder.stack_file(post.name))
-        self._lose(post, cause)
+            return failed(f"{slot.name} {cause}", traceback if process.exitcode == RAISED else None)
+        remove_if_empty(self._run.spec.folder.stack_file(slot.name))
+        self._lose(slot, cause)
         return None
 
-    def _what_was_raised(self, post: Post) -> tuple[str, str | None]:
+    def _what_was_raised(self, slot: Slot) -> tuple[str, str | None]:
         try:
-            text = self._run.spec.folder.traceback_file(post.name).read_text()
+            text = self._run.spec.folder.traceback_file(slot.name).read_text()
         except OSError:
             return "raised, and could not say what", None
         return f"raised {last_line(text)}", text
 
-    def _trouble_with(self, post: Post) -> str | None:
+    def _trouble_with(self, slot: Slot) -> str | None:
         """Why a process that is there has to be ended; None if it has not."""
         clock, config = self._run.handles.clock, self._run.spec.config
-        phase, silent = clock.phase(post.worker), clock.heartbeat_age(post.worker)
+        phase, silent = clock.phase(slot.worker), clock.heartbeat_age(slot.worker)
         if phase == BUILDING and silent > READY_SECONDS:
             return f"was not ready after {READY_SECONDS:.0f} seconds"
         if phase == RUNNING and config.hang_seconds and silent > config.hang_seconds:
@@ -186,49 +186,49 @@ class Crew:
             return "did not leave at its end"
         return None
 
-    def _end_hanging(self, post: Post, trouble: str) -> None:
+    def _end_hanging(self, slot: Slot, trouble: str) -> None:
         """Take the stack of a process that hangs, and kill it."""
-        assert post.process is not None
-        file = self._run.spec.folder.stack_file(post.name)
-        if dump_stack(post.process, file):
+        assert slot.process is not None
+        file = self._run.spec.folder.stack_file(slot.name)
+        if dump_stack(slot.process, file):
             trouble += f", its stack is in {file.name}"
-        done = self._run.handles.clock.phase(post.worker) == ENDED
-        end(post.process)
+        done = self._run.handles.clock.phase(slot.worker) == ENDED
+        end(slot.process)
         remove_if_empty(file)
         if done:
-            self._vacate(post)
+            self._vacate(slot)
         else:
-            self._lose(post, trouble)
+            self._lose(slot, trouble)
 
-    def _vacate(self, post: Post) -> None:
+    def _vacate(self, slot: Slot) -> None:
         """Nobody is in this place now, nor will be."""
-        if post.process is not None:
-            end(post.process)
-            post.process.close()
-        post.process, post.due = None, None
-        self._run.handles.clock.enter(post.worker, ENDED)
+        if slot.process is not None:
+            end(slot.process)
+            slot.process.close()
+        slot.process, slot.due = None, None
+        self._run.handles.clock.enter(slot.worker, ENDED)
 
-    def _lose(self, post: Post, cause: str) -> None:
+    def _lose(self, slot: Slot, cause: str) -> None:
         """Somebody is lost: a successor comes after a pause, unless too many have gone this way."""
-        self._vacate(post)
-        if post in self.learners:
+        self._vacate(slot)
+        if slot in self.learners:
             cause += self._mend()
         now = time.monotonic()
-        post.losses = [moment for moment in post.losses if now - moment < BUDGET_SECONDS] + [now]
-        post.incarnation += 1
+        slot.losses = [moment for moment in slot.losses if now - moment < BUDGET_SECONDS] + [now]
+        slot.incarnation += 1
         budget = self._run.spec.config.worker_restarts
-        if post is not self.evaluator and self._run.handles.clock.finished():
-            self._tell(post, cause, "lost", "at the end of the run, nobody follows")
-        elif len(post.losses) > budget:
-            self._tell(post, cause, "gone", f"{budget} restarts in {BUDGET_SECONDS / 60:.0f} minutes are its limit")
-            if post is not self.evaluator:
-                self._gone[post.worker] = cause
+        if slot is not self.evaluator and self._run.handles.clock.finished():
+            self._tell(slot, cause, "lost", "at the end of the run, nobody follows")
+        elif len(slot.losses) > budget:
+            self._tell(slot, cause, "gone", f"{budget} restarts in {BUDGET_SECONDS / 60:.0f} minutes are its limit")
+            if slot is not self.evaluator:
+                self._gone[slot.worker] = cause
         else:
-            pause = BACK_OFF_SECONDS[min(len(post.losses), len(BACK_OFF_SECONDS)) - 1]
-            post.due = now + pause
+            pause = BACK_OFF_SECONDS[min(len(slot.losses), len(BACK_OFF_SECONDS)) - 1]
+            slot.due = now + pause
             # Not ended: who waits for all workers to end has to wait for the successor too.
-            self._run.handles.clock.enter(post.worker, BUILDING)
-            self._tell(post, cause, "restarted", f"a successor starts in {pause:g} s")
+            self._run.handles.clock.enter(slot.worker, BUILDING)
+            self._tell(slot, cause, "restarted", f"a successor starts in {pause:g} s")
 
     def _mend(self) -> str:
         """After the learner's end: if that came within an update, go back to the newest checkpoint, and say so.
@@ -247,6 +247,6 @@ class Crew:
         store.restore(theta, checkpoint.tensors, store.updates - updates, store.dropped - dropped)
         return f" within an update; the parameters are those of step {checkpoint.steps} again"
 
-    def _tell(self, post: Post, cause: str, event: str, consequence: str) -> None:
-        self._monitor.note_loss(event, post.worker, cause)
-        self._view.say(f"{post.name} {cause}; {consequence}")
+    def _tell(self, slot: Slot, cause: str, event: str, consequence: str) -> None:
+        self._monitor.note_loss(event, slot.worker, cause)
+        self._view.say(f"{slot.name} {cause}; {consequence}")

@@ -34,7 +34,7 @@ def ages_as(name: str, ages: Counter[int]) -> dict[str, Any]:
     }
 
 
-class Report:
+class Telemetry:
     """Sums over updates, written as one row every `interval` seconds to the process's own file.
 
     Rows are rare and metrics are worked out only for a row, so that keeping records costs the training nothing
