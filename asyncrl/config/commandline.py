@@ -163,7 +163,7 @@ def parse(cls: type[T], words: Sequence[str], program: str, default: T | None = 
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(complaint), _wide_terminal():
             return cast(T, tyro.cli(cls, args=list(words), **options))
     except SystemExit:
-        raise UsageError(_one_line(complaint.getvalue(), words)) from None
+        raise UsageError(_shortened(complaint.getvalue(), words)) from None
 
 
 def _help(cls: type[Any], words: Sequence[str], options: dict[str, Any]) -> None:
@@ -222,7 +222,7 @@ def _wide_terminal() -> Iterator[None]:
             os.environ["COLUMNS"] = before
 
 
-def _one_line(complaint: str, words: Sequence[str]) -> str:
+def _shortened(complaint: str, words: Sequence[str]) -> str:
     """tyro's message in one line: title, message and more stand between rules of dashes.
 
     A suggestion is kept, the pointer to the help is not. A message in words that are new to us stays as it is.
