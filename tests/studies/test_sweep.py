@@ -127,7 +127,7 @@ def test_a_run_that_was_stopped_has_no_final_score(tmp_path: Path) -> None:
         (["--env-ids", "Catch", "--seed", "1", "2"], "--seed is the sweep's own business"),
         (["--env-ids", "Catch", "--t-max", "5", "0"], "--t-max must be at least 1"),
         (["--env-ids", "Catch", "--t-max", "5", "--t-maxs", "6"], "--t-max is given twice"),
-        (["--algorithms", "a2c"], "got 'a2c'"),
+        (["--algorithms", "a4c"], "a4c"),
         (["--algorithms"], "--algorithms needs at least one and none twice"),
         (["--algorithms", "a3c", "a3c"], "--algorithms needs at least one and none twice"),
         (["--env-kwargs", "name=it's"], '--env-kwargs cannot be split into words at "name=it\'s"'),
