@@ -85,7 +85,7 @@ CASES = {
     "mountain car": ("n_step_q", "--env-id", "MountainCar-v0"),
     "cartpole, a2c": ("a2c", "--env-id", "CartPole-v1"),
     "cartpole, ppo": ("ppo", "--env-id", "CartPole-v1", "--t-max", "16"),
-    "cartpole, impala": ("impala", "--env-id", "CartPole-v1", "--schedule", "delays", "--delays", "1", "1", "2", "4"),
+    "cartpole, impala": ("impala", "--env-id", "CartPole-v1", "--delays", "1", "1", "2", "4"),
     "catch, a2c, lstm": ("a2c", "--env-id", "Catch", "--lstm-cells", "8", "--schedule", "random"),
     "catch, ppo, lstm": ("ppo", "--env-id", "Catch", "--lstm-cells", "8", "--t-max", "16", "--minibatches", "3"),
     "catch, impala, lstm": ("impala", "--env-id", "Catch", "--lstm-cells", "8", "--queue-length", "3"),
