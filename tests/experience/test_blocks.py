@@ -127,7 +127,9 @@ def collected(run: Run) -> tuple[Rollout, Rollout]:
     assert role.collector is not None
     for _ in range(3):
         rollout = next(role.collector)
-    back, _ = through_a_block(rollout_shape(run.spec), rollout)
+    back, _ = through_a_block(
+        rollout_shape(run.spec.page, run.spec.config, run.spec.environment, run.spec.spaces), rollout
+    )
     role.close()
     return rollout, back
 
