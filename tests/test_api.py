@@ -241,8 +241,12 @@ def test_a_run_goes_on_where_it_was_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["serial", "local"])
-def test_ctrl_c_ends_the_run_in_order_and_is_raised(tmp_path: Path, backend: str) -> None:
+def test_ctrl_c_ends_the_run_in_order_and_is_raised(
+    tmp_path: Path, backend: str, request: pytest.FixtureRequest
+) -> None:
     """There is a last checkpoint; the signal comes when the run is at work."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
 
     def interrupt() -> None:
         while not any('"running"' in file.read_text() for file in tmp_path.glob("*/*/*/status.json")):

@@ -90,8 +90,7 @@ class Batches:
                 rollouts.append(rollout)
                 versions.append(version)
         self._taken = taken
-        lost = self._in_step and not self._clock.finished()  # at the end of a run actors just stop, one by one
-        missing = sum(count == 0 for count in ready) if lost else 0
+        missing = sum(count == 0 for count in ready) if self._in_step else 0
         return Batch(Rollout.side_by_side(rollouts), versions, sum(ready) - len(rollouts), missing)
 
     def _deal(self, ready: list[int]) -> list[tuple[Ring, int]]:

@@ -475,7 +475,13 @@ def read_for_ever(ring: Ring, times: Tensor, faults: Tensor) -> None:
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    ("victims", "capacity"), [(("writer",), 1), (("reader",), 3), (("writer", "reader"), 2)], ids=str
+    ("victims", "capacity"),
+    [
+        pytest.param(("writer",), 1, marks=pytest.mark.slow),
+        pytest.param(("reader",), 3, marks=pytest.mark.slow),
+        (("writer", "reader"), 2),
+    ],
+    ids=str,
 )
 def test_kills_lose_no_published_block_and_tear_none(victims: tuple[str, ...], capacity: int) -> None:
     """Every block that was released was read whole, in order; twice only those a reader died with in its hands."""

@@ -34,7 +34,9 @@ def updates_in(folder: Path) -> int:
     return sum(row.get("updates", 0) for row in read_records(folder / "learner.jsonl") if "time" in row)
 
 
-@pytest.mark.parametrize("page", ["a2c", "ppo", "impala"])
+@pytest.mark.parametrize(
+    "page", [pytest.param("a2c", marks=pytest.mark.slow), pytest.param("ppo", marks=pytest.mark.slow), "impala"]
+)
 def test_a_killed_learner_and_a_killed_actor_are_replaced(tmp_path: Path, page: str) -> None:
     """The learner's updates stay counted, in rows and in what was found missing; the actor costs its rollout."""
     with training(tmp_path, page=page) as run:
@@ -66,6 +68,7 @@ def test_a_killed_learner_and_a_killed_actor_are_replaced(tmp_path: Path, page: 
         assert load_newest(run.folder / "checkpoints")[0].updates == status["updates"]
 
 
+@pytest.mark.slow
 def test_a_batch_in_step_goes_on_without_an_actor_that_is_gone_for_good(tmp_path: Path) -> None:
     """It is waited for once, and what was missing is counted from then on."""
     with training(tmp_path, "--worker-restarts", "0", "--record-interval-seconds", "1", page="a2c") as run:
