@@ -114,10 +114,7 @@ class Collector(Iterator[Rollout]):
             rewards=self._reward_tensor,
             discounts=self._discount_tensor,
             last=self._last_tensor,
-            truncated=(
-                torch.tensor([t for t, _ in truncated], dtype=torch.int64),
-                torch.tensor([e for _, e in truncated], dtype=torch.int64),
-            ),
+            truncated=places_of(truncated) if truncated else NOWHERE,
             final_observations=None if raw_finals is None else self._seen(raw_finals),
             state=state_before,
             reward_scale=1.0 if self._normalizer is None else self._normalizer.reward_scale,
@@ -216,6 +213,16 @@ class Collector(Iterator[Rollout]):
 
     def _seen(self, observations: Tensor) -> Tensor:
         return observations if self._normalizer is None else self._normalizer.observe(observations)
+
+
+def places_of(truncated: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """Times and environments `([K], [K])` from pairs of them."""
+    times, environments = torch.tensor(truncated, dtype=torch.int64).reshape(-1, 2).T
+    return times, environments
+
+
+NOWHERE = places_of(())
+"""No episode was truncated: most rollouts have this."""
 
 
 def for_environments(actions: Tensor, spaces: Spaces) -> Iterable[Any]:
