@@ -105,7 +105,7 @@ def test_cartpole_is_solved_by_environments_that_raise_once_in_2000_steps(tmp_pa
 
         status = run.status
         assert status["reason"] == "an evaluation reached 475.0"
-        rows = [row for file in run.path.glob("worker-*.jsonl") for row in read_records(file)]
+        rows = [row for file in run.folder.glob("worker-*.jsonl") for row in read_records(file)]
         made_anew = sum("made anew" in row.get("event", "") for row in rows)
         assert made_anew > 10
         print(f"{made_anew} environments made anew, {status['steps']} steps, {status['seconds']} s")
