@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import signal
 import sys
 import warnings
@@ -46,6 +47,9 @@ def run_command(program: str, command: Callable[[], int]) -> int:
     except UsageError as error:
         print(f"{program}: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more as it ends
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if not disk_is_full(error):
             raise

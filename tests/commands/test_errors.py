@@ -427,3 +427,12 @@ def test_the_module_and_the_command_are_the_same() -> None:
 def test_what_is_no_literal_is_a_text(text: str) -> None:
     """Whatever Python has to say of it."""
     assert parse_argument(f"name={text}") == ("name", text)
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+    """`--help | head -1`: what is left has nowhere to go, and that is in order."""
+    command = f"{sys.executable} -m asyncrl.a3c --help | head -1"
+
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.stdout, done.stderr) == ("usage: asyncrl a3c [-h] [OPTIONS]\n", "")
