@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.pages import command_of, short
 from asyncrl.runtime.monitor import Monitor, Summary
-from asyncrl.runtime.normalize import moments_shape
+from asyncrl.runtime.normalize import moments_shape, moments_size
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters, load_page
 from asyncrl.runtime.snapshots import exact_state, flat_parameters
 from asyncrl.runtime.terminal import View
@@ -160,7 +159,7 @@ def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, para
 
 def check_memory(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
     """Raise UsageError if there is not enough shared memory for the store of a run with these settings."""
-    moments = math.prod(moments_shape(spec, spaces)) if config.normalize_observations else 0
+    moments = moments_size(moments_shape(config, spec, spaces))
     experience = experience_bytes(page, config, spec, spaces)
     needed = machine.shared_bytes(config, parameters, moments, load_page(page).HAS_TARGET, experience)
     demand(machine.check_shared_memory(needed))

@@ -14,7 +14,7 @@ from asyncrl.experience.blocks import RolloutShape
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.moments import RunMoments
-from asyncrl.runtime.normalize import moments_shape
+from asyncrl.runtime.normalize import moments_shape, moments_size
 from asyncrl.runtime.run import Handles, RunSpec, load_page, state_shapes
 from asyncrl.storage.checkpoints import Checkpoint
 
@@ -37,9 +37,7 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
     )
     lock_file = str(spec.folder.path / "store.lock") if config.update == "locked" else None
     store = SharedStore(theta, config.descent, config.workers, clock, lock_file)
-    moments = RunMoments(
-        config.workers, math.prod(moments_shape(spec.environment, spec.spaces)) if config.normalize_observations else 0
-    )
+    moments = RunMoments(config.workers, moments_size(moments_shape(config, spec.environment, spec.spaces)))
     experience = None
     if page.EXPERIENCE != GRADIENT:
         shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
@@ -75,6 +73,6 @@ def experience_bytes(page: str, config: RunConfig, environment: EnvSpec, spaces:
 
 def rollout_shape(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> RolloutShape:
     """What all rollouts of a run have in common."""
-    moments = moments_shape(environment, spaces) if config.normalize_observations else ()
+    moments = moments_shape(config, environment, spaces)
     state = state_shapes(page, config, spaces)
     return RolloutShape(config.t_max, config.envs_per_worker, spaces, state, load_page(page).EXTRAS, moments)

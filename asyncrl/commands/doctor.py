@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import shutil
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.runtime.normalize import moments_shape
+from asyncrl.runtime.normalize import moments_shape, moments_size
 from asyncrl.runtime.run import Run, initial_parameters, load_page
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 
@@ -189,7 +188,7 @@ def check_room(config: Config, run: RunConfig, spec: EnvSpec, spaces: Spaces, op
     """Memory, file descriptors and disk for the run to come."""
     seen = spaces
     parameters = initial_parameters(A3C, run, seen)[0].numel()
-    moments = math.prod(moments_shape(spec, spaces)) if run.normalize_observations else 0
+    moments = moments_size(moments_shape(run, spec, spaces))
     yield machine.check_shared_memory(machine.shared_bytes(run, parameters, moments, target=False))
     needed = config.workers * machine.worker_bytes(run, spec, seen, parameters)
     yield machine.check_memory(config.workers, needed, machine.available_bytes())

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.moments import mean_and_deviation, standardize
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
@@ -23,9 +24,16 @@ GROWTH = 1.01
 """The moments are read again when there are so many times more samples than at the last time."""
 
 
-def moments_shape(spec: EnvSpec, spaces: Spaces) -> tuple[int, ...]:
-    """What moments are kept of: one image of an Atari stack, else the whole observation."""
-    return (1, *spaces.observation_shape[1:]) if spec.is_atari else spaces.observation_shape
+def moments_shape(config: RunConfig, environment: EnvSpec, spaces: Spaces) -> tuple[int, ...]:
+    """What moments are kept of: one image of an Atari stack, else the whole observation; () if it is left alone."""
+    if not config.normalize_observations:
+        return ()
+    return (1, *spaces.observation_shape[1:]) if environment.is_atari else spaces.observation_shape
+
+
+def moments_size(shape: tuple[int, ...]) -> int:
+    """Components that have moments; 0 for a shape of ()."""
+    return math.prod(shape) if shape else 0
 
 
 class Normalizer:

@@ -241,7 +241,7 @@ def build_normalizer(run: Run, worker: int) -> Normalizer | None:
     config = run.spec.config
     if not (config.normalize_observations or config.normalize_returns):
         return None
-    shape = moments_shape(run.spec.environment, run.spec.spaces) if config.normalize_observations else ()
+    shape = moments_shape(config, run.spec.environment, run.spec.spaces)
     return Normalizer(
         run.handles.moments,
         worker,
