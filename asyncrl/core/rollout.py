@@ -94,14 +94,17 @@ class Rollout:
         return values
 
     @classmethod
-    def side_by_side(cls, rollouts: Sequence[Rollout]) -> Rollout:
-        """Rollouts of equal length as one of all their environments, in their order; raw observations are left out."""
+    def side_by_side(cls, rollouts: Sequence[Rollout], observations: Tensor | None = None) -> Rollout:
+        """Rollouts of equal length as one of all their environments, in their order; raw observations are left out.
+
+        `observations` are those of all of them, where they lie side by side already.
+        """
         offsets = list(itertools.accumulate((len(one.rewards[0]) for one in rollouts), initial=0))
         finals = [one.final_observations for one in rollouts if one.final_observations is not None]
         states = [one.state for one in rollouts if one.state is not None]
         scales = [torch.as_tensor(one.reward_scale).expand(len(one.rewards[0])) for one in rollouts]
         return cls(
-            observations=torch.cat([one.observations for one in rollouts], 1),
+            observations=torch.cat([one.observations for one in rollouts], 1) if observations is None else observations,
             actions=torch.cat([one.actions for one in rollouts], 1),
             rewards=torch.cat([one.rewards for one in rollouts], 1),
             discounts=torch.cat([one.discounts for one in rollouts], 1),
@@ -147,7 +150,7 @@ class Minibatch:
     def select(self, chosen: Tensor) -> Minibatch:
         """Those with the numbers `chosen` `[b]` of the B."""
         return Minibatch(
-            self.observations[:, chosen],
+            self.observations.index_select(1, chosen),  # twice as fast as by brackets
             self.actions[:, chosen],
             {name: values[:, chosen] for name, values in self.extras.items()},
             self.acted_at,

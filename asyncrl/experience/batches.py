@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -55,6 +56,9 @@ class Batches:
         self._clock = clock
         self._in_step = in_step
         self._most = most or actors
+        self._shape = shape
+        self._memory = torch.empty(0)
+        """Where the observations of a batch are put side by side."""
         self._taken: list[tuple[Ring, int]] = []
         self._patience = patience
         self._waiting_since: float | None = None
@@ -80,18 +84,27 @@ class Batches:
             return None
         self._waiting_since = None
         taken = self._deal(ready)
-        rollouts = []
-        versions = []
-        for ring, count in taken:
-            for i in range(count):
-                block = ring.read(i)
-                assert block is not None  # nobody overwrites what has not been released
-                rollout, version = blocks.read(block)
-                rollouts.append(rollout)
-                versions.append(version)
+        unread = [ring.read(i) for ring, count in taken for i in range(count)]
+        places = self._places(len(unread))
+        rollouts, versions = [], []
+        for block, place in zip(unread, torch.split(places, self._shape.environments, 1), strict=True):
+            assert block is not None  # nobody overwrites what has not been released
+            rollout, version = blocks.read(block, place)
+            rollouts.append(rollout)
+            versions.append(version)
         self._taken = taken
         missing = sum(count == 0 for count in ready) if self._in_step else 0
-        return Batch(Rollout.side_by_side(rollouts), versions, sum(ready) - len(rollouts), missing)
+        return Batch(Rollout.side_by_side(rollouts, places), versions, sum(ready) - len(rollouts), missing)
+
+    def _places(self, rollouts: int) -> Tensor:
+        """`[T + 1, rollouts E, ...]` for observations side by side, in memory that the next batch uses again: to get
+        megabytes afresh for each batch takes as long as to fill them."""
+        shape = (self._shape.steps + 1, rollouts * self._shape.environments, *self._shape.spaces.observation_shape)
+        size = math.prod(shape)
+        if len(self._memory) < size:
+            dtype = torch.float32 if self._shape.moments else getattr(torch, self._shape.spaces.observation_dtype)
+            self._memory = torch.empty(size, dtype=dtype)
+        return self._memory[:size].view(shape)
 
     def _deal(self, ready: list[int]) -> list[tuple[Ring, int]]:
         """How many rollouts to take of each ring: one of each in turn, the fullest first, until there are `most`."""

@@ -12,6 +12,9 @@ from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.experience.ring import Block, BlockLayout, Field
 
+_PIECE = 65_536
+"""Components that are normalised at once, 256 KiB of float32."""
+
 
 @dataclass(frozen=True)
 class RolloutShape:
@@ -76,27 +79,29 @@ def write(block: Block, rollout: Rollout, version: int) -> None:
         block["scale"].copy_(rollout.moments[1])
 
 
-def read(block: Block) -> tuple[Rollout, int]:
+def read(block: Block, observations: Tensor) -> tuple[Rollout, int]:
     """The rollout in a block, as views where it can be, and the version of theta it was acted with.
 
-    Observations are normalised by the moments they were acted with, so that the network sees what it saw then.
+    Observations are copied into `observations` `[T + 1, E, ...]`, normalised by the moments they were acted with, so
+    that the network sees what it saw then.
     """
     version, acted_at, count = block["numbers"].tolist()
     finals = block["finals"][:count] if count else None
     moments = (block["mean"], block["scale"]) if "mean" in block else None
-
-    def seen(raw: Tensor) -> Tensor:
-        return raw if moments is None else standardize(raw, *moments)
+    if moments is None:
+        observations.copy_(block["observations"])
+    else:
+        _standardize_in_pieces(block["observations"], *moments, observations)
 
     state = tuple(block[f"state.{i}"] for i in range(sum(name.startswith("state.") for name in block)))
     return Rollout(
-        observations=seen(block["observations"]),
+        observations=observations,
         actions=block["actions"],
         rewards=block["rewards"],
         discounts=block["discounts"],
         last=block["last"],
         truncated=(block["truncated"][0, :count], block["truncated"][1, :count]),
-        final_observations=None if finals is None else seen(finals),
+        final_observations=finals if finals is None or moments is None else standardize(finals, *moments),
         state=state or None,
         reward_scale=float(block["reward_scale"]),
         acted_at=acted_at,
@@ -105,3 +110,11 @@ def read(block: Block) -> tuple[Rollout, int]:
         raw_final=None if moments is None else finals,
         moments=moments,
     ), version
+
+
+def _standardize_in_pieces(raw: Tensor, mean: Tensor, scale: Tensor, out: Tensor) -> None:
+    """The same as at once, in half the time: the three passes over a piece find it in the cache."""
+    rows = max(1, _PIECE // raw[0].numel())
+    for begin in range(0, len(raw), rows):
+        piece = slice(begin, begin + rows)
+        standardize(raw[piece], mean, scale, out[piece])

@@ -60,7 +60,8 @@ def through_a_block(shape: RolloutShape, *rollouts: Rollout) -> tuple[Rollout, i
         ring.publish()
     block = ring.block(len(rollouts) - 1)
     assert block is not None
-    return blocks.read(block)
+    raw = block["observations"]
+    return blocks.read(block, torch.empty(raw.shape, dtype=torch.float32 if "mean" in block else raw.dtype))
 
 
 def assert_same(one: Any, other: Any, name: str = "") -> None:
