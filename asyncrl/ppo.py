@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.config.policy import PolicyConfig
+from asyncrl.config.policy import InStepConfig
 from asyncrl.core.losses import (
     Metrics,
     clipped_surrogate,
@@ -52,7 +52,7 @@ EXTRAS = ("log_probability",)
 
 
 @dataclass(frozen=True)
-class Config(PolicyConfig):
+class Config(InStepConfig):
     """PPO: proximal policy optimisation (Schulman et al. 2017)."""
 
     t_max: int = 128

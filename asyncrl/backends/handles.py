@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor
 
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.experience.batches import PATIENCE_SECONDS, Batches, batches_bytes
+from asyncrl.experience.batches import Batches, batches_bytes
 from asyncrl.experience.blocks import RolloutShape
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import Clock
@@ -43,8 +41,7 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
         shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
         in_step, length = page.EXPERIENCE == IN_STEP, queue_length(spec.page, config)
         most = 0 if in_step else config.batch_rollouts  # type: ignore[attr-defined]
-        patience = math.inf if config.backend == "serial" else PATIENCE_SECONDS  # in turns, nobody is lost
-        experience = Batches(shape, config.workers, clock, in_step, length, most, patience)
+        experience = Batches(shape, config.workers, clock, in_step, length, most, config.backend == "serial")
     handles = Handles(store, clock, moments, experience)
     if checkpoint is not None:
         restore(handles, theta, checkpoint)
@@ -60,7 +57,9 @@ def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint) -> None:
 
 def queue_length(page: str, config: RunConfig) -> int:
     """Rollouts of each actor for which there is room on the way to the learner."""
-    return 1 if load_page(page).EXPERIENCE == IN_STEP else int(config.queue_length)  # type: ignore[attr-defined]
+    if load_page(page).EXPERIENCE == IN_STEP:
+        return 2 if getattr(config, "overlap", False) else 1
+    return int(config.queue_length)  # type: ignore[attr-defined]
 
 
 def experience_bytes(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> int:

@@ -47,3 +47,11 @@ class PolicyConfig(RunConfig):
             raise UsageError("--normalize-advantages needs more than one step per update: --t-max or --envs-per-worker")
         self._require("first_deviation", 0 < self.first_deviation < math.inf, "must be a positive number")
         self._require("lstm_cells", 0 <= self.lstm_cells <= 100_000, "must be 0 to 100_000")
+
+
+@dataclass(frozen=True)
+class InStepConfig(PolicyConfig):
+    """Settings of A2C and PPO."""
+
+    overlap: bool = False
+    """Actors make the next rollouts while the learner learns: no core waits, and rollouts are one batch older."""

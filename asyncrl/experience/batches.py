@@ -29,9 +29,9 @@ def batches_bytes(shape: RolloutShape, actors: int, capacity: int) -> int:
 class Batches:
     """Rollouts on their way to one learner. An actor without room waits, and so does a learner without a batch.
 
-    *In step* (A2C, PPO) a batch is one rollout of each actor, and an actor has room again when the learner has done
-    with the batch: it acts with what was learnt from it. Otherwise (IMPALA) actors run ahead as far as `capacity` goes,
-    and a batch is what is there, up to `most` rollouts.
+    *In step* (A2C, PPO) a batch is one rollout of each actor. With a `capacity` of 1 an actor has room again when the
+    learner has done with the batch: it acts with what was learnt from it. With 2 it makes its next rollout meanwhile.
+    Otherwise (IMPALA) actors run ahead as far as `capacity` goes, and a batch is what is there, up to `most` rollouts.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class Batches:
         actors: int,
         clock: Clock,
         in_step: bool,
-        capacity: int = 2,
+        capacity: int = 1,
         most: int = 0,
-        patience: float = PATIENCE_SECONDS,
+        in_turns: bool = False,
     ) -> None:
         """Allocates a ring for each actor. `most` 0: as many rollouts as there are actors.
 
-        `patience` is the seconds that a batch in step waits for those who are missing; infinite where time must not
-        matter, and nobody is lost.
+        *In turns* (the serial backend) time does not matter: a batch in step waits for those who are missing as long as
+        it takes, since nobody is lost, and for what actors make meanwhile, since nothing happens by itself.
         """
-        layout, capacity = shape.layout(), 1 if in_step else capacity
+        layout = shape.layout()
         # One piece for all: each piece of shared memory costs every process a file descriptor.
         memory = shared_zeros(actors, ring_bytes(layout, capacity), dtype=torch.uint8)
         self._rings = [Ring(layout, capacity, piece) for piece in memory]
@@ -60,7 +60,9 @@ class Batches:
         self._memory = torch.empty(0)
         """Where the observations of a batch are put side by side."""
         self._taken: list[tuple[Ring, int]] = []
-        self._patience = patience
+        self._patience = math.inf if in_turns else PATIENCE_SECONDS
+        self._awaited = capacity if in_turns else 1
+        """Rollouts of each actor that a batch in step waits for."""
         self._waiting_since: float | None = None
         self._given_up: set[int] = set()
         """Actors that were waited for in vain; nobody waits for them again before they have put something."""
@@ -107,7 +109,10 @@ class Batches:
         return self._memory[:size].view(shape)
 
     def _deal(self, ready: list[int]) -> list[tuple[Ring, int]]:
-        """How many rollouts to take of each ring: one of each in turn, the fullest first, until there are `most`."""
+        """How many rollouts to take of each ring: in step one; else one of each in turn, the fullest first, until there
+        are `most`."""
+        if self._in_step:
+            return [(ring, 1) for ring, count in zip(self._rings, ready, strict=True) if count]
         counts = [0] * len(ready)
         left = min(self._most, sum(ready))
         while left:
@@ -119,7 +124,7 @@ class Batches:
 
     def _waits(self, ready: list[int]) -> bool:
         """Whether some are missing who may still come, and have not been waited for long enough."""
-        missing = {actor for actor, count in enumerate(ready) if not count}
+        missing = {actor for actor, count in enumerate(ready) if count < self._awaited}
         self._given_up &= missing
         if missing <= self._given_up or self._clock.finished():
             return False

@@ -31,8 +31,8 @@ OWN = {
     "one_step_q": VALUE,
     "one_step_sarsa": VALUE,
     "n_step_q": VALUE + " lstm_cells",
-    "a2c": POLICY,
-    "ppo": POLICY + " epochs minibatches clip anneal_clip value_clip",
+    "a2c": POLICY + " overlap",
+    "ppo": POLICY + " overlap epochs minibatches clip anneal_clip value_clip",
     "impala": POLICY + " rho_bar c_bar queue_length batch_rollouts",
 }
 

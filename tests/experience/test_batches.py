@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import pickle
 from multiprocessing.reduction import ForkingPickler
@@ -23,8 +22,9 @@ from tests.experience.test_blocks import VECTOR, rollout_of
 SHAPE = RolloutShape(2, 2, VECTOR)
 
 
-def batches_of(actors: int, in_step: bool = True, capacity: int = 2, most: int = 0, **settings: float) -> Batches:
-    return Batches(SHAPE, actors, Clock(actors, total_steps=10**6), in_step, capacity, most, **settings)
+def batches_of(actors: int, in_step: bool = True, capacity: int = 0, most: int = 0, **settings: bool) -> Batches:
+    clock = Clock(actors, total_steps=10**6)
+    return Batches(SHAPE, actors, clock, in_step, capacity or (1 if in_step else 2), most, **settings)
 
 
 def numbered(number: float) -> Rollout:
@@ -85,6 +85,40 @@ def test_in_step_an_actor_has_room_when_the_learner_has_done_with_its_rollout() 
     experience.release()
 
     assert experience.has_room(0)
+
+
+def test_with_overlap_an_actor_makes_one_rollout_while_the_learner_learns() -> None:
+    """And no second one: what is learnt from is one batch old, never two. A batch is still one rollout of each."""
+    experience = batches_of(2, capacity=2)
+    for actor in range(2):
+        experience.put(actor, numbered(actor), 0)
+    assert numbers_in(experience.take()) == [0, 1]
+
+    assert experience.has_room(0)
+    experience.put(0, numbered(10), 0)
+    assert not experience.has_room(0)
+    experience.release()
+
+    assert experience.has_room(0)
+    assert experience.take() is None
+    experience.put(0, numbered(20), 1)
+    experience.put(1, numbered(11), 0)
+    assert numbers_in(experience.take()) == [10, 11]
+
+
+def test_in_turns_overlap_waits_for_what_is_made_meanwhile() -> None:
+    """Else the learner's turn would always come before the actors' next one, and nothing would ever be older."""
+    experience = batches_of(2, capacity=2, in_turns=True)
+    for actor in range(2):
+        experience.put(actor, numbered(actor), 0)
+    assert experience.take() is None
+    experience.put(0, numbered(10), 0)
+    assert experience.take() is None
+    experience.put(1, numbered(11), 0)
+
+    assert numbers_in(experience.take()) == [0, 1]
+    experience.release()
+    assert experience.take() is None
 
 
 def test_steps_are_counted_when_a_rollout_is_put() -> None:
@@ -205,7 +239,7 @@ def test_another_that_is_missing_is_waited_for_all_the_same(time: Time) -> None:
 
 def test_in_turns_time_does_not_matter(time: Time) -> None:
     """A serial run whose evaluation takes a minute is the run it would have been without."""
-    experience = batches_of(2, patience=math.inf)
+    experience = batches_of(2, in_turns=True)
     experience.put(0, numbered(0), 0)
     assert experience.take() is None
     time.now += 1e9

@@ -89,6 +89,23 @@ def test_memory_and_several_environments_go_through_the_seam(tmp_path: Path, pag
 
 
 @TIMES
+@pytest.mark.parametrize(("page", "updates"), [("a2c", 1), ("ppo", 16)])
+def test_with_overlap_what_is_learnt_from_is_one_batch_old(tmp_path: Path, page: str, updates: int) -> None:
+    """In updates; the first batch was acted with theta as it began."""
+    run = run_of(tmp_path, page, "serial", workers=3, total_steps=600, overlap=True)
+
+    train(run)
+
+    ages = [age for row in rows_of(run, "learner.jsonl") for age in row["rollout_age_counts"].items()]
+    counts: dict[int, int] = {}
+    for age, count in ages:
+        counts[int(age)] = counts.get(int(age), 0) + count
+    assert counts.pop(0) == 3
+    assert list(counts) == [updates]
+    assert counts[updates] >= 3 * 18
+
+
+@TIMES
 @pytest.mark.parametrize("page", ["a2c", "ppo"])
 def test_in_step_a_batch_is_the_next_rollout_of_every_actor(tmp_path: Path, page: str) -> None:
     """Everything that is put is taken exactly once, in order, and acted with what the batch before has taught."""
