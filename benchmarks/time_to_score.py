@@ -5,6 +5,7 @@ Each seed is one run of the training command with `--stop-at-score`; it ends whe
 came to its end is not repeated: a benchmark that was interrupted goes on with the run at which it was.
 
     python benchmarks/time_to_score.py                     # ALE/Pong-v5 to 18, seeds 1 to 3, the plain default
+    python benchmarks/time_to_score.py --page ppo
     python benchmarks/time_to_score.py --env-id CartPole-v1 --score 475 --seeds 1 2 3 4 5 -- --workers 4
 
 What follows `--` goes to the training command. Three clocks are printed, in minutes: `reached` is when the parameters
@@ -48,22 +49,20 @@ class Result:
     """Whether the score was reached."""
 
 
-def measure(seed: int, arguments: argparse.Namespace, flags: Sequence[str]) -> Result:
-    """Train until the score is reached or the time is over."""
-    name = f"seed-{seed}"
+def measure(seed: int, folder: Path, arguments: argparse.Namespace, flags: Sequence[str]) -> Result:
+    """Train in a folder of its own until the score is reached or the time is over."""
     command = [
         sys.executable, "-m", f"asyncrl.{arguments.page}", "--env-id", arguments.env_id, "--seed", str(seed),
         "--stop-at-score", str(arguments.score), "--max-seconds", str(60 * arguments.max_minutes),
-        "--runs-dir", str(arguments.runs_dir), "--run-name", name, "--quiet", *flags,
+        "--runs-dir", str(arguments.runs_dir), "--run-name", folder.name, "--quiet", *flags,
     ]  # fmt: skip
-    for unfinished in arguments.runs_dir.glob(f"*/*/{name}"):
-        shutil.rmtree(unfinished)  # interrupted: its clock would not be that of one run
+    if folder.exists():
+        shutil.rmtree(folder)  # interrupted: its clock would not be that of one run
     began = time.perf_counter()
     process = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     minutes = (time.perf_counter() - began) / 60
     if process.returncode:
         raise SystemExit(f"seed {seed} ended with exit code {process.returncode}")
-    (folder,) = arguments.runs_dir.glob(f"*/*/{name}")
     rows = [row for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]
     row = next((row for row in rows if row["mean"] >= arguments.score), rows[-1])
     known = (row["seconds"] + row["evaluation_seconds"]) / 60
@@ -90,11 +89,12 @@ def main() -> None:
     print(f"{'seed':>5} {'score':>7} {'steps':>11} {'reached':>9} {'known':>9} {'command':>9} {'core-min':>9}")
     results = []
     for seed in arguments.seeds:
-        stored = arguments.runs_dir / f"result-{seed}.json"
+        folder = arguments.runs_dir / arguments.page / arguments.env_id.replace("/", "_") / f"seed-{seed}"
+        stored = folder.parent / f"result-{seed}.json"
         if stored.exists():
             result = Result(**json.loads(stored.read_text()))
         else:
-            result = measure(seed, arguments, flags)
+            result = measure(seed, folder, arguments, flags)
             stored.write_text(json.dumps(asdict(result)))
         results.append(result)
         print(
