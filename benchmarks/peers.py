@@ -1,0 +1,112 @@
+"""Steps per second beside Stable-Baselines3's A2C and PPO: same network, screens, number of environments and epochs.
+
+Both learn Pong from 84 x 84 screens with the network of Mnih et al. 2015 and the settings that RL Baselines3 Zoo has
+for Atari: A2C with 16 environments, 5 steps and RMSProp; PPO with 8 environments, 128 steps, 4 epochs and minibatches
+of 256. They alternate; what counts is the ratio within one repetition. Stable-Baselines3 is given each of its two ways
+to run several environments, in one process and in a process each, and the faster one counts. It needs an environment
+of its own:
+
+    pip install torch==2.13.0 && pip install -c constraints.txt -e . stable-baselines3
+    python benchmarks/peers.py --repeats 3 --seconds 30
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+
+from throughput import BARE, WARM_UP, training_rate
+
+SCREENS = ("--image-size", "84", "--network", "nature", "--no-normalize-observations")
+OURS = {
+    "a2c": ((4, 4, 5), ("--optimizer", "rmsprop", "--no-overlap")),
+    "ppo": ((4, 2, 128), ("--epochs", "4", "--minibatches", "4", "--overlap")),
+    "a3c": ((2, 8, 5), ("--optimizer", "rmsprop")),
+}
+"""Page, and its (workers, environments per worker, t_max) and flags."""
+PEER_OF = {"a2c": "a2c", "ppo": "ppo", "a3c": "a2c"}
+
+
+def learn_as_stable_baselines3(algorithm: str, vectorized: str, seconds: float) -> float:
+    """Steps per second of Stable-Baselines3 after the warm-up, in this process."""
+    import ale_py
+    import gymnasium
+    from stable_baselines3 import A2C, PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_atari_env
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
+
+    class Clock(BaseCallback):
+        """Ends learning when the time is over."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.began, self.first = time.perf_counter(), 0
+            self.rate = 0.0
+
+        def _on_step(self) -> bool:
+            now = time.perf_counter() - self.began
+            if not self.first and now > WARM_UP:
+                self.first, self.since = self.num_timesteps, now
+            elif self.first:
+                self.rate = (self.num_timesteps - self.first) / (now - self.since)
+            return now < WARM_UP + seconds
+
+    gymnasium.register_envs(ale_py)
+    kind, how = {"dummy": (DummyVecEnv, {}), "subproc": (SubprocVecEnv, {"start_method": "fork"})}[vectorized]
+    number = 16 if algorithm == "a2c" else 8
+    plain = {"frameskip": 1, "repeat_action_probability": 0.0}
+    environments = make_atari_env("ALE/Pong-v5", number, 1, vec_env_cls=kind, vec_env_kwargs=how, env_kwargs=plain)
+    environments = VecFrameStack(environments, 4)
+    clock = Clock()
+    if algorithm == "a2c":
+        model = A2C("CnnPolicy", environments, ent_coef=0.01, vf_coef=0.25, device="cpu")
+    else:
+        model = PPO("CnnPolicy", environments, n_steps=128, n_epochs=4, batch_size=256, ent_coef=0.01, device="cpu",
+                    learning_rate=2.5e-4, clip_range=0.1)  # fmt: skip
+    model.learn(10**9, callback=clock)
+    environments.close()
+    return clock.rate
+
+
+def peer_rate(algorithm: str, vectorized: str, seconds: float) -> float:
+    """The same in a process of its own, with the threads that it takes by itself."""
+    command = [sys.executable, __file__, "--peer", algorithm, "--vectorized", vectorized, "--seconds", str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pages", nargs="+", choices=OURS, default=list(OURS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--peer", choices=("a2c", "ppo"), help="only Stable-Baselines3's, in this process")
+    parser.add_argument("--vectorized", choices=("dummy", "subproc"), default="dummy")
+    arguments = parser.parse_args()
+    if arguments.peer:
+        print(learn_as_stable_baselines3(arguments.peer, arguments.vectorized, arguments.seconds))
+        return
+    print(f"{'page':>5} {'workers':>7} {'E':>3} {'t_max':>5} | {'ours':>7} {'SB3 in one':>10} {'in many':>8} | ratio")
+    for page in arguments.pages:
+        setting, flags = OURS[page]
+        rows = []
+        for _ in range(arguments.repeats):
+            words = (*BARE, "--record-interval-seconds", "1", *SCREENS, *flags)
+            ours, _, _ = training_rate(page, "ALE/Pong-v5", setting, arguments.seconds, words, WARM_UP)
+            peers = [peer_rate(PEER_OF[page], way, arguments.seconds) for way in ("dummy", "subproc")]
+            rows.append((ours, *peers, ours / max(peers)))
+        ours, one, many, ratio = (statistics.median(column) for column in zip(*rows, strict=True))
+        ratios = [row[-1] for row in rows]
+        print(
+            f"{page:>5} {setting[0]:>7} {setting[1]:>3} {setting[2]:>5} | {ours:>7,.0f} {one:>10,.0f} {many:>8,.0f} | "
+            f"{ratio:.2f}  ({min(ratios):.2f} to {max(ratios):.2f})", flush=True,
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
