@@ -16,7 +16,8 @@ from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.monitor import Monitor, Summary, in_words, time_shares, weighted_mean
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import Run
-from asyncrl.storage.checkpoints import load_newest
+from asyncrl.storage import checkpoints
+from asyncrl.storage.checkpoints import Checkpoint, load_newest
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import RecordWriter, read_records
 from tests.storage.test_tensorboard import points
@@ -278,6 +279,26 @@ def test_a_checkpoint_is_saved_when_a_multiple_is_crossed(run: Run, monitor: Mon
     saved = [one["steps"] for one in read_records(run.spec.folder.supervisor_file) if one.get("event") == "checkpoint"]
     assert saved == [0, 1050, 4100]
     assert load_newest(run.spec.folder.checkpoints)[0].steps == 4100
+
+
+def test_an_interval_that_is_over_when_a_save_ends_is_followed_by_a_save_at_once(
+    run: Run, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long one takes: a checkpoint is older than an interval only while the next one is written."""
+    save = checkpoints.save
+
+    def slow(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
+        run.handles.clock.count(0, 1300)  # training goes on meanwhile
+        return save(folder, checkpoint, keep)
+
+    monkeypatch.setattr(checkpoints, "save", slow)
+    saved = []
+    for steps in (1000, 0, 0, 400):
+        run.handles.clock.count(0, steps)
+        monitor.look()
+        saved.append(load_newest(run.spec.folder.checkpoints)[0].steps)
+
+    assert saved == [1000, 2300, 3600, 5300]
 
 
 def test_no_interval_means_no_checkpoint_on_the_way(tmp_path: Path, clock: list[float]) -> None:
