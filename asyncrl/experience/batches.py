@@ -12,12 +12,12 @@ from asyncrl.core.rollout import Rollout
 from asyncrl.experience import blocks
 from asyncrl.experience.blocks import RolloutShape
 from asyncrl.experience.ring import Ring, ring_bytes
-from asyncrl.runtime.clock import Clock
+from asyncrl.runtime.clock import BUILDING, ENDED, Clock
 from asyncrl.runtime.protocols import Batch, Receipt
 from asyncrl.runtime.shared_memory import shared_zeros
 
 PATIENCE_SECONDS = 10.0
-"""How long a batch in step waits for an actor that has nothing while others have: it may be dead."""
+"""How long a batch in step waits for an actor that is at work and has nothing while others have: it may hang."""
 
 
 def batches_bytes(shape: RolloutShape, actors: int, capacity: int) -> int:
@@ -105,8 +105,8 @@ class Batches:
         return [(ring, count) for ring, count in zip(self._rings, counts, strict=True) if count]
 
     def _waits(self, ready: list[int]) -> bool:
-        """Whether some are missing who may still come, and have not been waited for long enough."""
-        missing = {actor for actor, count in enumerate(ready) if not count}
+        """Whether some are missing who are at work, and have not been waited for long enough."""
+        missing = {actor for actor, count in enumerate(ready) if not count and self._is_at_work(actor)}
         self._given_up &= missing
         if missing <= self._given_up or self._clock.finished():
             return False
@@ -117,6 +117,10 @@ class Batches:
             self._given_up = missing
             return False
         return True
+
+    def _is_at_work(self, actor: int) -> bool:
+        """Whether it may put a rollout soon; one that was lost will not, nor its successor while it is being built."""
+        return self._clock.phase(actor) not in (BUILDING, ENDED)
 
     def release(self) -> None:
         """The learner has done with what it took: the room is the actors' again."""

@@ -16,7 +16,7 @@ from asyncrl.core.rollout import Rollout
 from asyncrl.experience import batches
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.blocks import RolloutShape
-from asyncrl.runtime.clock import FINISH, Clock
+from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, READY, RUNNING, Clock
 from asyncrl.runtime.protocols import Batch
 from tests.experience.test_blocks import VECTOR, rollout_of
 
@@ -24,7 +24,15 @@ SHAPE = RolloutShape(2, 2, VECTOR)
 
 
 def batches_of(actors: int, in_step: bool = True, capacity: int = 2, most: int = 0, **settings: float) -> Batches:
-    return Batches(SHAPE, actors, Clock(actors, total_steps=10**6), in_step, capacity, most, **settings)
+    return Batches(SHAPE, actors, clock_of(actors), in_step, capacity, most, **settings)
+
+
+def clock_of(actors: int) -> Clock:
+    """All of them at work."""
+    clock = Clock(actors, total_steps=10**6)
+    for actor in range(actors):
+        clock.enter(actor, RUNNING)
+    return clock
 
 
 def numbered(number: float) -> Rollout:
@@ -167,7 +175,33 @@ def test_a_batch_goes_on_without_an_actor_that_was_waited_for(time: Time) -> Non
     assert numbers_in(experience.take()) == [10, 11, 12]
 
 
-def test_an_actor_that_is_gone_is_waited_for_only_once(time: Time) -> None:
+@pytest.mark.parametrize("phase", [BUILDING, ENDED])
+def test_nobody_waits_for_an_actor_that_was_lost(time: Time, phase: int) -> None:
+    """Not while its successor is being built, but then; it may be there before it has had its first look around."""
+    clock = clock_of(3)
+    experience = Batches(SHAPE, 3, clock, in_step=True)
+    for number in range(2):
+        for actor in (0, 2):
+            experience.put(actor, numbered(actor + 10 * number), 0)
+        if number == 0:
+            assert experience.take() is None
+            clock.enter(1, phase)
+        batch = experience.take()
+        assert batch is not None
+        assert (numbers_in(batch), batch.missing) == ([10 * number, 2 + 10 * number], 1)
+        experience.release()
+
+    for later in (READY, RUNNING):
+        clock.enter(1, later)
+        for actor in (0, 2):
+            experience.put(actor, numbered(actor), 0)
+        assert experience.take() is None
+        experience.put(1, numbered(1), 0)
+        assert numbers_in(experience.take()) == [0, 1, 2]
+        experience.release()
+
+
+def test_an_actor_that_hangs_is_waited_for_only_once(time: Time) -> None:
     """Otherwise each batch would take ten seconds; after it has come back, it is waited for again."""
     experience = batches_of(2)
     experience.put(0, numbered(0), 0)
@@ -214,7 +248,7 @@ def test_in_turns_time_does_not_matter(time: Time) -> None:
 
 def test_nobody_is_waited_for_when_the_run_is_over() -> None:
     """What is left is learnt from."""
-    clock = Clock(2, total_steps=10**6)
+    clock = clock_of(2)
     experience = Batches(SHAPE, 2, clock, in_step=True)
     experience.put(1, numbered(1), 0)
     assert experience.take() is None

@@ -70,7 +70,7 @@ def test_a_killed_learner_and_a_killed_actor_are_replaced(tmp_path: Path, page: 
 
 @pytest.mark.slow
 def test_a_batch_in_step_goes_on_without_an_actor_that_is_gone_for_good(tmp_path: Path) -> None:
-    """It is waited for once, and what was missing is counted from then on."""
+    """Nobody waits for it, and what was missing is counted from then on."""
     with training(tmp_path, "--worker-restarts", "0", "--record-interval-seconds", "1", page="a2c") as run:
         run.workers()[0].kill()
         run.until(lambda: len(run.status["workers_gone"]) == 1, "the loss")
