@@ -89,9 +89,12 @@ class Batches:
                 rollout, version = blocks.read(block)
                 rollouts.append(rollout)
                 versions.append(version)
+        again = sum(min(count, ring.used()) for ring, count in taken)
+        for ring, count in taken:
+            ring.use(count)
         self._taken = taken
         missing = sum(count == 0 for count in ready) if self._in_step else 0
-        return Batch(Rollout.side_by_side(rollouts), versions, sum(ready) - len(rollouts), missing)
+        return Batch(Rollout.side_by_side(rollouts), versions, sum(ready) - len(rollouts), missing, again)
 
     def _deal(self, ready: list[int]) -> list[tuple[Ring, int]]:
         """How many rollouts to take of each ring: one of each in turn, the fullest first, until there are `most`."""

@@ -298,6 +298,7 @@ class Monitor:
             "learner/rollout_age_max": max(row["rollout_age_max"] for row in rows),
             "learner/rollouts_waiting": weighted_mean(rows, "rollouts_waiting", "batches"),
             "learner/rollouts_missing": sum(row["rollouts_missing"] for row in rows),
+            "learner/rollouts_again": sum(row["rollouts_again"] for row in rows),
         }
 
     def _save_if_due(self) -> None:

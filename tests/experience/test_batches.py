@@ -156,6 +156,30 @@ def test_what_was_taken_and_not_released_is_taken_again_by_a_successor() -> None
     assert experience.has_room(0)
 
 
+@pytest.mark.parametrize("in_step", [True, False])
+def test_what_a_learner_takes_that_one_before_had_taken_is_counted(in_step: bool) -> None:
+    """It may have learnt from it, or not. What has come since is new, and so is all that comes later."""
+    experience = batches_of(2, in_step, most=3)
+    for actor in range(2):
+        experience.put(actor, numbered(actor), 0)
+    first = experience.take()
+    assert first is not None
+    assert first.again == 0
+    if not in_step:
+        experience.put(1, numbered(5), 0)
+
+    successor: Batches = pickle.loads(ForkingPickler.dumps(experience))
+    batch = successor.take()
+    assert batch is not None
+    assert (numbers_in(batch), batch.again) == ([0, 1] if in_step else [0, 1, 5], 2)
+    successor.release()
+    for actor in range(2):
+        experience.put(actor, numbered(actor), 0)
+    batch = successor.take()
+    assert batch is not None
+    assert batch.again == 0
+
+
 def test_a_batch_goes_on_without_an_actor_that_was_waited_for(time: Time) -> None:
     """After ten seconds, and it says how many were missing; whoever comes back is in the next batch again."""
     experience = batches_of(3)
