@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asyncrl.config.groups import LearnerSettings
 from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.losses import Metrics, explained_variance, normalized, policy_gradient_loss, squared_error
 from asyncrl.core.returns import lambda_returns
@@ -44,7 +45,7 @@ EXTRAS = ()
 
 
 @dataclass(frozen=True)
-class Config(PolicyConfig):
+class Config(PolicyConfig, LearnerSettings):
     """A2C: synchronous advantage actor-critic (OpenAI Baselines 2017)."""
 
     max_gradient_norm: float = 0.5

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asyncrl.config.groups import LearnerSettings
 from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.losses import (
     Metrics,
@@ -52,7 +53,7 @@ EXTRAS = ("log_probability",)
 
 
 @dataclass(frozen=True)
-class Config(PolicyConfig):
+class Config(PolicyConfig, LearnerSettings):
     """PPO: proximal policy optimisation (Schulman et al. 2017)."""
 
     t_max: int = 128
