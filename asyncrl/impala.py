@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from asyncrl.config.groups import LearnerSettings
 from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.losses import Metrics, explained_variance, policy_gradient_loss, squared_error
 from asyncrl.core.rollout import Extras, Rollout, State
@@ -43,7 +44,7 @@ EXTRAS = ("log_probability",)
 
 
 @dataclass(frozen=True)
-class Config(PolicyConfig):
+class Config(PolicyConfig, LearnerSettings):
     """IMPALA: actors that run free, one learner, V-trace (Espeholt et al. 2018)."""
 
     gae_lambda: float = 1.0

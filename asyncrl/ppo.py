@@ -78,13 +78,20 @@ class Config(InStepConfig):
     value_clip: float = 0.0
     """Clip the change of values to so much as well (OpenAI Baselines); 0: not."""
 
+    @property
+    def fewest(self) -> int:
+        """Steps, or with an LSTM sequences, of a minibatch at the least: advantages of one step are all mean."""
+        return 2 if self.normalize_advantages and (self.t_max == 1 or not self.lstm_cells) else 1
+
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
         super().check()
         self._require("epochs", 1 <= self.epochs <= 10_000, "must be 1 to 10_000")
-        steps = self.workers * self.envs_per_worker * (1 if self.lstm_cells else self.t_max)
+        units = self.workers * self.envs_per_worker * (1 if self.lstm_cells else self.t_max)
         unit = "environments" if self.lstm_cells else "steps"
-        self._require("minibatches", 1 <= self.minibatches <= steps, f"must be 1 to the {steps} {unit} of a batch")
+        self._require("minibatches", 1 <= self.minibatches <= units, f"must be 1 to the {units} {unit} of a batch")
+        most = units // self.fewest
+        self._require("minibatches", self.minibatches <= most, f"must be 1 to {most}: one step cannot be normalized")
         self._require("clip", 0 < self.clip < float("inf"), "must be a positive number")
         self._require("value_clip", 0 <= self.value_clip < float("inf"), "must not be negative")
 
@@ -130,7 +137,8 @@ class PPO:
         sequences = batch.state is not None
         count = batch.rewards.shape[1] if sequences else batch.steps
         whole = whole if sequences else whole.flat()
-        parts = min(self.config.minibatches, count)  # actors may be missing, and nothing can be learnt from no steps
+        most = max(1, count // self.config.fewest)  # actors may be missing, and nothing can be learnt from no steps
+        parts = min(self.config.minibatches, most)
         for _ in range(self.config.epochs):
             order = torch.randperm(count, generator=self.generator)
             for chosen in order.tensor_split(parts):

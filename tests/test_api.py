@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import asyncrl
+from asyncrl.api.playing import load_run
 from asyncrl.pages import PAGES
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.seeding import ENVIRONMENT, NO_PART, derive
@@ -137,6 +138,11 @@ def test_a_run_plays_whole_episodes(cartpole: asyncrl.Run) -> None:
     assert result == cartpole.evaluate(episodes=3, seed=5)
     assert result.summary()["mean"] >= 300
     assert cartpole.evaluate(episodes=1, greedy=False).policy == "sampled"
+
+
+def test_who_only_plays_needs_no_room_for_rollouts(cartpole: asyncrl.Run) -> None:
+    """They can take gigabytes, and nobody puts any."""
+    assert load_run(cartpole.path).run.handles.experience is None
 
 
 @pytest.mark.usefixtures("unchanged")

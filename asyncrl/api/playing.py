@@ -92,9 +92,9 @@ def load_run(
     found = load_checkpoint(folder, checkpoint)
     check_fits(found, page, settings.env_id, settings.optimizer, layout)
     theta = flat_parameters(found, layout)
-    check_memory(page, settings, environment, spaces, theta.numel())
+    check_memory(page, settings, environment, spaces, theta.numel(), trains=False)
     spec = RunSpec(page, settings, environment, spaces, folder, layout, NO_PART)
-    return Loaded(Run(spec, build_handles(spec, theta, found)), found, path, checkpoint)
+    return Loaded(Run(spec, build_handles(spec, theta, found, trains=False)), found, path, checkpoint)
 
 
 def play_run(

@@ -18,7 +18,7 @@ import torch
 
 from asyncrl.api.resume import AUTO, differences, is_resumed, load_for_resume, stored_config
 from asyncrl.backends import local, serial
-from asyncrl.backends.handles import build_handles, experience_bytes
+from asyncrl.backends.handles import GRADIENT, build_handles, experience_bytes
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
@@ -98,6 +98,10 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
         raise UsageError(f"{config.env_id} has continuous actions; {command_of(page)} chooses between discrete ones")
     if config.backend == "serial" and config.on_worker_error == "restart":
         raise UsageError("--on-worker-error restart is for --backend local: a serial run has no process to replace")
+    if config.backend == "serial" and getattr(config, "learner_threads", 1) > 1:
+        raise UsageError("--learner-threads is for --backend local: a serial run repeats itself in one thread")
+    if config.statistics == "per-worker" and load_page(page).EXPERIENCE != GRADIENT:
+        raise UsageError(f"--statistics per-worker is for workers that learn; in {command_of(page)} one learner does")
     if config.update == "locked" and sys.platform == "win32":
         raise UsageError("--update locked needs a POSIX system")
 
@@ -148,19 +152,25 @@ def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, para
     """Raise UsageError if there is not enough memory, too few file descriptors, or next to no disk."""
     check_memory(page, config, spec, spaces, parameters)
     target = load_page(page).HAS_TARGET
-    children = config.workers if config.backend == "local" else 0
+    learner = load_page(page).EXPERIENCE != GRADIENT
+    workers = config.workers if config.backend == "local" else 0
     place = Path(config.resume if is_resumed(config) else config.runs_dir)
-    needed = children * machine.worker_bytes(config, spec, spaces, parameters)
-    demand(machine.check_memory(children, needed, machine.available_bytes()))
+    needed = machine.processes_bytes(config, spec, spaces, parameters, learner) if workers else 0
+    demand(machine.check_memory(workers, needed, machine.available_bytes(), learner))
     machine.allow_more_files()
-    demand(machine.check_descriptors(children, FILES_PER_CHILD))
+    demand(machine.check_descriptors(workers, FILES_PER_CHILD, learner=learner))
     demand(machine.check_disk(machine.checkpoint_bytes(config, parameters, target), place))
 
 
-def check_memory(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
-    """Raise UsageError if there is not enough shared memory for the store of a run with these settings."""
+def check_memory(
+    page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int, trains: bool = True
+) -> None:
+    """Raise UsageError if there is not enough shared memory for the store of a run with these settings.
+
+    If it `trains`, for rollouts on their way to a learner as well.
+    """
     moments = moments_size(moments_shape(config, spec, spaces))
-    experience = experience_bytes(page, config, spec, spaces)
+    experience = experience_bytes(page, config, spec, spaces) if trains else 0
     needed = machine.shared_bytes(config, parameters, moments, load_page(page).HAS_TARGET, experience)
     demand(machine.check_shared_memory(needed))
 

@@ -20,9 +20,10 @@ GRADIENT, IN_STEP = "gradient", "in step"
 """Values of a page's EXPERIENCE, beside "queue"."""
 
 
-def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = None) -> Handles:
+def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = None, trains: bool = True) -> Handles:
     """Shared memory for a run that begins with theta `[P]`, or goes on from a checkpoint.
 
+    One that does not train needs no room for rollouts.
     Raises UsageError, naming the setting, for a checkpoint that does not fit.
     """
     config, page = spec.config, load_page(spec.page)
@@ -37,7 +38,7 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
     store = SharedStore(theta, config.descent, config.workers, clock, lock_file)
     moments = RunMoments(config.workers, moments_size(moments_shape(config, spec.environment, spec.spaces)))
     experience = None
-    if page.EXPERIENCE != GRADIENT:
+    if trains and page.EXPERIENCE != GRADIENT:
         shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
         in_step, length = page.EXPERIENCE == IN_STEP, queue_length(spec.page, config)
         most = 0 if in_step else config.batch_rollouts  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.protocols import LEARNER
 from asyncrl.runtime.run import Role, Run, build_learner, build_worker
 from asyncrl.runtime.terminal import View
+from asyncrl.runtime.threads import compute_with
 
 TOLD_SECONDS = 5.0
 """Between two lines that say how many workers are ready."""
@@ -103,6 +104,7 @@ def worker_process(run: Run, worker: int) -> None:
 
 def learner_process(run: Run, _: int) -> None:
     """The learner's process."""
+    compute_with(getattr(run.spec.config, "learner_threads", 1))
     _follow(build_learner(run), run.handles.clock, LEARNER)
 
 

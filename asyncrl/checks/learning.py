@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 
@@ -95,14 +96,34 @@ class ListeningStore:
         return receipt
 
 
+class Replay:
+    """An environment of our own, in which we do what a worker does, to see where a time limit cuts."""
+
+    def __init__(self, run: Run, heard: Heard) -> None:
+        self._environment = run.spec.environment.make(0, evaluation=False)
+        self._environment.reset()
+        self._heard = heard
+
+    def follow(self, rollout: Rollout) -> None:
+        """Do the same, in the one environment of a worker."""
+        finals = () if rollout.final_observations is None else tuple(rollout.final_observations)
+        kept = dict(zip(rollout.truncated[0].tolist(), finals, strict=True))
+        for t, action in enumerate(rollout.actions[:, 0].tolist()):
+            observation, _, terminated, truncated, _ = self._environment.step(action)
+            if truncated:
+                same = t in kept and np.array_equal(kept[t].numpy(), observation)
+                self._heard.truncations.append((float(rollout.discounts[t, 0]), same))
+            if terminated or truncated:
+                self._environment.reset()
+
+
 class ListeningAgent:
     """The page's agent, and what its loss was computed from."""
 
     def __init__(self, agent: Agent, replica: Replica, run: Run, heard: Heard) -> None:
         self._agent, self._target, self._heard = agent, replica.target, heard
         self.network, self.exploration, self.generator = agent.network, agent.exploration, agent.generator
-        self._again = run.spec.environment.make(0, evaluation=False)
-        self._again.reset()
+        self._replay = Replay(run, heard)
 
     def initial_state(self, environments: int) -> State:
         """As the page has it."""
@@ -115,10 +136,10 @@ class ListeningAgent:
     def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """The page's loss, computed a second time by other means."""
         parameters = list(self.network.parameters())
-        self._heard.local.append(_joined(parameters))
+        self._heard.local.append(joined(parameters))
         self._agent.loss(rollout)[0].backward()  # type: ignore[no-untyped-call]
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        self._heard.true_gradients.append(_joined(gradients))
+        self._heard.true_gradients.append(joined(gradients))
         self.network.zero_grad()
         loss, metrics = self._agent.loss(rollout)
         target = self._target
@@ -129,7 +150,7 @@ class ListeningAgent:
             target.add_(1.0)
             self._heard.target_matters.append(not torch.equal(self._agent.loss(rollout)[0], loss))
             target.copy_(before)
-        self._follow(rollout)
+        self._replay.follow(rollout)
         return loss, metrics
 
     @torch.no_grad()
@@ -146,18 +167,6 @@ class ListeningAgent:
             total = float(rollout.rewards[t, 0]) + float(rollout.discounts[t, 0]) * after
             errors.append((total - float(values[t, 0])) ** 2)
         return float(np.mean(errors))
-
-    def _follow(self, rollout: Rollout) -> None:
-        """Do the same in an environment of our own, and see where a time limit cuts."""
-        finals = () if rollout.final_observations is None else tuple(rollout.final_observations)
-        kept = dict(zip(rollout.truncated[0].tolist(), finals, strict=True))
-        for t, action in enumerate(rollout.actions[:, 0].tolist()):
-            observation, _, terminated, truncated, _ = self._again.step(action)
-            if truncated:
-                same = t in kept and np.array_equal(kept[t].numpy(), observation)
-                self._heard.truncations.append((float(rollout.discounts[t, 0]), same))
-            if terminated or truncated:
-                self._again.reset()
 
 
 def listen(run: Run, worker: int) -> Heard:
@@ -187,7 +196,7 @@ def listen(run: Run, worker: int) -> Heard:
 
 def listen_in_child(run: Run, worker: int) -> None:
     """`listen`, as the main function of a child; what was heard goes into a file of the run's folder."""
-    torch.save(asdict(listen(run, worker)), _file(run, worker))
+    torch.save(asdict(listen(run, worker)), file_of(run, worker))
 
 
 def hear(context: BaseContext, run: Run, worker: int, target: Target = listen_in_child) -> Heard:
@@ -198,7 +207,12 @@ def hear(context: BaseContext, run: Run, worker: int, target: Target = listen_in
 
 def read(run: Run, worker: int) -> Heard:
     """What `listen_in_child` has left."""
-    return Heard(**torch.load(_file(run, worker), weights_only=True))
+    return Heard(**read_plain(run, worker))
+
+
+def read_plain(run: Run, worker: int) -> dict[str, Any]:
+    """What a child has left, as plain data."""
+    return cast(dict[str, Any], torch.load(file_of(run, worker), weights_only=True))
 
 
 def run_child(context: BaseContext, target: Target, run: Run, worker: int, seconds: float = ANSWER_SECONDS) -> int:
@@ -206,23 +220,40 @@ def run_child(context: BaseContext, target: Target, run: Run, worker: int, secon
 
     Raises NoAnswer when the child does not end by itself, and well, within `seconds`.
     """
-    process = processes.start(context, target, run, worker)
+    return run_children(context, target, run, [worker], seconds)
+
+
+def run_children(
+    context: BaseContext, target: Target, run: Run, workers: Sequence[int], seconds: float = ANSWER_SECONDS
+) -> int:
+    """The same of several at once; all are ended when one of them breaks."""
+    children: list[BaseProcess] = []
     try:
+        children += [processes.start(context, target, run, worker) for worker in workers]
         deadline = time.monotonic() + seconds
         most = 0
-        while process.exitcode is None and time.monotonic() < deadline:
+        while any(child.exitcode is None for child in children) and time.monotonic() < deadline:
             most = max(most, open_files())
-            process.join(0.02)
-        if process.exitcode is None:
-            raise NoAnswer(f"gave no answer within {seconds:.0f} s")
-        if process.exitcode != 0:
-            file = run.spec.folder.traceback_file(process.name)
-            raised = file.exists() and processes.last_line(file.read_text())
-            raise NoAnswer(f"raised {raised}" if raised else processes.how_it_died(process))
+            if broken := next((child for child in children if child.exitcode), None):
+                raise NoAnswer(_end_of(broken, run))
+            next(child for child in children if child.exitcode is None).join(0.02)
+        for child in children:
+            if child.exitcode is None:
+                raise NoAnswer(f"gave no answer within {seconds:.0f} s")
+            if child.exitcode:
+                raise NoAnswer(_end_of(child, run))
         return most
     finally:
-        process.kill()
-        process.join()
+        for child in children:
+            child.kill()
+            child.join()
+
+
+def _end_of(child: BaseProcess, run: Run) -> str:
+    """How a child broke, in one line."""
+    file = run.spec.folder.traceback_file(child.name)
+    raised = file.exists() and processes.last_line(file.read_text())
+    return f"raised {raised}" if raised else processes.how_it_died(child)
 
 
 def threads() -> dict[str, int]:
@@ -237,7 +268,7 @@ def threads() -> dict[str, int]:
 def check_gradients(heard: Sequence[Heard]) -> Finding:
     """Each worker pushed the gradient of its own loss at its own theta', not an old or a summed one."""
     seen, true = _all(heard, "gradients"), _all(heard, "true_gradients")
-    error = _difference(seen, true)
+    error = difference(seen, true)
     return judge(
         "the gradient is the true one",
         len(seen) == len(true) and error <= TOLERANCE and bool(seen.any()),
@@ -249,7 +280,7 @@ def check_gradients(heard: Sequence[Heard]) -> Finding:
 def check_theta(run: Run, initial: Tensor, heard: Sequence[Heard]) -> Finding:
     """theta is what it becomes when each gradient heard is applied once; the workers ran one after the other."""
     theta = run.handles.store.snapshot()
-    error = _difference(theta, apply_again(run, initial, heard)[0][-1])
+    error = difference(theta, apply_again(run, initial, heard)[0][-1])
     moved = float((theta - initial).abs().max())
     return judge(
         "each reaches theta exactly once",
@@ -259,12 +290,14 @@ def check_theta(run: Run, initial: Tensor, heard: Sequence[Heard]) -> Finding:
     )
 
 
-def check_pulls(run: Run, initial: Tensor, heard: Sequence[Heard]) -> Finding:
+def check_pulls(
+    run: Run, initial: Tensor, heard: Sequence[Heard], check: str = "workers pull theta before each rollout"
+) -> Finding:
     """Every loss was computed at theta as it was after the update before."""
     expected = torch.stack(apply_again(run, initial, heard)[0][:-1])
-    error = _difference(_all(heard, "local"), expected)
+    error = difference(_all(heard, "local"), expected)
     return judge(
-        "workers pull theta before each rollout",
+        check,
         error <= TOLERANCE,
         f"{len(expected)} pulls, largest difference of theta' to theta {error:.1e}",
         "workers act on old parameters: look at SharedStore.pull and at what flatten_parameters binds",
@@ -276,7 +309,7 @@ def check_statistics(run: Run, initial: Tensor, heard: Sequence[Heard]) -> Findi
     wanted = run.spec.config.statistics
     shape = apply_again(run, initial, heard)[1]
     statistics = run.handles.store.state()["statistics"]
-    same = statistics.shape == shape.shape and _difference(statistics, shape) <= TOLERANCE
+    same = statistics.shape == shape.shape and difference(statistics, shape) <= TOLERANCE
     return judge(
         f"statistics are {'shared' if wanted == 'shared' else 'per worker'}",
         same and bool(statistics.any()),
@@ -323,14 +356,14 @@ def check_target(run: Run, initial: Tensor, heard: Heard) -> Finding:
 def check_truncation(run: Run, heard: Sequence[Heard]) -> Finding:
     """A time limit keeps its discount, its last real observation, and its value in the return."""
     cuts = [cut for one in heard for cut in one.truncations]
-    losses = torch.tensor([pair for one in heard for pair in one.value_losses])
-    error = _difference(losses[:, 0], losses[:, 1])
+    pairs = [pair for one in heard for pair in one.value_losses]
+    error = difference(*torch.tensor(pairs).unbind(1)) if pairs else 0.0
     kept = [np.isclose(discount, run.spec.config.gamma) and same for discount, same in cuts]
     return judge(
         "truncation bootstraps",
         bool(cuts) and all(kept) and error <= TOLERANCE,
         f"{sum(map(bool, kept))} of {len(cuts)} cut episodes kept their last observation; "
-        f"returns differ by {error:.1e}",
+        + (f"returns differ by {error:.1e}" if pairs else "returns were not looked at"),
         "a time limit is learnt from as an end: look at Collector._step and Rollout.next_values",
     )
 
@@ -357,7 +390,8 @@ def check_start_method(method: str, wanted: str, heard: Sequence[Heard]) -> Find
     )
 
 
-def _file(run: Run, worker: int) -> Path:
+def file_of(run: Run, worker: int) -> Path:
+    """Where a child leaves what was heard of it."""
     return run.spec.folder.path / f"heard-{worker}.pt"
 
 
@@ -365,11 +399,12 @@ def _all(heard: Sequence[Heard], name: str) -> Tensor:
     return torch.stack([tensor for one in heard for tensor in getattr(one, name)])
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors as one vector."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
-def _difference(seen: Tensor, expected: Tensor) -> float:
+def difference(seen: Tensor, expected: Tensor) -> float:
     """Largest difference, relative to the largest number expected; infinite for other shapes or a NaN."""
     if seen.shape != expected.shape:
         return float("inf")

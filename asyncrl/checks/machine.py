@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from asyncrl.config.run_config import RunConfig
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.clock import RUNNING
-from asyncrl.runtime.run import Run, build_worker
+from asyncrl.runtime.run import Run, build_learner, build_worker
 from asyncrl.storage.records import read_records
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -86,6 +86,19 @@ def worker_bytes(config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: i
     return WORKER_BYTES + emulators + 8 * parameters + config.envs_per_worker * config.t_max * observation
 
 
+def learner_bytes(config: RunConfig, spaces: Spaces, parameters: int) -> int:
+    """Bytes of memory that a learner's process takes for itself, at the least: as a worker's, with a batch of all."""
+    observation = math.prod(spaces.observation_shape) * np.dtype(spaces.observation_dtype).itemsize
+    batch = config.workers * config.envs_per_worker * config.t_max * observation
+    return WORKER_BYTES + 8 * parameters + batch
+
+
+def processes_bytes(config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int, learner: bool) -> int:
+    """Bytes of memory that the processes of all workers, and of a learner if there is one, take for themselves."""
+    workers = config.workers * worker_bytes(config, spec, spaces, parameters)
+    return workers + (learner_bytes(config, spaces, parameters) if learner else 0)
+
+
 def available_bytes(file: Path = Path("/proc/meminfo")) -> int | None:
     """Bytes of memory that processes can still get without swapping; None where the system does not tell."""
     with contextlib.suppress(OSError):
@@ -95,27 +108,28 @@ def available_bytes(file: Path = Path("/proc/meminfo")) -> int | None:
     return None
 
 
-def check_memory(workers: int, needed: int, available: int | None) -> Finding:
-    """Whether `workers` processes that need so much together fit; the kernel would kill some of them otherwise."""
+def check_memory(workers: int, needed: int, available: int | None, learner: bool = False) -> Finding:
+    """Whether `workers` processes (and a learner's) that need so much together fit; the kernel would kill some of them
+    otherwise."""
     if available is None:
         return Finding("memory", "note", f"needs {_size(needed)}; this system does not tell its room")
     return judge(
         "memory",
         available > needed,
-        f"{workers} workers need at least {_size(needed)}, {_size(available)} available",
+        f"{_children(workers, learner)} need at least {_size(needed)}, {_size(available)} available",
         "ask for fewer --workers, fewer --envs-per-worker or a smaller network",
     )
 
 
-def check_descriptors(workers: int, per_child: int, limit: int | None = None) -> Finding:
-    """Whether the supervisor may open what `workers` children and their evaluator need of it."""
+def check_descriptors(workers: int, per_child: int, limit: int | None = None, learner: bool = False) -> Finding:
+    """Whether the supervisor may open what `workers` children, their evaluator and a learner need of it."""
     if limit is None:
         limit = descriptor_limit()
-    needed = open_files() + (workers + 1) * max(1, per_child) + SPARE_FILES
+    needed = open_files() + (workers + 1 + learner) * max(1, per_child) + SPARE_FILES
     return judge(
         "file descriptors",
         limit == 0 or limit >= needed,
-        f"{workers} workers need about {needed}, " + (f"{limit} allowed" if limit else "no limit known"),
+        f"{_children(workers, learner)} need about {needed}, " + (f"{limit} allowed" if limit else "no limit known"),
         f"run `ulimit -n {needed}` (or more) before, or ask for fewer --workers",
     )
 
@@ -164,13 +178,18 @@ def check_disk(needed: int, folder: Path) -> Finding:
 
 
 def train_a_while(run: Run, worker: int) -> None:
-    """A worker that trains for MEASURED_SECONDS; its own records tell where the time went."""
+    """A worker that trains for MEASURED_SECONDS; its own records tell where the time went.
+
+    Where experience goes to a learner, that one has its turns in the same process.
+    """
     run.handles.clock.enter(worker, RUNNING)
     run.handles.clock.start()
-    with closing(build_worker(run, worker)) as role:
+    with ExitStack() as stack:
+        roles = [stack.enter_context(closing(build_worker(run, worker)))]
+        if run.handles.experience is not None:
+            roles.append(stack.enter_context(closing(build_learner(run))))
         until = time.monotonic() + MEASURED_SECONDS
-        next(role.loop)
-        for _ in role.loop:
+        for _ in zip(*(role.loop for role in roles), strict=True):
             if time.monotonic() > until:
                 return
 
@@ -186,14 +205,22 @@ def check_speed(run: Run) -> Finding:
     frames = run.spec.environment.frames_per_step
     figure = f"{steps / seconds:,.0f} steps/s training, {steps / environment:,.0f} in its environments alone"
     figure += f" ({frames * steps / environment:,.0f} frames/s)" if frames > 1 else ""
-    finite = all(math.isfinite(float(value or 0.0)) for row in rows for value in row["metrics"].values())
-    dropped = sum(row["dropped_gradients"] for row in rows)
+    if run.handles.experience is not None:
+        rows = read_records(run.spec.folder.learner_file)
+    learnt = [row for row in rows if "updates" in row]
+    finite = all(math.isfinite(float(value or 0.0)) for row in learnt for value in row["metrics"].values())
+    dropped = sum(row["dropped_gradients"] for row in learnt)
     return judge(
         "speed of one worker",
         finite and not dropped,
         figure + (f", {dropped} gradients not finite" if dropped else ""),
         "the loss is not finite here: look at the size of rewards and observations, or lower --learning-rate",
     )
+
+
+def _children(workers: int, learner: bool) -> str:
+    """Who they are, for reading."""
+    return f"{workers} workers and a learner" if learner else f"{workers} workers"
 
 
 def _size(number: float) -> str:

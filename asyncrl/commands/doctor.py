@@ -21,9 +21,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.api.training import make_spec, prepare
+from asyncrl import pages
+from asyncrl.api.training import check_together, make_spec, prepare
+from asyncrl.backends.handles import GRADIENT, experience_bytes
 from asyncrl.backends.processes import start_context
 from asyncrl.checks import environment, learning, machine
+from asyncrl.checks import learner as exchange
 from asyncrl.checks.finding import Finding
 from asyncrl.checks.learning import Heard, NoAnswer
 from asyncrl.commands.program import run_command
@@ -37,6 +40,8 @@ from asyncrl.runtime.normalize import moments_shape, moments_size
 from asyncrl.runtime.run import Run, initial_parameters, load_page
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 
+WANTED = "forkserver" if sys.platform == "linux" else "spawn"
+"""How children have to be started."""
 A3C, N_STEP_Q = "asyncrl.a3c", "asyncrl.n_step_q"
 EXERCISE: dict[str, Any] = {
     "env_id": "Chain",
@@ -50,12 +55,26 @@ EXERCISE: dict[str, Any] = {
     "normalize_returns": False,
 }
 """What learning is tried on: each rollout of 16 steps contains an episode's end, nearly always by the time limit."""
+LEARNER_EXERCISE: dict[str, Any] = {
+    "gae_lambda": 1.0,
+    "normalize_advantages": False,
+    "reward_clip": 0.0,
+    "lstm_cells": 0,
+    "epochs": 2,
+    "minibatches": 2,
+    "queue_length": 2,
+    "batch_rollouts": 0,
+}
+"""And with a learner, as far as its page has such settings: some updates of each batch, returns that are the n-step
+return, and a queue in which rollouts grow old."""
 
 
 @dataclass(frozen=True)
 class Config:
     """Check this machine, what learning does on it, and an environment. Takes some ten seconds."""
 
+    page: str = "a3c"
+    """Page of the run to come. Learning is tried with A3C and n-step Q; with the page itself if it has a learner."""
     env_id: str = "ALE/Pong-v5"
     """Environment to look at and to measure with: any that can be trained on, yours as module:factory."""
     env_kwargs: tuple[str, ...] = ()
@@ -90,30 +109,36 @@ def main(words: Sequence[str] | None = None) -> int:
 
     def check() -> int:
         config = parse(Config, words, program)
+        page = pages.module_of(config.page)
+        pages.load(page)
         spec = make_spec(RunConfig(env_id=config.env_id, env_kwargs=config.env_kwargs))
         made = spec.make(config.seed, evaluation=False)  # a mistake in the id or in its arguments is said here
         made.close()
         if 0 < machine.descriptor_limit() < machine.LEAST_FILES:  # the checks themselves would break off
             findings = [machine.check_descriptors(config.workers, per_child=4)]
         else:
-            findings = examine(config, spec, environment.spaces_of(made))
+            findings = examine(config, page, spec, environment.spaces_of(made))
         show(findings, config)
         return int(any(finding.verdict == "FAIL" for finding in findings))
 
     return run_command(program, check)
 
 
-def examine(config: Config, spec: EnvSpec, spaces: Spaces) -> list[Finding]:
+def examine(config: Config, page: str, spec: EnvSpec, spaces: Spaces) -> list[Finding]:
     """All checks, in the order in which they are shown."""
-    context = start_context(A3C)
+    run = run_config(config, page, spaces)
+    check_together(page, run, spaces)
+    context = start_context(page)
     with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        run = run_config(config, spaces)
-        found, open_per_child = check_learning(context, folder, config.statistics)
-        room = list(check_room(config, run, spec, spaces, open_per_child))
+        if has_learner(page):
+            found, open_per_child = check_learner(context, page, folder)
+        else:
+            found, open_per_child = check_learning(context, folder, config.statistics)
+        room = list(check_room(page, run, spec, spaces, open_per_child))
         try:
             tried = check_environment(context, folder, config, spec, spaces)
-            tried += check_speed(context, folder, run, spec, spaces)
+            tried += check_speed(context, page, folder, run, spec, spaces)
         except UsageError as error:
             tried = [no_room(error)]
         return [*found, *room, *tried]
@@ -124,8 +149,13 @@ def no_room(error: UsageError) -> Finding:
     return Finding("a small run", "FAIL", str(error), "make the room that it asks for, and try again")
 
 
-def run_config(config: Config, spaces: Spaces) -> RunConfig:
-    """The run that a3c would begin with these flags."""
+def has_learner(page: str) -> bool:
+    """Whether its experience goes to one."""
+    return load_page(page).EXPERIENCE != GRADIENT
+
+
+def run_config(config: Config, page: str, spaces: Spaces) -> RunConfig:
+    """The run that the page would begin with these flags."""
     given = {
         "env_id": config.env_id,
         "env_kwargs": config.env_kwargs,
@@ -134,8 +164,8 @@ def run_config(config: Config, spaces: Spaces) -> RunConfig:
         "statistics": config.statistics,
         "runs_dir": str(config.runs_dir),
     }
-    page = load_page(A3C)
-    return page.Config(**(page.preset("default", spaces) | given))
+    module = load_page(page)
+    return module.Config(**(module.preset("default", spaces) | given))
 
 
 def exercise_run(page: str, folder: Path, **settings: Any) -> Run:
@@ -164,13 +194,38 @@ def check_learning(context: BaseContext, folder: Path, statistics: str) -> tuple
         return [
             Finding("a worker process", "FAIL", str(error), "see what it says; does `python -m asyncrl.a3c` run?")
         ], 4
-    wanted = "forkserver" if sys.platform == "linux" else "spawn"
     return [
-        learning.check_start_method(context.get_start_method() or "", wanted, heard),
+        learning.check_start_method(context.get_start_method() or "", WANTED, heard),
         learning.check_threads([*heard, of_q]),
         *judge_learning(a3c, initial, heard),
         learning.check_target(n_step_q, initial_q, of_q),
     ], opened
+
+
+def check_learner(context: BaseContext, page: str, folder: Path) -> tuple[list[Finding], int]:
+    """Two actors and the learner of a page, in turns; also how many files each needs of this process."""
+    try:
+        run = exercise_learner(page, folder)
+    except UsageError as error:
+        return [no_room(error)], 4
+    initial, before = run.handles.store.snapshot(), machine.open_files()
+    try:
+        learner, actors, opened = exchange.hear(context, run)
+    except NoAnswer as error:
+        command = pages.command_of(page)
+        return [Finding("actors and learner", "FAIL", str(error), f"see what it says; does `{command}` run?")], 4
+    everyone = [learner, *actors]
+    return [
+        learning.check_start_method(context.get_start_method() or "", WANTED, everyone),
+        learning.check_threads(everyone),
+        *exchange.judge_exchange(run, initial, learner, actors),
+    ], max(0, opened - before) // len(everyone)
+
+
+def exercise_learner(page: str, folder: Path) -> Run:
+    """A small run of a page that has a learner, below `folder`."""
+    fitting = {name: value for name, value in LEARNER_EXERCISE.items() if hasattr(load_page(page).Config, name)}
+    return exercise_run(page, folder, **fitting)
 
 
 def judge_learning(run: Run, initial: Any, heard: Sequence[Heard]) -> list[Finding]:
@@ -184,16 +239,16 @@ def judge_learning(run: Run, initial: Any, heard: Sequence[Heard]) -> list[Findi
     ]
 
 
-def check_room(config: Config, run: RunConfig, spec: EnvSpec, spaces: Spaces, open_per_child: int) -> Iterator[Finding]:
+def check_room(page: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, open_per_child: int) -> Iterator[Finding]:
     """Memory, file descriptors and disk for the run to come."""
-    seen = spaces
-    parameters = initial_parameters(A3C, run, seen)[0].numel()
-    moments = moments_size(moments_shape(run, spec, spaces))
-    yield machine.check_shared_memory(machine.shared_bytes(run, parameters, moments, target=False))
-    needed = config.workers * machine.worker_bytes(run, spec, seen, parameters)
-    yield machine.check_memory(config.workers, needed, machine.available_bytes())
-    yield machine.check_descriptors(config.workers, open_per_child)
-    yield machine.check_disk(machine.checkpoint_bytes(run, parameters, target=False), config.runs_dir)
+    target, learner = load_page(page).HAS_TARGET, has_learner(page)
+    parameters = initial_parameters(page, run, spaces)[0].numel()
+    moments, experience = moments_size(moments_shape(run, spec, spaces)), experience_bytes(page, run, spec, spaces)
+    yield machine.check_shared_memory(machine.shared_bytes(run, parameters, moments, target, experience))
+    needed = machine.processes_bytes(run, spec, spaces, parameters, learner)
+    yield machine.check_memory(run.workers, needed, machine.available_bytes(), learner)
+    yield machine.check_descriptors(run.workers, open_per_child, learner=learner)
+    yield machine.check_disk(machine.checkpoint_bytes(run, parameters, target), Path(run.runs_dir))
 
 
 def check_environment(
@@ -216,11 +271,11 @@ def with_environment(run: Run, environment: EnvSpec, spaces: Spaces) -> Run:
 
 
 def check_speed(
-    context: BaseContext, folder: Path, settings: RunConfig, spec: EnvSpec, spaces: Spaces
+    context: BaseContext, page: str, folder: Path, settings: RunConfig, spec: EnvSpec, spaces: Spaces
 ) -> Iterator[Finding]:
-    """One worker's training on the environment, for two seconds."""
+    """One worker's training on the environment, for two seconds; where there is a learner, in turns with it."""
     config = dataclasses.replace(settings, workers=1, runs_dir=str(folder / "speed"))
-    run = prepare(A3C, config, spec, spaces)
+    run = prepare(page, config, spec, spaces)
     try:
         learning.run_child(context, machine.train_a_while, run, 0)
     except NoAnswer as error:
@@ -234,7 +289,7 @@ def show(findings: Sequence[Finding], config: Config) -> None:
     failed = [finding for finding in findings if finding.verdict == "FAIL"]
     if config.json:
         checks = [dataclasses.asdict(finding) for finding in findings]
-        print(json.dumps({"env_id": config.env_id, "ok": not failed, "checks": checks}, indent=2))
+        print(json.dumps({"page": config.page, "env_id": config.env_id, "ok": not failed, "checks": checks}, indent=2))
         return
     console = Console(
         width=None if sys.stdout.isatty() else max(80, shutil.get_terminal_size().columns), highlight=False

@@ -163,6 +163,19 @@ class ParallelismSettings(Settings):
 
 
 @dataclass(frozen=True)
+class LearnerSettings(Settings):
+    """What pages with one learner have beside the others, for its process."""
+
+    learner_threads: int = 1
+    """Local backend: threads with which the learner computes. Worth it where cores are free while it learns."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require_count("learner_threads", most=1_000)
+
+
+@dataclass(frozen=True)
 class OptimiserSettings(Settings):
     """What is learnt from, and what a gradient does to the parameters."""
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from asyncrl.config.groups import LearnerSettings
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 
@@ -50,7 +51,7 @@ class PolicyConfig(RunConfig):
 
 
 @dataclass(frozen=True)
-class InStepConfig(PolicyConfig):
+class InStepConfig(PolicyConfig, LearnerSettings):
     """Settings of A2C and PPO."""
 
     overlap: bool = False

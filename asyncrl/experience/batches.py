@@ -13,12 +13,12 @@ from asyncrl.core.rollout import Rollout
 from asyncrl.experience import blocks
 from asyncrl.experience.blocks import RolloutShape
 from asyncrl.experience.ring import Ring, ring_bytes
-from asyncrl.runtime.clock import Clock
+from asyncrl.runtime.clock import BUILDING, ENDED, Clock
 from asyncrl.runtime.protocols import Batch, Receipt
 from asyncrl.runtime.shared_memory import shared_zeros
 
 PATIENCE_SECONDS = 10.0
-"""How long a batch in step waits for an actor that has nothing while others have: it may be dead."""
+"""How long a batch in step waits for an actor that is at work and has nothing while others have: it may hang."""
 
 
 def batches_bytes(shape: RolloutShape, actors: int, capacity: int) -> int:
@@ -94,9 +94,12 @@ class Batches:
             rollout, version = blocks.read(block, place)
             rollouts.append(rollout)
             versions.append(version)
+        again = sum(min(count, ring.used()) for ring, count in taken)
+        for ring, count in taken:
+            ring.use(count)
         self._taken = taken
         missing = sum(count == 0 for count in ready) if self._in_step else 0
-        return Batch(Rollout.side_by_side(rollouts, places), versions, sum(ready) - len(rollouts), missing)
+        return Batch(Rollout.side_by_side(rollouts, places), versions, sum(ready) - len(rollouts), missing, again)
 
     def _places(self, rollouts: int) -> Tensor:
         """`[T + 1, rollouts E, ...]` for observations side by side, in memory that the next batch uses again: to get
@@ -123,8 +126,8 @@ class Batches:
         return [(ring, count) for ring, count in zip(self._rings, counts, strict=True) if count]
 
     def _waits(self, ready: list[int]) -> bool:
-        """Whether some are missing who may still come, and have not been waited for long enough."""
-        missing = {actor for actor, count in enumerate(ready) if count < self._awaited}
+        """Whether some are missing who are at work, and have not been waited for long enough."""
+        missing = {actor for actor, count in enumerate(ready) if count < self._awaited and self._is_at_work(actor)}
         self._given_up &= missing
         if missing <= self._given_up or self._clock.finished():
             return False
@@ -135,6 +138,10 @@ class Batches:
             self._given_up = missing
             return False
         return True
+
+    def _is_at_work(self, actor: int) -> bool:
+        """Whether it may put a rollout soon; one that was lost will not, nor its successor while it is being built."""
+        return self._clock.phase(actor) not in (BUILDING, ENDED)
 
     def release(self) -> None:
         """The learner has done with what it took: the room is the actors' again."""

@@ -36,8 +36,9 @@ _CACHE_LINE = 64  # bytes: no two writers share one, and every tensor begins at 
 _COLUMNS = _CACHE_LINE // 8
 _WRITER, _READER, _FIRST_BLOCK = range(3)
 """Rows of the control cells; the reader writes to its own row, the writer to all others."""
-_COUNT = 0
-"""Column of the first two rows: blocks written, or freed, since the ring was made."""
+_COUNT, _USED = range(2)
+"""Columns of the first two rows: blocks written, or freed, since the ring was made; and, of the reader's only, up to
+which number it has begun to use them."""
 _BEGIN, _END = range(2)
 """Columns of a block's row: 1 + the sequence number of the block begun and of the one that is whole; 0 for none."""
 
@@ -165,6 +166,14 @@ class Ring:
             raise IndexError(f"unread block {i} of {self.ready()}")
         return self.block(self.freed + i)
 
+    def used(self) -> int:
+        """Reader: how many of the unread blocks it, or one before it that died, has begun to use."""
+        return max(0, int(self._cells[_READER, _USED]) - self.freed)
+
+    def use(self, n: int = 1) -> None:
+        """Reader: the first `n` unread blocks are in use from now on."""
+        self._cells[_READER, _USED] = max(int(self._cells[_READER, _USED]), self.freed + n)
+
     def release(self, n: int = 1) -> None:
         """Reader: hand the first `n` unread blocks back to the writer. Raises ValueError if there are fewer."""
         if not 0 <= n <= self.ready():
@@ -220,6 +229,7 @@ class Ring:
         for sequence, slot in zip(sequences, slots, strict=True):
             self._cells[_FIRST_BLOCK + slot, [_BEGIN, _END]] = sequence + 1
         self._cells[[_WRITER, _READER], _COUNT] = written, freed
+        self._cells[_READER, _USED] = freed
         self._begun = False
 
     def _views(self, sequence: int) -> Block:

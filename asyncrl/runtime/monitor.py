@@ -109,6 +109,7 @@ class Monitor:
         self._saved = (run.handles.clock.steps, run.handles.store.updates) if run.spec.part else None
         """Steps and updates of the newest checkpoint."""
         self._checkpoint_checked = run.handles.clock.steps
+        self._save_due = False
         self._score_reached = False
         self.exact: Callable[[], dict[str, Any] | None] | None = None
         """Tells the state of all workers for a checkpoint, where the backend can."""
@@ -124,8 +125,8 @@ class Monitor:
         table = "\n".join(f"| {worker} | {in_words(facts)} |" for worker, facts in exploration.items())
         text = f"| worker | exploration |\n|---|---|\n{table}"
         self._tensorboard.text("async/exploration", text, self.run.handles.clock.steps)
-        if not self.run.spec.part:
-            self.save_checkpoint()  # a run that is killed before its first interval can be resumed too
+        self._save_due = not self.run.spec.part  # a run that is killed before its first interval can be resumed too
+        self._save_if_due()
         self.write_status("running")
         self._looked_at = time.monotonic()  # speeds are of the training, not of the start before it
         counts = Counter(in_words(facts) for facts in exploration.values())
@@ -297,29 +298,39 @@ class Monitor:
             "learner/rollout_age_max": max(row["rollout_age_max"] for row in rows),
             "learner/rollouts_waiting": weighted_mean(rows, "rollouts_waiting", "batches"),
             "learner/rollouts_missing": sum(row["rollouts_missing"] for row in rows),
+            "learner/rollouts_again": sum(row["rollouts_again"] for row in rows),
         }
 
     def _save_if_due(self) -> None:
         steps = self.run.handles.clock.steps
-        if crossed(self._checkpoint_checked, steps, self.run.spec.config.checkpoint_interval_steps):
-            self.save_checkpoint()
+        self._save_due |= crossed(self._checkpoint_checked, steps, self.run.spec.config.checkpoint_interval_steps)
         self._checkpoint_checked = steps
+        if self._save_due:
+            self._save_due = not self.save_checkpoint()
 
-    def save_checkpoint(self) -> None:
-        """Save the run as it is, unless just that has been saved. A NaN in theta is reported, never saved."""
+    def save_checkpoint(self) -> bool:
+        """Save the run as it is, unless just that has been saved. A NaN in theta is reported, never saved.
+
+        False, and nothing is saved, while the learner is within an update: it may be dead, and half of one in theta.
+        """
         steps, seconds, updates = (
             self.run.handles.clock.steps,
             self.run.handles.clock.seconds,
             self.run.handles.store.updates,
         )
         if (steps, updates) == self._saved:
-            return
+            return True
+        if self.run.handles.store.torn:
+            return False
         facts = {"best_score": self.summary.best_score}
         exact = None if self.exact is None else self.exact()
         checkpoint = take_checkpoint(self.run, None, steps, seconds, facts, exact, updates)
+        if self.run.handles.store.torn:
+            return False
         checkpoints.save(self.run.spec.folder.checkpoints, checkpoint, keep=self.run.spec.config.checkpoints_kept)
         self._saved = (steps, updates)
         self._writer.write({"event": "checkpoint", "steps": steps, "seconds": round(seconds, 3)})
+        return True
 
     def write_status(
         self, state: str, reason: str = "", exit_code: int | None = None, traceback: str | None = None

@@ -242,3 +242,5 @@ class Batch:
     """Rollouts that are left."""
     missing: int = 0
     """Actors that had none in time."""
+    again: int = 0
+    """Rollouts that a learner which died had taken before: it may have learnt from them."""

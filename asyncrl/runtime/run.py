@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -105,6 +106,7 @@ def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
     return page.make_agent(spec.config, network, target, worker, random), replica
 
 
+@functools.lru_cache(maxsize=1)  # it takes a network, and a run asks for it twice before it begins
 def state_shapes(page: str, config: RunConfig, spaces: Spaces) -> tuple[tuple[int, ...], ...]:
     """Shapes of the recurrent state's tensors for one environment; none for a feed-forward network."""
     module = load_page(page)

@@ -77,7 +77,7 @@ class Telemetry:
         self._staleness: Counter[int] = Counter()
         self._pull_ages: Counter[int] = Counter()
         self._rollout_ages: Counter[int] = Counter()
-        self._batches = self._waiting = self._missing = 0
+        self._batches = self._waiting = self._missing = self._again = 0
         if self._collector is not None:
             self._collector.episodes.clear()
             self._collector.environment_seconds = self._collector.acting_seconds = 0.0
@@ -124,6 +124,7 @@ class Telemetry:
         self._rollout_ages.update(version - acted_with for acted_with in batch.versions)
         self._waiting += batch.waiting
         self._missing += batch.missing
+        self._again += batch.again
 
     def _write_if_due(self) -> None:
         if self._mark >= self._due:
@@ -169,6 +170,7 @@ class Telemetry:
             **ages_as("rollout_age", self._rollout_ages),
             "rollouts_waiting": self._waiting / self._batches,
             "rollouts_missing": self._missing,
+            "rollouts_again": self._again,
         }
 
     def _time(self) -> dict[str, float]:

@@ -35,6 +35,13 @@ def enforce_one_thread() -> None:
         torch.set_num_interop_threads(1)
 
 
+def compute_with(threads: int) -> None:
+    """Let torch compute with more threads than one in this process: nobody else may need the cores meanwhile."""
+    import torch
+
+    torch.set_num_threads(threads)
+
+
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """One thread in a process that is not ours, and in all it starts, while the block runs; then all is as before."""

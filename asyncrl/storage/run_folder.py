@@ -12,6 +12,7 @@ Nothing here imports torch: commands that only read runs start quickly.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
@@ -230,6 +231,7 @@ def _remove_folders(made: list[Path]) -> None:
             folder.rmdir()
 
 
+@functools.cache  # reading it takes milliseconds, and every checkpoint says it
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)

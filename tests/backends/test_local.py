@@ -1,15 +1,22 @@
-"""What is said while the processes of a run begin."""
+"""The processes of a run on one machine: what is said while they begin, and with how many threads they compute."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from asyncrl.backends import local
 from asyncrl.backends.outcome import Signals
+from asyncrl.core.updates import UpdateRule
+from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import BUILDING, READY
+from tests.seams.running import train
+from tests.support import make_run
 
 
 def test_the_workers_that_are_ready_are_counted_while_the_others_are_waited_for(
@@ -28,3 +35,34 @@ def test_the_workers_that_are_ready_are_counted_while_the_others_are_waited_for(
 
     assert outcome is None
     assert said == ["0 of 3 workers are ready", "2 of 3 workers are ready"]
+
+
+@dataclass(frozen=True)
+class Watching(UpdateRule):
+    """Writes down with how many threads its process computes."""
+
+    file: str = ""
+
+    def apply(self, *words: Any) -> None:  # type: ignore[override]
+        """As any rule."""
+        Path(self.file).write_text(str(torch.get_num_threads()))
+        super().apply(*words)
+
+
+@pytest.mark.parametrize(("settings", "threads"), [({}, 1), ({"learner_threads": 3}, 3)])
+def test_the_learner_computes_with_as_many_threads_as_it_is_given(
+    tmp_path: Path, settings: dict[str, Any], threads: int
+) -> None:
+    """In its own process; here, where the supervisor would be, nothing changes."""
+    before = torch.get_num_threads()
+    run = make_run(tmp_path, "a2c", backend="local", total_steps=400, evaluation_interval_steps=0, **settings)
+    config = run.spec.config
+    rule = Watching(**vars(config.update_rule), file=str(tmp_path / "threads"))
+    store = SharedStore(
+        run.handles.store.snapshot(), replace(config.descent, rule=rule), config.workers, run.handles.clock
+    )
+
+    train(replace(run, handles=replace(run.handles, store=store)))
+
+    assert (tmp_path / "threads").read_text() == str(threads)
+    assert torch.get_num_threads() == before

@@ -22,19 +22,22 @@ from asyncrl import a3c
 from asyncrl.backends.handles import experience_bytes
 from asyncrl.backends.processes import start_context
 from asyncrl.checks import environment, learning, machine
+from asyncrl.checks import learner as exchange
 from asyncrl.checks.finding import Finding
 from asyncrl.checks.learning import Heard, NoAnswer
 from asyncrl.commands import doctor
-from asyncrl.commands.doctor import A3C, N_STEP_Q, exercise_run, main
+from asyncrl.commands.doctor import A3C, N_STEP_Q, exercise_learner, exercise_run, main
 from asyncrl.commands.train import main as train
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.experience import blocks
+from asyncrl.experience.batches import Batches
 from asyncrl.parameters import shared
 from asyncrl.runtime import collect, loops, replica
 from asyncrl.runtime.protocols import Receipt, Update
-from asyncrl.runtime.run import Run
+from asyncrl.runtime.run import Run, load_page
 from asyncrl.storage.records import RecordWriter
 from tests.support import make_run
 
@@ -193,6 +196,237 @@ class TestLearning:
         assert target_finding(tmp_path).verdict == "FAIL"
 
 
+LEARNER_PAGES = ("a2c", "ppo", "impala")
+WHOLE = "rollouts arrive whole, each once"
+POLICY = "actors act with the theta they say"
+COUNTS = "updates and steps are counted once"
+NEWEST = "batches in step are of the newest theta"
+RATIO = "the ratio of an unchanged policy is 1"
+ONCE = "each reaches theta exactly once"
+ALWAYS = {"a2c": 9, "ppo": 10, "impala": 10}
+"""How many checks a page has: those with log-probabilities one more."""
+
+
+class TestLearner:
+    """Faults between actors and one learner, each put into the program itself."""
+
+    @pytest.fixture
+    def verdicts(self, tmp_path: Path) -> Callable[[str], dict[str, str]]:
+        """Let two actors and the learner of a page take turns in this process; each check's verdict by its name."""
+
+        def examine(page: str) -> dict[str, str]:
+            exercise = exercise_learner(f"asyncrl.{page}", tmp_path / page)
+            initial = exercise.handles.store.snapshot()
+            learner, actors = exchange.listen(exercise)
+            return verdicts_of(list(exchange.judge_exchange(exercise, initial, learner, actors)))
+
+        return examine
+
+    @pytest.mark.parametrize("page", LEARNER_PAGES)
+    def test_all_is_well(self, verdicts: Callable[[str], dict[str, str]], page: str) -> None:
+        """No check complains of the program as it is."""
+        found = verdicts(page)
+
+        assert len(found) == ALWAYS[page]
+        assert (RATIO in found) == (page != "a2c")
+        assert (NEWEST in found) == (page != "impala")
+        assert set(found.values()) == {"ok"}
+
+    @pytest.mark.parametrize("page", LEARNER_PAGES)
+    def test_what_is_compared_is_there(self, tmp_path: Path, page: str) -> None:
+        """No check passes for want of anything to look at: rollouts, updates, cut episodes, returns of each batch."""
+        exercise = exercise_learner(f"asyncrl.{page}", tmp_path)
+        learner, actors = exchange.listen(exercise)
+
+        rollouts = {"a2c": 3, "ppo": 3, "impala": 6}[page]
+        assert [len(actor.rollouts) for actor in actors] == [rollouts] * 2
+        assert len(learner.versions) == rollouts
+        assert len(learner.gradients) == {"a2c": 3, "ppo": 12, "impala": 6}[page]
+        assert len(learner.returns) == {"a2c": 3, "ppo": 3 * 2 * 32, "impala": 3}[page]
+        assert len(learner.log_ratios) == (0 if page == "a2c" else 3)
+        assert min(len(actor.truncations) for actor in actors) >= 3
+
+    def test_a_gradient_applied_twice_is_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """theta then is not what each gradient once makes of it, and the version has run ahead."""
+        push = shared.SharedStore.push
+
+        def twice(self: Any, update: Update) -> Receipt:
+            push(self, dataclasses.replace(update, gradient=update.gradient.clone()))
+            return push(self, update)
+
+        monkeypatch.setattr(shared.SharedStore, "push", twice)
+
+        found = verdicts("ppo")
+        assert (found[ONCE], found[COUNTS]) == ("FAIL", "FAIL")
+
+    def test_a_lost_gradient_is_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A store that keeps nothing leaves theta where it was."""
+        monkeypatch.setattr(shared.SharedStore, "push", lambda *_: Receipt(True, norm=1.0, learning_rate=0.1))
+
+        assert verdicts("impala")[ONCE] == "FAIL"
+
+    def test_gradients_that_add_up_are_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The second push holds the first gradient too."""
+        gradient_of, sums = loops.gradient_of, torch.zeros(())
+
+        def summed(loss: Tensor, parameters: list[Tensor], out: Tensor) -> Tensor:
+            nonlocal sums
+            sums = sums + gradient_of(loss, parameters, out)
+            return out.copy_(sums)
+
+        monkeypatch.setattr(loops, "gradient_of", summed)
+
+        found = verdicts("a2c")
+        assert (found["the gradient is the true one"], found[ONCE]) == ("FAIL", "ok")
+
+    def test_steps_counted_by_updates_as_well_are_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """T would run ahead, and with it learning rate, clip and the end of the run."""
+        push = shared.SharedStore.push
+
+        def counting(self: Any, update: Update) -> Receipt:
+            self._clock.count(0, 16)
+            return push(self, update)
+
+        monkeypatch.setattr(shared.SharedStore, "push", counting)
+
+        found = verdicts("a2c")
+        assert (found[COUNTS], found[ONCE]) == ("FAIL", "ok")
+
+    @pytest.mark.parametrize("page", LEARNER_PAGES)
+    def test_actors_that_do_not_pull_are_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch, page: str
+    ) -> None:
+        """They would act with the parameters they were made with, and say that these are the newest."""
+        monkeypatch.setattr(shared.SharedStore, "pull", lambda self, into: self.updates)
+
+        found = verdicts(page)
+        assert (found[POLICY], found[WHOLE], found[ONCE]) == ("FAIL", "ok", "ok")
+        assert found.get(RATIO, "FAIL") == "FAIL"
+
+    def test_actors_that_run_ahead_are_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A page in step whose rollouts go through a queue: batches are of an older theta."""
+        init = Batches.__init__
+
+        def queue(self: Any, shape: Any, actors: int, clock: Any, in_step: bool, *rest: Any) -> None:
+            init(self, shape, actors, clock, False, 2)
+
+        monkeypatch.setattr(Batches, "__init__", queue)
+
+        assert verdicts("ppo")[NEWEST] == "FAIL"
+
+    def test_a_queue_in_which_nothing_grows_old_is_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Ages would be told wrong: V-trace does not need them, but people read them."""
+        read = blocks.read
+        monkeypatch.setattr(blocks, "read", lambda block: (read(block)[0], 10**6))
+
+        found = verdicts("impala")
+        assert (found["a queue lets actors run ahead"], found[WHOLE]) == ("FAIL", "FAIL")
+
+    def test_torn_rollouts_are_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One whose rewards were never copied."""
+        write = blocks.write
+
+        def half(block: Any, rollout: Rollout, version: int) -> None:
+            write(block, rollout, version)
+            block["actions"].zero_()
+
+        monkeypatch.setattr(blocks, "write", half)
+
+        found = verdicts("a2c")
+        assert (found[WHOLE], found[ONCE]) == ("FAIL", "ok")
+
+    def test_rollouts_that_are_read_again_are_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A learner that never hands its batch back."""
+        monkeypatch.setattr(Batches, "release", lambda _: None)
+
+        assert verdicts("ppo")[WHOLE] == "FAIL"
+
+    @pytest.mark.parametrize("page", ["ppo", "impala"])
+    def test_a_wrong_probability_is_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch, page: str
+    ) -> None:
+        """One that acting tells a little too high."""
+        agent = load_page(f"asyncrl.{page}").make_agent
+        act = agent.act
+
+        def boasting(self: Any, *words: Any) -> Any:
+            actions, state, extras = act(self, *words)
+            return actions, state, {name: values + 1e-3 for name, values in extras.items()}
+
+        monkeypatch.setattr(agent, "act", boasting)
+
+        found = verdicts(page)
+        assert (found[RATIO], found[WHOLE]) == ("FAIL", "ok")
+
+    @pytest.mark.parametrize("page", LEARNER_PAGES)
+    def test_bootstrapping_from_the_next_episode_is_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch, page: str
+    ) -> None:
+        """A page that takes the value of the observation after the reset; the check has its own."""
+        next_values = Rollout.next_values
+
+        def careless(self: Rollout, following: Tensor, value_of: Any) -> Tensor:
+            by_the_page = sys._getframe(1).f_globals["__name__"] == f"asyncrl.{page}"
+            return following if by_the_page else next_values(self, following, value_of)
+
+        monkeypatch.setattr(Rollout, "next_values", careless)
+
+        assert verdicts(page)["truncation bootstraps"] == "FAIL"
+
+    def test_a_time_limit_taken_for_an_end_is_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A discount of 0 at a truncation."""
+        step = collect.Collector._step
+
+        def ending(self: Any, t: int, e: int, *rest: Any) -> None:
+            step(self, t, e, *rest)
+            self._discounts[t, e] *= not self._last[t, e]
+
+        monkeypatch.setattr(collect.Collector, "_step", ending)
+
+        assert verdicts("ppo")["truncation bootstraps"] == "FAIL"
+
+    def test_real_processes_take_turns(self, tmp_path: Path) -> None:
+        """Two actors and a learner, started by a fork server: all is well, and they had the files they need."""
+        exercise = exercise_learner("asyncrl.impala", tmp_path)
+        initial = exercise.handles.store.snapshot()
+
+        learner, actors, opened = exchange.hear(start_context("asyncrl.impala"), exercise)
+
+        findings = list(exchange.judge_exchange(exercise, initial, learner, actors))
+        assert [finding for finding in findings if finding.verdict != "ok"] == []
+        assert learning.check_threads([learner, *actors]).figure == "torch 1, torch interop 1, cv2 1"
+        assert opened >= 3
+
+    def test_one_that_breaks_ends_them_all(self, tmp_path: Path) -> None:
+        """The others would wait for their turn for ever."""
+        exercise = exercise_learner("asyncrl.a2c", tmp_path)
+
+        with pytest.raises(NoAnswer, match="raised ValueError: no ladder here"):
+            learning.run_children(start_context(A3C), raise_if_first, exercise, [0, 1])
+
+
+def raise_if_first(exercise: Run, number: int) -> None:
+    (raise_something if number == 0 else wait_for_ever)(exercise, number)
+
+
 def target_finding(folder: Path) -> Finding:
     exercise = exercise_run(N_STEP_Q, folder, target_interval_steps=40)
     initial = exercise.handles.store.snapshot()
@@ -337,6 +571,29 @@ class TestRoom:
             taken = machine.worker_bytes(config, EnvSpec(env_id), spaces, parameters=1_000_000)
             assert taken == needed + 8_000_000 + 2 * 5 * 4 * 42 * 42 * 4
 
+    def test_a_learner_needs_memory_for_a_batch_of_all(self) -> None:
+        """10 MB, 8 bytes a parameter, and the observations of all workers; beside what these need."""
+        spaces = Spaces(observation_shape=(4, 42, 42), observation_dtype="uint8", actions=3)
+        config, spec = RunConfig(workers=3, envs_per_worker=2, t_max=5), EnvSpec("Catch")
+
+        learner = machine.learner_bytes(config, spaces, parameters=1_000_000)
+        assert learner == 10_000_000 + 8_000_000 + 3 * 2 * 5 * 4 * 42 * 42
+        workers = machine.processes_bytes(config, spec, spaces, 1_000_000, learner=False)
+        assert workers == 3 * machine.worker_bytes(config, spec, spaces, 1_000_000)
+        assert machine.processes_bytes(config, spec, spaces, 1_000_000, learner=True) == workers + learner
+
+        found = machine.check_memory(3, needed=2**34, available=2**33, learner=True)
+        assert found.figure == "3 workers and a learner need at least 16.0 GiB, 8.0 GiB available"
+
+    def test_a_learner_needs_files_like_a_worker(self) -> None:
+        """As many more as one more worker."""
+        figures = [
+            machine.check_descriptors(workers, 3, limit=4096, learner=learner).figure
+            for workers, learner in ((5, False), (4, True))
+        ]
+
+        assert figures[0].replace("5 workers", "4 workers and a learner") == figures[1]
+
     def test_the_memory_that_is_left_is_read(self, tmp_path: Path) -> None:
         """As Linux writes it; None elsewhere."""
         (tmp_path / "meminfo").write_text("MemTotal:       24684084 kB\nMemAvailable:   23726732 kB\n")
@@ -367,6 +624,15 @@ class TestRoom:
         found = machine.check_speed(busy)
         assert found.verdict == "ok"
         assert "steps/s training" in found.figure
+
+    def test_the_speed_of_an_actor_is_measured_with_its_learner(self, tmp_path: Path) -> None:
+        """Alone it would wait for one for ever."""
+        run = make_run(tmp_path, "ppo", workers=1, total_steps=3000)
+        machine.train_a_while(run, 0)
+
+        found = machine.check_speed(run)
+        assert (found.verdict, "steps/s training" in found.figure) == ("ok", True)
+        assert run.handles.store.updates > 0
 
     def test_a_loss_that_is_not_finite_is_seen(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """All its gradients are dropped."""
@@ -504,9 +770,10 @@ class TestEnvironment:
 class TestCommand:
     """`python -m asyncrl doctor` as people type it."""
 
-    def test_all_checks_pass_here(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("page", ["a3c", "ppo"])
+    def test_all_checks_pass_here(self, tmp_path: Path, page: str) -> None:
         """As a command, without a terminal: plain text of 80 columns, nothing left in the folder."""
-        words = [sys.executable, "-m", "asyncrl", "doctor", "--env-id", "CartPole-v1", "--workers", "2"]
+        words = [sys.executable, "-m", "asyncrl", "doctor", "--page", page, "--env-id", "CartPole-v1", "--workers", "2"]
         done = subprocess.run(
             [*words, "--runs-dir", str(tmp_path / "runs")], capture_output=True, text=True, timeout=240
         )
@@ -546,6 +813,9 @@ class TestCommand:
             (["--steps", "many"], "--steps takes a whole number, got 'many'"),
             (["--sceptical"], "there is no --sceptical"),
             (["--env-kwargs", "often"], "--env-kwargs takes key=value"),
+            (["--page", "a4c"], "there is no page 'a4c'"),
+            (["--page", "ppo", "--statistics", "per-worker"], "--statistics per-worker is for workers that learn"),
+            (["--page", "n_step_q", "--env-id", "Pendulum-v1"], "Pendulum-v1 has continuous actions"),
         ],
     )
     def test_a_mistake_is_one_line_and_exit_code_2(

@@ -164,6 +164,21 @@ def test_the_line_says_what_was_expected(words: str, line: str, refuse: Callable
     assert refuse(*words.split()) == Refusal(2, line)
 
 
+@pytest.mark.parametrize("page", ["a2c", "ppo", "impala"])
+def test_where_one_learner_learns_there_are_no_statistics_per_worker(page: str, refuse: Callable[..., Refusal]) -> None:
+    """They would be allocated, and never used."""
+    line = f"--statistics per-worker is for workers that learn; in asyncrl {page} one learner does"
+    assert refuse("--statistics", "per-worker", page=page) == Refusal(2, line)
+
+
+def test_a_serial_run_has_no_threads_to_give_to_its_learner(refuse: Callable[..., Refusal]) -> None:
+    """With more than one it would not repeat itself to the bit. Where nobody is the learner there is no such flag."""
+    words = ("--learner-threads", "2", "--backend", "serial")
+    line = "--learner-threads is for --backend local: a serial run repeats itself in one thread"
+    assert refuse(*words, page="ppo") == Refusal(2, line)
+    assert refuse(*words, page="a3c").line.startswith("there is no --learner-threads")
+
+
 @pytest.mark.parametrize("width", ["20", "80"])
 def test_the_line_is_the_same_on_any_terminal(width: str, tmp_path: Path) -> None:
     """Neither frames nor colours nor line breaks, also where tyro would draw them: here in a narrow pseudo-terminal."""

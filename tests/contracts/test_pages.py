@@ -244,11 +244,14 @@ def test_memory_and_normalisation_repeat_bit_by_bit(tmp_path: Path, page: str, f
 
 
 @pytest.mark.parametrize("cells", [0, 7])
-def test_ppos_minibatches_are_never_empty(cells: int) -> None:
-    """A batch that lacks actors may have fewer steps, or with memory fewer sequences, than there are minibatches."""
+def test_ppos_minibatches_are_never_too_small(cells: int) -> None:
+    """A batch that lacks actors may have fewer steps, or with memory fewer sequences, than there are minibatches.
+
+    None is empty, and none is of a single step, whose advantage would be all of its mean.
+    """
     agent = build("ppo", VECTOR, {"workers": 8, "envs_per_worker": 1, "minibatches": 8, "lstm_cells": cells})
 
     parts = list(agent.passes(rollout_of(agent, VECTOR, 4, 1)))
 
-    assert [part.actions.numel() for part in parts] == ([4] if cells else [1] * 4) * agent.config.epochs
+    assert [part.actions.numel() for part in parts] == ([4] if cells else [2] * 2) * agent.config.epochs
     assert all(torch.isfinite(agent.loss(part)[0]) for part in parts)

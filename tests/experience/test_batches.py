@@ -15,7 +15,7 @@ from asyncrl.core.rollout import Rollout
 from asyncrl.experience import batches
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.blocks import RolloutShape
-from asyncrl.runtime.clock import FINISH, Clock
+from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, READY, RUNNING, Clock
 from asyncrl.runtime.protocols import Batch
 from tests.experience.test_blocks import VECTOR, rollout_of
 
@@ -23,8 +23,15 @@ SHAPE = RolloutShape(2, 2, VECTOR)
 
 
 def batches_of(actors: int, in_step: bool = True, capacity: int = 0, most: int = 0, **settings: bool) -> Batches:
+    return Batches(SHAPE, actors, clock_of(actors), in_step, capacity or (1 if in_step else 2), most, **settings)
+
+
+def clock_of(actors: int) -> Clock:
+    """All of them at work."""
     clock = Clock(actors, total_steps=10**6)
-    return Batches(SHAPE, actors, clock, in_step, capacity or (1 if in_step else 2), most, **settings)
+    for actor in range(actors):
+        clock.enter(actor, RUNNING)
+    return clock
 
 
 def numbered(number: float) -> Rollout:
@@ -182,6 +189,30 @@ def test_what_was_taken_and_not_released_is_taken_again_by_a_successor() -> None
     assert experience.has_room(0)
 
 
+@pytest.mark.parametrize("in_step", [True, False])
+def test_what_a_learner_takes_that_one_before_had_taken_is_counted(in_step: bool) -> None:
+    """It may have learnt from it, or not. What has come since is new, and so is all that comes later."""
+    experience = batches_of(2, in_step, most=3)
+    for actor in range(2):
+        experience.put(actor, numbered(actor), 0)
+    first = experience.take()
+    assert first is not None
+    assert first.again == 0
+    if not in_step:
+        experience.put(1, numbered(5), 0)
+
+    successor: Batches = pickle.loads(ForkingPickler.dumps(experience))
+    batch = successor.take()
+    assert batch is not None
+    assert (numbers_in(batch), batch.again) == ([0, 1] if in_step else [0, 1, 5], 2)
+    successor.release()
+    for actor in range(2):
+        experience.put(actor, numbered(actor), 0)
+    batch = successor.take()
+    assert batch is not None
+    assert batch.again == 0
+
+
 def test_a_batch_goes_on_without_an_actor_that_was_waited_for(time: Time) -> None:
     """After ten seconds, and it says how many were missing; whoever comes back is in the next batch again."""
     experience = batches_of(3)
@@ -201,7 +232,33 @@ def test_a_batch_goes_on_without_an_actor_that_was_waited_for(time: Time) -> Non
     assert numbers_in(experience.take()) == [10, 11, 12]
 
 
-def test_an_actor_that_is_gone_is_waited_for_only_once(time: Time) -> None:
+@pytest.mark.parametrize("phase", [BUILDING, ENDED])
+def test_nobody_waits_for_an_actor_that_was_lost(time: Time, phase: int) -> None:
+    """Not while its successor is being built, but then; it may be there before it has had its first look around."""
+    clock = clock_of(3)
+    experience = Batches(SHAPE, 3, clock, in_step=True)
+    for number in range(2):
+        for actor in (0, 2):
+            experience.put(actor, numbered(actor + 10 * number), 0)
+        if number == 0:
+            assert experience.take() is None
+            clock.enter(1, phase)
+        batch = experience.take()
+        assert batch is not None
+        assert (numbers_in(batch), batch.missing) == ([10 * number, 2 + 10 * number], 1)
+        experience.release()
+
+    for later in (READY, RUNNING):
+        clock.enter(1, later)
+        for actor in (0, 2):
+            experience.put(actor, numbered(actor), 0)
+        assert experience.take() is None
+        experience.put(1, numbered(1), 0)
+        assert numbers_in(experience.take()) == [0, 1, 2]
+        experience.release()
+
+
+def test_an_actor_that_hangs_is_waited_for_only_once(time: Time) -> None:
     """Otherwise each batch would take ten seconds; after it has come back, it is waited for again."""
     experience = batches_of(2)
     experience.put(0, numbered(0), 0)
@@ -248,7 +305,7 @@ def test_in_turns_time_does_not_matter(time: Time) -> None:
 
 def test_nobody_is_waited_for_when_the_run_is_over() -> None:
     """What is left is learnt from."""
-    clock = Clock(2, total_steps=10**6)
+    clock = clock_of(2)
     experience = Batches(SHAPE, 2, clock, in_step=True)
     experience.put(1, numbered(1), 0)
     assert experience.take() is None

@@ -69,7 +69,7 @@ def words(draw: st.DrawFn) -> list[str]:
     return [*switches, *(word for flag in chosen for word in (flag, draw(FLAGS[flag])))]
 
 
-PAGES = st.sampled_from(["a3c", "one_step_q", "one_step_sarsa", "n_step_q"])
+PAGES = st.sampled_from(["a3c", "one_step_q", "one_step_sarsa", "n_step_q", "a2c", "ppo", "impala"])
 ENVIRONMENTS = st.sampled_from(["Catch", "Chain", "CartPole-v1", "Pendulum-v1"])
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,9 @@ from torch import Tensor
 from asyncrl.core.updates import UpdateRule
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.run import Run
-from asyncrl.storage.checkpoints import load_newest
+from asyncrl.storage.checkpoints import find, load_newest
 from asyncrl.storage.records import read_records
-from tests.faults.running import Running, training, writes
+from tests.faults.running import CATCH, Running, gone, running, training, writes
 from tests.seams.running import outcome_of
 from tests.support import make_run, status_of
 
@@ -70,7 +72,7 @@ def test_a_killed_learner_and_a_killed_actor_are_replaced(tmp_path: Path, page: 
 
 @pytest.mark.slow
 def test_a_batch_in_step_goes_on_without_an_actor_that_is_gone_for_good(tmp_path: Path) -> None:
-    """It is waited for once, and what was missing is counted from then on."""
+    """Nobody waits for it, and what was missing is counted from then on."""
     with training(tmp_path, "--worker-restarts", "0", "--record-interval-seconds", "1", page="a2c") as run:
         run.workers()[0].kill()
         run.until(lambda: len(run.status["workers_gone"]) == 1, "the loss")
@@ -103,6 +105,73 @@ def test_a_learner_that_is_gone_for_good_ends_the_run(tmp_path: Path) -> None:
         assert "traceback" not in status
         assert [event["who"] for event in run.events if event["event"] == "gone"] == ["learner"]
         assert load_newest(run.folder / "checkpoints")[0].steps == status["steps"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["a2c", "ppo", "impala"])
+def test_training_goes_on_while_actors_and_learner_are_killed_every_second(tmp_path: Path, page: str) -> None:
+    """Learning does, and what is counted stays true; afterwards all are there again."""
+    choose = random.Random(1)
+    with training(tmp_path, "--workers", "4", "--worker-restarts", "1000", page=page) as run:
+        updates, killed = run.status["updates"], [0, 0]
+        while sum(killed) < 10 or 0 in killed:
+            time.sleep(1)
+            learner = learner_of(run)
+            victim = choose.choice([*run.workers(), *([learner] if learner else [])])
+            killed[victim == learner] += 1
+            victim.kill()
+        assert run.status["updates"] > updates
+        run.until(lambda: len(run.workers()) == 4 and learner_of(run) is not None, "all of them")
+        updates = run.status["updates"]
+        run.until(lambda: run.status["updates"] > updates + 20, "updates after it")
+        run.process.send_signal(signal.SIGTERM)
+        run.ends_with(143)
+
+        status = run.status
+        # One that was killed before it had begun has been killed as well.
+        assert killed[0] <= sum(status["worker_restarts"]) + 4
+        assert killed[1] <= status["learner_restarts"] + 1
+        assert updates_in(run.folder) + status["unrecorded"]["updates"] == status["updates"]
+        assert status["steps"] == sum(status["worker_steps"])
+        assert half_written(run.folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["a2c", "ppo", "impala"])
+def test_a_run_whose_process_group_is_killed_goes_on_from_its_newest_checkpoint(tmp_path: Path, page: str) -> None:
+    """Three times, at a random moment; then it finishes, and nothing half written or half alive is left."""
+    words = (*CATCH, "--workers", "2", "--total-steps", "60_000", "--resume", "auto", "--run-name", "job")
+    moments = random.Random(1)
+    everyone, steps = [], 0
+    for part in range(3):
+        with running(tmp_path, *words, "--checkpoint-interval-steps", "1000", page=page) as run:
+            run.until(lambda: run.status.get("state") == "running" and run.status["part"] >= part, "it trains")  # noqa: B023
+            run.until(lambda: newest(run.folder) > steps, "a checkpoint")  # noqa: B023
+            time.sleep(moments.uniform(0.0, 1.0))
+            everyone += run.everyone()
+            os.killpg(run.process.pid, signal.SIGKILL)
+            run.process.wait()
+            checkpoint, skipped = load_newest(run.folder / "checkpoints")
+            assert skipped == []
+            assert checkpoint.steps > steps
+            steps = checkpoint.steps
+    with running(tmp_path, *words, page=page) as run:
+        run.ends_with(0)
+        assert (run.status["state"], run.status["part"]) == ("finished", 3)
+        assert half_written(run.folder) == []
+    assert gone(everyone)
+
+
+def newest(folder: Path) -> int:
+    """Steps of the newest checkpoint, by its name; -1 without any."""
+    return max((int(path.name.split("_")[1].split(".")[0]) for path in find(folder / "checkpoints")), default=-1)
+
+
+def half_written(folder: Path) -> list[str]:
+    """Names that only stand in a run's folder while something is written."""
+    return [path.name for path in folder.rglob(".*") if path.name.startswith((".saving", ".deleting"))] + [
+        path.name for path in folder.rglob(".*.tmp")
+    ]
 
 
 @dataclass(frozen=True)

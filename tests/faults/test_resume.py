@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,17 +147,18 @@ def test_tensorboard_hides_what_is_made_again(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_a_run_that_is_killed_50_times_always_resumes_and_reaches_its_score(tmp_path: Path) -> None:
-    """The whole process group: every second time at a random moment, else as soon as a save is seen to be going on.
+    """The whole process group: every second time after a random number of steps, else while a checkpoint is written.
 
-    No checkpoint is older than one interval, and what was made while the next one was being written.
+    No checkpoint is older than one interval, and what was made until the next one was written. An interval is several
+    seconds long, so that no disk is so slow that a second one passes meanwhile.
     """
-    interval = 5_000
+    interval = 30_000
     words = ("--env-id", "CartPole-v1", "--workers", "2", "--total-steps", "1e7", "--quiet", "--resume", "auto",
              "--run-name", "job", "--checkpoint-interval-steps", str(interval), "--evaluation-interval-steps", "20_000",
              "--evaluation-episodes", "20", "--record-interval-seconds", "0")  # fmt: skip
     folder = tmp_path / "a3c" / "CartPole-v1" / "job"
     moments = random.Random(1)
-    lost, during_a_save = [], 0
+    lost, during_a_save, steps = [], 0, 0
     for part in range(50):
         with running(tmp_path, *words) as run:
             run.until(lambda: starts_of(folder) == part + 1, "it trains")  # noqa: B023
@@ -163,13 +166,15 @@ def test_a_run_that_is_killed_50_times_always_resumes_and_reaches_its_score(tmp_
             if part % 2:
                 wait_for_a_save(folder / "checkpoints")
             else:
-                time.sleep(moments.uniform(0.0, 3.0))
+                moment = steps + moments.uniform(0, 1.5 * interval)
+                run.until(lambda: last_steps(folder) >= moment, "steps")  # noqa: B023
             os.killpg(run.process.pid, signal.SIGKILL)
             assert gone(everyone)
         during_a_save += any((folder / "checkpoints").glob(".saving-*"))
         checkpoint, skipped = load_newest(folder / "checkpoints")
         assert skipped == []
-        lost.append(last_steps(folder) - checkpoint.steps)
+        steps = checkpoint.steps
+        lost.append(last_steps(folder) - steps)
 
     with running(tmp_path, *words, "--stop-at-score", "475") as run:
         run.process.wait(timeout=900)
@@ -193,8 +198,16 @@ def wait_for_a_save(folder: Path) -> None:
 
 def last_steps(folder: Path) -> int:
     """T as a worker knew it at its last update: it writes a row for each."""
-    rows = [read_records(file)[-1] for file in folder.glob("worker-*.jsonl")]
-    return max(row.get("steps", 0) for row in rows)
+    return max(last_row(file).get("steps", 0) for file in folder.glob("worker-*.jsonl"))
+
+
+def last_row(file: Path) -> dict[str, Any]:
+    """The last whole row of records that may be long, and may be going on."""
+    with open(file, "rb") as records:
+        records.seek(max(0, file.stat().st_size - 100_000))
+        whole, _, _ = records.read().rpartition(b"\n")
+    row: dict[str, Any] = json.loads(whole.rpartition(b"\n")[2])
+    return row
 
 
 def starts_of(folder: Path) -> int:

@@ -174,11 +174,24 @@ def test_no_minibatch_is_empty_where_actors_are_missing() -> None:
     assert all(math.isfinite(agent.loss(part)[0].item()) for part in parts)
 
 
+def test_as_many_minibatches_as_can_be_learnt_from_are_allowed() -> None:
+    """Of single steps where advantages are not normalised; of single sequences where these are longer."""
+    few = {"workers": 2, "envs_per_worker": 1, "t_max": 4}
+    for settings in ({"minibatches": 4}, {"minibatches": 8, "normalize_advantages": False}):
+        assert ppo.Config(**(few | settings)).minibatches == settings["minibatches"]
+    assert ppo.Config(**few, minibatches=2, lstm_cells=4).minibatches == 2
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"minibatches": 9, "workers": 2, "envs_per_worker": 1, "t_max": 4}, "must be 1 to the 8 steps of a batch"),
         ({"minibatches": 3, "workers": 2, "envs_per_worker": 1, "lstm_cells": 4}, "1 to the 2 environments of a batch"),
+        ({"minibatches": 5, "workers": 2, "envs_per_worker": 1, "t_max": 4}, "to 4: one step cannot be normalized"),
+        (
+            {"minibatches": 2, "workers": 1, "envs_per_worker": 2, "t_max": 1, "lstm_cells": 4},
+            "--minibatches must be 1 to 1: one step cannot be normalized, got 2",
+        ),
         ({"clip": 0.0}, "--clip must be a positive number"),
         ({"epochs": 0}, "--epochs must be 1 to 10_000"),
         ({"value_clip": -1.0}, "--value-clip must not be negative"),

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from asyncrl.parameters.shared import BEGUN, UPDATES
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.monitor import Monitor, Summary, in_words, time_shares, weighted_mean
-from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER
 from asyncrl.runtime.run import Run
-from asyncrl.storage.checkpoints import load_newest
+from asyncrl.storage import checkpoints
+from asyncrl.storage.checkpoints import Checkpoint, find, load, load_newest
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import RecordWriter, read_records
 from tests.storage.test_tensorboard import points
@@ -278,6 +281,78 @@ def test_a_checkpoint_is_saved_when_a_multiple_is_crossed(run: Run, monitor: Mon
     saved = [one["steps"] for one in read_records(run.spec.folder.supervisor_file) if one.get("event") == "checkpoint"]
     assert saved == [0, 1050, 4100]
     assert load_newest(run.spec.folder.checkpoints)[0].steps == 4100
+
+
+def test_an_interval_that_is_over_when_a_save_ends_is_followed_by_a_save_at_once(
+    run: Run, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long one takes: a checkpoint is older than an interval only while the next one is written."""
+    save = checkpoints.save
+
+    def slow(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
+        run.handles.clock.count(0, 1300)  # training goes on meanwhile
+        return save(folder, checkpoint, keep)
+
+    monkeypatch.setattr(checkpoints, "save", slow)
+    saved = []
+    for steps in (1000, 0, 0, 400):
+        run.handles.clock.count(0, steps)
+        monitor.look()
+        saved.append(load_newest(run.spec.folder.checkpoints)[0].steps)
+
+    assert saved == [1000, 2300, 3600, 5300]
+
+
+def test_half_an_update_of_a_learner_is_never_saved(tmp_path: Path, clock: list[float]) -> None:
+    """Who died in one may not have been missed yet: the save waits for the next look, however many steps are made."""
+    run = make_run(tmp_path, "a2c", checkpoint_interval_steps=1000)
+    store, counter = run.handles.store, run.handles.clock
+    monitor = Monitor(run)
+    begun = store._counts[store._row(LEARNER)]
+
+    def saved() -> list[int]:
+        return [load(path).steps for path in find(run.spec.folder.checkpoints)]
+
+    begun[BEGUN] += 1
+    monitor.begin()
+    assert saved() == []
+    begun[UPDATES] += 1
+    monitor.look()
+    assert saved() == [0]
+
+    begun[BEGUN] += 1
+    counter.count(0, 1000)
+    for _ in range(2):
+        monitor.look()
+        monitor.save_checkpoint()
+        assert saved() == [0]
+    counter.count(0, 500)
+    store.restore(store.snapshot(), store.state(), store.updates, 0)  # as the supervisor does when the learner is dead
+    monitor.look()
+    assert saved() == [0, 1500]
+    monitor.look()
+    assert saved() == [0, 1500]
+    monitor.end()
+
+
+def test_an_update_that_is_begun_while_a_checkpoint_is_taken_is_never_saved(
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy may hold half of it."""
+    run = make_run(tmp_path, "a2c")
+    store = run.handles.store
+    monitor = Monitor(run)
+    snapshot = store.snapshot
+
+    def late() -> Tensor:
+        store._counts[store._row(LEARNER)][BEGUN] += 1
+        return snapshot()
+
+    monkeypatch.setattr(store, "snapshot", late)
+
+    assert not monitor.save_checkpoint()
+    assert find(run.spec.folder.checkpoints) == []
+    monitor.end()
 
 
 def test_no_interval_means_no_checkpoint_on_the_way(tmp_path: Path, clock: list[float]) -> None:
