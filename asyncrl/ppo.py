@@ -70,7 +70,7 @@ class Config(InStepConfig):
     epochs: int = 4
     """Passes over each batch (K)."""
     minibatches: int = 4
-    """Parts of a batch, shuffled in each pass; each makes an update. With an LSTM parts are of whole sequences."""
+    """Parts of a batch, shuffled in each pass; each makes an update. With an LSTM of whole sequences, one or more."""
     clip: float = 0.1
     """epsilon: how far the ratio of probabilities may leave 1."""
     anneal_clip: bool = True
@@ -87,11 +87,11 @@ class Config(InStepConfig):
         """Raise UsageError for the first impossible value."""
         super().check()
         self._require("epochs", 1 <= self.epochs <= 10_000, "must be 1 to 10_000")
-        units = self.workers * self.envs_per_worker * (1 if self.lstm_cells else self.t_max)
-        unit = "environments" if self.lstm_cells else "steps"
-        self._require("minibatches", 1 <= self.minibatches <= units, f"must be 1 to the {units} {unit} of a batch")
-        most = units // self.fewest
-        self._require("minibatches", self.minibatches <= most, f"must be 1 to {most}: one step cannot be normalized")
+        steps = self.workers * self.envs_per_worker * self.t_max
+        self._require("minibatches", 1 <= self.minibatches <= steps, f"must be 1 to the {steps} steps of a batch")
+        if not self.lstm_cells:
+            most = steps // self.fewest
+            self._require("minibatches", self.minibatches <= most, f"must be 1 to {most}: one step is not normalized")
         self._require("clip", 0 < self.clip < float("inf"), "must be a positive number")
         self._require("value_clip", 0 <= self.value_clip < float("inf"), "must not be negative")
 
@@ -137,8 +137,8 @@ class PPO:
         sequences = batch.state is not None
         count = batch.rewards.shape[1] if sequences else batch.steps
         whole = whole if sequences else whole.flat()
-        most = max(1, count // self.config.fewest)  # actors may be missing, and nothing can be learnt from no steps
-        parts = min(self.config.minibatches, most)
+        # Sequences may be fewer, actors may be missing, and nothing can be learnt from no steps.
+        parts = min(self.config.minibatches, max(1, count // self.config.fewest))
         for _ in range(self.config.epochs):
             order = torch.randperm(count, generator=self.generator)
             for chosen in order.tensor_split(parts):

@@ -319,7 +319,7 @@ def test_nobody_is_waited_for_when_the_run_is_over() -> None:
 @pytest.mark.parametrize("in_step", [True, False])
 def test_what_lies_between_actors_and_learner_can_be_kept_and_put_back(in_step: bool) -> None:
     """A ring half full, another empty; both go on as they would have."""
-    before, after = (batches_of(3, in_step, capacity=3) for _ in range(2))
+    before, after = (batches_of(3, in_step, capacity=1 if in_step else 3) for _ in range(2))
     before.put(0, numbered(1), 4)
     before.put(2, numbered(2), 5)
 

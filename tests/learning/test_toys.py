@@ -94,6 +94,17 @@ def test_values_balance_the_pole(page: str, tmp_path: Path) -> None:
     assert max(row["mean"] for row in evaluations_of(run)) >= 450
 
 
+@pytest.mark.parametrize("page", ["a2c", "ppo", "impala"])
+def test_one_learner_balances_the_pole(page: str, tmp_path: Path) -> None:
+    """Greedy episodes reach a mean of 475 within 400,000 steps of four actors and their learner taking turns."""
+    run = train(
+        tmp_path, "CartPole-v1", "--workers", "4", "--backend", "serial", "--seed", "1", "--total-steps", "400_000",
+        "--evaluation-interval-steps", "10_000", "--stop-at-score", str(CARTPOLE_SOLVED), page=page,
+    )  # fmt: skip
+
+    assert max(row["mean"] for row in evaluations_of(run)) >= CARTPOLE_SOLVED
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", ["a3c", "n_step_q"])
 def test_a_board_is_learnt(page: str, tmp_path: Path) -> None:

@@ -164,6 +164,15 @@ def test_with_memory_minibatches_are_of_whole_sequences() -> None:
         assert states[:, 0].tolist() == [100.0 + e for e in chosen]
 
 
+def test_with_memory_there_are_at_most_as_many_minibatches_as_sequences() -> None:
+    """What suits single steps need not be changed for an LSTM."""
+    agent = agent_of(Table(), epochs=1, minibatches=8, lstm_cells=1, workers=3, envs_per_worker=1)
+
+    parts = list(agent.passes(numbered_batch(4, 3, remembers=True)))
+
+    assert [part.observations.shape for part in parts] == [(4, 1, 1)] * 3
+
+
 def test_no_minibatch_is_empty_where_actors_are_missing() -> None:
     """Two sequences of four were there in time: a mean over nothing would be no number."""
     agent = agent_of(Table(), minibatches=4, lstm_cells=1, workers=4, envs_per_worker=1)
@@ -186,12 +195,7 @@ def test_as_many_minibatches_as_can_be_learnt_from_are_allowed() -> None:
     ("settings", "message"),
     [
         ({"minibatches": 9, "workers": 2, "envs_per_worker": 1, "t_max": 4}, "must be 1 to the 8 steps of a batch"),
-        ({"minibatches": 3, "workers": 2, "envs_per_worker": 1, "lstm_cells": 4}, "1 to the 2 environments of a batch"),
-        ({"minibatches": 5, "workers": 2, "envs_per_worker": 1, "t_max": 4}, "to 4: one step cannot be normalized"),
-        (
-            {"minibatches": 2, "workers": 1, "envs_per_worker": 2, "t_max": 1, "lstm_cells": 4},
-            "--minibatches must be 1 to 1: one step cannot be normalized, got 2",
-        ),
+        ({"minibatches": 5, "workers": 2, "envs_per_worker": 1, "t_max": 4}, "to 4: one step is not normalized"),
         ({"clip": 0.0}, "--clip must be a positive number"),
         ({"epochs": 0}, "--epochs must be 1 to 10_000"),
         ({"value_clip": -1.0}, "--value-clip must not be negative"),

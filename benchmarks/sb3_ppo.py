@@ -1,0 +1,71 @@
+"""Stable-Baselines3's PPO on HalfCheetah, to lay beside asyncrl.ppo: same steps, same evaluation, same kind of records.
+
+Its settings are those that RL Baselines3 Zoo calls tuned for HalfCheetah-v4 (`hyperparams/ppo.yml`): one environment,
+512 steps and 20 passes over them in minibatches of 64, two networks of 256 x 256 ReLU, observations and rewards
+normalised. The folder it writes can be drawn by `python -m asyncrl plot`. It needs an environment of its own:
+
+    pip install torch==2.13.0 && pip install stable-baselines3 "gymnasium[mujoco]"
+    python benchmarks/sb3_ppo.py --seed 1 --out runs/sb3-ppo/HalfCheetah-v5/seed-1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from sb3_a2c import Evaluations
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+
+GAMMA = 0.98
+
+
+def main() -> None:
+    """Train, evaluating every so many steps."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env-id", default="HalfCheetah-v5")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--total-steps", type=int, default=1_000_000)
+    parser.add_argument("--evaluation-interval-steps", type=int, default=50_000)
+    parser.add_argument("--evaluation-episodes", type=int, default=10)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    arguments.out.mkdir(parents=True)
+    config = {"env_id": arguments.env_id, "seed": arguments.seed, "total_steps": arguments.total_steps}
+    (arguments.out / "config.json").write_text(json.dumps({"page": "Stable-Baselines3 PPO", "config": config}))
+    environments = make_vec_env(arguments.env_id, n_envs=1, seed=arguments.seed)
+    model = PPO(
+        "MlpPolicy",
+        VecNormalize(environments, gamma=GAMMA),
+        learning_rate=2.0633e-05,
+        n_steps=512,
+        batch_size=64,
+        n_epochs=20,
+        gamma=GAMMA,
+        gae_lambda=0.92,
+        clip_range=0.1,
+        ent_coef=0.000401762,
+        vf_coef=0.58096,
+        max_grad_norm=0.8,
+        policy_kwargs={
+            "log_std_init": -2,
+            "ortho_init": False,
+            "activation_fn": torch.nn.ReLU,
+            "net_arch": {"pi": [256, 256], "vf": [256, 256]},
+        },
+        seed=arguments.seed,
+        device="cpu",
+    )
+    evaluations = Evaluations(
+        arguments.env_id, arguments.seed, arguments.evaluation_interval_steps, arguments.evaluation_episodes,
+        arguments.out,
+    )  # fmt: skip
+    model.learn(arguments.total_steps, callback=evaluations)
+
+
+if __name__ == "__main__":
+    main()
