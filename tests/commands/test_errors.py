@@ -123,7 +123,7 @@ def test_every_flag_refuses_a_wrong_word(page: str, name: str, refuse: Callable[
         ("--stop-at-score high", "--stop-at-score takes a number, got 'high'"),
         ("--hidden-sizes 64 wide", "--hidden-sizes takes a whole number, got 'wide'"),
         ("--backend lokal", "--backend takes local or serial, got 'lokal'"),
-        ("--optimizer sgd", "--optimizer takes rmsprop, adam or momentum-sgd, got 'sgd'"),
+        ("--optimizer sgd", "--optimizer takes rmsprop, adam, momentum-sgd or adagrad, got 'sgd'"),
         ("--seed", "--seed needs a value"),
         ("--quiet often", "--quiet takes no value, got 'often'"),
         ("--quiet=often", "--quiet takes no value, got 'often'"),
