@@ -28,7 +28,7 @@ from torch import Tensor
 
 from asyncrl.config.value import ValueConfig
 from asyncrl.core.losses import Metrics, squared_error
-from asyncrl.core.returns import lambda_returns
+from asyncrl.core.returns import best_values, lambda_returns
 from asyncrl.core.rollout import Extras, Rollout, State
 from asyncrl.core.spaces import Spaces
 from asyncrl.nets.bodies import make_body
@@ -121,11 +121,8 @@ class NStepQ:
 
     def _best_value(self, observations: Tensor, state: State) -> Tensor:
         """max_a Q(s, a; theta^-) `[T, E]`; with double Q the maximum is where theta' has it."""
-        q_target: Tensor = self.target(observations, state)[0]
-        if not self.config.double_q:
-            return q_target.amax(-1)
-        q, _ = self.network(observations, state)
-        return q_target.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1)
+        online = self.network(observations, state)[0] if self.config.double_q else None
+        return best_values(self.target(observations, state)[0], online)
 
 
 make_agent = NStepQ

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from asyncrl.config.value import ValueConfig
 from asyncrl.core.losses import Metrics, squared_error
+from asyncrl.core.returns import best_values
 from asyncrl.core.rollout import Extras, Rollout, State
 from asyncrl.core.spaces import Spaces
 from asyncrl.nets.bodies import make_body
@@ -101,11 +102,8 @@ class OneStepQ:
     @torch.no_grad()
     def _best_value(self, observations: Tensor) -> Tensor:
         """max_a Q(s, a; theta^-) `[T, E]`; with double Q the maximum is where theta has it."""
-        q_target: Tensor = self.target(observations)[0]
-        if not self.config.double_q:
-            return q_target.amax(-1)
-        q, _ = self.network(observations)
-        return q_target.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1)
+        online = self.network(observations)[0] if self.config.double_q else None
+        return best_values(self.target(observations)[0], online)
 
 
 make_agent = OneStepQ
