@@ -29,7 +29,7 @@ PARTS = (
     "EXPERIENCE", "EXTRAS",
 )  # fmt: skip
 """What every page has."""
-EXPERIENCE = ("gradient", "in step", "queue")
+EXPERIENCE = ("gradient", "in step", "queue", "replay")
 """Where its rollouts may go."""
 
 

@@ -75,16 +75,17 @@ class Turns:
         if any(phase == ENDED for phase in self._run.handles.clock.phases()):
             return None
         roles = [role.state() for role in self.roles]
-        experience = self._run.handles.experience
+        between = self._run.handles.experience
+        experience = None if between is None else between.state()
         evaluator = self.evaluator.state()
-        if evaluator is None or any(state is None for state in roles):
+        if evaluator is None or any(state is None for state in roles) or (experience is None) != (between is None):
             return None
         return {
             "part": self._part,
             "turns": self._taken,
             "moments": self._run.handles.moments.rows(),
             "evaluator": evaluator,
-            "experience": None if experience is None else experience.state(),
+            "experience": experience,
             "roles": roles,
         }
 

@@ -56,7 +56,14 @@ class Descent:
     per_worker_statistics: bool = False
     """Whether each worker has statistics of its own."""
     target_interval_steps: int = 0
-    """theta^- becomes theta whenever T crosses a multiple of this; 0: there is no theta^-."""
+    """theta^- becomes theta whenever T crosses a multiple of this; 0: not by T."""
+    target_interval_updates: int = 0
+    """theta^- becomes theta whenever the number of updates crosses a multiple of this; 0: not by updates."""
+
+    @property
+    def has_target(self) -> bool:
+        """Whether there is a theta^-."""
+        return bool(self.target_interval_steps or self.target_interval_updates)
 
     def learning_rate_at(self, steps: int) -> float:
         """eta at T = `steps`."""

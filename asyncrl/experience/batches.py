@@ -124,6 +124,9 @@ class Batches:
             ring.release(count)
         self._taken = []
 
+    def feedback(self, keys: Tensor, errors: Tensor) -> None:
+        """Each rollout is taken once: errors do not matter."""
+
     def state(self) -> dict[str, Tensor]:
         """Copies of what lies in the rings, while nobody puts or takes."""
         return {

@@ -57,10 +57,11 @@ class SharedStore:
         self.statistics = zeros(owners, descent.rule.statistics, initial.numel())
         self._target: Tensor | None = None
         """theta^- `[P]`; refreshed by whoever sees that it is due."""
-        if descent.target_interval_steps:
+        if descent.has_target:
             self._target = zeros(initial.numel())
             self._target.copy_(initial)
         self._target_steps = zeros(1, dtype=torch.int64)
+        """T, or the number of updates, when that was done last."""
         self._descent = descent
         self._clock = clock
         self._lock_file = lock_file
@@ -150,15 +151,17 @@ class SharedStore:
         return len(self._counts) - 2 if writer == LEARNER else writer
 
     def _refresh_target(self, steps: int) -> None:
-        """theta^- <- theta if T = `steps` has crossed a multiple of the interval since the last time.
+        """theta^- <- theta if T = `steps`, or the number of updates, has crossed a multiple of the interval since then.
 
         Two workers that see the same crossing at the same time copy twice, which does no harm. `T mod I == 0` of the
         pseudo-code would miss most crossings: T grows by whole rollouts of many workers.
         """
         if self._target is None:
             return
-        if crossed(int(self._target_steps), steps, self._descent.target_interval_steps):
-            self._target_steps.fill_(steps)
+        by_steps = self._descent.target_interval_steps
+        now, interval = (steps, by_steps) if by_steps else (self.updates, self._descent.target_interval_updates)
+        if crossed(int(self._target_steps), now, interval):
+            self._target_steps.fill_(now)
             self._target.copy_(self.theta)
 
     def snapshot(self) -> Tensor:

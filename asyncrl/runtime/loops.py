@@ -1,7 +1,7 @@
 """The three loops, for any page, any store and any experience.
 
     actor_learner    A3C and the Q family (Mnih et al. 2016, Algorithm S3)
-    actor, learner   A2C, PPO, IMPALA
+    actor, learner   A2C, PPO, IMPALA, Gorila, Ape-X
 
 Each is a generator. A process just runs through it; the serial backend lets the others go on wherever it yields. What
 it yields says whether something was done; if not, the loop waits for somebody else.
@@ -20,7 +20,7 @@ from asyncrl.core.flat import gradient_of
 from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout
 from asyncrl.runtime.clock import Clock
-from asyncrl.runtime.protocols import LEARNER, Agent, Experience, Learning, Store, Update
+from asyncrl.runtime.protocols import LEARNER, Agent, Experience, Learning, Prioritising, Store, Update
 from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.telemetry import Telemetry
 
@@ -172,6 +172,8 @@ def learner(
                 clock.beat(LEARNER)
                 telemetry.lap("push")
                 telemetry.update(receipt, 0, metrics, part)
+            if batch.keys is not None:
+                experience.feedback(batch.keys, cast(Prioritising, agent).errors)
             experience.release()
             yield WORKED
             telemetry.lap("wait")

@@ -292,6 +292,9 @@ class Monitor:
         """What a learner's rows say about batches."""
         if not rows:
             return {}
+        if "replay" in rows[-1]:
+            facts = [row["replay"] | {"batches": row["batches"]} for row in rows]
+            return {f"learner/{name}": weighted_mean(facts, name, "batches") for name in rows[-1]["replay"]}
         return {
             "learner/rollout_age_mean": weighted_mean(rows, "rollout_age_mean", "batches"),
             "learner/rollout_age_max": max(row["rollout_age_max"] for row in rows),

@@ -14,6 +14,8 @@ store
     where the parameters live: `pull` and `push`.
 experience
     where rollouts go, if not into a gradient of the worker that made them: `put` and `take`.
+replay memory
+    an experience that keeps the newest steps, from which the learner draws transitions again and again.
 staleness
     updates that others made to theta since the version at which a gradient was computed, when it is pushed.
 """
@@ -21,7 +23,7 @@ staleness
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -29,13 +31,13 @@ from torch import Tensor, nn
 
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.losses import Metrics
-from asyncrl.core.rollout import Extras, Minibatch, Rollout, State
+from asyncrl.core.rollout import Extras, Minibatch, Rollout, State, Transitions
 from asyncrl.core.spaces import Spaces
 
 EVALUATOR, LEARNER = -1, -2
 """The numbers of the evaluator and of the learner, where workers count from 0."""
 
-Part: TypeAlias = Rollout | Minibatch
+Part: TypeAlias = Rollout | Minibatch | Transitions
 """What one update is made of."""
 
 
@@ -68,9 +70,16 @@ class Agent(Protocol):
 class Learning(Agent, Protocol):
     """The agent of a page whose experience goes to a learner."""
 
-    def passes(self, batch: Rollout) -> Iterator[Part]:
+    def passes(self, batch: Any) -> Iterator[Part]:
         """The parts of a batch, in the order of their updates: the batch itself, or epochs of minibatches of it."""
         ...
+
+
+class Prioritising(Learning, Protocol):
+    """The agent of a page whose memory draws by priority."""
+
+    errors: Tensor
+    """`[B]` detached: how far each transition of the newest loss was from its target."""
 
 
 class Page(Protocol):
@@ -87,7 +96,8 @@ class Page(Protocol):
     """Whether the loss needs to know the action after a rollout's last observation (Sarsa)."""
 
     EXPERIENCE: str
-    """Where rollouts go: "gradient" of the worker that made them, "in step" or through a "queue" to a learner."""
+    """Where rollouts go: "gradient" of the worker that made them, "in step" or through a "queue" to a learner, or into
+    a "replay" memory that it draws from."""
     EXTRAS: tuple[str, ...]
     """Names of what `act` returns beside the actions."""
 
@@ -221,8 +231,12 @@ class Experience(Protocol):
         """The learner has done with what it took."""
         ...
 
-    def state(self) -> dict[str, Tensor]:
-        """Copies of what lies between actors and learner, while nobody puts or takes."""
+    def feedback(self, keys: Tensor, errors: Tensor) -> None:
+        """The learner's newest errors `[B]` of what it took under these `keys` `[B]`, for whoever draws by priority."""
+        ...
+
+    def state(self) -> dict[str, Tensor] | None:
+        """Copies of what lies between actors and learner, while nobody puts or takes; None: it is not kept."""
         ...
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -234,11 +248,15 @@ class Experience(Protocol):
 class Batch:
     """What a learner takes at once."""
 
-    rollout: Rollout
-    """Of all environments of the actors it is from, side by side."""
+    rollout: Rollout | Transitions
+    """Of all environments of the actors it is from, side by side; or what was drawn from a memory."""
     versions: list[int]
-    """Of each rollout in it, the version of theta it was acted with."""
+    """Of each rollout in it, the version of theta it was acted with; empty for what was drawn."""
     waiting: int = 0
     """Rollouts that are left."""
     missing: int = 0
     """Actors that had none in time."""
+    keys: Tensor | None = None
+    """`[B]` int64 under which the memory wants to be told of errors; None: it does not."""
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """What a memory has to tell the records."""

@@ -23,7 +23,7 @@ from asyncrl.runtime.clock import BUILDING, Clock
 from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.loops import Pending, actor, actor_learner, learner
 from asyncrl.runtime.moments import RunMoments
-from asyncrl.runtime.normalize import SMALLEST_GREY_DEVIATION, Normalizer, moments_shape
+from asyncrl.runtime.normalize import Normalizer, make_normalizer
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Agent, Experience, Learning, Page, Part, Store
 from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, NETWORK, derive, generator
@@ -238,15 +238,5 @@ def dump_culprit(file: Path, agent: Agent, part: Part) -> str:
 
 def build_normalizer(run: Run, worker: int) -> Normalizer | None:
     """The worker's view of the shared moments; None if nothing is normalised."""
-    config = run.spec.config
-    if not (config.normalize_observations or config.normalize_returns):
-        return None
-    shape = moments_shape(config, run.spec.environment, run.spec.spaces)
-    return Normalizer(
-        run.handles.moments,
-        worker,
-        shape,
-        config.normalize_returns and worker >= 0,
-        config.gamma,
-        least_deviation=SMALLEST_GREY_DEVIATION if run.spec.environment.is_atari else 0.0,
-    )
+    spec = run.spec
+    return make_normalizer(run.handles.moments, worker, spec.config, spec.environment, spec.spaces)

@@ -14,6 +14,14 @@ from asyncrl.storage.checkpoints import Checkpoint
 from asyncrl.storage.files import plain
 from asyncrl.storage.state import join, split
 
+REPLAY = "replay."
+"""Begins the names of a replay memory's tensors in a checkpoint."""
+
+
+def keeps_replay(config: RunConfig) -> bool:
+    """Whether checkpoints hold a replay memory."""
+    return bool(getattr(config, "checkpoint_replay", False))
+
 
 def take_checkpoint(
     run: Run,
@@ -37,6 +45,9 @@ def take_checkpoint(
     snapshot = store.snapshot() if theta is None else theta.clone()
     require_finite(snapshot, run.spec.layout)
     data, tensors = split(exact, "exact")
+    if exact is None and beside is None and run.handles.experience is not None and keeps_replay(run.spec.config):
+        memory = run.handles.experience.state() or {}
+        tensors |= {f"{REPLAY}{name}": tensor for name, tensor in memory.items()}
     return Checkpoint(
         steps=steps,
         updates=updates,

@@ -78,6 +78,7 @@ class Telemetry:
         self._pull_ages: Counter[int] = Counter()
         self._rollout_ages: Counter[int] = Counter()
         self._batches = self._waiting = self._missing = 0
+        self._facts: dict[str, float] = {}
         if self._collector is not None:
             self._collector.episodes.clear()
             self._collector.environment_seconds = self._collector.acting_seconds = 0.0
@@ -124,6 +125,8 @@ class Telemetry:
         self._rollout_ages.update(version - acted_with for acted_with in batch.versions)
         self._waiting += batch.waiting
         self._missing += batch.missing
+        for name, value in batch.facts.items():
+            self._facts[name] = self._facts.get(name, 0.0) + value
 
     def _write_if_due(self) -> None:
         if self._mark >= self._due:
@@ -164,6 +167,11 @@ class Telemetry:
 
     def _took(self) -> dict[str, Any]:
         """What a learner's row says about batches."""
+        if self._facts:
+            return {
+                "batches": self._batches,
+                "replay": {name: total / self._batches for name, total in self._facts.items()},
+            }
         return {
             "batches": self._batches,
             **ages_as("rollout_age", self._rollout_ages),
