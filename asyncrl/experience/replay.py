@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncrl.core.losses import importance_weights
 from asyncrl.core.rollout import Rollout, Transitions
 from asyncrl.experience.priorities import Priorities
 from asyncrl.experience.steps import LEAST_PRIORITY, Drawn, Numbers, Steps, StepShape, ranges
@@ -254,8 +255,7 @@ class _Drawing:
             "priority_mean": tree.total / max(1, count),
             "priority_max_drawn": float(priorities.max()),
         }
-        weights = (count * priorities / tree.total) ** -self._plan.importance_exponent
-        return torch.from_numpy((weights / weights.max()).astype(np.float32))
+        return importance_weights(torch.from_numpy(priorities), self._plan.importance_exponent)
 
     def renew(self, keys: Numbers, errors: np.ndarray) -> None:
         """New priorities of what was drawn, unless other rows have taken its place in the tree."""

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.errors import UsageError
+from asyncrl.core.returns import n_step_targets
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.experience.ring import BlockLayout, Field
@@ -227,14 +228,12 @@ class Steps:
         rows = np.arange(max(0, before - n), max(0, after - n))
         streams = np.full(len(rows), stream)
         places, marks = self._places(streams, rows)
-        rewards = self.rows["rewards"][places[:-1]] * np.float32(scale)
-        returns = np.zeros(len(rows), np.float32)
-        factors = np.ones(len(rows), np.float32)
-        for k, (reward, goes_on) in enumerate(zip(rewards, _goes_on(marks), strict=True)):
-            returns += factors * goes_on * (reward.clip(-clip, clip) if clip else reward)
-            factors *= np.where(goes_on, self.rows["discounts"][places[k]], 1.0)
-        following = self.place(streams, rows + _length(marks))
-        errors = returns + factors * self.rows[STATE_VALUE][following] - self.rows[ACTION_VALUE][places[0]]
+        rewards, discounts = (self.rows[name][places[:-1]] for name in ("rewards", "discounts"))
+        rewards *= np.float32(scale)
+        values = self.rows[STATE_VALUE][self.place(streams, rows + _length(marks))]
+        learning = (rewards.clip(-clip, clip) if clip else rewards, discounts, (marks[:-1] & LAST) > 0, values)
+        targets = n_step_targets(*(torch.from_numpy(array) for array in learning)).numpy()
+        errors = targets - self.rows[ACTION_VALUE][places[0]]
         self.rows["priorities"][places[0]] = (np.abs(errors) + LEAST_PRIORITY) * self._is_whole(marks)
 
     def whole(self, streams: Numbers, rows: Numbers) -> Truths:
