@@ -13,15 +13,16 @@ replay memories; actors fill them, learners draw from them, and theta is updated
         every so many updates of theta: theta^- <- theta
     until T > T_max
 
-The loops are `actor` and `learner` in `asyncrl.runtime.loops`, the memory is `asyncrl.experience.replay`; this page is
-what makes them Gorila. Run it with `python -m asyncrl.gorila`.
+*Bundled*, each worker is an actor and a learner with one theta' and a memory of its own; *unbundled*, the workers act
+and a learner draws from what all of them did. The loops are `actor` and `learner` in `asyncrl.runtime.loops`, the
+memory is `asyncrl.experience.replay`; this page is what makes them Gorila. Run it with `python -m asyncrl.gorila`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -47,6 +48,9 @@ EXTRAS = ()
 @dataclass(frozen=True)
 class Config(ReplayConfig):
     """Gorila: DQN with many actors and learners (Nair et al. 2015)."""
+
+    layout: Literal["unbundled", "bundled"] = "unbundled"
+    """unbundled: all workers act, and one learner draws from all they did. bundled: each learns from its own steps."""
 
 
 def preset(name: str, spaces: Spaces) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 
 from asyncrl.api.resume import AUTO, differences, is_resumed, load_for_resume, stored_config
 from asyncrl.backends import local, serial
-from asyncrl.backends.handles import build_handles, experience_bytes
+from asyncrl.backends.handles import MEMORY, build_handles, experience_bytes
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
@@ -30,7 +30,7 @@ from asyncrl.pages import command_of, short
 from asyncrl.runtime.monitor import Monitor, Summary
 from asyncrl.runtime.normalize import moments_shape, moments_size
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters, load_page
-from asyncrl.runtime.snapshots import exact_state, flat_parameters
+from asyncrl.runtime.snapshots import exact_state, flat_parameters, keeps_replay
 from asyncrl.runtime.terminal import View
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
@@ -146,21 +146,25 @@ def prepare(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) 
 
 def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
     """Raise UsageError if there is not enough memory, too few file descriptors, or next to no disk."""
-    check_memory(page, config, spec, spaces, parameters)
+    experience = experience_bytes(page, config, spec, spaces)
+    available = machine.available_bytes()
+    if load_page(page).EXPERIENCE == MEMORY:
+        demand(machine.check_replay(config.memory_steps, experience, available))  # type: ignore[attr-defined]
+    check_memory(page, config, spec, spaces, parameters, experience)
     target = load_page(page).HAS_TARGET
     children = config.workers if config.backend == "local" else 0
     place = Path(config.resume if is_resumed(config) else config.runs_dir)
-    needed = children * machine.worker_bytes(config, spec, spaces, parameters)
-    demand(machine.check_memory(children, needed, machine.available_bytes()))
+    needed = children * machine.worker_bytes(config, spec, spaces, parameters) + experience
+    demand(machine.check_memory(children, needed, available))
     machine.allow_more_files()
     demand(machine.check_descriptors(children, FILES_PER_CHILD))
-    demand(machine.check_disk(machine.checkpoint_bytes(config, parameters, target), place))
+    kept = experience if keeps_replay(config) else 0
+    demand(machine.check_disk(machine.checkpoint_bytes(config, parameters, target, kept), place))
 
 
-def check_memory(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
+def check_memory(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int, experience: int) -> None:
     """Raise UsageError if there is not enough shared memory for the store of a run with these settings."""
     moments = moments_size(moments_shape(config, spec, spaces))
-    experience = experience_bytes(page, config, spec, spaces)
     needed = machine.shared_bytes(config, parameters, moments, load_page(page).HAS_TARGET, experience)
     demand(machine.check_shared_memory(needed))
 

@@ -21,6 +21,7 @@ from asyncrl.runtime.moments import RunMoments
 from asyncrl.runtime.normalize import make_normalizer, moments_shape, moments_size
 from asyncrl.runtime.protocols import LEARNER, Experience
 from asyncrl.runtime.run import Handles, RunSpec, load_page, state_shapes
+from asyncrl.runtime.seeding import NO_PART
 from asyncrl.runtime.snapshots import REPLAY
 from asyncrl.storage.checkpoints import Checkpoint
 
@@ -39,12 +40,14 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
         config.total_steps,
         base_steps=checkpoint.steps if checkpoint else 0,
         base_seconds=checkpoint.seconds if checkpoint else 0.0,
-        learner=page.EXPERIENCE != GRADIENT,
+        learner=page.EXPERIENCE != GRADIENT and not is_bundled(config),
     )
     lock_file = str(spec.folder.path / "store.lock") if config.update == "locked" else None
     store = SharedStore(theta, config.descent, config.workers, clock, lock_file)
     moments = RunMoments(config.workers, moments_size(moments_shape(config, spec.environment, spec.spaces)))
-    experience = None if page.EXPERIENCE == GRADIENT else build_experience(spec, clock, moments)
+    experience = None
+    if page.EXPERIENCE != GRADIENT and spec.part != NO_PART:  # who only plays learns nothing
+        experience = build_experience(spec, clock, moments)
     handles = Handles(store, clock, moments, experience)
     if checkpoint is not None:
         restore(handles, theta, checkpoint)
@@ -72,6 +75,11 @@ def build_experience(spec: RunSpec, clock: Clock, moments: RunMoments) -> Experi
     most = 0 if in_step else config.batch_rollouts  # type: ignore[attr-defined]
     patience = math.inf if config.backend == "serial" else PATIENCE_SECONDS  # in turns, nobody is lost
     return Batches(shape, config.workers, clock, in_step, length, most, patience)
+
+
+def is_bundled(config: RunConfig) -> bool:
+    """Whether each worker has a learner of its own, with an actor's memory of its own."""
+    return getattr(config, "layout", "") == "bundled"
 
 
 def queue_length(page: str, config: RunConfig) -> int:
@@ -108,6 +116,7 @@ def replay_plan(page: str, config: RunConfig, environment: EnvSpec, spaces: Spac
         correction,
         (config.seed, part),
         config.checkpoint_replay,
+        is_bundled(config),
     )
 
 

@@ -23,7 +23,7 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     with ExitStack() as stack:
         # Each worker is closed whatever happens: that is when it writes its last row.
         roles = [stack.enter_context(closing(build_worker(run, worker))) for worker in range(run.spec.config.workers)]
-        if run.handles.experience is not None:
+        if run.handles.clock.learner:
             roles.append(stack.enter_context(closing(build_learner(run))))
         evaluator = stack.enter_context(Evaluator(run, interrupted=lambda: signals.first is not None))
         turns = Turns(run, roles, evaluator)

@@ -81,7 +81,7 @@ class Supervisor:
         self._work = work
         self._context = start_context(run.spec.page)
         self.workers = [Slot(worker) for worker in range(run.spec.config.workers)]
-        self.learners = [Slot(LEARNER)] if run.handles.experience is not None else []
+        self.learners = [Slot(LEARNER)] if run.handles.clock.learner else []
         self.evaluator = Slot(EVALUATOR)
         self._gone: dict[int, str] = {}
         """Of each worker and of a learner that is gone for good, what was the last of it."""

@@ -54,11 +54,14 @@ def shared_bytes(config: RunConfig, parameters: int, moments: int, target: bool,
     return 4 * parameters * vectors + moments_bytes + 8 + (store_rows + clock_rows) * _CELL_ROW + experience
 
 
-def checkpoint_bytes(config: RunConfig, parameters: int, target: bool) -> int:
-    """Bytes of all checkpoints that a run keeps, the best and the one being written among them."""
+def checkpoint_bytes(config: RunConfig, parameters: int, target: bool, experience: int = 0) -> int:
+    """Bytes of all checkpoints that a run keeps, the best and the one being written among them.
+
+    `experience` are those of a replay memory that they hold.
+    """
     owners = config.workers if config.statistics == "per-worker" else 1
     vectors = 1 + owners * config.update_rule.statistics + int(target)
-    return (config.checkpoints_kept + 2) * 4 * parameters * vectors
+    return (config.checkpoints_kept + 2) * (4 * parameters * vectors + experience)
 
 
 def check_shared_memory(needed: int, folder: Path = SHARED_MEMORY) -> Finding:
@@ -72,6 +75,22 @@ def check_shared_memory(needed: int, folder: Path = SHARED_MEMORY) -> Finding:
         f"needs {_size(needed)}, {_size(free)} free in {folder}",
         f"make {folder} larger (docker: --shm-size), or ask for fewer --workers, fewer --envs-per-worker or "
         "--statistics shared",
+    )
+
+
+def check_replay(steps: int, needed: int, available: int | None, folder: Path = SHARED_MEMORY) -> Finding:
+    """Whether a replay memory of so many steps will fit into shared memory, and into memory, when it is full."""
+    rooms = [] if available is None else [available]
+    if folder.is_dir():
+        rooms.append(shutil.disk_usage(folder).free)
+    figure = f"{steps:,} steps take {_size(needed)}"
+    if not rooms:
+        return Finding("replay memory", "note", f"{figure}; this system does not tell its room")
+    return judge(
+        "replay memory",
+        min(rooms) > needed,
+        f"{figure}, {_size(min(rooms))} available",
+        f"ask for fewer --memory-steps, or make {folder} larger (docker: --shm-size)",
     )
 
 

@@ -13,7 +13,7 @@ from asyncrl.experience import blocks
 from asyncrl.experience.blocks import RolloutShape
 from asyncrl.experience.ring import Ring, ring_bytes
 from asyncrl.runtime.clock import Clock
-from asyncrl.runtime.protocols import Batch, Receipt
+from asyncrl.runtime.protocols import LEARNER, Batch, Receipt
 from asyncrl.runtime.shared_memory import shared_zeros
 
 PATIENCE_SECONDS = 10.0
@@ -73,7 +73,7 @@ class Batches:
         self._clock.count(actor, rollout.steps)
         return Receipt(True, steps=self._clock.steps, finished=self._clock.finished())
 
-    def take(self) -> Batch | None:
+    def take(self, learner: int = LEARNER) -> Batch | None:
         """The learner's next batch; None if it is not there yet."""
         ready = [ring.ready() for ring in self._rings]
         if not any(ready) or (self._in_step and self._waits(ready)):
@@ -118,13 +118,13 @@ class Batches:
             return False
         return True
 
-    def release(self) -> None:
+    def release(self, learner: int = LEARNER) -> None:
         """The learner has done with what it took: the room is the actors' again."""
         for ring, count in self._taken:
             ring.release(count)
         self._taken = []
 
-    def feedback(self, keys: Tensor, errors: Tensor) -> None:
+    def feedback(self, keys: Tensor, errors: Tensor, learner: int = LEARNER) -> None:
         """Each rollout is taken once: errors do not matter."""
 
     def state(self) -> dict[str, Tensor]:

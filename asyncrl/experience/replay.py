@@ -24,10 +24,11 @@ from asyncrl.experience.priorities import Priorities
 from asyncrl.experience.steps import LEAST_PRIORITY, Drawn, Numbers, Steps, StepShape, ranges
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.normalize import Normalizer
-from asyncrl.runtime.protocols import Batch, Receipt
+from asyncrl.runtime.protocols import LEARNER, Batch, Receipt
 from asyncrl.runtime.seeding import REPLAY, generator
 from asyncrl.runtime.shared_memory import shared_zeros
 
+_COLUMNS = 8  # int64 per row: no two learners share a cache line
 TRIES = 100
 """How often what cannot be used is drawn again, before the learner waits for more steps."""
 
@@ -55,6 +56,13 @@ class ReplayPlan:
     """Of the run, and what distinguishes this part of it."""
     kept: bool = False
     """Whether checkpoints hold the memory."""
+    bundled: bool = False
+    """Whether each actor has a learner of its own, which draws from its steps alone."""
+
+    @property
+    def learners(self) -> int:
+        """How many draw from it."""
+        return self.actors if self.bundled else 1
 
     @property
     def rows(self) -> int:
@@ -68,42 +76,60 @@ class ReplayPlan:
 
 
 class Replay:
-    """The memory as an experience: actors put, the learner takes minibatches as long as the replay ratio lets it."""
+    """The memory as an experience: actors put, learners take minibatches as long as the replay ratio lets them.
+
+    Where they are *bundled*, each learner draws from the steps of its own actor, and the ratio is theirs.
+    """
 
     def __init__(self, plan: ReplayPlan, clock: Clock, make_normalizer: Callable[[], Normalizer | None]) -> None:
-        """`make_normalizer` gives the learner's view of the moments, by which what was drawn is normalised."""
+        """`make_normalizer` gives a learner's view of the moments, by which what was drawn is normalised."""
         self.plan = plan
         self.steps = Steps(plan.shape, plan.actors, plan.environments, plan.rows)
         self._clock = clock
         self._make_normalizer = make_normalizer
-        self._cells = shared_zeros(1, dtype=torch.int64)
-        self._own: _Drawing | None = None
+        # Minibatches learnt from, a row per learner.
+        self._learnt = shared_zeros(plan.learners, _COLUMNS, dtype=torch.int64)
+        self._drawing: dict[int, _Drawing] = {}
+        """By the learner's place, of those in this process."""
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_own": None}
+        return self.__dict__ | {"_drawing": {}}
 
-    @property
-    def learnt(self) -> int:
-        """Minibatches that were learnt from since the memory was made."""
-        return int(self._cells[0])
+    def _place(self, number: int) -> int:
+        """A learner's row, by its number or by that of the actor it is bundled with."""
+        return number if self.plan.bundled else 0
 
-    @property
-    def ahead(self) -> float:
+    def _streams(self, number: int) -> slice:
+        """The streams that a learner draws from."""
+        each = self.plan.environments
+        return slice(number * each, (number + 1) * each) if self.plan.bundled else slice(None)
+
+    def learnt(self, number: int = LEARNER) -> int:
+        """Minibatches that a learner has learnt from since the memory was made."""
+        return int(self._learnt[self._place(number), 0])
+
+    def beyond(self, number: int = LEARNER) -> float:
+        """Steps that were put into what a learner draws from since the warm-up; below 0 while that lasts."""
+        warm_up = self.plan.warmup_steps / (self.plan.actors if self.plan.bundled else 1)
+        return float(self.steps.put[self._streams(number)].sum()) - warm_up
+
+    def ahead(self, number: int = LEARNER) -> float:
         """Updates that are due by the replay ratio; below 1 the learner waits. -inf: the memory is still being filled.
 
         A resumed run begins with an empty memory, and fills it again.
         """
-        beyond = int(self.steps.put.sum()) - self.plan.warmup_steps
-        return self.plan.ratio * beyond - self.learnt if beyond >= 0 else float("-inf")
+        beyond = self.beyond(number)
+        return self.plan.ratio * beyond - self.learnt(number) if beyond >= 0 else float("-inf")
 
     def has_room(self, actor: int) -> bool:
         """Whether the actor may make its next rollout: the learner has to keep up with the replay ratio.
 
-        Before it waits, every environment has put more than a transition takes; so never do both wait for each other.
+        Before it waits, some environment has put more than a transition takes; so never do both wait for each other.
         """
         plan = self.plan
+        streams = self.steps.streams // (plan.actors if plan.bundled else 1)
         each = plan.t_max + plan.shape.n_step + plan.shape.stack
-        return self.ahead <= 1 + plan.ratio * each * self.steps.streams
+        return self.ahead(actor) <= 1 + plan.ratio * each * streams
 
     def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
         """Copy a rollout's steps into the actor's rings, and count them."""
@@ -111,63 +137,75 @@ class Replay:
         self._clock.count(actor, rollout.steps)
         return Receipt(True, steps=self._clock.steps, finished=self._clock.finished())
 
-    def take(self) -> Batch | None:
+    def take(self, learner: int = LEARNER) -> Batch | None:
         """A minibatch, normalised by the newest moments; None while none is due, or nothing can be drawn yet."""
-        if self.ahead < 1:
+        if self.ahead(learner) < 1:
             return None
-        if self._own is None:
-            self._own = _Drawing(self.plan, self.steps, self._make_normalizer(), self.learnt)
-        batch = self._own.batch()
-        if batch is None:
+        drawing = self._drawing.get(self._place(learner)) or self._begin(self._place(learner))
+        transitions = drawing.next()
+        if transitions is None:
             return None
-        put = int(self.steps.put.sum())
+        streams = self._streams(learner)
+        put = self.steps.put[streams]
         facts = {
-            "sample_age": self._clock.steps - float(self._own.acted_at.mean()),
-            "memory_fill": min(1.0, put / (self.plan.rows * self.steps.streams)),
-            "replay_ratio": self.learnt / max(1, put - self.plan.warmup_steps),
-            **self._own.facts,
+            "sample_age": self._clock.steps - float(drawing.acted_at.mean()),
+            "memory_fill": float(np.minimum(put / self.steps.capacity, 1.0).mean()),
+            "replay_ratio": self.learnt(learner) / max(1.0, self.beyond(learner)),
+            **drawing.facts,
         }
-        return Batch(batch, [], keys=self._own.keys, facts=facts)
+        return Batch(transitions, [], keys=drawing.keys, facts=facts)
 
-    def release(self) -> None:
+    def _begin(self, place: int) -> _Drawing:
+        # A learner's successor goes on with another count, and so with another stream of random numbers.
+        random = generator(self.plan.seed[0], REPLAY, *self.plan.seed[1:], place, int(self._learnt[place, 0]))
+        own = self._streams(place)
+        self._drawing[place] = _Drawing(self.plan, self.steps, own, self._make_normalizer(), random)
+        return self._drawing[place]
+
+    def release(self, learner: int = LEARNER) -> None:
         """The learner has learnt from what it took."""
-        self._cells += 1
+        self._learnt[self._place(learner), 0] += 1
 
-    def feedback(self, keys: Tensor, errors: Tensor) -> None:
+    def feedback(self, keys: Tensor, errors: Tensor, learner: int = LEARNER) -> None:
         """The learner's errors `[B]` of what it took: new priorities of what is still there."""
-        assert self._own is not None
-        self._own.renew(keys.numpy(), errors.numpy())
+        self._drawing[self._place(learner)].renew(keys.numpy(), errors.numpy())
 
     def state(self) -> dict[str, Tensor] | None:
-        """Copies of all steps, and of what the learner will draw if it is of this process; None: it is not kept."""
+        """Copies of all steps, and of what the learners of this process will draw; None: it is not kept."""
         if not self.plan.kept:
             return None
-        own = {} if self._own is None else self._own.state()
-        return {"learnt": self._cells.clone()} | own | {f"steps.{k}": v for k, v in self.steps.state().items()}
+        parts = {"steps": self.steps.state()}
+        parts |= {f"drawing.{place}": drawing.state() for place, drawing in self._drawing.items()}
+        state = {f"{part}.{name}": tensor for part, own in parts.items() for name, tensor in own.items()}
+        return {"learnt": self._learnt.clone()} | state
 
     def restore(self, state: Mapping[str, Tensor], exactly: bool = True) -> None:
-        """Go back to what `state` said; if not `exactly`, with actors and a learner that begin anew.
+        """Go back to what `state` said; if not `exactly`, with actors and learners that begin anew.
 
         Raises UsageError if it does not fit.
         """
-        steps = {name.removeprefix("steps."): own for name, own in state.items() if name.startswith("steps.")}
-        self.steps.restore(steps, writers_go_on=exactly)
-        self._cells.copy_(state["learnt"])
-        self._own = None
-        if exactly and "generator" in state:
-            self._own = _Drawing(self.plan, self.steps, self._make_normalizer(), self.learnt)
-            self._own.restore(state)
+        self.steps.restore(_below(state, "steps"), writers_go_on=exactly)
+        self._learnt.copy_(state["learnt"])
+        self._drawing = {}
+        if exactly:
+            for place in range(self.plan.learners):
+                if own := _below(state, f"drawing.{place}"):
+                    self._begin(place).restore(own)
 
 
 class _Drawing:
-    """What a learner's process draws with."""
+    """What a learner draws with."""
 
-    def __init__(self, plan: ReplayPlan, steps: Steps, normalizer: Normalizer | None, learnt: int) -> None:
+    def __init__(
+        self, plan: ReplayPlan, steps: Steps, own: slice, normalizer: Normalizer | None, random: torch.Generator
+    ) -> None:
         self._plan = plan
         self._steps = steps
+        self._others = np.ones(steps.streams, bool)
+        """Streams that it does not draw from, `[streams]`."""
+        self._others[own] = False
         self._normalizer = normalizer
-        # A successor goes on with another count than this one began with, and so with another stream.
-        self._generator = generator(plan.seed[0], REPLAY, *plan.seed[1:], learnt)
+        self._generator = random
         self._tree = Priorities(len(steps.rows["actions"])) if plan.priority_exponent else None
         self._known: Numbers = np.zeros(steps.streams, np.int64)
         """The row at which each stream's rows end that are in the tree, `[streams]`."""
@@ -176,9 +214,10 @@ class _Drawing:
         self.keys: Tensor | None = None
         self.facts: dict[str, float] = {}
 
-    def batch(self) -> Transitions | None:
+    def next(self) -> Transitions | None:
         """The next minibatch; None if there is none to be had."""
         begins, ends = self._steps.drawable()
+        ends[self._others] = begins[self._others]
         if self._tree is not None:
             self._look(self._tree, begins, ends)
         found = self._draw(begins, ends)
@@ -284,3 +323,8 @@ class _Drawing:
         if self._normalizer is not None:
             read = state["read"].numpy()
             self._normalizer.restore({"read": read if len(read) else None, "discounted": None})
+
+
+def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The entries whose names begin with a prefix and a dot, without them."""
+    return {name.removeprefix(f"{prefix}."): own for name, own in state.items() if name.startswith(f"{prefix}.")}

@@ -87,7 +87,7 @@ class Monitor:
         )
         self._writer = RecordWriter(run.spec.folder.supervisor_file)
         self._readers = {k: RecordReader(run.spec.folder.worker_file(k)) for k in range(run.spec.config.workers)}
-        if run.handles.experience is not None:
+        if run.handles.clock.learner:
             self._readers[LEARNER] = RecordReader(run.spec.folder.learner_file)
         self._evaluator = RecordReader(run.spec.folder.evaluator_file)
         # What earlier parts of the run wrote has been reported then; only their best score still counts.
@@ -264,7 +264,7 @@ class Monitor:
         scalars |= self._learnt([row for row in rows if "updates" in row])
         scalars |= self._took([row for row in rows if "batches" in row])
         scalars |= time_shares([row for row in rows if "worker_steps" in row], "async/time_share")
-        scalars |= time_shares([row for row in rows if row["worker"] == "learner"], "learner/time_share")
+        scalars |= time_shares([row for row in rows if "worker_steps" not in row], "learner/time_share")
         present = {tag: value for tag, value in scalars.items() if value is not None}
         self._tensorboard.scalars(present, steps)
         self._writer.write({"steps": steps, "seconds": round(summary.seconds, 3), "updates": updates, **present})

@@ -223,15 +223,15 @@ class Experience(Protocol):
         """Hand over a copy of a rollout that was acted with theta of `version`, and count its steps."""
         ...
 
-    def take(self) -> Batch | None:
-        """The learner's next batch; None if there is none yet."""
+    def take(self, learner: int = LEARNER) -> Batch | None:
+        """A learner's next batch; None if there is none yet. One that shares a process with an actor has its number."""
         ...
 
-    def release(self) -> None:
+    def release(self, learner: int = LEARNER) -> None:
         """The learner has done with what it took."""
         ...
 
-    def feedback(self, keys: Tensor, errors: Tensor) -> None:
+    def feedback(self, keys: Tensor, errors: Tensor, learner: int = LEARNER) -> None:
         """The learner's newest errors `[B]` of what it took under these `keys` `[B]`, for whoever draws by priority."""
         ...
 

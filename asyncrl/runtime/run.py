@@ -21,7 +21,7 @@ from asyncrl.envs.rebuilding import Rebuilding
 from asyncrl.envs.spec import Environment, EnvSpec
 from asyncrl.runtime.clock import BUILDING, Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.loops import Pending, actor, actor_learner, learner
+from asyncrl.runtime.loops import Pending, actor, actor_learner, bundled, learner
 from asyncrl.runtime.moments import RunMoments
 from asyncrl.runtime.normalize import Normalizer, make_normalizer
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Agent, Experience, Learning, Page, Part, Store
@@ -204,6 +204,8 @@ def build_worker(run: Run, worker: int, make_agent: MakeAgent = build_agent) -> 
     )  # fmt: skip
     if handles.experience is not None:
         loop = actor(worker, replica, collector, handles.store, handles.experience, handles.clock, telemetry)
+        if not handles.clock.learner:  # each worker has one of its own, which acts and learns with one theta'
+            loop = bundled(loop, learning_loop(run, worker, agent, replica, writer))
         return Role(loop, agent, writer, collector)
     pending = Pending(torch.empty_like(replica.theta), page.PRIVATE_COPY)
     loop = actor_learner(worker, agent, replica, collector, handles.store, handles.clock, telemetry, pending)
@@ -212,17 +214,21 @@ def build_worker(run: Run, worker: int, make_agent: MakeAgent = build_agent) -> 
 
 def build_learner(run: Run, make_agent: MakeAgent = build_agent) -> Role:
     """The learner of a page whose experience goes to one."""
+    agent, replica = make_agent(run, LEARNER)
+    writer = RecordWriter(run.spec.folder.learner_file)
+    writer.write({"worker": "learner", "event": "ready"})
+    return Role(learning_loop(run, LEARNER, agent, replica, writer), agent, writer)
+
+
+def learning_loop(run: Run, who: int, agent: Agent, replica: Replica, writer: RecordWriter) -> Generator[bool]:
+    """What a learner does."""
     spec, handles = run.spec, run.handles
     assert handles.experience is not None
-    agent, replica = make_agent(run, LEARNER)
-    writer = RecordWriter(spec.folder.learner_file)
-    writer.write({"worker": "learner", "event": "ready"})
     telemetry = Telemetry(
-        LEARNER, handles.clock, writer, spec.config.record_interval_seconds,
-        dump=partial(dump_culprit, spec.folder.culprit_file(LEARNER), agent),
+        who, handles.clock, writer, spec.config.record_interval_seconds,
+        dump=partial(dump_culprit, spec.folder.culprit_file(who), agent),
     )  # fmt: skip
-    loop = learner(cast(Learning, agent), replica, handles.store, handles.experience, handles.clock, telemetry)
-    return Role(loop, agent, writer)
+    return learner(cast(Learning, agent), replica, handles.store, handles.experience, handles.clock, telemetry, who)
 
 
 def dump_culprit(file: Path, agent: Agent, part: Part) -> str:

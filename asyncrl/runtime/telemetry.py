@@ -188,10 +188,3 @@ class Telemetry:
             collect = seconds.pop("rollout", 0.0) - environment - act
             parts = {"environment": environment, "act": act, "collect": collect}
         return {phase: round(spent, 6) for phase, spent in (parts | seconds).items()}
-
-    def close(self) -> None:
-        """Write what is left and close the file."""
-        try:
-            self.write()
-        finally:
-            self._writer.close()

@@ -62,7 +62,7 @@ class World:
         """The numbers of the images drawn so many times, whatever the replay ratio says."""
         drawn = []
         for _ in range(times):
-            self.memory._cells.zero_()
+            self.memory._learnt.zero_()
             drawn.append(self.take()[1].observations[:, 0, 0, 0])
         return torch.cat(drawn)
 
@@ -110,7 +110,7 @@ def test_the_learner_waits_for_the_warm_up_and_for_steps_and_actors_for_updates(
         assert batch.facts["replay_ratio"] <= 0.5
         memory.release()
         updates += 1
-    assert updates == waiting // 2 == memory.learnt
+    assert updates == waiting // 2 == memory.learnt()
     assert memory.has_room(0)
     assert world.clock.steps == waiting + 20
 
@@ -196,8 +196,7 @@ def test_feedback_on_what_is_gone_is_ignored() -> None:
 
     world.memory.feedback(batch.keys, torch.full((8,), 1e12))
 
-    own = world.memory._own
-    assert own is not None
+    own = world.memory._drawing[0]
     assert own._tree is not None
     assert own._tree.total < 1e5
 
@@ -240,7 +239,7 @@ def test_a_memory_that_goes_on_draws_what_it_would_have_drawn(plan: ReplayPlan) 
     again = World(kept)
     again.memory.restore({name: tensor.clone() for name, tensor in state.items()})
 
-    assert again.memory.learnt == world.memory.learnt == 6
+    assert again.memory.learnt() == world.memory.learnt() == 6
     rollouts = [next(world.collectors[0]) for _ in range(1)]
     for one in (world, again):
         one.memory.put(0, rollouts[0], 0)
@@ -251,3 +250,24 @@ def test_a_memory_that_goes_on_draws_what_it_would_have_drawn(plan: ReplayPlan) 
     with pytest.raises(UsageError, match="replay memory"):
         World(replace(kept, capacity=160)).memory.restore(state)
     assert World(plan).memory.state() is None
+
+
+def test_bundled_each_learner_draws_from_its_own_actors_steps() -> None:
+    """With warm-up and replay ratio of their own."""
+    world = World(replace(PLAN, bundled=True))
+    memory = world.memory
+    world.put(0, 0, 1)  # 20 and 10 steps, of a warm-up of 10 each
+    assert memory.take(1) is None
+    while (batch := memory.take(0)) is not None:
+        assert isinstance(batch.rollout, Transitions)
+        assert batch.rollout.observations.max() < 200
+        memory.release(0)
+    assert (memory.learnt(0), memory.learnt(1)) == (5, 0)
+    world.put(1, 1, 1, 1)
+    batch = memory.take(1)
+    assert batch is not None
+    assert isinstance(batch.rollout, Transitions)
+    assert batch.rollout.observations.min() > 200
+    while memory.has_room(1):
+        world.put(1)
+    assert memory.has_room(0)

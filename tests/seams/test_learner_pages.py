@@ -46,7 +46,7 @@ def check_counters(run: Run) -> None:
     assert sum(row["worker_steps"] for row in actors) == status["steps"] == sum(status["worker_steps"])
     if "warmup_steps" in vars(config):
         assert status["updates"] == (status["steps"] - 200) // 2
-        assert learner[-1]["replay"]["memory_fill"] == 1.0
+        assert 0.3 < learner[-1]["replay"]["memory_fill"] <= 1.0
     else:
         put = status["steps"] // (config.t_max * config.envs_per_worker)
         taken = sum(sum(row["rollout_age_counts"].values()) for row in learner)
