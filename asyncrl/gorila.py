@@ -14,7 +14,7 @@ replay memories; actors fill them, learners draw from them, and theta is updated
     until T > T_max
 
 *Bundled*, each worker is an actor and a learner with one theta' and a memory of its own; *unbundled*, the workers act
-and a learner draws from what all of them did. The loops are `actor` and `learner` in `asyncrl.runtime.loops`, the
+and learners draw from what all of them did. The loops are `actor` and `learner` in `asyncrl.runtime.loops`, the
 memory is `asyncrl.experience.replay`; this page is what makes them Gorila. Run it with `python -m asyncrl.gorila`.
 """
 
@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.config.replay import ReplayConfig
+from asyncrl.core.errors import UsageError
 from asyncrl.core.losses import Metrics, squared_error
 from asyncrl.core.returns import best_values, n_step_targets
 from asyncrl.core.rollout import Extras, State, Transitions
@@ -50,7 +51,16 @@ class Config(ReplayConfig):
     """Gorila: DQN with many actors and learners (Nair et al. 2015)."""
 
     layout: Literal["unbundled", "bundled"] = "unbundled"
-    """unbundled: all workers act, and one learner draws from all they did. bundled: each learns from its own steps."""
+    """unbundled: workers act, learners draw from all they did. bundled: each worker learns from its own steps."""
+    learners: int = 1
+    """unbundled: learners, which update theta without waiting for each other."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require_count("learners", most=1_000)
+        if self.layout == "bundled" and self.learners > 1:
+            raise UsageError("--learners are for --layout unbundled; bundled, every worker is one")
 
 
 def preset(name: str, spaces: Spaces) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
         config.total_steps,
         base_steps=checkpoint.steps if checkpoint else 0,
         base_seconds=checkpoint.seconds if checkpoint else 0.0,
-        learner=page.EXPERIENCE != GRADIENT and not is_bundled(config),
+        learners=0 if page.EXPERIENCE == GRADIENT or is_bundled(config) else learners_of(config),
     )
     lock_file = str(spec.folder.path / "store.lock") if config.update == "locked" else None
     store = SharedStore(theta, config.descent, config.workers, clock, lock_file)
@@ -82,6 +82,11 @@ def is_bundled(config: RunConfig) -> bool:
     return getattr(config, "layout", "") == "bundled"
 
 
+def learners_of(config: RunConfig) -> int:
+    """How many learners there are, where experience goes to learners of their own."""
+    return int(getattr(config, "learners", 1))
+
+
 def queue_length(page: str, config: RunConfig) -> int:
     """Rollouts of each actor for which there is room on the way to the learner."""
     return 1 if load_page(page).EXPERIENCE == IN_STEP else int(config.queue_length)  # type: ignore[attr-defined]
@@ -117,6 +122,7 @@ def replay_plan(page: str, config: RunConfig, environment: EnvSpec, spaces: Spac
         (config.seed, part),
         config.checkpoint_replay,
         is_bundled(config),
+        config.workers if is_bundled(config) else learners_of(config),
     )
 
 

@@ -12,7 +12,6 @@ from asyncrl.backends.supervisor import Supervisor
 from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, LEAVE, READY, RUNNING, Clock
 from asyncrl.runtime.evaluator import Evaluator, serve
 from asyncrl.runtime.monitor import Monitor
-from asyncrl.runtime.protocols import LEARNER
 from asyncrl.runtime.run import Role, Run, build_learner, build_worker
 from asyncrl.runtime.terminal import View
 
@@ -101,9 +100,9 @@ def worker_process(run: Run, worker: int) -> None:
     _follow(role, run.handles.clock, worker)
 
 
-def learner_process(run: Run, _: int) -> None:
-    """The learner's process."""
-    _follow(build_learner(run), run.handles.clock, LEARNER)
+def learner_process(run: Run, learner: int) -> None:
+    """A learner's process."""
+    _follow(build_learner(run, learner), run.handles.clock, learner)
 
 
 def _follow(role: Role, clock: Clock, worker: int) -> None:

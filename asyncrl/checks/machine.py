@@ -50,7 +50,8 @@ def shared_bytes(config: RunConfig, parameters: int, moments: int, target: bool,
     owners = config.workers if config.statistics == "per-worker" else 1
     vectors = 1 + owners * config.update_rule.statistics + int(target)
     moments_bytes = (config.workers + 1) * 8 * (1 + 2 * moments + 3)
-    store_rows, clock_rows = config.workers + 2, config.workers + 3
+    learners = getattr(config, "learners", 1)
+    store_rows, clock_rows = config.workers + learners + 1, config.workers + learners + 2
     return 4 * parameters * vectors + moments_bytes + 8 + (store_rows + clock_rows) * _CELL_ROW + experience
 
 

@@ -58,11 +58,8 @@ class ReplayPlan:
     """Whether checkpoints hold the memory."""
     bundled: bool = False
     """Whether each actor has a learner of its own, which draws from its steps alone."""
-
-    @property
-    def learners(self) -> int:
-        """How many draw from it."""
-        return self.actors if self.bundled else 1
+    learners: int = 1
+    """How many draw from it."""
 
     @property
     def rows(self) -> int:
@@ -96,8 +93,8 @@ class Replay:
         return self.__dict__ | {"_drawing": {}}
 
     def _place(self, number: int) -> int:
-        """A learner's row, by its number or by that of the actor it is bundled with."""
-        return number if self.plan.bundled else 0
+        """A learner's row, by its number, which is its actor's if they are bundled."""
+        return number if self.plan.bundled else LEARNER - number
 
     def _streams(self, number: int) -> slice:
         """The streams that a learner draws from."""
@@ -105,8 +102,8 @@ class Replay:
         return slice(number * each, (number + 1) * each) if self.plan.bundled else slice(None)
 
     def learnt(self, number: int = LEARNER) -> int:
-        """Minibatches that a learner has learnt from since the memory was made."""
-        return int(self._learnt[self._place(number), 0])
+        """Minibatches that were learnt from since the memory was made, by whoever draws from the same steps."""
+        return int(self._learnt[number, 0] if self.plan.bundled else self._learnt[:, 0].sum())
 
     def beyond(self, number: int = LEARNER) -> float:
         """Steps that were put into what a learner draws from since the warm-up; below 0 while that lasts."""
@@ -158,7 +155,7 @@ class Replay:
     def _begin(self, place: int) -> _Drawing:
         # A learner's successor goes on with another count, and so with another stream of random numbers.
         random = generator(self.plan.seed[0], REPLAY, *self.plan.seed[1:], place, int(self._learnt[place, 0]))
-        own = self._streams(place)
+        own = self._streams(place if self.plan.bundled else LEARNER)
         self._drawing[place] = _Drawing(self.plan, self.steps, own, self._make_normalizer(), random)
         return self._drawing[place]
 

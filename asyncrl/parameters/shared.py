@@ -66,8 +66,9 @@ class SharedStore:
         self._clock = clock
         self._lock_file = lock_file
         self._lock: int | None = None
-        # A row per writer: the workers, then a learner; the last row is what earlier parts of the run counted.
-        self._cells = zeros(workers + 2, 8, dtype=torch.int64)
+        # A row per writer: the workers, then the learners; the last row is what earlier parts of the run counted.
+        self._workers = workers
+        self._cells = zeros(workers + max(1, len(clock.learners)) + 1, 8, dtype=torch.int64)
         self._counts: NDArray[np.int64] = self._cells.numpy()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -132,7 +133,7 @@ class SharedStore:
         if applied:
             with self._exclusive():
                 before = self.updates
-                private = len(self.statistics) > 1 and update.worker != LEARNER
+                private = len(self.statistics) > 1 and update.worker >= 0
                 seen = int(counts[UPDATES] + counts[EARLIER_UPDATES]) if private else before
                 statistics = self.statistics[update.worker if private else 0]
                 counts[BEGUN] = counts[UPDATES] + 1
@@ -148,7 +149,7 @@ class SharedStore:
         return Receipt(applied, "" if applied else "not finite", norm, staleness, eta, steps, self._clock.finished())
 
     def _row(self, writer: int) -> int:
-        return len(self._counts) - 2 if writer == LEARNER else writer
+        return writer if writer >= 0 else self._workers + LEARNER - writer
 
     def _refresh_target(self, steps: int) -> None:
         """theta^- <- theta if T = `steps`, or the number of updates, has crossed a multiple of the interval since then.
@@ -172,7 +173,7 @@ class SharedStore:
         """Copies of all that belongs into a checkpoint beside theta."""
         state = {
             "statistics": self.statistics.clone(),
-            "worker_updates": torch.from_numpy(self._counts[:-2, UPDATES] + self._counts[:-2, EARLIER_UPDATES]),
+            "worker_updates": torch.from_numpy(self._counts[: self._workers, [UPDATES, EARLIER_UPDATES]].sum(1)),
         }
         if self._target is not None:
             state |= {"target": self._target.clone(), "target_steps": self._target_steps.clone()}
@@ -194,7 +195,7 @@ class SharedStore:
         self.theta.copy_(theta)
         self.statistics.copy_(state["statistics"])
         if state["worker_updates"].shape == workers:
-            self._counts[:-2, EARLIER_UPDATES] = state["worker_updates"].numpy()
+            self._counts[: self._workers, EARLIER_UPDATES] = state["worker_updates"].numpy()
         if self._target is not None:
             self._target.copy_(state["target"])
             self._target_steps.copy_(state["target_steps"])

@@ -11,7 +11,7 @@ from typing import Any
 
 from asyncrl.core.schedules import crossed
 from asyncrl.runtime.evaluator import cut_in_words
-from asyncrl.runtime.protocols import EVALUATOR, LEARNER
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER, name_of
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import take_checkpoint
 from asyncrl.storage import checkpoints
@@ -87,8 +87,8 @@ class Monitor:
         )
         self._writer = RecordWriter(run.spec.folder.supervisor_file)
         self._readers = {k: RecordReader(run.spec.folder.worker_file(k)) for k in range(run.spec.config.workers)}
-        if run.handles.clock.learner:
-            self._readers[LEARNER] = RecordReader(run.spec.folder.learner_file)
+        for learner in run.handles.clock.learners:
+            self._readers[learner] = RecordReader(run.spec.folder.learner_file(name_of(learner)))
         self._evaluator = RecordReader(run.spec.folder.evaluator_file)
         # What earlier parts of the run wrote has been reported then; only their best score still counts.
         for reader in self._readers.values():
@@ -155,7 +155,7 @@ class Monitor:
         """
         if event == "restarted" and worker == EVALUATOR:
             self.summary.evaluator_restarts += 1
-        elif event == "restarted" and worker == LEARNER:
+        elif event == "restarted" and worker <= LEARNER:
             self.summary.learner_restarts += 1
         elif event == "restarted":
             self.summary.worker_restarts[worker] += 1
@@ -371,7 +371,7 @@ class Monitor:
 
 def in_records(worker: int) -> int | str:
     """How the records name a worker, the evaluator or the learner."""
-    return {EVALUATOR: "evaluator", LEARNER: "learner"}.get(worker, worker)
+    return worker if worker >= 0 else name_of(worker)
 
 
 def in_words(facts: Mapping[str, float]) -> str:

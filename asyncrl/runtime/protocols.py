@@ -35,7 +35,16 @@ from asyncrl.core.rollout import Extras, Minibatch, Rollout, State, Transitions
 from asyncrl.core.spaces import Spaces
 
 EVALUATOR, LEARNER = -1, -2
-"""The numbers of the evaluator and of the learner, where workers count from 0."""
+"""The numbers of the evaluator and of the learner, where workers count from 0. Further learners are -3, -4, ..."""
+
+
+def name_of(who: int) -> str:
+    """How a process of a run is called, in messages and in the names of its files."""
+    if who >= 0:
+        return f"worker-{who:02}"
+    names = {EVALUATOR: "evaluator", LEARNER: "learner"}
+    return names.get(who, f"learner-{LEARNER - who:02}")
+
 
 Part: TypeAlias = Rollout | Minibatch | Transitions
 """What one update is made of."""

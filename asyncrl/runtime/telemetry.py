@@ -13,7 +13,7 @@ from asyncrl.core.errors import NotFinite
 from asyncrl.core.losses import Metrics
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.protocols import LEARNER, Batch, Part, Receipt
+from asyncrl.runtime.protocols import Batch, Part, Receipt, name_of
 from asyncrl.storage.records import RecordWriter
 
 MOST_DROPPED = 10
@@ -138,7 +138,7 @@ class Telemetry:
         if not (self._updates or self._dropped or self._steps or episodes):
             return
         row: dict[str, Any] = {
-            "worker": "learner" if self._who == LEARNER else self._who,
+            "worker": self._who if self._who >= 0 else name_of(self._who),
             "steps": self._clock.steps,
             "seconds": round(self._clock.seconds, 3),
         }

@@ -38,7 +38,7 @@ OWN = {
     "a2c": POLICY,
     "ppo": POLICY + " epochs minibatches clip anneal_clip value_clip",
     "impala": POLICY + " rho_bar c_bar queue_length batch_rollouts",
-    "gorila": REPLAY + " layout",
+    "gorila": REPLAY + " layout learners",
     "apex": REPLAY + " priority_exponent importance_exponent",
 }
 

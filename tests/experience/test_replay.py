@@ -16,7 +16,7 @@ from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.moments import RunMoments
 from asyncrl.runtime.normalize import Normalizer
-from asyncrl.runtime.protocols import Batch
+from asyncrl.runtime.protocols import LEARNER, Batch
 from tests.experience.streams import GOES_ON, TERMINATES, TRUNCATES, Written, collector_of, spaces_of
 
 T = 5
@@ -39,7 +39,7 @@ class World:
     """A memory and what fills it."""
 
     def __init__(self, plan: ReplayPlan, kinds: list[int] | None = None, normalizer: Normalizer | None = None) -> None:
-        self.clock = Clock(plan.actors, 10**9, learner=True)
+        self.clock = Clock(plan.actors, 10**9, learners=1)
         self.memory = Replay(plan, self.clock, lambda: normalizer)
         self.collectors = [self.collector(actor, kinds or [GOES_ON]) for actor in range(plan.actors)]
 
@@ -254,7 +254,7 @@ def test_a_memory_that_goes_on_draws_what_it_would_have_drawn(plan: ReplayPlan) 
 
 def test_bundled_each_learner_draws_from_its_own_actors_steps() -> None:
     """With warm-up and replay ratio of their own."""
-    world = World(replace(PLAN, bundled=True))
+    world = World(replace(PLAN, bundled=True, learners=2))
     memory = world.memory
     world.put(0, 0, 1)  # 20 and 10 steps, of a warm-up of 10 each
     assert memory.take(1) is None
@@ -271,3 +271,21 @@ def test_bundled_each_learner_draws_from_its_own_actors_steps() -> None:
     while memory.has_room(1):
         world.put(1)
     assert memory.has_room(0)
+
+
+def test_several_learners_draw_from_all_steps_and_keep_the_ratio_together() -> None:
+    """Each by random numbers of its own."""
+    world = World(replace(PLAN, learners=2))
+    memory = world.memory
+    world.put(0, 1, 0, 1)
+    first, second = memory.take(LEARNER), memory.take(LEARNER - 1)
+    assert first is not None
+    assert second is not None
+    assert isinstance(first.rollout, Transitions)
+    assert isinstance(second.rollout, Transitions)
+    assert not torch.equal(first.rollout.observations, second.rollout.observations)
+    assert first.rollout.observations.max() > 200 > first.rollout.observations.min()
+    for learner in 6 * (LEARNER, LEARNER - 1):
+        if memory.take(learner) is not None:
+            memory.release(learner)
+    assert memory.learnt() == 10
