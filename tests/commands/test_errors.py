@@ -20,6 +20,7 @@ from asyncrl.__main__ import main as asyncrl
 from asyncrl.api.training import parse_argument
 from asyncrl.backends import local, serial
 from asyncrl.backends.outcome import failed
+from asyncrl.checks import machine
 from asyncrl.commands.train import main
 from asyncrl.config.commandline import parse, parse_integer
 from asyncrl.config.groups import flag
@@ -162,6 +163,39 @@ def test_every_flag_refuses_a_wrong_word(page: str, name: str, refuse: Callable[
 def test_the_line_says_what_was_expected(words: str, line: str, refuse: Callable[..., Refusal]) -> None:
     """Word for word."""
     assert refuse(*words.split()) == Refusal(2, line)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--layout bundled --learners 2", "--learners are for --layout unbundled; bundled, every worker is one"),
+        (
+            "--memory-steps 1000 --workers 8 --envs-per-worker 4 --t-max 10 --n-step 3",
+            "--memory-steps must be at least 1_504, 47 for each environment (4 times --t-max and more), got 1000",
+        ),
+        ("--memory-steps 1e4 --warmup-steps 2e4", "--warmup-steps must be at most --memory-steps, got 20000"),
+        ("--replay-ratio 0", "--replay-ratio must be a positive number, got 0.0"),
+    ],
+)
+def test_a_replay_memory_that_cannot_be_is_refused(words: str, line: str, refuse: Callable[..., Refusal]) -> None:
+    """By the settings alone."""
+    assert refuse(*words.split(), page="gorila") == Refusal(2, line)
+
+
+@pytest.mark.parametrize("page", ["gorila", "apex"])
+def test_a_replay_memory_beyond_the_machines_is_refused(
+    page: str, refuse: Callable[..., Refusal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would fit now, and kill the run when it is full."""
+    monkeypatch.setattr(machine, "available_bytes", lambda: 100 * 2**20)
+
+    refusal = refuse("--memory-steps", "1e6", page=page)
+
+    assert refusal.code == 2
+    assert refusal.line.startswith("replay memory: 1,000,000 steps take ")
+    assert refusal.line.endswith(
+        "100 MiB available; ask for fewer --memory-steps, or make /dev/shm larger (docker: --shm-size)"
+    )
 
 
 @pytest.mark.parametrize("width", ["20", "80"])
