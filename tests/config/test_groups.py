@@ -25,7 +25,8 @@ FLAGS = """
 """
 """Settings of all pages: their flags, and keys of config.json."""
 POLICY = "gae_lambda entropy_weights value_cost lstm_cells mean variance first_deviation normalize_advantages"
-VALUE = "target_interval_steps double_q exploration epsilons epsilon_probabilities exploration_steps temperatures"
+VALUE = """target_interval_steps double_q dueling exploration epsilons epsilon_probabilities exploration_steps
+    temperatures"""
 OWN = {
     "a3c": POLICY,
     "one_step_q": VALUE,
