@@ -32,9 +32,7 @@ from asyncrl.core.losses import Metrics, squared_error
 from asyncrl.core.returns import best_values, n_step_targets
 from asyncrl.core.rollout import Extras, State, Transitions
 from asyncrl.core.spaces import Spaces
-from asyncrl.nets.bodies import make_body
-from asyncrl.nets.memory import Trunk
-from asyncrl.nets.q_network import QNetwork
+from asyncrl.nets.q_network import QNetwork, make_q_network
 from asyncrl.presets import preset_of
 
 HAS_TARGET = True
@@ -53,6 +51,8 @@ class Config(ReplayConfig):
     """How workers differ: final epsilon drawn per worker, Ape-X's ladder, temperatures, or not at all."""
     double_q: bool = True
     """Let theta choose the action that theta^- values (van Hasselt et al. 2016)."""
+    dueling: bool = True
+    """Make Q of two streams, the state's value and the actions' advantages (Wang et al. 2016)."""
     n_step: int = 3
     """Steps of a transition, after which its return bootstraps."""
     priority_exponent: float = 0.6
@@ -72,10 +72,7 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     return preset_of("apex", name, spaces)
 
 
-def make_network(config: Config, spaces: Spaces) -> QNetwork:
-    """Q on the body the configuration names."""
-    body = make_body(config, spaces.observation_shape, spaces.observation_dtype, spaces.kind)
-    return QNetwork(Trunk(body), spaces.actions, "torch7" if config.preset == "paper" else "orthogonal")
+make_network = make_q_network
 
 
 class ApeX:

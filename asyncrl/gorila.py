@@ -28,14 +28,13 @@ import torch
 from torch import Tensor
 
 from asyncrl.config.replay import ReplayConfig
+from asyncrl.config.stability import StabilitySettings
 from asyncrl.core.errors import UsageError
 from asyncrl.core.losses import Metrics, squared_error
 from asyncrl.core.returns import best_values, n_step_targets
 from asyncrl.core.rollout import Extras, State, Transitions
 from asyncrl.core.spaces import Spaces
-from asyncrl.nets.bodies import make_body
-from asyncrl.nets.memory import Trunk
-from asyncrl.nets.q_network import QNetwork
+from asyncrl.nets.q_network import QNetwork, make_q_network
 from asyncrl.presets import preset_of
 
 HAS_TARGET = True
@@ -47,7 +46,7 @@ EXTRAS = ()
 
 
 @dataclass(frozen=True)
-class Config(ReplayConfig):
+class Config(StabilitySettings, ReplayConfig):
     """Gorila: DQN with many actors and learners (Nair et al. 2015)."""
 
     layout: Literal["unbundled", "bundled"] = "unbundled"
@@ -68,10 +67,7 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     return preset_of("gorila", name, spaces)
 
 
-def make_network(config: Config, spaces: Spaces) -> QNetwork:
-    """Q on the body the configuration names."""
-    body = make_body(config, spaces.observation_shape, spaces.observation_dtype, spaces.kind)
-    return QNetwork(Trunk(body), spaces.actions, "torch7" if config.preset == "paper" else "orthogonal")
+make_network = make_q_network
 
 
 class Gorila:

@@ -22,7 +22,7 @@ from asyncrl.runtime.normalize import make_normalizer, moments_shape, moments_si
 from asyncrl.runtime.protocols import LEARNER, Experience
 from asyncrl.runtime.run import Handles, RunSpec, load_page, state_shapes
 from asyncrl.runtime.seeding import NO_PART
-from asyncrl.runtime.snapshots import REPLAY
+from asyncrl.runtime.snapshots import REPLAY, counts_of
 from asyncrl.storage.checkpoints import Checkpoint
 
 GRADIENT, IN_STEP, MEMORY = "gradient", "in step", "replay"
@@ -56,8 +56,7 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
 
 def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint) -> None:
     """Put theta `[P]`, statistics, moments and counts of a checkpoint into the memory of a run."""
-    dropped = checkpoint.facts["dropped_gradients"]
-    handles.store.restore(theta, checkpoint.tensors, checkpoint.updates, dropped)
+    handles.store.restore(theta, checkpoint.tensors, counts_of(checkpoint))
     handles.moments.restore(checkpoint.tensors)
     memory = {name.removeprefix(REPLAY): own for name, own in checkpoint.tensors.items() if name.startswith(REPLAY)}
     if memory and isinstance(handles.experience, Replay) and handles.experience.plan.kept:

@@ -28,7 +28,7 @@ from asyncrl.backends.processes import (
 )
 from asyncrl.runtime.clock import BUILDING, ENDED, RUNNING
 from asyncrl.runtime.monitor import Monitor
-from asyncrl.runtime.protocols import EVALUATOR, LEARNER, name_of
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, name_of
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import flat_parameters
 from asyncrl.runtime.terminal import View
@@ -241,9 +241,8 @@ class Supervisor:
             checkpoint, _ = checkpoints.load_newest(spec.folder.checkpoints)
         except checkpoints.BadCheckpoint:
             return " within an update, and there is no checkpoint to go back to"
-        updates, dropped = store.counts(LEARNER)
-        theta = flat_parameters(checkpoint, spec.layout)
-        store.restore(theta, checkpoint.tensors, store.updates - updates, store.dropped - dropped)
+        of_others = (count - own for count, own in zip(store.counts(), store.counts(LEARNER), strict=True))
+        store.restore(flat_parameters(checkpoint, spec.layout), checkpoint.tensors, Counts(*of_others))
         return f" within an update; the parameters are those of step {checkpoint.steps} again"
 
     def _tell(self, slot: Slot, cause: str, event: str, consequence: str) -> None:

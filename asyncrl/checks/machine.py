@@ -52,7 +52,8 @@ def shared_bytes(config: RunConfig, parameters: int, moments: int, target: bool,
     moments_bytes = (config.workers + 1) * 8 * (1 + 2 * moments + 3)
     learners = getattr(config, "learners", 1)
     store_rows, clock_rows = config.workers + learners + 1, config.workers + learners + 2
-    return 4 * parameters * vectors + moments_bytes + 8 + (store_rows + clock_rows) * _CELL_ROW + experience
+    losses = 24 * (config.workers + learners)
+    return 4 * parameters * vectors + moments_bytes + 8 + (store_rows + clock_rows) * _CELL_ROW + losses + experience
 
 
 def checkpoint_bytes(config: RunConfig, parameters: int, target: bool, experience: int = 0) -> int:

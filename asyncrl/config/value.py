@@ -32,6 +32,8 @@ class ActionValueConfig(RunConfig):
     """Whether the evaluator takes the best action or, with an epsilon of 0.05, any. Preset of screens: sampled."""
     double_q: bool = False
     """Let theta choose the action that theta^- values (van Hasselt et al. 2016)."""
+    dueling: bool = False
+    """Make Q of two streams, the state's value and the actions' advantages (Wang et al. 2016)."""
     exploration: Literal["drawn", "ladder", "boltzmann", "equal"] = "drawn"
     """How workers differ: final epsilon drawn per worker (the paper's), Ape-X's ladder, temperatures, or not at all."""
     epsilons: tuple[float, ...] = (0.1, 0.01, 0.5)

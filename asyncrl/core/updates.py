@@ -59,6 +59,10 @@ class Descent:
     """theta^- becomes theta whenever T crosses a multiple of this; 0: not by T."""
     target_interval_updates: int = 0
     """theta^- becomes theta whenever the number of updates crosses a multiple of this; 0: not by updates."""
+    max_staleness: int = 0
+    """A gradient is dropped before which others have made more updates than this; 0: none is."""
+    max_loss_deviations: float = 0.0
+    """A gradient is dropped whose loss lies so many standard deviations above the running mean; 0: none is."""
 
     @property
     def has_target(self) -> bool:

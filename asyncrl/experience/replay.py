@@ -69,7 +69,8 @@ class ReplayPlan:
     @property
     def bytes(self) -> int:
         """Of shared memory that it will take when it is full."""
-        return self.shape.layout(self.actors * self.environments, self.rows).block_bytes
+        counts = self.learners * 8 * _COLUMNS
+        return self.shape.layout(self.actors * self.environments, self.rows).block_bytes + counts
 
 
 class Replay:

@@ -11,7 +11,7 @@ from typing import Any
 
 from asyncrl.core.schedules import crossed
 from asyncrl.runtime.evaluator import cut_in_words
-from asyncrl.runtime.protocols import EVALUATOR, LEARNER, name_of
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, name_of
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import take_checkpoint
 from asyncrl.storage import checkpoints
@@ -24,7 +24,7 @@ TIME_IS_OVER = "max_seconds reached"
 INTERVAL_SECONDS = 2.0
 """Time between two rows of supervisor.jsonl, TensorBoard and status.json."""
 EPISODES_AVERAGED = 100
-COUNTED = {"steps": "worker_steps", "updates": "updates", "dropped_gradients": "dropped_gradients"}
+COUNTED = {"steps": "worker_steps", **{name: name for name in Counts._fields}}
 """What each worker counts in shared memory: its name in `unrecorded`, and the key in the worker's rows."""
 
 
@@ -41,6 +41,8 @@ class Summary:
     """To --max-seconds; None without one."""
     updates: int = 0
     dropped_gradients: int = 0
+    stale_gradients: int = 0
+    outlier_gradients: int = 0
     score_mean: float | None = None
     """Mean raw return of the last training episodes."""
     length_mean: float | None = None
@@ -223,9 +225,8 @@ class Monitor:
         """What a worker whose process has ended has counted since this was last asked, and no row of it tells."""
         self._read(worker)
         clock, store = self.run.handles.clock, self.run.handles.store
-        updates, dropped = store.counts(worker)
         steps = clock.worker_steps()[worker] if worker >= 0 else 0
-        counted = {"steps": steps, "updates": updates, "dropped_gradients": dropped}
+        counted = {"steps": steps, **store.counts(worker)._asdict()}
         missing = {name: count - self._recorded[worker][name] for name, count in counted.items()}
         self._recorded[worker] = counted
         for name, count in missing.items():
@@ -238,14 +239,16 @@ class Monitor:
         clock, store, summary = self.run.handles.clock, self.run.handles.store, self.summary
         now, steps = time.monotonic(), clock.steps
         elapsed = max(1e-9, now - self._looked_at)
-        updates = store.updates
+        counts = store.counts()
+        updates = counts.updates
         updates_per_second = (updates - summary.updates) / elapsed
         summary.steps, summary.seconds, summary.updates = steps, clock.seconds, updates
         summary.steps_per_second = (steps - self._looked_steps) / elapsed
         if limit := self.run.spec.config.max_seconds:
             summary.seconds_to_limit = max(0.0, limit - clock.seconds_of_this_part)
         summary.worker_silence = [clock.heartbeat_age(worker) for worker in range(clock.workers)]
-        summary.dropped_gradients = store.dropped
+        summary.dropped_gradients = counts.dropped_gradients
+        summary.stale_gradients, summary.outlier_gradients = counts.stale_gradients, counts.outlier_gradients
         if self._scores:
             summary.score_mean, summary.length_mean = statistics.fmean(self._scores), statistics.fmean(self._lengths)
         self._looked_at, self._looked_steps = now, steps
@@ -256,7 +259,9 @@ class Monitor:
             "time/frames_per_second": summary.steps_per_second * summary.frames_per_step,
             "time/time_elapsed": summary.seconds,
             "async/updates_per_second": updates_per_second,
-            "async/dropped_gradients": summary.dropped_gradients,
+            "async/dropped_gradients": counts.dropped_gradients,
+            "async/stale_gradients": counts.stale_gradients,
+            "async/outlier_gradients": counts.outlier_gradients,
             "async/worker_restarts": sum(summary.worker_restarts),
             "async/workers_gone": len(summary.workers_gone),
             "async/evaluator_restarts": summary.evaluator_restarts,
@@ -337,12 +342,11 @@ class Monitor:
             "steps": steps,
             "frames": steps * self.summary.frames_per_step,
             "total_steps": self.run.spec.config.total_steps,
-            "updates": store.updates,
+            **store.counts()._asdict(),
             "seconds": round(clock.seconds, 3),
             "steps_per_second": round(self.summary.steps_per_second, 1),
             "best_score": self.summary.best_score,
             "last_evaluation": self.summary.evaluation,
-            "dropped_gradients": store.dropped,
             "worker_steps": clock.worker_steps(),
             "worker_restarts": self.summary.worker_restarts,
             "workers_gone": self.summary.workers_gone,

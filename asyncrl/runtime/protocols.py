@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -146,6 +146,23 @@ class Update:
     """The scalar whose gradient it is."""
 
 
+NOT_FINITE, STALE, OUTLIER = "not finite", "stale", "outlier"
+"""Why an update was dropped: a gradient with a NaN or an infinity, one that is too old, one of an unusual loss."""
+
+
+class Counts(NamedTuple):
+    """What became of updates that were pushed; all but the first were dropped."""
+
+    updates: int = 0
+    """Applied to theta."""
+    dropped_gradients: int = 0
+    """Not finite."""
+    stale_gradients: int = 0
+    """Older than --max-staleness."""
+    outlier_gradients: int = 0
+    """Of a loss beyond --max-loss-deviations."""
+
+
 @dataclass(slots=True)
 class Receipt:
     """What became of an update, or of a rollout that was put."""
@@ -153,7 +170,7 @@ class Receipt:
     applied: bool
     """False: it has been dropped."""
     reason: str = ""
-    """Why it was dropped."""
+    """Why it was dropped: NOT_FINITE, STALE or OUTLIER."""
     norm: float = 0.0
     """L2 norm before clipping."""
     staleness: int = 0
@@ -175,17 +192,12 @@ class Store(Protocol):
         ...
 
     @property
-    def dropped(self) -> int:
-        """Updates that were dropped so far."""
-        ...
-
-    @property
     def torn(self) -> bool:
         """Whether the learner has begun an update and not ended it: if it is dead, theta is half of one."""
         ...
 
-    def counts(self, worker: int) -> tuple[int, int]:
-        """Updates applied and dropped of one worker since this part of the run began."""
+    def counts(self, worker: int | None = None) -> Counts:
+        """What became of one worker's updates since this part of the run began; None: of all of the run's."""
         ...
 
     def pull(self, into: Tensor) -> int:
@@ -216,8 +228,11 @@ class Store(Protocol):
         """Copies of all that belongs into a checkpoint beside theta."""
         ...
 
-    def restore(self, theta: Tensor, state: Mapping[str, Tensor], updates: int, dropped: int) -> None:
-        """Put back what a checkpoint holds. Raises UsageError, naming the setting, if it does not fit."""
+    def restore(self, theta: Tensor, state: Mapping[str, Tensor], counts: Counts) -> None:
+        """Put back what a checkpoint holds; `counts` are those of earlier parts of the run.
+
+        Raises UsageError, naming the setting, if it does not fit.
+        """
         ...
 
 

@@ -13,7 +13,7 @@ from asyncrl.core.errors import NotFinite
 from asyncrl.core.losses import Metrics
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.protocols import Batch, Part, Receipt, name_of
+from asyncrl.runtime.protocols import NOT_FINITE, OUTLIER, STALE, Batch, Counts, Part, Receipt, name_of
 from asyncrl.storage.records import RecordWriter
 
 MOST_DROPPED = 10
@@ -72,7 +72,9 @@ class Telemetry:
 
     def _clear(self) -> None:
         self._seconds: dict[str, float] = {}
-        self._updates = self._dropped = self._steps = 0
+        self._updates = self._steps = 0
+        self._dropped: Counter[str] = Counter()
+        """By reason."""
         self._norms = 0.0
         self._staleness: Counter[int] = Counter()
         self._pull_ages: Counter[int] = Counter()
@@ -94,19 +96,19 @@ class Telemetry:
     ) -> None:
         """One update was made of `part`; write a row if one is due. `pull_age` is what its rollout is older.
 
-        Raises NotFinite when MOST_DROPPED gradients in a row were not finite: nothing is learnt any more.
+        Raises NotFinite when MOST_DROPPED gradients in a row were not finite: nothing is learnt any more. Those that
+        are dropped as stale or as outliers are numbers all the same.
         """
         self._steps += steps
         self._metrics, self._learning_rate = metrics, receipt.learning_rate
+        self._dropped_in_a_row = self._dropped_in_a_row + 1 if receipt.reason == NOT_FINITE else 0
         if receipt.applied:
-            self._dropped_in_a_row = 0
             self._updates += 1
             self._norms += receipt.norm
             self._staleness[receipt.staleness] += 1
             self._pull_ages[receipt.staleness + pull_age] += 1
         else:
-            self._dropped += 1
-            self._dropped_in_a_row += 1
+            self._dropped[receipt.reason] += 1
             if self._dropped_in_a_row == MOST_DROPPED:
                 place = "" if self._dump is None or part is None else f"; {self._dump(part)}"
                 raise NotFinite(
@@ -156,8 +158,7 @@ class Telemetry:
     def _learnt(self) -> dict[str, Any]:
         """What a row says about updates."""
         return {
-            "updates": self._updates,
-            "dropped_gradients": self._dropped,
+            **Counts(self._updates, *(self._dropped[reason] for reason in (NOT_FINITE, STALE, OUTLIER)))._asdict(),
             "learning_rate": self._learning_rate,
             "gradient_norm": self._norms / max(1, self._updates),
             **ages_as("staleness", self._staleness),

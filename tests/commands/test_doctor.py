@@ -31,6 +31,7 @@ from asyncrl.config.run_config import RunConfig
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.experience.replay import Replay
 from asyncrl.parameters import shared
 from asyncrl.runtime import collect, loops, replica
 from asyncrl.runtime.protocols import Receipt, Update
@@ -202,7 +203,8 @@ def target_finding(folder: Path) -> Finding:
 def bytes_of(run: Run) -> int:
     """Bytes of all tensors that the handles of a run hold."""
     handles = run.handles
-    rings = [] if handles.experience is None else handles.experience._rings
+    between = handles.experience
+    rings = [between, between.steps] if isinstance(between, Replay) else [] if between is None else between._rings
     holders = [handles.store, handles.clock, handles.moments, *rings]
     tensors = [value for holder in holders for value in vars(holder).values() if isinstance(value, Tensor)]
     return sum(tensor.nbytes for tensor in tensors)
@@ -280,6 +282,9 @@ class TestRoom:
             ("a2c", {"workers": 3, "envs_per_worker": 2, "t_max": 5}),
             ("ppo", {"lstm_cells": 6, "t_max": 7, "normalize_observations": False}),
             ("impala", {"env_id": "Pendulum-v1", "queue_length": 4, "normalize_observations": True}),
+            ("gorila", {"memory_steps": 3000, "learners": 3}),
+            ("gorila", {"memory_steps": 3000, "layout": "bundled"}),
+            ("apex", {"memory_steps": 3000, "env_id": "CartPole-v1"}),
         ],
     )
     def test_rollouts_on_their_way_to_a_learner_are_counted(
@@ -291,8 +296,9 @@ class TestRoom:
         experience = experience_bytes(spec.page, spec.config, spec.environment, spec.spaces)
         moments = math.prod(spec.spaces.observation_shape) if spec.config.normalize_observations else 0
 
-        assert experience == sum(ring._memory.nbytes for ring in run.handles.experience._rings) > 0
-        assert machine.shared_bytes(spec.config, store.theta.numel(), moments, False, experience) == bytes_of(run)
+        assert experience > 0
+        target = hasattr(spec.config, "target_interval_updates")
+        assert machine.shared_bytes(spec.config, store.theta.numel(), moments, target, experience) == bytes_of(run)
 
     def test_a_run_whose_rollouts_do_not_fit_is_refused(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

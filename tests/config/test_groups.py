@@ -25,7 +25,7 @@ FLAGS = """
 """
 """Settings of all pages: their flags, and keys of config.json."""
 POLICY = "gae_lambda entropy_weights value_cost lstm_cells mean variance first_deviation normalize_advantages"
-ACTION_VALUE = "double_q exploration epsilons epsilon_probabilities exploration_steps temperatures"
+ACTION_VALUE = "double_q dueling exploration epsilons epsilon_probabilities exploration_steps temperatures"
 VALUE = ACTION_VALUE + " target_interval_steps"
 REPLAY = (
     ACTION_VALUE + " memory_steps warmup_steps minibatch replay_ratio n_step target_interval_updates checkpoint_replay"

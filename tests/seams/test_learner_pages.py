@@ -41,7 +41,7 @@ def check_counters(run: Run) -> None:
     status, config = status_of(run.spec.folder.path), run.spec.config
     learner, actors = rows_of(run, "learner.jsonl"), rows_of(run, "worker-*.jsonl")
     assert sum(row["updates"] for row in learner) == run.handles.store.updates == status["updates"] >= 1000
-    assert run.handles.store.dropped == 0
+    assert run.handles.store.counts().dropped_gradients == 0
     assert learnt(run)["counters"] == (status["steps"], status["updates"])
     assert sum(row["worker_steps"] for row in actors) == status["steps"] == sum(status["worker_steps"])
     if "warmup_steps" in vars(config):
