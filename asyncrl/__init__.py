@@ -11,13 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from asyncrl import a2c, a3c, impala, n_step_q, one_step_q, one_step_sarsa, ppo
+    from asyncrl import a2c, a3c, apex, gorila, impala, n_step_q, one_step_q, one_step_sarsa, ppo
     from asyncrl.api import Policy, Result, Run, RunFailed, load, train
     from asyncrl.core.errors import UsageError
 
 __all__ = [
-    "Policy", "Result", "Run", "RunFailed", "UsageError", "a2c", "a3c", "impala", "load", "n_step_q", "one_step_q",
-    "one_step_sarsa", "ppo", "train",
+    "Policy", "Result", "Run", "RunFailed", "UsageError", "a2c", "a3c", "apex", "gorila", "impala", "load", "n_step_q",
+    "one_step_q", "one_step_sarsa", "ppo", "train",
 ]  # fmt: skip
 
 

@@ -28,12 +28,11 @@ from torch import Tensor
 
 from asyncrl.config.value import ValueConfig
 from asyncrl.core.losses import Metrics, squared_error
-from asyncrl.core.returns import lambda_returns
+from asyncrl.core.returns import best_values, lambda_returns
 from asyncrl.core.rollout import Extras, Rollout, State
 from asyncrl.core.spaces import Spaces
-from asyncrl.nets.bodies import make_body
-from asyncrl.nets.memory import Trunk, at_end, at_places
-from asyncrl.nets.q_network import QNetwork
+from asyncrl.nets.memory import at_end, at_places
+from asyncrl.nets.q_network import QNetwork, make_q_network
 from asyncrl.presets import preset_of
 
 HAS_TARGET = True
@@ -62,12 +61,7 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     return preset_of("n_step_q", name, spaces)
 
 
-def make_network(config: Config, spaces: Spaces) -> QNetwork:
-    """Q on the body the configuration names."""
-    body = make_body(config, spaces.observation_shape, spaces.observation_dtype, spaces.kind)
-    return QNetwork(
-        Trunk(body, config.lstm_cells), spaces.actions, "torch7" if config.preset == "paper" else "orthogonal"
-    )
+make_network = make_q_network
 
 
 class NStepQ:
@@ -121,11 +115,8 @@ class NStepQ:
 
     def _best_value(self, observations: Tensor, state: State) -> Tensor:
         """max_a Q(s, a; theta^-) `[T, E]`; with double Q the maximum is where theta' has it."""
-        q_target: Tensor = self.target(observations, state)[0]
-        if not self.config.double_q:
-            return q_target.amax(-1)
-        q, _ = self.network(observations, state)
-        return q_target.gather(-1, q.argmax(-1, keepdim=True)).squeeze(-1)
+        online = self.network(observations, state)[0] if self.config.double_q else None
+        return best_values(self.target(observations, state)[0], online)
 
 
 make_agent = NStepQ

@@ -28,9 +28,7 @@ from asyncrl.config.value import ValueConfig
 from asyncrl.core.losses import Metrics, squared_error
 from asyncrl.core.rollout import Extras, Rollout, State
 from asyncrl.core.spaces import Spaces
-from asyncrl.nets.bodies import make_body
-from asyncrl.nets.memory import Trunk
-from asyncrl.nets.q_network import QNetwork
+from asyncrl.nets.q_network import QNetwork, make_q_network
 from asyncrl.presets import preset_of
 
 HAS_TARGET = True
@@ -56,10 +54,7 @@ def preset(name: str, spaces: Spaces) -> dict[str, Any]:
     return preset_of("one_step_sarsa", name, spaces)
 
 
-def make_network(config: Config, spaces: Spaces) -> QNetwork:
-    """Q on the body the configuration names."""
-    body = make_body(config, spaces.observation_shape, spaces.observation_dtype, spaces.kind)
-    return QNetwork(Trunk(body), spaces.actions, "torch7" if config.preset == "paper" else "orthogonal")
+make_network = make_q_network
 
 
 class OneStepSarsa:

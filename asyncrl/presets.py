@@ -170,6 +170,32 @@ IMPALA_BOARD: Settings = {
 IMPALA_CONTINUOUS: Settings = IMPALA_VECTOR | {"t_max": 32, "learning_rate": 3e-4, "entropy_weights": (0.0,)}
 """A3C's for HalfCheetah with half the environments and a smaller learning rate."""
 
+REPLAY_VECTOR: Settings = {
+    "t_max": 4,
+    "learning_rate": 1e-3,
+    "optimizer_epsilon": 1e-5,
+    "max_gradient_norm": 10.0,
+    "normalize_observations": True,
+    "normalize_returns": True,
+    "memory_steps": 50_000,
+    "warmup_steps": 1_000,
+    "minibatch": 64,
+    "target_interval_updates": 200,
+}
+"""One-step Q's for CartPole, with a memory."""
+REPLAY_BOARD: Settings = REPLAY_VECTOR | {
+    "learning_rate": 3e-4,
+    "normalize_observations": False,
+    "normalize_returns": False,
+    "memory_steps": 100_000,
+    "warmup_steps": 5_000,
+    "target_interval_updates": 1_000,
+}
+"""The same for MinAtar, planes as they are, with the memory and warm-up of its published DQN (Young & Tian 2019)."""
+GORILA_VECTOR: Settings = REPLAY_VECTOR | {"exploration": "equal", "epsilons": (0.05,), "exploration_steps": 20_000}
+GORILA_BOARD: Settings = REPLAY_BOARD | {"exploration": "equal", "epsilons": (0.1,), "exploration_steps": 100_000}
+"""All actors explore alike, as in the paper."""
+
 # ------------------------------------------------------------------------------------------------------------- papers
 
 MNIH: Settings = {
@@ -306,6 +332,47 @@ NO_SCREEN: Settings = {"network": "auto"}
 """And where there is none."""
 
 
+GORILA_PAPER: Settings = {
+    "envs_per_worker": 1,
+    "t_max": 4,
+    "optimizer": "adagrad",
+    "anneal_learning_rate": False,
+    "memory_steps": 1_000_000,
+    "warmup_steps": 50_000,
+    "minibatch": 32,
+    "replay_ratio": 0.25,
+    "target_interval_updates": 60_000,
+    "double_q": False,
+    "exploration": "equal",
+    "epsilons": (0.1,),
+    "exploration_steps": 1_000_000,
+    "network": "nature",
+    "normalize_observations": False,
+    "normalize_returns": False,
+}
+"""Nair et al. 2015, and Mnih et al. 2015 where it refers to it. The learning rate was not published."""
+
+APEX_PAPER: Settings = {
+    "envs_per_worker": 1,
+    "t_max": 50,
+    "optimizer": "rmsprop",
+    "optimizer_decay": 0.95,
+    "optimizer_epsilon": 1.5e-7,
+    "learning_rate": 6.25e-5,
+    "anneal_learning_rate": False,
+    "max_gradient_norm": 40.0,
+    "memory_steps": 2_000_000,
+    "warmup_steps": 50_000,
+    "minibatch": 512,
+    "target_interval_updates": 2_500,
+    "network": "nature",
+    "normalize_observations": False,
+    "normalize_returns": False,
+}
+"""Appendix D of Horgan et al. 2018, as its re-implementations have it. RMSProp is not centred here. How many updates a
+step gets is not said: the learner runs freely there."""
+
+
 def _mnih(paper: Settings) -> dict[str, Settings]:
     others = dict.fromkeys(("screen", "board", "vector", "continuous"), paper)
     return {"atari": paper | MNIH_ATARI, **others}
@@ -340,6 +407,14 @@ TABLES: dict[str, dict[str, dict[str, Settings]]] = {
         "default": _default(ATARI | PPO_SCREEN, PPO_SCREEN, PPO_BOARD, PPO_VECTOR, PPO_CONTINUOUS),
         "paper": {"atari": PPO_PAPER_ATARI}
         | dict.fromkeys(("screen", "board", "vector", "continuous"), PPO_PAPER_CONTINUOUS),
+    },
+    "gorila": {
+        "default": _default(VALUE_ATARI, VALUE_SCREEN, GORILA_BOARD, GORILA_VECTOR, GORILA_VECTOR),
+        "paper": _nature(GORILA_PAPER),
+    },
+    "apex": {
+        "default": _default(VALUE_ATARI, VALUE_SCREEN, REPLAY_BOARD, REPLAY_VECTOR, REPLAY_VECTOR),
+        "paper": _nature(APEX_PAPER),
     },
     "impala": {
         "default": _default(ATARI, {}, IMPALA_BOARD, IMPALA_VECTOR, IMPALA_CONTINUOUS),

@@ -31,11 +31,13 @@ def documented(section: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Short runs with everything in them: one with a policy, one with action values, two with a learner."""
+    """Short runs with everything in them: one with a policy, one with action values, two with a learner, one with a
+    replay memory."""
     words = ["--env-id", "Catch", "--workers", "2", "--total-steps", "3000", "--backend", "serial", "--quiet"]
     found = []
-    for page in ("asyncrl.a3c", "asyncrl.one_step_q", "asyncrl.impala", "asyncrl.ppo"):
+    for page in ("asyncrl.a3c", "asyncrl.one_step_q", "asyncrl.impala", "asyncrl.ppo", "asyncrl.apex"):
         folder = tmp_path_factory.mktemp("runs")
+        words += ["--warmup-steps", "500"] if page == "asyncrl.apex" else []
         assert main(page, [*words, "--runs-dir", str(folder), "--evaluation-interval-steps", "1000"]) == 0
         found.append(the_run(folder))
     return found
@@ -76,7 +78,8 @@ def test_worker_keys_are_documented(runs: list[Path]) -> None:
 
 def test_learner_keys_are_documented(runs: list[Path]) -> None:
     """Every key of a learner's rows."""
-    keys = {key for run in runs for row in read_records(run / "learner.jsonl") for key in row}
+    rows = [row for run in runs for row in read_records(run / "learner.jsonl")]
+    keys = {key for row in rows for key in (*row, *row.get("replay", ()))}
 
     assert {key for key in documented("learner.jsonl") if "/" not in key} == keys
 

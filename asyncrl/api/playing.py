@@ -92,7 +92,7 @@ def load_run(
     found = load_checkpoint(folder, checkpoint)
     check_fits(found, page, settings.env_id, settings.optimizer, layout)
     theta = flat_parameters(found, layout)
-    check_memory(page, settings, environment, spaces, theta.numel(), trains=False)
+    check_memory(page, settings, environment, spaces, theta.numel(), experience=0)  # nobody learns
     spec = RunSpec(page, settings, environment, spaces, folder, layout, NO_PART)
     return Loaded(Run(spec, build_handles(spec, theta, found, trains=False)), found, path, checkpoint)
 

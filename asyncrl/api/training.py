@@ -18,7 +18,7 @@ import torch
 
 from asyncrl.api.resume import AUTO, differences, is_resumed, load_for_resume, stored_config
 from asyncrl.backends import local, serial
-from asyncrl.backends.handles import GRADIENT, build_handles, experience_bytes
+from asyncrl.backends.handles import GRADIENT, MEMORY, build_handles, experience_bytes, learners_of
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
@@ -30,7 +30,7 @@ from asyncrl.pages import command_of, short
 from asyncrl.runtime.monitor import Monitor, Summary
 from asyncrl.runtime.normalize import moments_shape, moments_size
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters, load_page
-from asyncrl.runtime.snapshots import exact_state, flat_parameters
+from asyncrl.runtime.snapshots import exact_state, flat_parameters, keeps_replay
 from asyncrl.runtime.terminal import View
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
@@ -101,7 +101,8 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
     if config.backend == "serial" and getattr(config, "learner_threads", 1) > 1:
         raise UsageError("--learner-threads is for --backend local: a serial run repeats itself in one thread")
     if config.statistics == "per-worker" and load_page(page).EXPERIENCE != GRADIENT:
-        raise UsageError(f"--statistics per-worker is for workers that learn; in {command_of(page)} one learner does")
+        who = "one learner does" if learners_of(page, config) == 1 else "learners do"
+        raise UsageError(f"--statistics per-worker is for workers that learn; in {command_of(page)} {who}")
     if config.update == "locked" and sys.platform == "win32":
         raise UsageError("--update locked needs a POSIX system")
 
@@ -150,27 +151,26 @@ def prepare(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) 
 
 def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
     """Raise UsageError if there is not enough memory, too few file descriptors, or next to no disk."""
-    check_memory(page, config, spec, spaces, parameters)
+    experience = experience_bytes(page, config, spec, spaces)
+    available = machine.available_bytes()
+    if load_page(page).EXPERIENCE == MEMORY:
+        demand(machine.check_replay(config.memory_steps, experience, available))  # type: ignore[attr-defined]
+    check_memory(page, config, spec, spaces, parameters, experience)
     target = load_page(page).HAS_TARGET
-    learner = load_page(page).EXPERIENCE != GRADIENT
+    learners = learners_of(page, config)
     workers = config.workers if config.backend == "local" else 0
     place = Path(config.resume if is_resumed(config) else config.runs_dir)
-    needed = machine.processes_bytes(config, spec, spaces, parameters, learner) if workers else 0
-    demand(machine.check_memory(workers, needed, machine.available_bytes(), learner))
+    needed = machine.processes_bytes(config, spec, spaces, parameters, learners) if workers else 0
+    demand(machine.check_memory(workers, needed + experience, available, learners))
     machine.allow_more_files()
-    demand(machine.check_descriptors(workers, FILES_PER_CHILD, learner=learner))
-    demand(machine.check_disk(machine.checkpoint_bytes(config, parameters, target), place))
+    demand(machine.check_descriptors(workers, FILES_PER_CHILD, learners=learners))
+    kept = experience if keeps_replay(config) else 0
+    demand(machine.check_disk(machine.checkpoint_bytes(config, parameters, target, kept), place))
 
 
-def check_memory(
-    page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int, trains: bool = True
-) -> None:
-    """Raise UsageError if there is not enough shared memory for the store of a run with these settings.
-
-    If it `trains`, for rollouts on their way to a learner as well.
-    """
+def check_memory(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int, experience: int) -> None:
+    """Raise UsageError if there is not enough shared memory for the store of a run with these settings."""
     moments = moments_size(moments_shape(config, spec, spaces))
-    experience = experience_bytes(page, config, spec, spaces) if trains else 0
     needed = machine.shared_bytes(config, parameters, moments, load_page(page).HAS_TARGET, experience)
     demand(machine.check_shared_memory(needed))
 

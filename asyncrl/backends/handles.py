@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
+from asyncrl.config.replay import ReplayConfig
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.batches import Batches, batches_bytes
 from asyncrl.experience.blocks import RolloutShape
+from asyncrl.experience.replay import Replay, ReplayPlan
+from asyncrl.experience.steps import StepShape
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.moments import RunMoments
-from asyncrl.runtime.normalize import moments_shape, moments_size
+from asyncrl.runtime.normalize import make_normalizer, moments_shape, moments_size
+from asyncrl.runtime.protocols import LEARNER, Experience
 from asyncrl.runtime.run import Handles, RunSpec, load_page, state_shapes
+from asyncrl.runtime.snapshots import REPLAY, counts_of
 from asyncrl.storage.checkpoints import Checkpoint
 
-GRADIENT, IN_STEP = "gradient", "in step"
-"""Values of a page's EXPERIENCE, beside "queue"."""
+GRADIENT, IN_STEP, QUEUE, MEMORY = "gradient", "in step", "queue", "replay"
+"""Values of a page's EXPERIENCE."""
 
 
 def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = None, trains: bool = True) -> Handles:
@@ -32,17 +39,14 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
         config.total_steps,
         base_steps=checkpoint.steps if checkpoint else 0,
         base_seconds=checkpoint.seconds if checkpoint else 0.0,
-        learner=page.EXPERIENCE != GRADIENT,
+        learners=learners_of(spec.page, config),
     )
     lock_file = str(spec.folder.path / "store.lock") if config.update == "locked" else None
     store = SharedStore(theta, config.descent, config.workers, clock, lock_file)
     moments = RunMoments(config.workers, moments_size(moments_shape(config, spec.environment, spec.spaces)))
     experience = None
     if trains and page.EXPERIENCE != GRADIENT:
-        shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
-        in_step, length = page.EXPERIENCE == IN_STEP, queue_length(spec.page, config)
-        most = 0 if in_step else config.batch_rollouts  # type: ignore[attr-defined]
-        experience = Batches(shape, config.workers, clock, in_step, length, most, config.backend == "serial")
+        experience = build_experience(spec, clock, moments)
     handles = Handles(store, clock, moments, experience)
     if checkpoint is not None:
         restore(handles, theta, checkpoint)
@@ -51,9 +55,33 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
 
 def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint) -> None:
     """Put theta `[P]`, statistics, moments and counts of a checkpoint into the memory of a run."""
-    dropped = checkpoint.facts["dropped_gradients"]
-    handles.store.restore(theta, checkpoint.tensors, checkpoint.updates, dropped)
+    handles.store.restore(theta, checkpoint.tensors, counts_of(checkpoint))
     handles.moments.restore(checkpoint.tensors)
+    memory = {name.removeprefix(REPLAY): own for name, own in checkpoint.tensors.items() if name.startswith(REPLAY)}
+    if memory and isinstance(handles.experience, Replay) and handles.experience.plan.kept:
+        handles.experience.restore(memory, exactly=False)
+
+
+def build_experience(spec: RunSpec, clock: Clock, moments: RunMoments) -> Experience:
+    """Where rollouts of a run go on their way to a learner."""
+    page, config = load_page(spec.page), spec.config
+    if page.EXPERIENCE == MEMORY:
+        make = partial(make_normalizer, moments, LEARNER, config, spec.environment, spec.spaces)
+        return Replay(replay_plan(spec.page, config, spec.environment, spec.spaces, spec.part), clock, make)
+    shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
+    in_step, length = page.EXPERIENCE == IN_STEP, queue_length(spec.page, config)
+    most = 0 if in_step else config.batch_rollouts  # type: ignore[attr-defined]
+    return Batches(shape, config.workers, clock, in_step, length, most, config.backend == "serial")
+
+
+def is_bundled(config: RunConfig) -> bool:
+    """Whether each worker has a learner of its own, with an actor's memory of its own."""
+    return getattr(config, "layout", "") == "bundled"
+
+
+def learners_of(page: str, config: RunConfig) -> int:
+    """How many learners there are beside the workers."""
+    return 0 if load_page(page).EXPERIENCE == GRADIENT or is_bundled(config) else int(getattr(config, "learners", 1))
 
 
 def queue_length(page: str, config: RunConfig) -> int:
@@ -65,10 +93,36 @@ def queue_length(page: str, config: RunConfig) -> int:
 
 def experience_bytes(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> int:
     """Bytes of shared memory that rollouts of a run take on their way to a learner; 0 without one."""
-    if load_page(page).EXPERIENCE == GRADIENT:
+    kind = load_page(page).EXPERIENCE
+    if kind == GRADIENT:
         return 0
+    if kind == MEMORY:
+        return replay_plan(page, config, environment, spaces).bytes
     shape = rollout_shape(page, config, environment, spaces)
     return batches_bytes(shape, config.workers, queue_length(page, config))
+
+
+def replay_plan(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces, part: int = 0) -> ReplayPlan:
+    """The replay memory of a run, as plain data."""
+    assert isinstance(config, ReplayConfig)
+    exponent, correction = (getattr(config, name, 0.0) for name in ("priority_exponent", "importance_exponent"))
+    stack = environment.frames_per_observation
+    return ReplayPlan(
+        StepShape(spaces, stack, config.n_step, exponent > 0, config.reward_clip),
+        config.workers,
+        config.envs_per_worker,
+        config.t_max,
+        config.memory_steps,
+        config.warmup_steps,
+        config.minibatch,
+        config.replay_ratio,
+        exponent,
+        correction,
+        (config.seed, part),
+        config.checkpoint_replay,
+        is_bundled(config),
+        config.workers if is_bundled(config) else learners_of(page, config),
+    )
 
 
 def rollout_shape(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> RolloutShape:

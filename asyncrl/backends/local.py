@@ -12,7 +12,6 @@ from asyncrl.backends.supervisor import Supervisor
 from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, LEAVE, READY, RUNNING, Clock
 from asyncrl.runtime.evaluator import Evaluator, serve
 from asyncrl.runtime.monitor import Monitor
-from asyncrl.runtime.protocols import LEARNER
 from asyncrl.runtime.run import Role, Run, build_learner, build_worker
 from asyncrl.runtime.terminal import View
 from asyncrl.runtime.threads import compute_with
@@ -102,10 +101,10 @@ def worker_process(run: Run, worker: int) -> None:
     _follow(role, run.handles.clock, worker)
 
 
-def learner_process(run: Run, _: int) -> None:
-    """The learner's process."""
+def learner_process(run: Run, learner: int) -> None:
+    """A learner's process."""
     compute_with(getattr(run.spec.config, "learner_threads", 1))
-    _follow(build_learner(run), run.handles.clock, LEARNER)
+    _follow(build_learner(run, learner), run.handles.clock, learner)
 
 
 def _follow(role: Role, clock: Clock, worker: int) -> None:

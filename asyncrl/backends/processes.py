@@ -24,7 +24,7 @@ import torch.multiprocessing  # noqa: F401  (registers how shared tensors travel
 
 from asyncrl.backends.outcome import STOPPING, Signals
 from asyncrl.core.errors import NotFinite
-from asyncrl.runtime.protocols import EVALUATOR, LEARNER
+from asyncrl.runtime.protocols import name_of
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.threads import enforce_one_thread
 from asyncrl.storage.files import disk_is_full
@@ -58,11 +58,6 @@ def start_context(page: str) -> BaseContext:
         ]
     )  # fmt: skip
     return context
-
-
-def name_of(worker: int) -> str:
-    """How a child is called, in messages and in the names of its files."""
-    return {EVALUATOR: "evaluator", LEARNER: "learner"}.get(worker, f"worker-{worker:02}")
 
 
 def start(

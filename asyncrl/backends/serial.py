@@ -12,7 +12,6 @@ from asyncrl.core.errors import UsageError
 from asyncrl.runtime.clock import ENDED, FINISH, RUNNING
 from asyncrl.runtime.evaluator import Evaluator
 from asyncrl.runtime.monitor import Monitor
-from asyncrl.runtime.protocols import LEARNER
 from asyncrl.runtime.run import Role, Run, build_learner, build_worker
 from asyncrl.runtime.seeding import SCHEDULE, derive
 from asyncrl.runtime.terminal import View
@@ -23,8 +22,8 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     with ExitStack() as stack:
         # Each worker is closed whatever happens: that is when it writes its last row.
         roles = [stack.enter_context(closing(build_worker(run, worker))) for worker in range(run.spec.config.workers)]
-        if run.handles.experience is not None:
-            roles.append(stack.enter_context(closing(build_learner(run))))
+        learners = run.handles.clock.learners
+        roles += [stack.enter_context(closing(build_learner(run, learner))) for learner in learners]
         evaluator = stack.enter_context(Evaluator(run, interrupted=lambda: signals.first is not None))
         turns = Turns(run, roles, evaluator)
         try:
@@ -66,7 +65,7 @@ class Turns:
             role.restore(own)
 
     def next(self) -> int:
-        """The number of the role whose turn it is: of a worker, or one more for the learner."""
+        """The number of the role whose turn it is: of a worker, or one further for a learner."""
         self._taken += 1
         return next(self._schedule)
 
@@ -75,16 +74,17 @@ class Turns:
         if any(phase == ENDED for phase in self._run.handles.clock.phases()):
             return None
         roles = [role.state() for role in self.roles]
-        experience = self._run.handles.experience
+        between = self._run.handles.experience
+        experience = None if between is None else between.state()
         evaluator = self.evaluator.state()
-        if evaluator is None or any(state is None for state in roles):
+        if evaluator is None or any(state is None for state in roles) or (experience is None) != (between is None):
             return None
         return {
             "part": self._part,
             "turns": self._taken,
             "moments": self._run.handles.moments.rows(),
             "evaluator": evaluator,
-            "experience": None if experience is None else experience.state(),
+            "experience": experience,
             "roles": roles,
         }
 
@@ -92,7 +92,7 @@ class Turns:
 def _take_turns(run: Run, turns: Turns, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """A turn at a time: push the gradient computed in the turn before, pull, and compute the next."""
     config, clock, evaluator = run.spec.config, run.handles.clock, turns.evaluator
-    names = [*range(config.workers), LEARNER][: len(turns.roles)]
+    names = [*range(config.workers), *clock.learners]
     for worker in names:
         clock.enter(worker, RUNNING)
     clock.start()

@@ -22,14 +22,13 @@ from asyncrl.backends.processes import (
     end_all,
     how_it_died,
     last_line,
-    name_of,
     remove_if_empty,
     start,
     start_context,
 )
 from asyncrl.runtime.clock import BUILDING, ENDED, RUNNING
 from asyncrl.runtime.monitor import Monitor
-from asyncrl.runtime.protocols import EVALUATOR, LEARNER
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, name_of
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import flat_parameters
 from asyncrl.runtime.terminal import View
@@ -77,11 +76,11 @@ class Supervisor:
         self._run = run
         self._monitor = monitor
         self._view = view
-        self._targets = {EVALUATOR: evaluate, LEARNER: learn}
+        self._targets = {EVALUATOR: evaluate} | dict.fromkeys(run.handles.clock.learners, learn)
         self._work = work
         self._context = start_context(run.spec.page)
         self.workers = [Slot(worker) for worker in range(run.spec.config.workers)]
-        self.learners = [Slot(LEARNER)] if run.handles.experience is not None else []
+        self.learners = [Slot(learner) for learner in run.handles.clock.learners]
         self.evaluator = Slot(EVALUATOR)
         self._gone: dict[int, str] = {}
         """Of each worker and of a learner that is gone for good, what was the last of it."""
@@ -130,13 +129,13 @@ class Supervisor:
         for slot in self.slots:
             if slot.process is not None and (trouble := self._trouble_with(slot)) is not None:
                 self._end_hanging(slot, trouble)
-        if LEARNER in self._gone:
-            return failed(f"the learner is gone for good: it {self._gone[LEARNER]}")
-        if 2 * len(self._gone) > len(self.workers):
-            worker, cause = list(self._gone.items())[-1]
-            return failed(
-                f"{len(self._gone)} of {len(self.workers)} workers are gone for good: {name_of(worker)} {cause}"
-            )
+        if self.learners and all(slot.worker in self._gone for slot in self.learners):
+            last = self.learners[-1].worker
+            return failed(f"the learner is gone for good: it {self._gone[last]}")
+        gone = {worker: cause for worker, cause in self._gone.items() if worker >= 0}
+        if 2 * len(gone) > len(self.workers):
+            worker, cause = list(gone.items())[-1]
+            return failed(f"{len(gone)} of {len(self.workers)} workers are gone for good: {name_of(worker)} {cause}")
         return None
 
     def end(self, signals: Signals) -> None:
@@ -236,15 +235,14 @@ class Supervisor:
         What was counted stays counted. Moments of observations stay as well: no learner writes them.
         """
         store, spec = self._run.handles.store, self._run.spec
-        if not (self.learners and store.torn):
+        if not (len(self.learners) == 1 and store.torn):  # with several it is Hogwild, which any may die in
             return ""
         try:
             checkpoint, _ = checkpoints.load_newest(spec.folder.checkpoints)
         except checkpoints.BadCheckpoint:
             return " within an update, and there is no checkpoint to go back to"
-        updates, dropped = store.counts(LEARNER)
-        theta = flat_parameters(checkpoint, spec.layout)
-        store.restore(theta, checkpoint.tensors, store.updates - updates, store.dropped - dropped)
+        of_others = (count - own for count, own in zip(store.counts(), store.counts(LEARNER), strict=True))
+        store.restore(flat_parameters(checkpoint, spec.layout), checkpoint.tensors, Counts(*of_others))
         return f" within an update; the parameters are those of step {checkpoint.steps} again"
 
     def _tell(self, slot: Slot, cause: str, event: str, consequence: str) -> None:

@@ -22,7 +22,7 @@ from asyncrl.checks import learning
 from asyncrl.checks.finding import Finding, judge
 from asyncrl.checks.learning import TOLERANCE, Heard, ListeningStore, Replay, difference, file_of, joined
 from asyncrl.core.losses import Metrics
-from asyncrl.core.rollout import Extras, Rollout, State
+from asyncrl.core.rollout import Extras, Minibatch, Rollout, State
 from asyncrl.runtime.clock import RUNNING
 from asyncrl.runtime.protocols import LEARNER, Agent, Batch, Experience, Learning, Part, Receipt, Store
 from asyncrl.runtime.replica import Replica
@@ -75,13 +75,14 @@ class ListeningExperience:
             self.replay.follow(rollout)
         return self._experience.put(actor, rollout, version)
 
-    def take(self) -> Batch | None:
+    def take(self, learner: int = LEARNER) -> Batch | None:
         """Hand on a batch."""
-        batch = self._experience.take()
+        batch = self._experience.take(learner)
         if batch is not None:
-            width = batch.rollout.rewards.shape[1] // len(batch.versions)
+            rollout = cast(Rollout, batch.rollout)
+            width = rollout.rewards.shape[1] // len(batch.versions)
             columns = [slice(i * width, (i + 1) * width) for i in range(len(batch.versions))]
-            sums = [sum_of(batch.rollout, place) for place in columns]
+            sums = [sum_of(rollout, place) for place in columns]
             self._heard.rollouts += zip(batch.versions, sums, strict=True)
             self._heard.versions.append(batch.versions)
             self._heard.newest.append(self._store.updates)
@@ -113,7 +114,7 @@ class ListeningLearner:
         if hasattr(self.network, "values_of"):  # a policy and a value
             returns = self._look(batch, fresh.repeat_interleave(batch.rewards.shape[1] // len(fresh)))
         for part in self._agent.passes(batch):
-            if "return" in part.extras:
+            if isinstance(part, Minibatch) and "return" in part.extras:
                 prepared.append(part.extras["return"].flatten())
             yield part
         if prepared and returns is not None:
@@ -179,7 +180,8 @@ class Participant:
         assert handles.experience is not None
         experience = ListeningExperience(handles.experience, handles.store, self.heard)
         store = cast(Store, ListeningStore(handles.store, self.heard))
-        listening = replace(run, handles=replace(handles, store=store, experience=experience))
+        heard = replace(handles, store=store, experience=cast(Experience, experience))
+        listening = replace(run, handles=heard)
 
         def make_agent(_: Run, number: int) -> tuple[Agent, Replica]:
             agent, replica = build_agent(run, number)
@@ -190,7 +192,7 @@ class Participant:
 
         handles.clock.enter(who, RUNNING)
         self._role = (
-            build_learner(listening, make_agent) if who == LEARNER else build_worker(listening, who, make_agent)
+            build_learner(listening, who, make_agent) if who == LEARNER else build_worker(listening, who, make_agent)
         )
 
     def turn(self) -> None:

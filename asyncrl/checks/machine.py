@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from contextlib import ExitStack, closing
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -50,15 +51,20 @@ def shared_bytes(config: RunConfig, parameters: int, moments: int, target: bool,
     owners = config.workers if config.statistics == "per-worker" else 1
     vectors = 1 + owners * config.update_rule.statistics + int(target)
     moments_bytes = (config.workers + 1) * 8 * (1 + 2 * moments + 3)
-    store_rows, clock_rows = config.workers + 2, config.workers + 3
-    return 4 * parameters * vectors + moments_bytes + 8 + (store_rows + clock_rows) * _CELL_ROW + experience
+    learners = getattr(config, "learners", 1)
+    store_rows, clock_rows = config.workers + learners + 1, config.workers + learners + 2
+    losses = 24 * (config.workers + learners)
+    return 4 * parameters * vectors + moments_bytes + 8 + (store_rows + clock_rows) * _CELL_ROW + losses + experience
 
 
-def checkpoint_bytes(config: RunConfig, parameters: int, target: bool) -> int:
-    """Bytes of all checkpoints that a run keeps, the best and the one being written among them."""
+def checkpoint_bytes(config: RunConfig, parameters: int, target: bool, experience: int = 0) -> int:
+    """Bytes of all checkpoints that a run keeps, the best and the one being written among them.
+
+    `experience` are those of a replay memory that they hold.
+    """
     owners = config.workers if config.statistics == "per-worker" else 1
     vectors = 1 + owners * config.update_rule.statistics + int(target)
-    return (config.checkpoints_kept + 2) * 4 * parameters * vectors
+    return (config.checkpoints_kept + 2) * (4 * parameters * vectors + experience)
 
 
 def check_shared_memory(needed: int, folder: Path = SHARED_MEMORY) -> Finding:
@@ -72,6 +78,22 @@ def check_shared_memory(needed: int, folder: Path = SHARED_MEMORY) -> Finding:
         f"needs {_size(needed)}, {_size(free)} free in {folder}",
         f"make {folder} larger (docker: --shm-size), or ask for fewer --workers, fewer --envs-per-worker or "
         "--statistics shared",
+    )
+
+
+def check_replay(steps: int, needed: int, available: int | None, folder: Path = SHARED_MEMORY) -> Finding:
+    """Whether a replay memory of so many steps will fit into shared memory, and into memory, when it is full."""
+    rooms = [] if available is None else [available]
+    if folder.is_dir():
+        rooms.append(shutil.disk_usage(folder).free)
+    figure = f"{steps:,} steps take {_size(needed)}"
+    if not rooms:
+        return Finding("replay memory", "note", f"{figure}; this system does not tell its room")
+    return judge(
+        "replay memory",
+        min(rooms) > needed,
+        f"{figure}, {_size(min(rooms))} available",
+        f"ask for fewer --memory-steps, or make {folder} larger (docker: --shm-size)",
     )
 
 
@@ -93,10 +115,10 @@ def learner_bytes(config: RunConfig, spaces: Spaces, parameters: int) -> int:
     return WORKER_BYTES + 8 * parameters + batch
 
 
-def processes_bytes(config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int, learner: bool) -> int:
-    """Bytes of memory that the processes of all workers, and of a learner if there is one, take for themselves."""
+def processes_bytes(config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int, learners: int) -> int:
+    """Bytes of memory that the processes of all workers, and of learners if there are any, take for themselves."""
     workers = config.workers * worker_bytes(config, spec, spaces, parameters)
-    return workers + (learner_bytes(config, spaces, parameters) if learner else 0)
+    return workers + learners * learner_bytes(config, spaces, parameters)
 
 
 def available_bytes(file: Path = Path("/proc/meminfo")) -> int | None:
@@ -108,28 +130,28 @@ def available_bytes(file: Path = Path("/proc/meminfo")) -> int | None:
     return None
 
 
-def check_memory(workers: int, needed: int, available: int | None, learner: bool = False) -> Finding:
-    """Whether `workers` processes (and a learner's) that need so much together fit; the kernel would kill some of them
+def check_memory(workers: int, needed: int, available: int | None, learners: int = 0) -> Finding:
+    """Whether `workers` processes (and learners') that need so much together fit; the kernel would kill some of them
     otherwise."""
     if available is None:
         return Finding("memory", "note", f"needs {_size(needed)}; this system does not tell its room")
     return judge(
         "memory",
         available > needed,
-        f"{_children(workers, learner)} need at least {_size(needed)}, {_size(available)} available",
+        f"{_children(workers, learners)} need at least {_size(needed)}, {_size(available)} available",
         "ask for fewer --workers, fewer --envs-per-worker or a smaller network",
     )
 
 
-def check_descriptors(workers: int, per_child: int, limit: int | None = None, learner: bool = False) -> Finding:
-    """Whether the supervisor may open what `workers` children, their evaluator and a learner need of it."""
+def check_descriptors(workers: int, per_child: int, limit: int | None = None, learners: int = 0) -> Finding:
+    """Whether the supervisor may open what `workers` children, their evaluator and learners need of it."""
     if limit is None:
         limit = descriptor_limit()
-    needed = open_files() + (workers + 1 + learner) * max(1, per_child) + SPARE_FILES
+    needed = open_files() + (workers + 1 + learners) * max(1, per_child) + SPARE_FILES
     return judge(
         "file descriptors",
         limit == 0 or limit >= needed,
-        f"{_children(workers, learner)} need about {needed}, " + (f"{limit} allowed" if limit else "no limit known"),
+        f"{_children(workers, learners)} need about {needed}, " + (f"{limit} allowed" if limit else "no limit known"),
         f"run `ulimit -n {needed}` (or more) before, or ask for fewer --workers",
     )
 
@@ -205,9 +227,8 @@ def check_speed(run: Run) -> Finding:
     frames = run.spec.environment.frames_per_step
     figure = f"{steps / seconds:,.0f} steps/s training, {steps / environment:,.0f} in its environments alone"
     figure += f" ({frames * steps / environment:,.0f} frames/s)" if frames > 1 else ""
-    if run.handles.experience is not None:
-        rows = read_records(run.spec.folder.learner_file)
-    learnt = [row for row in rows if "updates" in row]
+    learners = run.spec.folder.path.glob("learner*.jsonl")
+    learnt = [row for row in (*rows, *chain.from_iterable(map(read_records, learners))) if "updates" in row]
     finite = all(math.isfinite(float(value or 0.0)) for row in learnt for value in row["metrics"].values())
     dropped = sum(row["dropped_gradients"] for row in learnt)
     return judge(
@@ -218,9 +239,10 @@ def check_speed(run: Run) -> Finding:
     )
 
 
-def _children(workers: int, learner: bool) -> str:
+def _children(workers: int, learners: int) -> str:
     """Who they are, for reading."""
-    return f"{workers} workers and a learner" if learner else f"{workers} workers"
+    others = {0: "", 1: " and a learner"}.get(learners, f" and {learners} learners")
+    return f"{workers} workers{others}"
 
 
 def _size(number: float) -> str:

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from asyncrl import pages
 from asyncrl.api.training import check_together, make_spec, prepare
-from asyncrl.backends.handles import GRADIENT, experience_bytes
+from asyncrl.backends.handles import IN_STEP, QUEUE, experience_bytes, learners_of
 from asyncrl.backends.processes import start_context
 from asyncrl.checks import environment, learning, machine
 from asyncrl.checks import learner as exchange
@@ -131,7 +131,7 @@ def examine(config: Config, page: str, spec: EnvSpec, spaces: Spaces) -> list[Fi
     context = start_context(page)
     with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        if has_learner(page):
+        if load_page(page).EXPERIENCE in (IN_STEP, QUEUE):
             found, open_per_child = check_learner(context, page, folder)
         else:
             found, open_per_child = check_learning(context, folder, config.statistics)
@@ -147,11 +147,6 @@ def examine(config: Config, page: str, spec: EnvSpec, spaces: Spaces) -> list[Fi
 def no_room(error: UsageError) -> Finding:
     """This machine refuses even the small runs of the checks."""
     return Finding("a small run", "FAIL", str(error), "make the room that it asks for, and try again")
-
-
-def has_learner(page: str) -> bool:
-    """Whether its experience goes to one."""
-    return load_page(page).EXPERIENCE != GRADIENT
 
 
 def run_config(config: Config, page: str, spaces: Spaces) -> RunConfig:
@@ -241,13 +236,13 @@ def judge_learning(run: Run, initial: Any, heard: Sequence[Heard]) -> list[Findi
 
 def check_room(page: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, open_per_child: int) -> Iterator[Finding]:
     """Memory, file descriptors and disk for the run to come."""
-    target, learner = load_page(page).HAS_TARGET, has_learner(page)
+    target, learners = load_page(page).HAS_TARGET, learners_of(page, run)
     parameters = initial_parameters(page, run, spaces)[0].numel()
     moments, experience = moments_size(moments_shape(run, spec, spaces)), experience_bytes(page, run, spec, spaces)
     yield machine.check_shared_memory(machine.shared_bytes(run, parameters, moments, target, experience))
-    needed = machine.processes_bytes(run, spec, spaces, parameters, learner)
-    yield machine.check_memory(run.workers, needed, machine.available_bytes(), learner)
-    yield machine.check_descriptors(run.workers, open_per_child, learner=learner)
+    needed = machine.processes_bytes(run, spec, spaces, parameters, learners) + experience
+    yield machine.check_memory(run.workers, needed, machine.available_bytes(), learners)
+    yield machine.check_descriptors(run.workers, open_per_child, learners=learners)
     yield machine.check_disk(machine.checkpoint_bytes(run, parameters, target), Path(run.runs_dir))
 
 

@@ -17,6 +17,7 @@ from asyncrl.commands.program import run_command
 from asyncrl.config.commandline import parse, value_of
 from asyncrl.config.groups import default_workers
 from asyncrl.core.cores import usable_cores
+from asyncrl.experience.replay import Replay
 from asyncrl.pages import command_of, short
 from asyncrl.runtime.run import Run, load_page
 from asyncrl.runtime.terminal import View, make_view, number, say
@@ -106,10 +107,24 @@ def introduction(run: Run) -> list[str]:
     if config.backend == "local" and config.workers > default_workers():
         cores = len(usable_cores())
         lines.append(f"{config.workers} workers share {cores} cores: no faster than {default_workers()} would be")
+    if isinstance(run.handles.experience, Replay):
+        lines += remembered(run.handles.experience, run)
     if run.spec.part:
         lines.append(
             f"resumed at {run.handles.clock.steps:,} steps after {run.handles.clock.seconds:.0f} s; "
             + ("every worker goes on where it was" if run.spec.exact else "environments begin new episodes")
         )
     lines.append(f"watch it: tensorboard --logdir {run.spec.folder.path}")
+    return lines
+
+
+def remembered(memory: Replay, run: Run) -> list[str]:
+    """What there is to say of a replay memory."""
+    plan = memory.plan
+    lines = [
+        f"replay memory: {plan.capacity:,} steps take {plan.bytes / 2**20:,.0f} MiB; after {plan.warmup_steps:,} steps "
+        f"{plan.ratio:g} updates per step, each of {plan.minibatch} transitions of {plan.shape.n_step} steps"
+    ]
+    if run.spec.part and not run.spec.exact and not memory.learnt():
+        lines.append(f"the memory is filled again: nothing is learnt before it holds {plan.warmup_steps:,} steps")
     return lines

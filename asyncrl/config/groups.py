@@ -180,7 +180,7 @@ class OptimiserSettings(Settings):
     """What is learnt from, and what a gradient does to the parameters."""
 
     # Adam needs no tuning of epsilon to the scale of rewards, and its fused update takes half of RMSProp's time.
-    optimizer: Literal["rmsprop", "adam", "momentum-sgd"] = "adam"
+    optimizer: Literal["rmsprop", "adam", "momentum-sgd", "adagrad"] = "adam"
     """Update rule."""
     learning_rate: float = 6e-4
     """eta at the first step."""
@@ -193,7 +193,7 @@ class OptimiserSettings(Settings):
     optimizer_decay: float = 0.999
     """alpha of rmsprop and momentum-sgd, beta_2 of adam."""
     optimizer_epsilon: float = 1e-8
-    """rmsprop: inside the root. adam: beside the root."""
+    """rmsprop: inside the root. adam, adagrad: beside the root."""
     optimizer_momentum: float = 0.9
     """beta_1 of adam."""
     reward_clip: float = 0.0

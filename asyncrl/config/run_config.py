@@ -54,6 +54,9 @@ class RunConfig(
             self.max_gradient_norm,
             self.statistics == "per-worker",
             getattr(self, "target_interval_steps", 0),
+            getattr(self, "target_interval_updates", 0),
+            getattr(self, "max_staleness", 0),
+            getattr(self, "max_loss_deviations", 0.0),
         )
 
 

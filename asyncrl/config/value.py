@@ -1,4 +1,4 @@
-"""What the three value-based methods have in common: a target network and exploration by action values."""
+"""What the value-based methods have in common: a target network and exploration by action values."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ SAMPLED_EPSILON = 0.05
 
 
 @dataclass(frozen=True)
-class ValueConfig(RunConfig):
-    """Settings of one-step Q, one-step Sarsa and n-step Q."""
+class ActionValueConfig(RunConfig):
+    """Settings of all methods that learn action values."""
 
     # Targets from a network that moves are followed more slowly than A3C's.
     learning_rate: float = 3e-4
     """eta at the first step."""
     evaluation_policy: Literal["greedy", "sampled"] = "greedy"
     """Whether the evaluator takes the best action or, with an epsilon of 0.05, any. Preset of screens: sampled."""
-    target_interval_steps: int = 10_000
-    """I_target: the target network is renewed whenever T crosses a multiple of this (the paper's 40 000 frames)."""
     double_q: bool = False
     """Let theta choose the action that theta^- values (van Hasselt et al. 2016)."""
+    dueling: bool = False
+    """Make Q of two streams, the state's value and the actions' advantages (Wang et al. 2016)."""
     exploration: Literal["drawn", "ladder", "boltzmann", "equal"] = "drawn"
     """How workers differ: final epsilon drawn per worker (the paper's), Ape-X's ladder, temperatures, or not at all."""
     epsilons: tuple[float, ...] = (0.1, 0.01, 0.5)
@@ -48,7 +48,6 @@ class ValueConfig(RunConfig):
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
         super().check()
-        self._require("target_interval_steps", self.target_interval_steps >= 1, "must be at least 1")
         self._require("exploration_steps", self.exploration_steps >= 0, "must not be negative")
         self._require("epsilons", bool(self.epsilons) and all(0 <= e <= 1 for e in self.epsilons), "must lie in [0, 1]")
         self._require("temperatures", all(0 < t < math.inf for t in self.temperatures), "must be positive")
@@ -71,3 +70,16 @@ class ValueConfig(RunConfig):
             return EpsilonGreedy(self.epsilons[0], self.exploration_steps)
         final = draw_epsilon(self.epsilons, self.epsilon_probabilities, (self.seed, worker))
         return EpsilonGreedy(final, self.exploration_steps)
+
+
+@dataclass(frozen=True)
+class ValueConfig(ActionValueConfig):
+    """Settings of one-step Q, one-step Sarsa and n-step Q."""
+
+    target_interval_steps: int = 10_000
+    """I_target: the target network is renewed whenever T crosses a multiple of this (the paper's 40 000 frames)."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require("target_interval_steps", self.target_interval_steps >= 1, "must be at least 1")

@@ -25,6 +25,15 @@ def squared_error(values: Tensor, targets: Tensor) -> Tensor:
     return torch.square(targets.detach() - values)
 
 
+def importance_weights(priorities: Tensor, beta: float) -> Tensor:
+    """(N P(i))^-beta over the largest of the batch, float32 `[B]`: what undoes the bias of prioritised draws.
+
+    Schaul et al. 2016, section 3.4. P(i) is priority i by the sum of all; N and that sum cancel. With beta = 1 the bias
+    is undone wholly, with 0 not at all.
+    """
+    return (priorities.min() / priorities).pow(beta).float()
+
+
 def clipped_surrogate(
     log_probabilities: Tensor, old_log_probabilities: Tensor, advantages: Tensor, clip: float
 ) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -63,6 +65,27 @@ def mean_and_deviation(row: NDArray[np.float64]) -> tuple[NDArray[np.float32], N
     if count < 2:
         return np.zeros(n, np.float32), np.ones(n, np.float32)
     return mean.astype(np.float32), np.sqrt(squares / count + 1e-8).astype(np.float32)
+
+
+SPREAD_OVER = 100
+"""A running spread is of about so many of the newest values."""
+
+
+def unusual(row: NDArray[np.float64], value: float, deviations: float, over: int = SPREAD_OVER) -> bool:
+    """Whether |value| lies more than `deviations` standard deviations above the running mean; then that takes it in.
+
+    `row` `[3]` holds how many values there were, mean and variance, and is changed in place. Of the first `over`
+    values all count alike, and none is unusual; then older ones are forgotten, by 1 / over with each. What is unusual
+    is taken in as well, unless it is not finite: if all values become larger for good, they are soon usual again.
+    """
+    count, mean, variance = row
+    size = abs(value)
+    if not math.isfinite(size):
+        return True
+    is_unusual = bool(count >= over and size > mean + deviations * variance**0.5)
+    weight = 1 / min(count + 1, over)
+    row[:] = count + 1, mean + weight * (size - mean), (1 - weight) * (variance + weight * (size - mean) ** 2)
+    return is_unusual
 
 
 def merge(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:

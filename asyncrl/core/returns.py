@@ -1,4 +1,4 @@
-"""Returns, computed backwards in time."""
+"""Returns, and the values they end with."""
 
 from __future__ import annotations
 
@@ -29,3 +29,29 @@ def lambda_returns(
     for t in range(len(returns) - 2, -1, -1):
         returns[t] += carried[t] * returns[t + 1]
     return torch.from_numpy(returns)
+
+
+def n_step_targets(rewards: Tensor, discounts: Tensor, last: Tensor, values: Tensor) -> Tensor:
+    """n-step targets of B steps drawn one by one, `[B]`, from what followed each of them, `[n, B]`.
+
+        y = r_0 + d_0 r_1 + ... + d_0 ... d_{m-2} r_{m-1} + d_0 ... d_{m-1} V
+
+    m is n, or fewer where an episode ended: `last` cuts the return behind the first step it marks, and what stands
+    there belongs to the next episode. `values` `[B]` are of the observations m steps on, which at a time limit are the
+    last of their episode. A discount of 0 ends an episode; a truncated one keeps its discount and bootstraps.
+    """
+    behind = (last.cumsum(0) - last.int()).bool()
+    reached = discounts.masked_fill(behind, 1.0).cumprod(0)
+    earned = rewards.masked_fill(behind, 0.0)
+    return earned[0] + (reached[:-1] * earned[1:]).sum(0) + reached[-1] * values
+
+
+def best_values(target: Tensor, online: Tensor | None = None) -> Tensor:
+    """max_a Q(s, a; theta^-) `[...]` of action values `[..., A]`.
+
+    With `online`, Q(s, a; theta), it is double Q (van Hasselt et al. 2016): theta chooses the action that theta^-
+    values.
+    """
+    if online is None:
+        return target.amax(-1)
+    return target.gather(-1, online.argmax(-1, keepdim=True)).squeeze(-1)

@@ -157,3 +157,33 @@ class Minibatch:
             None if self.state is None else tuple(part[chosen] for part in self.state),
             None if self.last is None else self.last[:, chosen],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Transitions:
+    """B transitions of n steps each, drawn one by one from a replay memory.
+
+    Rewards end with the first `last`: what the rows below it hold belongs to the next episode.
+    """
+
+    observations: Tensor
+    """`[B, ...]` what the first action was chosen on."""
+    actions: Tensor
+    """`[B]` int64: the first action."""
+    rewards: Tensor
+    """`[n, B]` float32, raw."""
+    discounts: Tensor
+    """`[n, B]` float32: gamma, or 0 where the episode terminated."""
+    last: Tensor
+    """`[n, B]` bool: True where the return is cut, as in a rollout."""
+    following: Tensor
+    """`[B, ...]` what the return bootstraps from: the observation n steps later, or that after the first `last`."""
+    weights: Tensor
+    """`[B]` float32: what each counts in the loss; 1 where all are drawn equally often."""
+    reward_scale: float = 1.0
+    """What the loss multiplies rewards by, where returns are normalised."""
+
+    def learning_rewards(self, clip: float) -> Tensor:
+        """Rewards as a loss takes them, `[n, B]`: scaled, then clipped to [-clip, clip]; with 0 not clipped."""
+        rewards = self.rewards * self.reward_scale
+        return rewards.clamp_(-clip, clip) if clip else rewards

@@ -24,7 +24,7 @@ class UpdateRule:
     decay: float = 0.99
     """alpha: how much of the old statistics survives an update (rmsprop, momentum); beta_2 for adam."""
     epsilon: float = 0.1
-    """rmsprop: added *inside* the root, as in the paper. adam: added to the root, as in its own paper."""
+    """rmsprop: added *inside* the root, as in the paper. adam, adagrad: added to the root, as in their own papers."""
     momentum: float = 0.9
     """beta_1 of adam."""
 
@@ -56,7 +56,18 @@ class Descent:
     per_worker_statistics: bool = False
     """Whether each worker has statistics of its own."""
     target_interval_steps: int = 0
-    """theta^- becomes theta whenever T crosses a multiple of this; 0: there is no theta^-."""
+    """theta^- becomes theta whenever T crosses a multiple of this; 0: not by T."""
+    target_interval_updates: int = 0
+    """theta^- becomes theta whenever the number of updates crosses a multiple of this; 0: not by updates."""
+    max_staleness: int = 0
+    """A gradient is dropped before which others have made more updates than this; 0: none is."""
+    max_loss_deviations: float = 0.0
+    """A gradient is dropped whose loss lies so many standard deviations above the running mean; 0: none is."""
+
+    @property
+    def has_target(self) -> bool:
+        """Whether there is a theta^-."""
+        return bool(self.target_interval_steps or self.target_interval_updates)
 
     def learning_rate_at(self, steps: int) -> float:
         """eta at T = `steps`."""
@@ -108,5 +119,25 @@ def adam(
     )
 
 
+def adagrad(
+    rule: UpdateRule, theta: Tensor, gradient: Tensor, statistics: Tensor, learning_rate: float, updates: int
+) -> None:
+    """g <- g + d^2;  theta <- theta - eta d / (sqrt(g) + eps)   (Duchi et al. 2011), by torch's fused kernel.
+
+    g only grows: what eta is worth falls with every update. In one pass over the memory it takes a third of the time.
+    """
+    torch._fused_adagrad_(
+        [theta],
+        [gradient],
+        [statistics[0]],
+        [torch.ones(())],  # of no meaning without a decay of eta by the number of updates
+        lr=learning_rate,
+        lr_decay=0.0,
+        weight_decay=0.0,
+        eps=rule.epsilon,
+        maximize=False,
+    )
+
+
 Rule = Callable[[UpdateRule, Tensor, Tensor, Tensor, float, int], None]
-RULES: dict[str, Rule] = {"rmsprop": rmsprop, "momentum-sgd": momentum_sgd, "adam": adam}
+RULES: dict[str, Rule] = {"rmsprop": rmsprop, "momentum-sgd": momentum_sgd, "adam": adam, "adagrad": adagrad}

@@ -14,7 +14,7 @@ from asyncrl.experience import blocks
 from asyncrl.experience.blocks import RolloutShape
 from asyncrl.experience.ring import Ring, ring_bytes
 from asyncrl.runtime.clock import BUILDING, ENDED, Clock
-from asyncrl.runtime.protocols import Batch, Receipt
+from asyncrl.runtime.protocols import LEARNER, Batch, Receipt
 from asyncrl.runtime.shared_memory import shared_zeros
 
 PATIENCE_SECONDS = 10.0
@@ -79,7 +79,7 @@ class Batches:
         self._clock.count(actor, rollout.steps)
         return Receipt(True, steps=self._clock.steps, finished=self._clock.finished())
 
-    def take(self) -> Batch | None:
+    def take(self, learner: int = LEARNER) -> Batch | None:
         """The learner's next batch; None if it is not there yet."""
         ready = [ring.ready() for ring in self._rings]
         if not any(ready) or (self._in_step and self._waits(ready)):
@@ -143,11 +143,14 @@ class Batches:
         """Whether it may put a rollout soon; one that was lost will not, nor its successor while it is being built."""
         return self._clock.phase(actor) not in (BUILDING, ENDED)
 
-    def release(self) -> None:
+    def release(self, learner: int = LEARNER) -> None:
         """The learner has done with what it took: the room is the actors' again."""
         for ring, count in self._taken:
             ring.release(count)
         self._taken = []
+
+    def feedback(self, keys: Tensor, errors: Tensor, learner: int = LEARNER) -> None:
+        """Each rollout is taken once: errors do not matter."""
 
     def state(self) -> dict[str, Tensor]:
         """Copies of what lies in the rings, while nobody puts or takes."""

@@ -118,21 +118,34 @@ AUTO = {"atari": "small", "screen": "small", "board": "board", "vector": "mlp"}
 """The network "auto" by the kind of observation."""
 
 
-def make_body(config: RunConfig, shape: tuple[int, ...], dtype: str, kind: str) -> Body:
-    """The body that the configuration names ("auto": by the kind) for observations of a `shape`, `dtype` and `kind`.
+def body_name(config: RunConfig, kind: str) -> str:
+    """The body that the configuration names; "auto" goes by the kind of observation."""
+    return AUTO[kind] if config.network == "auto" else config.network
 
-    Raises UsageError for a body that cannot take such observations.
+
+def hidden_widths(config: RunConfig, kind: str) -> tuple[int, ...]:
+    """Widths of the body's fully connected layers."""
+    name = body_name(config, kind)
+    return config.hidden_sizes or (MLP_WIDTHS if name == "mlp" else (CONVOLUTIONS[name].width,))
+
+
+def make_body(config: RunConfig, shape: tuple[int, ...], dtype: str, kind: str, without_last: bool = False) -> Body:
+    """The body that the configuration names for observations of a `shape`, `dtype` and `kind`.
+
+    `without_last` leaves the last fully connected layer to the heads. Raises UsageError for a body that cannot take
+    such observations.
     """
-    name = AUTO[kind] if config.network == "auto" else config.network
+    name, widths = body_name(config, kind), hidden_widths(config, kind)
+    if without_last:
+        widths = widths[:-1]
     if (kind == "vector") != (name == "mlp"):
         what = "a vector" if kind == "vector" else "an image"
         raise UsageError(f"--network {name} cannot take {what} of shape {shape}; use --network auto")
     if name == "mlp":
-        return VectorBody(shape[0], config.hidden_sizes or MLP_WIDTHS)
-    convolutions = CONVOLUTIONS[name]
+        return VectorBody(shape[0], widths)
     # Normalised observations are no pixels any more.
     raw_pixels = dtype == "uint8" and not config.normalize_observations
-    return ConvolutionalBody(shape, convolutions, config.hidden_sizes or (convolutions.width,), raw_pixels)
+    return ConvolutionalBody(shape, CONVOLUTIONS[name], widths, raw_pixels)
 
 
 def initialise(network: nn.Module, how: str, head_gains: Mapping[nn.Module, float]) -> None:

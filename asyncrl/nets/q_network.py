@@ -4,19 +4,45 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from asyncrl.config.value import ActionValueConfig
 from asyncrl.core.rollout import State
-from asyncrl.nets.bodies import initialise
+from asyncrl.core.spaces import Spaces
+from asyncrl.nets.bodies import hidden_widths, initialise, make_body
 from asyncrl.nets.memory import Trunk
+
+
+class Dueling(nn.Module):
+    """Q(s, a) = V(s) + A(s, a) - mean_a A(s, a), of two streams (Wang et al. 2016, equation 9)."""
+
+    def __init__(self, features: int, width: int, actions: int) -> None:
+        super().__init__()
+        # A hidden layer of `width` for each stream, both in one: half the calls.
+        self.hidden = nn.Linear(features, 2 * width)
+        self.value = nn.Linear(width, 1)
+        self.advantage = nn.Linear(width, actions)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Q `[..., A]` of features `[..., F]`."""
+        for_value, for_advantage = self.hidden(features).relu_().chunk(2, -1)
+        advantages: Tensor = self.advantage(for_advantage)
+        values: Tensor = self.value(for_value)
+        return advantages + (values - advantages.mean(-1, keepdim=True))
 
 
 class QNetwork(nn.Module):
     """Q(s, a) for all actions at once."""
 
-    def __init__(self, trunk: Trunk, actions: int, initialisation: str = "orthogonal") -> None:
+    def __init__(self, trunk: Trunk, actions: int, initialisation: str = "orthogonal", dueling_width: int = 0) -> None:
+        """With a `dueling_width` Q is made of two streams, each with a hidden layer of that width."""
         super().__init__()
         self.trunk = trunk
-        self.head = nn.Linear(trunk.features, actions)
-        initialise(self, initialisation, {self.head: 1.0})
+        if dueling_width:
+            dueling = Dueling(trunk.features, dueling_width, actions)
+            self.head: nn.Module = dueling
+            initialise(self, initialisation, {dueling.value: 1.0, dueling.advantage: 1.0})
+        else:
+            self.head = nn.Linear(trunk.features, actions)
+            initialise(self, initialisation, {self.head: 1.0})
 
     def forward(self, observations: Tensor, state: State = None, last: Tensor | None = None) -> tuple[Tensor, State]:
         """Q `[T, E, A]` and the states after each step, of observations `[T, E, *shape]`."""
@@ -27,3 +53,17 @@ class QNetwork(nn.Module):
         """All that acting needs: Q `[E, A]` at observations `[E, *shape]`, and the state after them."""
         features, state = self.trunk.step(observations, state)
         return self.head(features), state
+
+
+def make_q_network(config: ActionValueConfig, spaces: Spaces) -> QNetwork:
+    """Q on the body the configuration names.
+
+    Without memory the two streams of --dueling part before the last hidden layer, which each has for itself, as in the
+    paper; with one they part behind it.
+    """
+    cells = getattr(config, "lstm_cells", 0)
+    part_early = config.dueling and not cells
+    body = make_body(config, spaces.observation_shape, spaces.observation_dtype, spaces.kind, without_last=part_early)
+    width = hidden_widths(config, spaces.kind)[-1] if config.dueling else 0
+    initialisation = "torch7" if config.preset == "paper" else "orthogonal"
+    return QNetwork(Trunk(body, cells), spaces.actions, initialisation, width)

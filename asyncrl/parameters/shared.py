@@ -15,15 +15,20 @@ from torch import Tensor
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.flat import clip_by_norm
+from asyncrl.core.moments import unusual
 from asyncrl.core.schedules import crossed
 from asyncrl.core.updates import Descent
 from asyncrl.runtime.clock import Clock
-from asyncrl.runtime.protocols import LEARNER, Receipt, Update
+from asyncrl.runtime.protocols import LEARNER, NOT_FINITE, OUTLIER, STALE, Counts, Receipt, Update
 from asyncrl.runtime.shared_memory import shared_zeros
 
-UPDATES, DROPPED, EARLIER_UPDATES, BEGUN = range(4)
-"""Columns of a writer's row: updates it ended and gradients it dropped, updates of earlier parts of the run, updates it
-began."""
+COUNTED = len(Counts._fields)
+"""The first columns of a writer's row are its `Counts`."""
+UPDATES = 0
+COLUMN_OF = {NOT_FINITE: 1, STALE: 2, OUTLIER: 3}
+"""Column of a writer's row by the reason for which it dropped a gradient."""
+EARLIER_UPDATES, BEGUN = COUNTED, COUNTED + 1
+"""Further columns: updates of earlier parts of the run, updates it began."""
 MISFIT = (
     "the checkpoint's optimiser statistics are of another --optimizer, of other --statistics, or, with --statistics "
     "per-worker, of another number of --workers"
@@ -57,17 +62,22 @@ class SharedStore:
         self.statistics = zeros(owners, descent.rule.statistics, initial.numel())
         self._target: Tensor | None = None
         """theta^- `[P]`; refreshed by whoever sees that it is due."""
-        if descent.target_interval_steps:
+        if descent.has_target:
             self._target = zeros(initial.numel())
             self._target.copy_(initial)
         self._target_steps = zeros(1, dtype=torch.int64)
+        """T, or the number of updates, when that was done last."""
         self._descent = descent
         self._clock = clock
         self._lock_file = lock_file
         self._lock: int | None = None
-        # A row per writer: the workers, then a learner; the last row is what earlier parts of the run counted.
-        self._cells = zeros(workers + 2, 8, dtype=torch.int64)
+        # A row per writer: the workers, then the learners; the last row is what earlier parts of the run counted.
+        self._workers = workers
+        writers = workers + max(1, len(clock.learners))
+        self._cells = zeros(writers + 1, 8, dtype=torch.int64)
         self._counts: NDArray[np.int64] = self._cells.numpy()
+        # A row per writer as well: how many losses there were, their running mean and variance.
+        self._losses = zeros(writers, 3, dtype=torch.float64)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_counts"} | {"_lock": None}
@@ -82,20 +92,15 @@ class SharedStore:
         return int(self._counts[:, UPDATES].sum())
 
     @property
-    def dropped(self) -> int:
-        """Gradients dropped because they were not finite."""
-        return int(self._counts[:, DROPPED].sum())
-
-    @property
     def torn(self) -> bool:
         """Whether the learner has begun an update and not ended it: if it is dead, theta is half of one."""
         own = self._counts[self._row(LEARNER)]
         return bool(own[BEGUN] != own[UPDATES])
 
-    def counts(self, worker: int) -> tuple[int, int]:
-        """Updates applied and gradients dropped by one worker since this part of the run began."""
-        own = self._counts[self._row(worker)]
-        return int(own[UPDATES]), int(own[DROPPED])
+    def counts(self, worker: int | None = None) -> Counts:
+        """What became of one worker's updates since this part of the run began; None: of all of the run's."""
+        own = self._counts.sum(0) if worker is None else self._counts[self._row(worker)]
+        return Counts(*own[:COUNTED].tolist())
 
     def view(self) -> Tensor:
         """theta `[P]` itself."""
@@ -122,43 +127,58 @@ class SharedStore:
         """theta <- theta - eta update(gradient), exactly once; T <- T + steps; theta^- <- theta if that is due.
 
         The gradient is clipped in place. One that is not finite is counted and not applied: one NaN would reach every
-        worker and stay in the statistics for ever.
+        worker and stay in the statistics for ever. So is one that is too old or of an unusual loss, if those rules
+        (Nair et al. 2015) are set; its steps count all the same.
         """
         eta = self._descent.learning_rate_at(self._clock.steps)
         norm = clip_by_norm(update.gradient, self._descent.max_gradient_norm)
         counts = self._counts[self._row(update.worker)]
-        applied, staleness = math.isfinite(norm), 0
-        if applied:
-            with self._exclusive():
-                before = self.updates
-                private = len(self.statistics) > 1 and update.worker != LEARNER
+        reason = self._fault(update, norm)
+        with self._exclusive():
+            before = self.updates
+            staleness = before - update.version
+            if not reason and 0 < self._descent.max_staleness < staleness:
+                reason = STALE
+            if not reason:
+                private = len(self.statistics) > 1 and update.worker >= 0
                 seen = int(counts[UPDATES] + counts[EARLIER_UPDATES]) if private else before
                 statistics = self.statistics[update.worker if private else 0]
                 counts[BEGUN] = counts[UPDATES] + 1
                 self._descent.rule.apply(self.theta, update.gradient, statistics, eta, seen)
                 counts[UPDATES] += 1
-            staleness = before - update.version
-        else:
-            counts[DROPPED] += 1
+        if reason:
+            counts[COLUMN_OF[reason]] += 1
         if update.steps:
             self._clock.count(update.worker, update.steps)
         steps = self._clock.steps
         self._refresh_target(steps)
-        return Receipt(applied, "" if applied else "not finite", norm, staleness, eta, steps, self._clock.finished())
+        return Receipt(not reason, reason, norm, staleness, eta, steps, self._clock.finished())
+
+    def _fault(self, update: Update, norm: float) -> str:
+        """Why a gradient is not to be applied, by itself; empty: nothing speaks against it."""
+        if not math.isfinite(norm):
+            return NOT_FINITE
+        deviations = self._descent.max_loss_deviations
+        if not deviations or update.loss is None:
+            return ""
+        losses: NDArray[np.float64] = self._losses.numpy()[self._row(update.worker)]
+        return OUTLIER if unusual(losses, float(update.loss), deviations) else ""
 
     def _row(self, writer: int) -> int:
-        return len(self._counts) - 2 if writer == LEARNER else writer
+        return writer if writer >= 0 else self._workers + LEARNER - writer
 
     def _refresh_target(self, steps: int) -> None:
-        """theta^- <- theta if T = `steps` has crossed a multiple of the interval since the last time.
+        """theta^- <- theta if T = `steps`, or the number of updates, has crossed a multiple of the interval since then.
 
         Two workers that see the same crossing at the same time copy twice, which does no harm. `T mod I == 0` of the
         pseudo-code would miss most crossings: T grows by whole rollouts of many workers.
         """
         if self._target is None:
             return
-        if crossed(int(self._target_steps), steps, self._descent.target_interval_steps):
-            self._target_steps.fill_(steps)
+        by_steps = self._descent.target_interval_steps
+        now, interval = (steps, by_steps) if by_steps else (self.updates, self._descent.target_interval_updates)
+        if crossed(int(self._target_steps), now, interval):
+            self._target_steps.fill_(now)
             self._target.copy_(self.theta)
 
     def snapshot(self) -> Tensor:
@@ -169,33 +189,39 @@ class SharedStore:
         """Copies of all that belongs into a checkpoint beside theta."""
         state = {
             "statistics": self.statistics.clone(),
-            "worker_updates": torch.from_numpy(self._counts[:-2, UPDATES] + self._counts[:-2, EARLIER_UPDATES]),
+            "worker_updates": torch.from_numpy(self._counts[: self._workers, [UPDATES, EARLIER_UPDATES]].sum(1)),
+            "losses": self._losses.clone(),
         }
         if self._target is not None:
             state |= {"target": self._target.clone(), "target_steps": self._target_steps.clone()}
         return state
 
-    def restore(self, theta: Tensor, state: Mapping[str, Tensor], updates: int, dropped: int) -> None:
-        """Put back what a checkpoint holds. Raises UsageError, naming the setting, if it does not fit."""
+    def restore(self, theta: Tensor, state: Mapping[str, Tensor], counts: Counts) -> None:
+        """Put back what a checkpoint holds; `counts` are those of earlier parts of the run.
+
+        Raises UsageError, naming the setting, if it does not fit.
+        """
         if theta.shape != self.theta.shape:
             raise UsageError("the checkpoint's network has another size than this run's")
         shapes = {name: tensor.shape for name, tensor in self.state().items()}
-        workers = shapes.pop("worker_updates")  # their number may change
-        if missing := sorted({"worker_updates", *shapes} - state.keys()):
+        if missing := sorted(shapes.keys() - state.keys()):
             raise UsageError(f"the checkpoint cannot be used: it lacks {', '.join(missing)}")
+        own_rows = {"worker_updates", "losses"}  # of the workers, whose number may change
         for name, shape in shapes.items():
-            if state[name].shape != shape:
+            if name not in own_rows and state[name].shape != shape:
                 raise UsageError(
                     MISFIT if name == "statistics" else f"the shape of the checkpoint's {name} is not this run's"
                 )
         self.theta.copy_(theta)
         self.statistics.copy_(state["statistics"])
-        if state["worker_updates"].shape == workers:
-            self._counts[:-2, EARLIER_UPDATES] = state["worker_updates"].numpy()
+        if state["worker_updates"].shape == shapes["worker_updates"]:
+            self._counts[: self._workers, EARLIER_UPDATES] = state["worker_updates"].numpy()
+        if state["losses"].shape == shapes["losses"]:
+            self._losses.copy_(state["losses"])
         if self._target is not None:
             self._target.copy_(state["target"])
             self._target_steps.copy_(state["target_steps"])
-        self._counts[-1, UPDATES], self._counts[-1, DROPPED] = updates, dropped
+        self._counts[-1, :COUNTED] = counts
         self._counts[:, BEGUN] = self._counts[:, UPDATES]  # no update is half done any more
 
     @contextlib.contextmanager

@@ -25,21 +25,21 @@ _CACHE_LINE = 8  # int64 per row: 64 bytes, so that no two writers share a line
 
 
 class Clock:
-    """Counters in shared memory: row k is worker k's; the evaluator's, a learner's and the supervisor's follow.
+    """Counters in shared memory: row k is worker k's; the evaluator's, the learners' and the supervisor's follow.
 
     A process that is killed leaves its row as it was and blocks nobody. T is the sum of what each worker counted:
     exact without a lock, because every cell has a single writer and an aligned 8-byte store is not torn.
     """
 
     def __init__(
-        self, workers: int, total_steps: int, base_steps: int = 0, base_seconds: float = 0.0, learner: bool = False
+        self, workers: int, total_steps: int, base_steps: int = 0, base_seconds: float = 0.0, learners: int = 0
     ) -> None:
         """`base_steps` and `base_seconds` are what earlier parts of a resumed run have done."""
         self.workers = workers
-        self.learner = learner
-        """Whether there is a learner beside the workers."""
+        self.learners = range(LEARNER, LEARNER - learners, -1)
+        """The numbers of the learners that there are beside the workers."""
         self.total_steps = total_steps
-        self._cells = shared_zeros(workers + 3, _CACHE_LINE, dtype=torch.int64)
+        self._cells = shared_zeros(workers + 2 + max(1, learners), _CACHE_LINE, dtype=torch.int64)
         self._attach()
         self._control[BASE_STEPS] = base_steps
         self._control[BASE_MILLISECONDS] = round(base_seconds * 1000)
@@ -49,11 +49,11 @@ class Clock:
         self._control = self._table[-1]
         self._steps = self._table[: self.workers, STEPS]
 
-    def __getstate__(self) -> tuple[int, int, bool, Tensor]:
-        return self.workers, self.total_steps, self.learner, self._cells
+    def __getstate__(self) -> tuple[int, int, range, Tensor]:
+        return self.workers, self.total_steps, self.learners, self._cells
 
-    def __setstate__(self, state: tuple[int, int, bool, Tensor]) -> None:
-        self.workers, self.total_steps, self.learner, self._cells = state
+    def __setstate__(self, state: tuple[int, int, range, Tensor]) -> None:
+        self.workers, self.total_steps, self.learners, self._cells = state
         self._attach()
 
     @property
@@ -77,9 +77,9 @@ class Clock:
         return [int(steps) for steps in self._steps]
 
     def phases(self) -> list[int]:
-        """Phase of each worker, and of the learner if there is one."""
+        """Phase of each worker, and of each learner."""
         own = [int(phase) for phase in self._table[: self.workers, PHASE]]
-        return [*own, self.phase(LEARNER)] if self.learner else own
+        return own + [self.phase(learner) for learner in self.learners]
 
     def phase(self, worker: int) -> int:
         """Phase of a worker or of EVALUATOR or LEARNER."""

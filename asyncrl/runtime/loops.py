@@ -1,7 +1,7 @@
 """The three loops, for any page, any store and any experience.
 
     actor_learner    A3C and the Q family (Mnih et al. 2016, Algorithm S3)
-    actor, learner   A2C, PPO, IMPALA
+    actor, learner   A2C, PPO, IMPALA, Gorila, Ape-X
 
 Each is a generator. A process just runs through it; the serial backend lets the others go on wherever it yields. What
 it yields says whether something was done; if not, the loop waits for somebody else.
@@ -20,7 +20,7 @@ from asyncrl.core.flat import gradient_of
 from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout
 from asyncrl.runtime.clock import Clock
-from asyncrl.runtime.protocols import LEARNER, Agent, Experience, Learning, Store, Update
+from asyncrl.runtime.protocols import LEARNER, Agent, Experience, Learning, Prioritising, Store, Update
 from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.telemetry import Telemetry
 
@@ -108,7 +108,7 @@ def actor_learner(
             telemetry.lap("push")
             telemetry.update(receipt, pending.steps, metrics, pending.rollout, pending.version - pending.pulled)
     finally:
-        telemetry.close()
+        telemetry.write()
 
 
 def actor(
@@ -138,23 +138,32 @@ def actor(
             yield WORKED
             telemetry.lap("wait")
     finally:
-        telemetry.close()
+        telemetry.write()
 
 
 def learner(
-    agent: Learning, replica: Replica, store: Store, experience: Experience, clock: Clock, telemetry: Telemetry
+    agent: Learning,
+    replica: Replica,
+    store: Store,
+    experience: Experience,
+    clock: Clock,
+    telemetry: Telemetry,
+    who: int = LEARNER,
 ) -> Generator[bool]:
-    """Learn from what actors hand over until the run is finished and nothing is left."""
+    """Learn from what actors hand over until the run is finished and nothing is left.
+
+    `who` is LEARNER, or the worker whose actor has its process in common with this learner.
+    """
     parameters = list(agent.network.parameters())
     gradient = torch.empty_like(replica.theta)
     try:
         while True:
             over = clock.finished()  # asked first: what actors put before it became so is learnt from
-            batch = experience.take()
+            batch = experience.take(who)
             if batch is None:
                 if over:
                     return
-                clock.beat(LEARNER)
+                clock.beat(who)
                 yield WAITS
                 telemetry.lap("wait")
                 continue
@@ -168,12 +177,28 @@ def learner(
                 loss, metrics = agent.loss(part)
                 gradient_of(loss, parameters, out=gradient)  # d theta
                 telemetry.lap("loss")
-                receipt = store.push(Update(LEARNER, gradient, version, 0, loss.detach()))
-                clock.beat(LEARNER)
+                receipt = store.push(Update(who, gradient, version, 0, loss.detach()))
+                clock.beat(who)
                 telemetry.lap("push")
                 telemetry.update(receipt, 0, metrics, part)
-            experience.release()
+            if batch.keys is not None:
+                experience.feedback(batch.keys, cast(Prioritising, agent).errors, who)
+            experience.release(who)
             yield WORKED
             telemetry.lap("wait")
     finally:
-        telemetry.close()
+        telemetry.write()
+
+
+def bundled(actor: Generator[bool], learner: Generator[bool]) -> Generator[bool]:
+    """An actor and a learner in one process, in turns, until both have ended (Gorila, Nair et al. 2015)."""
+    loops = [actor, learner]
+    try:
+        while loops:
+            turns = [(loop, next(loop, None)) for loop in loops]
+            loops = [loop for loop, worked in turns if worked is not None]
+            if loops:
+                yield any(worked for _, worked in turns)
+    finally:
+        actor.close()
+        learner.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 from asyncrl.core.schedules import crossed
 from asyncrl.runtime.evaluator import cut_in_words
-from asyncrl.runtime.protocols import EVALUATOR, LEARNER
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, name_of
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import take_checkpoint
 from asyncrl.storage import checkpoints
@@ -24,7 +24,7 @@ TIME_IS_OVER = "max_seconds reached"
 INTERVAL_SECONDS = 2.0
 """Time between two rows of supervisor.jsonl, TensorBoard and status.json."""
 EPISODES_AVERAGED = 100
-COUNTED = {"steps": "worker_steps", "updates": "updates", "dropped_gradients": "dropped_gradients"}
+COUNTED = {"steps": "worker_steps", **{name: name for name in Counts._fields}}
 """What each worker counts in shared memory: its name in `unrecorded`, and the key in the worker's rows."""
 
 
@@ -41,6 +41,8 @@ class Summary:
     """To --max-seconds; None without one."""
     updates: int = 0
     dropped_gradients: int = 0
+    stale_gradients: int = 0
+    outlier_gradients: int = 0
     score_mean: float | None = None
     """Mean raw return of the last training episodes."""
     length_mean: float | None = None
@@ -87,8 +89,8 @@ class Monitor:
         )
         self._writer = RecordWriter(run.spec.folder.supervisor_file)
         self._readers = {k: RecordReader(run.spec.folder.worker_file(k)) for k in range(run.spec.config.workers)}
-        if run.handles.experience is not None:
-            self._readers[LEARNER] = RecordReader(run.spec.folder.learner_file)
+        for learner in run.handles.clock.learners:
+            self._readers[learner] = RecordReader(run.spec.folder.learner_file(name_of(learner)))
         self._evaluator = RecordReader(run.spec.folder.evaluator_file)
         # What earlier parts of the run wrote has been reported then; only their best score still counts.
         for reader in self._readers.values():
@@ -156,7 +158,7 @@ class Monitor:
         """
         if event == "restarted" and worker == EVALUATOR:
             self.summary.evaluator_restarts += 1
-        elif event == "restarted" and worker == LEARNER:
+        elif event == "restarted" and worker <= LEARNER:
             self.summary.learner_restarts += 1
         elif event == "restarted":
             self.summary.worker_restarts[worker] += 1
@@ -224,9 +226,8 @@ class Monitor:
         """What a worker whose process has ended has counted since this was last asked, and no row of it tells."""
         self._read(worker)
         clock, store = self.run.handles.clock, self.run.handles.store
-        updates, dropped = store.counts(worker)
         steps = clock.worker_steps()[worker] if worker >= 0 else 0
-        counted = {"steps": steps, "updates": updates, "dropped_gradients": dropped}
+        counted = {"steps": steps, **store.counts(worker)._asdict()}
         missing = {name: count - self._recorded[worker][name] for name, count in counted.items()}
         self._recorded[worker] = counted
         for name, count in missing.items():
@@ -239,14 +240,16 @@ class Monitor:
         clock, store, summary = self.run.handles.clock, self.run.handles.store, self.summary
         now, steps = time.monotonic(), clock.steps
         elapsed = max(1e-9, now - self._looked_at)
-        updates = store.updates
+        counts = store.counts()
+        updates = counts.updates
         updates_per_second = (updates - summary.updates) / elapsed
         summary.steps, summary.seconds, summary.updates = steps, clock.seconds, updates
         summary.steps_per_second = (steps - self._looked_steps) / elapsed
         if limit := self.run.spec.config.max_seconds:
             summary.seconds_to_limit = max(0.0, limit - clock.seconds_of_this_part)
         summary.worker_silence = [clock.heartbeat_age(worker) for worker in range(clock.workers)]
-        summary.dropped_gradients = store.dropped
+        summary.dropped_gradients = counts.dropped_gradients
+        summary.stale_gradients, summary.outlier_gradients = counts.stale_gradients, counts.outlier_gradients
         if self._scores:
             summary.score_mean, summary.length_mean = statistics.fmean(self._scores), statistics.fmean(self._lengths)
         self._looked_at, self._looked_steps = now, steps
@@ -257,7 +260,9 @@ class Monitor:
             "time/frames_per_second": summary.steps_per_second * summary.frames_per_step,
             "time/time_elapsed": summary.seconds,
             "async/updates_per_second": updates_per_second,
-            "async/dropped_gradients": summary.dropped_gradients,
+            "async/dropped_gradients": counts.dropped_gradients,
+            "async/stale_gradients": counts.stale_gradients,
+            "async/outlier_gradients": counts.outlier_gradients,
             "async/worker_restarts": sum(summary.worker_restarts),
             "async/workers_gone": len(summary.workers_gone),
             "async/evaluator_restarts": summary.evaluator_restarts,
@@ -265,7 +270,7 @@ class Monitor:
         scalars |= self._learnt([row for row in rows if "updates" in row])
         scalars |= self._took([row for row in rows if "batches" in row])
         scalars |= time_shares([row for row in rows if "worker_steps" in row], "async/time_share")
-        scalars |= time_shares([row for row in rows if row["worker"] == "learner"], "learner/time_share")
+        scalars |= time_shares([row for row in rows if "worker_steps" not in row], "learner/time_share")
         present = {tag: value for tag, value in scalars.items() if value is not None}
         self._tensorboard.scalars(present, steps)
         self._writer.write({"steps": steps, "seconds": round(summary.seconds, 3), "updates": updates, **present})
@@ -293,6 +298,9 @@ class Monitor:
         """What a learner's rows say about batches."""
         if not rows:
             return {}
+        if "replay" in rows[-1]:
+            facts = [row["replay"] | {"batches": row["batches"]} for row in rows]
+            return {f"learner/{name}": weighted_mean(facts, name, "batches") for name in rows[-1]["replay"]}
         return {
             "learner/rollout_age_mean": weighted_mean(rows, "rollout_age_mean", "batches"),
             "learner/rollout_age_max": max(row["rollout_age_max"] for row in rows),
@@ -345,12 +353,11 @@ class Monitor:
             "steps": steps,
             "frames": steps * self.summary.frames_per_step,
             "total_steps": self.run.spec.config.total_steps,
-            "updates": store.updates,
+            **store.counts()._asdict(),
             "seconds": round(clock.seconds, 3),
             "steps_per_second": round(self.summary.steps_per_second, 1),
             "best_score": self.summary.best_score,
             "last_evaluation": self.summary.evaluation,
-            "dropped_gradients": store.dropped,
             "worker_steps": clock.worker_steps(),
             "worker_restarts": self.summary.worker_restarts,
             "workers_gone": self.summary.workers_gone,
@@ -379,7 +386,7 @@ class Monitor:
 
 def in_records(worker: int) -> int | str:
     """How the records name a worker, the evaluator or the learner."""
-    return {EVALUATOR: "evaluator", LEARNER: "learner"}.get(worker, worker)
+    return worker if worker >= 0 else name_of(worker)
 
 
 def in_words(facts: Mapping[str, float]) -> str:

@@ -15,6 +15,7 @@ from asyncrl.core.moments import mean_and_deviation, standardize
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.moments import RunMoments
+from asyncrl.runtime.protocols import EVALUATOR
 
 SMALLEST_GREY_DEVIATION = 2.0
 """Atari: a pixel that has hardly ever changed is not blown up beyond this many grey levels."""
@@ -34,6 +35,22 @@ def moments_shape(config: RunConfig, environment: EnvSpec, spaces: Spaces) -> tu
 def moments_size(shape: tuple[int, ...]) -> int:
     """Components that have moments; 0 for a shape of ()."""
     return math.prod(shape) if shape else 0
+
+
+def make_normalizer(
+    moments: RunMoments, worker: int, config: RunConfig, environment: EnvSpec, spaces: Spaces
+) -> Normalizer | None:
+    """A worker's view of the shared moments, or a learner's; None if nothing is normalised."""
+    if not (config.normalize_observations or config.normalize_returns):
+        return None
+    return Normalizer(
+        moments,
+        worker,
+        moments_shape(config, environment, spaces),
+        config.normalize_returns and worker != EVALUATOR,
+        config.gamma,
+        least_deviation=SMALLEST_GREY_DEVIATION if environment.is_atari else 0.0,
+    )
 
 
 class Normalizer:

@@ -14,6 +14,8 @@ store
     where the parameters live: `pull` and `push`.
 experience
     where rollouts go, if not into a gradient of the worker that made them: `put` and `take`.
+replay memory
+    an experience that keeps the newest steps, from which the learner draws transitions again and again.
 staleness
     updates that others made to theta since the version at which a gradient was computed, when it is pushed.
 """
@@ -21,21 +23,30 @@ staleness
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.losses import Metrics
-from asyncrl.core.rollout import Extras, Minibatch, Rollout, State
+from asyncrl.core.rollout import Extras, Minibatch, Rollout, State, Transitions
 from asyncrl.core.spaces import Spaces
 
 EVALUATOR, LEARNER = -1, -2
-"""The numbers of the evaluator and of the learner, where workers count from 0."""
+"""The numbers of the evaluator and of the learner, where workers count from 0. Further learners are -3, -4, ..."""
 
-Part: TypeAlias = Rollout | Minibatch
+
+def name_of(who: int) -> str:
+    """How a process of a run is called, in messages and in the names of its files."""
+    if who >= 0:
+        return f"worker-{who:02}"
+    names = {EVALUATOR: "evaluator", LEARNER: "learner"}
+    return names.get(who, f"learner-{LEARNER - who:02}")
+
+
+Part: TypeAlias = Rollout | Minibatch | Transitions
 """What one update is made of."""
 
 
@@ -68,9 +79,16 @@ class Agent(Protocol):
 class Learning(Agent, Protocol):
     """The agent of a page whose experience goes to a learner."""
 
-    def passes(self, batch: Rollout) -> Iterator[Part]:
+    def passes(self, batch: Any) -> Iterator[Part]:
         """The parts of a batch, in the order of their updates: the batch itself, or epochs of minibatches of it."""
         ...
+
+
+class Prioritising(Learning, Protocol):
+    """The agent of a page whose memory draws by priority."""
+
+    errors: Tensor
+    """`[B]` detached: how far each transition of the newest loss was from its target."""
 
 
 class Page(Protocol):
@@ -87,7 +105,8 @@ class Page(Protocol):
     """Whether the loss needs to know the action after a rollout's last observation (Sarsa)."""
 
     EXPERIENCE: str
-    """Where rollouts go: "gradient" of the worker that made them, "in step" or through a "queue" to a learner."""
+    """Where rollouts go: "gradient" of the worker that made them, "in step" or through a "queue" to a learner, or into
+    a "replay" memory that it draws from."""
     EXTRAS: tuple[str, ...]
     """Names of what `act` returns beside the actions."""
 
@@ -127,6 +146,23 @@ class Update:
     """The scalar whose gradient it is."""
 
 
+NOT_FINITE, STALE, OUTLIER = "not finite", "stale", "outlier"
+"""Why an update was dropped: a gradient with a NaN or an infinity, one that is too old, one of an unusual loss."""
+
+
+class Counts(NamedTuple):
+    """What became of updates that were pushed; all but the first were dropped."""
+
+    updates: int = 0
+    """Applied to theta."""
+    dropped_gradients: int = 0
+    """Not finite."""
+    stale_gradients: int = 0
+    """Older than --max-staleness."""
+    outlier_gradients: int = 0
+    """Of a loss beyond --max-loss-deviations."""
+
+
 @dataclass(slots=True)
 class Receipt:
     """What became of an update, or of a rollout that was put."""
@@ -134,7 +170,7 @@ class Receipt:
     applied: bool
     """False: it has been dropped."""
     reason: str = ""
-    """Why it was dropped."""
+    """Why it was dropped: NOT_FINITE, STALE or OUTLIER."""
     norm: float = 0.0
     """L2 norm before clipping."""
     staleness: int = 0
@@ -156,17 +192,12 @@ class Store(Protocol):
         ...
 
     @property
-    def dropped(self) -> int:
-        """Updates that were dropped so far."""
-        ...
-
-    @property
     def torn(self) -> bool:
         """Whether the learner has begun an update and not ended it: if it is dead, theta is half of one."""
         ...
 
-    def counts(self, worker: int) -> tuple[int, int]:
-        """Updates applied and dropped of one worker since this part of the run began."""
+    def counts(self, worker: int | None = None) -> Counts:
+        """What became of one worker's updates since this part of the run began; None: of all of the run's."""
         ...
 
     def pull(self, into: Tensor) -> int:
@@ -197,8 +228,11 @@ class Store(Protocol):
         """Copies of all that belongs into a checkpoint beside theta."""
         ...
 
-    def restore(self, theta: Tensor, state: Mapping[str, Tensor], updates: int, dropped: int) -> None:
-        """Put back what a checkpoint holds. Raises UsageError, naming the setting, if it does not fit."""
+    def restore(self, theta: Tensor, state: Mapping[str, Tensor], counts: Counts) -> None:
+        """Put back what a checkpoint holds; `counts` are those of earlier parts of the run.
+
+        Raises UsageError, naming the setting, if it does not fit.
+        """
         ...
 
 
@@ -213,16 +247,20 @@ class Experience(Protocol):
         """Hand over a copy of a rollout that was acted with theta of `version`, and count its steps."""
         ...
 
-    def take(self) -> Batch | None:
-        """The learner's next batch; None if there is none yet."""
+    def take(self, learner: int = LEARNER) -> Batch | None:
+        """A learner's next batch; None if there is none yet. One that shares a process with an actor has its number."""
         ...
 
-    def release(self) -> None:
+    def release(self, learner: int = LEARNER) -> None:
         """The learner has done with what it took."""
         ...
 
-    def state(self) -> dict[str, Tensor]:
-        """Copies of what lies between actors and learner, while nobody puts or takes."""
+    def feedback(self, keys: Tensor, errors: Tensor, learner: int = LEARNER) -> None:
+        """The learner's newest errors `[B]` of what it took under these `keys` `[B]`, for whoever draws by priority."""
+        ...
+
+    def state(self) -> dict[str, Tensor] | None:
+        """Copies of what lies between actors and learner, while nobody puts or takes; None: it is not kept."""
         ...
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -234,13 +272,17 @@ class Experience(Protocol):
 class Batch:
     """What a learner takes at once."""
 
-    rollout: Rollout
-    """Of all environments of the actors it is from, side by side."""
+    rollout: Rollout | Transitions
+    """Of all environments of the actors it is from, side by side; or what was drawn from a memory."""
     versions: list[int]
-    """Of each rollout in it, the version of theta it was acted with."""
+    """Of each rollout in it, the version of theta it was acted with; empty for what was drawn."""
     waiting: int = 0
     """Rollouts that are left."""
     missing: int = 0
     """Actors that had none in time."""
     again: int = 0
     """Rollouts that a learner which died had taken before: it may have learnt from them."""
+    keys: Tensor | None = None
+    """`[B]` int64 under which the memory wants to be told of errors; None: it does not."""
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """What a memory has to tell the records."""

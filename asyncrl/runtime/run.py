@@ -22,10 +22,10 @@ from asyncrl.envs.rebuilding import Rebuilding
 from asyncrl.envs.spec import Environment, EnvSpec
 from asyncrl.runtime.clock import BUILDING, Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.loops import Pending, actor, actor_learner, learner
+from asyncrl.runtime.loops import Pending, actor, actor_learner, bundled, learner
 from asyncrl.runtime.moments import RunMoments
-from asyncrl.runtime.normalize import SMALLEST_GREY_DEVIATION, Normalizer, moments_shape
-from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Agent, Experience, Learning, Page, Part, Store
+from asyncrl.runtime.normalize import Normalizer, make_normalizer
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Agent, Experience, Learning, Page, Part, Store, name_of
 from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, NETWORK, derive, generator
 from asyncrl.runtime.telemetry import Telemetry
@@ -100,7 +100,8 @@ def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
     network = page.make_network(spec.config, spec.spaces)
     target = page.make_network(spec.config, spec.spaces) if page.HAS_TARGET else None
     # The only writer of theta may compute on it; so may those whose method is to do so while others write.
-    private_copy = worker == EVALUATOR or (page.PRIVATE_COPY and worker != LEARNER)
+    only_writer = worker == LEARNER and len(run.handles.clock.learners) == 1
+    private_copy = worker == EVALUATOR or (page.PRIVATE_COPY and not only_writer)
     replica = Replica(store, network, target, private_copy)
     random = generator(spec.config.seed, ACTIONS, *spec.stream(worker))
     return page.make_agent(spec.config, network, target, worker, random), replica
@@ -202,29 +203,35 @@ def build_worker(run: Run, worker: int, make_agent: MakeAgent = build_agent) -> 
     writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration, "threads": threads})
     telemetry = Telemetry(
         worker, handles.clock, writer, config.record_interval_seconds, collector, page.PRIVATE_COPY,
-        partial(dump_culprit, spec.folder.culprit_file(worker), agent),
+        partial(dump_culprit, spec.folder.culprit_file(name_of(worker)), agent),
     )  # fmt: skip
     if handles.experience is not None:
         loop = actor(worker, replica, collector, handles.store, handles.experience, handles.clock, telemetry)
+        if not handles.clock.learners:  # each worker has one of its own, which acts and learns with one theta'
+            loop = bundled(loop, learning_loop(run, worker, agent, replica, writer))
         return Role(loop, agent, writer, collector)
     pending = Pending(torch.empty_like(replica.theta), page.PRIVATE_COPY)
     loop = actor_learner(worker, agent, replica, collector, handles.store, handles.clock, telemetry, pending)
     return Role(loop, agent, writer, collector, pending)
 
 
-def build_learner(run: Run, make_agent: MakeAgent = build_agent) -> Role:
-    """The learner of a page whose experience goes to one."""
+def build_learner(run: Run, learner: int = LEARNER, make_agent: MakeAgent = build_agent) -> Role:
+    """A learner of a page whose experience goes to one."""
+    agent, replica = make_agent(run, learner)
+    writer = RecordWriter(run.spec.folder.learner_file(name_of(learner)))
+    writer.write({"worker": name_of(learner), "event": "ready"})
+    return Role(learning_loop(run, learner, agent, replica, writer), agent, writer)
+
+
+def learning_loop(run: Run, who: int, agent: Agent, replica: Replica, writer: RecordWriter) -> Generator[bool]:
+    """What a learner does."""
     spec, handles = run.spec, run.handles
     assert handles.experience is not None
-    agent, replica = make_agent(run, LEARNER)
-    writer = RecordWriter(spec.folder.learner_file)
-    writer.write({"worker": "learner", "event": "ready"})
     telemetry = Telemetry(
-        LEARNER, handles.clock, writer, spec.config.record_interval_seconds,
-        dump=partial(dump_culprit, spec.folder.culprit_file(LEARNER), agent),
+        who, handles.clock, writer, spec.config.record_interval_seconds,
+        dump=partial(dump_culprit, spec.folder.culprit_file(name_of(who)), agent),
     )  # fmt: skip
-    loop = learner(cast(Learning, agent), replica, handles.store, handles.experience, handles.clock, telemetry)
-    return Role(loop, agent, writer)
+    return learner(cast(Learning, agent), replica, handles.store, handles.experience, handles.clock, telemetry, who)
 
 
 def dump_culprit(file: Path, agent: Agent, part: Part) -> str:
@@ -240,15 +247,5 @@ def dump_culprit(file: Path, agent: Agent, part: Part) -> str:
 
 def build_normalizer(run: Run, worker: int) -> Normalizer | None:
     """The worker's view of the shared moments; None if nothing is normalised."""
-    config = run.spec.config
-    if not (config.normalize_observations or config.normalize_returns):
-        return None
-    shape = moments_shape(config, run.spec.environment, run.spec.spaces)
-    return Normalizer(
-        run.handles.moments,
-        worker,
-        shape,
-        config.normalize_returns and worker >= 0,
-        config.gamma,
-        least_deviation=SMALLEST_GREY_DEVIATION if run.spec.environment.is_atari else 0.0,
-    )
+    spec = run.spec
+    return make_normalizer(run.handles.moments, worker, spec.config, spec.environment, spec.spaces)

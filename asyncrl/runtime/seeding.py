@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-ENVIRONMENT, ACTIONS, SCHEDULE, NETWORK = range(4)
+ENVIRONMENT, ACTIONS, SCHEDULE, NETWORK, REPLAY = range(5)
 """What a stream is for."""
 NO_PART = -1
 """In place of the part of a run: of who plays outside of any. No run, whatever its seed, draws from these streams."""

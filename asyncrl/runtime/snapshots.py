@@ -9,10 +9,21 @@ from torch import Tensor
 
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import NotFinite, UsageError
+from asyncrl.runtime.protocols import Counts
 from asyncrl.runtime.run import Layout, Run
 from asyncrl.storage.checkpoints import Checkpoint
 from asyncrl.storage.files import plain
 from asyncrl.storage.state import join, split
+
+DROPPED = Counts._fields[1:]
+"""Names of the facts that say how many gradients were dropped."""
+REPLAY = "replay."
+"""Begins the names of a replay memory's tensors in a checkpoint."""
+
+
+def keeps_replay(config: RunConfig) -> bool:
+    """Whether checkpoints hold a replay memory."""
+    return bool(getattr(config, "checkpoint_replay", False))
 
 
 def take_checkpoint(
@@ -37,6 +48,9 @@ def take_checkpoint(
     snapshot = store.snapshot() if theta is None else theta.clone()
     require_finite(snapshot, run.spec.layout)
     data, tensors = split(exact, "exact")
+    if exact is None and beside is None and run.handles.experience is not None and keeps_replay(run.spec.config):
+        memory = run.handles.experience.state() or {}
+        tensors |= {f"{REPLAY}{name}": tensor for name, tensor in memory.items()}
     return Checkpoint(
         steps=steps,
         updates=updates,
@@ -47,7 +61,7 @@ def take_checkpoint(
             "page": run.spec.page,
             "env_id": run.spec.environment.env_id,
             "optimizer": run.spec.config.optimizer,
-            "dropped_gradients": run.handles.store.dropped,
+            **dict(zip(DROPPED, run.handles.store.counts()[1:], strict=True)),
             "part": run.spec.part,
             "config": to_plain(run.spec.config),
             "exact": data,
@@ -83,11 +97,16 @@ def check_fits(checkpoint: Checkpoint, page: str, env_id: str, optimizer: str, l
     for key, value in {"page": page, "env_id": env_id, "optimizer": optimizer}.items():
         if facts.get(key) != value:
             raise UsageError(f"the checkpoint's {key} is {facts.get(key)}, this run's is {value}")
-    for key, kind in {"part": int, "dropped_gradients": int, "config": dict}.items():
+    for key, kind in {"part": int, **dict.fromkeys(DROPPED, int), "config": dict}.items():
         if not isinstance(facts.get(key), kind):
             raise UsageError(f"the checkpoint of step {checkpoint.steps} cannot be used: its manifest lacks {key}")
     if {name: tuple(tensor.shape) for name, tensor in checkpoint.parameters.items()} != dict(layout):
         raise UsageError("the checkpoint's network has other layers than this run's; use the same network settings")
+
+
+def counts_of(checkpoint: Checkpoint) -> Counts:
+    """What had become of all updates, of a checkpoint that fits."""
+    return Counts(checkpoint.updates, *(checkpoint.facts[name] for name in DROPPED))
 
 
 def flat_parameters(checkpoint: Checkpoint, layout: Layout) -> Tensor:

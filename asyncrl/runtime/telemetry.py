@@ -13,7 +13,7 @@ from asyncrl.core.errors import NotFinite
 from asyncrl.core.losses import Metrics
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.protocols import LEARNER, Batch, Part, Receipt
+from asyncrl.runtime.protocols import NOT_FINITE, OUTLIER, STALE, Batch, Counts, Part, Receipt, name_of
 from asyncrl.storage.records import RecordWriter
 
 MOST_DROPPED = 10
@@ -72,12 +72,15 @@ class Telemetry:
 
     def _clear(self) -> None:
         self._seconds: dict[str, float] = {}
-        self._updates = self._dropped = self._steps = 0
+        self._updates = self._steps = 0
+        self._dropped: Counter[str] = Counter()
+        """By reason."""
         self._norms = 0.0
         self._staleness: Counter[int] = Counter()
         self._pull_ages: Counter[int] = Counter()
         self._rollout_ages: Counter[int] = Counter()
         self._batches = self._waiting = self._missing = self._again = 0
+        self._facts: dict[str, float] = {}
         if self._collector is not None:
             self._collector.episodes.clear()
             self._collector.environment_seconds = self._collector.acting_seconds = 0.0
@@ -93,19 +96,19 @@ class Telemetry:
     ) -> None:
         """One update was made of `part`; write a row if one is due. `pull_age` is what its rollout is older.
 
-        Raises NotFinite when MOST_DROPPED gradients in a row were not finite: nothing is learnt any more.
+        Raises NotFinite when MOST_DROPPED gradients in a row were not finite: nothing is learnt any more. Those that
+        are dropped as stale or as outliers are numbers all the same.
         """
         self._steps += steps
         self._metrics, self._learning_rate = metrics, receipt.learning_rate
+        self._dropped_in_a_row = self._dropped_in_a_row + 1 if receipt.reason == NOT_FINITE else 0
         if receipt.applied:
-            self._dropped_in_a_row = 0
             self._updates += 1
             self._norms += receipt.norm
             self._staleness[receipt.staleness] += 1
             self._pull_ages[receipt.staleness + pull_age] += 1
         else:
-            self._dropped += 1
-            self._dropped_in_a_row += 1
+            self._dropped[receipt.reason] += 1
             if self._dropped_in_a_row == MOST_DROPPED:
                 place = "" if self._dump is None or part is None else f"; {self._dump(part)}"
                 raise NotFinite(
@@ -125,6 +128,8 @@ class Telemetry:
         self._waiting += batch.waiting
         self._missing += batch.missing
         self._again += batch.again
+        for name, value in batch.facts.items():
+            self._facts[name] = self._facts.get(name, 0.0) + value
 
     def _write_if_due(self) -> None:
         if self._mark >= self._due:
@@ -136,7 +141,7 @@ class Telemetry:
         if not (self._updates or self._dropped or self._steps or episodes):
             return
         row: dict[str, Any] = {
-            "worker": "learner" if self._who == LEARNER else self._who,
+            "worker": self._who if self._who >= 0 else name_of(self._who),
             "steps": self._clock.steps,
             "seconds": round(self._clock.seconds, 3),
         }
@@ -154,8 +159,7 @@ class Telemetry:
     def _learnt(self) -> dict[str, Any]:
         """What a row says about updates."""
         return {
-            "updates": self._updates,
-            "dropped_gradients": self._dropped,
+            **Counts(self._updates, *(self._dropped[reason] for reason in (NOT_FINITE, STALE, OUTLIER)))._asdict(),
             "learning_rate": self._learning_rate,
             "gradient_norm": self._norms / max(1, self._updates),
             **ages_as("staleness", self._staleness),
@@ -165,6 +169,11 @@ class Telemetry:
 
     def _took(self) -> dict[str, Any]:
         """What a learner's row says about batches."""
+        if self._facts:
+            return {
+                "batches": self._batches,
+                "replay": {name: total / self._batches for name, total in self._facts.items()},
+            }
         return {
             "batches": self._batches,
             **ages_as("rollout_age", self._rollout_ages),
@@ -182,10 +191,3 @@ class Telemetry:
             collect = seconds.pop("rollout", 0.0) - environment - act
             parts = {"environment": environment, "act": act, "collect": collect}
         return {phase: round(spent, 6) for phase, spent in (parts | seconds).items()}
-
-    def close(self) -> None:
-        """Write what is left and close the file."""
-        try:
-            self.write()
-        finally:
-            self._writer.close()

@@ -166,11 +166,20 @@ def one_line(summary: Summary) -> str:
         f"evaluation {number(summary.evaluation)} (best {number(summary.best_score)})",
         f"staleness {summary.staleness_mean:.1f}",
     ]
-    if summary.dropped_gradients:
-        parts.append(f"dropped {summary.dropped_gradients}")
+    parts += dropped(summary)
     if text := losses(summary):
         parts.append(text)
     return " | ".join(parts)
+
+
+def dropped(summary: Summary) -> list[str]:
+    """How many gradients were dropped so far, by reason; empty if none was."""
+    counts = {
+        "dropped": summary.dropped_gradients,
+        "too old": summary.stale_gradients,
+        "outliers": summary.outlier_gradients,
+    }
+    return [f"{what} {count}" for what, count in counts.items() if count]
 
 
 def losses(summary: Summary) -> str:
@@ -200,7 +209,7 @@ def panel(summary: Summary, title: str = "asyncrl") -> Panel:
     grid.add_row(
         "updates",
         f"{summary.updates:,}, staleness {summary.staleness_mean:.1f}, learning rate {summary.learning_rate:.2e}"
-        + (f", dropped {summary.dropped_gradients}" if summary.dropped_gradients else ""),
+        + "".join(f", {part}" for part in dropped(summary)),
     )
     if text := losses(summary):
         grid.add_row("losses", Text(text, style="yellow"))

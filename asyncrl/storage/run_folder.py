@@ -146,10 +146,9 @@ class RunFolder:
         """The folder of TensorBoard event files."""
         return self.path / "tb"
 
-    @property
-    def learner_file(self) -> Path:
-        """The records of the learner, where there is one."""
-        return self.path / "learner.jsonl"
+    def learner_file(self, role: str = "learner") -> Path:
+        """The records of a learner, where there is one."""
+        return self.path / f"{role}.jsonl"
 
     def worker_file(self, rank: int) -> Path:
         """The records of one worker; ranks count from 0."""
@@ -159,10 +158,9 @@ class RunFolder:
         """Where a process that fails leaves its traceback; `role` is such as "worker-03" or "evaluator"."""
         return self.path / f"{role}.traceback.txt"
 
-    def culprit_file(self, rank: int) -> Path:
-        """What a worker whose gradients are not finite any more has learnt from last, and with which parameters."""
-        name = "learner" if rank < 0 else f"worker-{rank:02d}"
-        return self.path / f"{name}.culprit.safetensors"
+    def culprit_file(self, role: str) -> Path:
+        """What a process whose gradients are not finite any more has learnt from last, and with which parameters."""
+        return self.path / f"{role}.culprit.safetensors"
 
     def stack_file(self, role: str) -> Path:
         """Where a process that hangs or crashes leaves its stack."""

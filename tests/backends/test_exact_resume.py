@@ -69,6 +69,7 @@ def recorded(run: Path) -> dict[str, Any]:
     }
 
 
+MEMORY = ("--checkpoint-replay", "--warmup-steps", "300", "--memory-steps", "1500", "--replay-ratio", "0.1")
 CASES = {
     "chain": ("a3c", "--env-id", "Chain"),
     "catch, random schedule": ("a3c", "--env-id", "Catch", "--schedule", "random"),
@@ -86,6 +87,8 @@ CASES = {
     "cartpole, a2c": ("a2c", "--env-id", "CartPole-v1"),
     "cartpole, ppo": ("ppo", "--env-id", "CartPole-v1", "--t-max", "16"),
     "cartpole, impala": ("impala", "--env-id", "CartPole-v1", "--delays", "1", "1", "2", "4"),
+    "cartpole, gorila": ("gorila", "--env-id", "CartPole-v1", *MEMORY, "--schedule", "random"),
+    "cartpole, apex": ("apex", "--env-id", "CartPole-v1", *MEMORY),
     "catch, a2c, lstm": ("a2c", "--env-id", "Catch", "--lstm-cells", "8", "--schedule", "random"),
     "catch, ppo, lstm": ("ppo", "--env-id", "Catch", "--lstm-cells", "8", "--t-max", "16", "--minibatches", "3"),
     "catch, impala, lstm": ("impala", "--env-id", "Catch", "--lstm-cells", "8", "--queue-length", "3"),

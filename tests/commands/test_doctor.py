@@ -34,6 +34,7 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience import blocks
 from asyncrl.experience.batches import Batches
+from asyncrl.experience.replay import Replay
 from asyncrl.parameters import shared
 from asyncrl.runtime import collect, loops, replica
 from asyncrl.runtime.protocols import Receipt, Update
@@ -436,7 +437,8 @@ def target_finding(folder: Path) -> Finding:
 def bytes_of(run: Run) -> int:
     """Bytes of all tensors that the handles of a run hold."""
     handles = run.handles
-    rings = [] if handles.experience is None else handles.experience._rings
+    between = handles.experience
+    rings = [between, between.steps] if isinstance(between, Replay) else [] if between is None else between._rings
     holders = [handles.store, handles.clock, handles.moments, *rings]
     tensors = [value for holder in holders for value in vars(holder).values() if isinstance(value, Tensor)]
     return sum(tensor.nbytes for tensor in tensors)
@@ -514,6 +516,9 @@ class TestRoom:
             ("a2c", {"workers": 3, "envs_per_worker": 2, "t_max": 5}),
             ("ppo", {"lstm_cells": 6, "t_max": 7, "normalize_observations": False}),
             ("impala", {"env_id": "Pendulum-v1", "queue_length": 4, "normalize_observations": True}),
+            ("gorila", {"memory_steps": 3000, "learners": 3}),
+            ("gorila", {"memory_steps": 3000, "layout": "bundled"}),
+            ("apex", {"memory_steps": 3000, "env_id": "CartPole-v1"}),
         ],
     )
     def test_rollouts_on_their_way_to_a_learner_are_counted(
@@ -525,8 +530,9 @@ class TestRoom:
         experience = experience_bytes(spec.page, spec.config, spec.environment, spec.spaces)
         moments = math.prod(spec.spaces.observation_shape) if spec.config.normalize_observations else 0
 
-        assert experience == sum(ring._memory.nbytes for ring in run.handles.experience._rings) > 0
-        assert machine.shared_bytes(spec.config, store.theta.numel(), moments, False, experience) == bytes_of(run)
+        assert experience > 0
+        target = hasattr(spec.config, "target_interval_updates")
+        assert machine.shared_bytes(spec.config, store.theta.numel(), moments, target, experience) == bytes_of(run)
 
     def test_a_run_whose_rollouts_do_not_fit_is_refused(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -578,17 +584,17 @@ class TestRoom:
 
         learner = machine.learner_bytes(config, spaces, parameters=1_000_000)
         assert learner == 10_000_000 + 8_000_000 + 3 * 2 * 5 * 4 * 42 * 42
-        workers = machine.processes_bytes(config, spec, spaces, 1_000_000, learner=False)
+        workers = machine.processes_bytes(config, spec, spaces, 1_000_000, learners=0)
         assert workers == 3 * machine.worker_bytes(config, spec, spaces, 1_000_000)
-        assert machine.processes_bytes(config, spec, spaces, 1_000_000, learner=True) == workers + learner
+        assert machine.processes_bytes(config, spec, spaces, 1_000_000, learners=1) == workers + learner
 
-        found = machine.check_memory(3, needed=2**34, available=2**33, learner=True)
+        found = machine.check_memory(3, needed=2**34, available=2**33, learners=1)
         assert found.figure == "3 workers and a learner need at least 16.0 GiB, 8.0 GiB available"
 
     def test_a_learner_needs_files_like_a_worker(self) -> None:
         """As many more as one more worker."""
         figures = [
-            machine.check_descriptors(workers, 3, limit=4096, learner=learner).figure
+            machine.check_descriptors(workers, 3, limit=4096, learners=learner).figure
             for workers, learner in ((5, False), (4, True))
         ]
 

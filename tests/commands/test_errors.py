@@ -20,6 +20,7 @@ from asyncrl.__main__ import main as asyncrl
 from asyncrl.api.training import parse_argument
 from asyncrl.backends import local, serial
 from asyncrl.backends.outcome import failed
+from asyncrl.checks import machine
 from asyncrl.commands.train import main
 from asyncrl.config.commandline import parse, parse_integer
 from asyncrl.config.groups import flag
@@ -123,7 +124,7 @@ def test_every_flag_refuses_a_wrong_word(page: str, name: str, refuse: Callable[
         ("--stop-at-score high", "--stop-at-score takes a number, got 'high'"),
         ("--hidden-sizes 64 wide", "--hidden-sizes takes a whole number, got 'wide'"),
         ("--backend lokal", "--backend takes local or serial, got 'lokal'"),
-        ("--optimizer sgd", "--optimizer takes rmsprop, adam or momentum-sgd, got 'sgd'"),
+        ("--optimizer sgd", "--optimizer takes rmsprop, adam, momentum-sgd or adagrad, got 'sgd'"),
         ("--seed", "--seed needs a value"),
         ("--quiet often", "--quiet takes no value, got 'often'"),
         ("--quiet=often", "--quiet takes no value, got 'often'"),
@@ -177,6 +178,39 @@ def test_a_serial_run_has_no_threads_to_give_to_its_learner(refuse: Callable[...
     line = "--learner-threads is for --backend local: a serial run repeats itself in one thread"
     assert refuse(*words, page="ppo") == Refusal(2, line)
     assert refuse(*words, page="a3c").line.startswith("there is no --learner-threads")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--layout bundled --learners 2", "--learners are for --layout unbundled; bundled, every worker is one"),
+        (
+            "--memory-steps 1000 --workers 8 --envs-per-worker 4 --t-max 10 --n-step 3",
+            "--memory-steps must be at least 1_504, 47 for each environment (4 times --t-max and more), got 1000",
+        ),
+        ("--memory-steps 1e4 --warmup-steps 2e4", "--warmup-steps must be at most --memory-steps, got 20000"),
+        ("--replay-ratio 0", "--replay-ratio must be a positive number, got 0.0"),
+    ],
+)
+def test_a_replay_memory_that_cannot_be_is_refused(words: str, line: str, refuse: Callable[..., Refusal]) -> None:
+    """By the settings alone."""
+    assert refuse(*words.split(), page="gorila") == Refusal(2, line)
+
+
+@pytest.mark.parametrize("page", ["gorila", "apex"])
+def test_a_replay_memory_beyond_the_machines_is_refused(
+    page: str, refuse: Callable[..., Refusal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would fit now, and kill the run when it is full."""
+    monkeypatch.setattr(machine, "available_bytes", lambda: 100 * 2**20)
+
+    refusal = refuse("--memory-steps", "1e6", page=page)
+
+    assert refusal.code == 2
+    assert refusal.line.startswith("replay memory: 1,000,000 steps take ")
+    assert refusal.line.endswith(
+        "100 MiB available; ask for fewer --memory-steps, or make /dev/shm larger (docker: --shm-size)"
+    )
 
 
 @pytest.mark.parametrize("width", ["20", "80"])

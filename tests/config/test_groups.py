@@ -25,7 +25,11 @@ FLAGS = """
 """
 """Settings of all pages: their flags, and keys of config.json."""
 POLICY = "gae_lambda entropy_weights value_cost lstm_cells mean variance first_deviation normalize_advantages"
-VALUE = "target_interval_steps double_q exploration epsilons epsilon_probabilities exploration_steps temperatures"
+ACTION_VALUE = "double_q dueling exploration epsilons epsilon_probabilities exploration_steps temperatures"
+VALUE = ACTION_VALUE + " target_interval_steps"
+REPLAY = (
+    ACTION_VALUE + " memory_steps warmup_steps minibatch replay_ratio n_step target_interval_updates checkpoint_replay"
+)
 OWN = {
     "a3c": POLICY,
     "one_step_q": VALUE,
@@ -34,6 +38,8 @@ OWN = {
     "a2c": POLICY + " overlap",
     "ppo": POLICY + " overlap epochs minibatches clip anneal_clip value_clip",
     "impala": POLICY + " rho_bar c_bar queue_length batch_rollouts",
+    "gorila": REPLAY + " layout learners",
+    "apex": REPLAY + " priority_exponent importance_exponent",
 }
 
 

@@ -14,7 +14,7 @@ import torch
 from asyncrl import pages
 from asyncrl.commands.train import main
 from asyncrl.core.flat import flatten_parameters, gradient_of
-from asyncrl.core.rollout import Rollout
+from asyncrl.core.rollout import Rollout, Transitions
 from asyncrl.core.spaces import Spaces
 from asyncrl.storage.checkpoints import load_newest
 from tests.support import status_of, the_run
@@ -30,6 +30,8 @@ CONTINUOUS = Spaces((5,), "float32", 0, (-1.0, -2.0), (1.0, 2.0))
 WORLDS = {"vector": VECTOR, "atari": ATARI, "screen": SCREEN, "board": BOARD}
 LEARNT = ["a2c", "ppo", "impala"]
 """Those whose experience goes to a learner."""
+REPLAY = ["gorila", "apex"]
+"""Those that keep it in a memory."""
 CASES: list[tuple[str, Spaces, dict[str, Any]]] = [
     *((page, spaces, {}) for page in PAGES for spaces in WORLDS.values()),
     *((page, VECTOR, {"lstm_cells": 7}) for page in [*POLICIES, "n_step_q"]),
@@ -62,7 +64,21 @@ def observations_of(spaces: Spaces, *leading: int) -> torch.Tensor:
 
 def parts_of(page: str, agent: Any, rollout: Rollout) -> list[Any]:
     """What one update is made of each: the rollout, or what the learner's passes make of a batch."""
-    return list(agent.passes(rollout)) if page in LEARNT else [rollout]
+    batch = transitions_of(rollout, agent.config.n_step) if page in REPLAY else rollout
+    return list(agent.passes(batch)) if page in LEARNT + REPLAY else [rollout]
+
+
+def transitions_of(rollout: Rollout, n: int) -> Transitions:
+    """The first n steps of all environments, as if they had been drawn."""
+    return Transitions(
+        observations=rollout.observations[0],
+        actions=rollout.actions[0],
+        rewards=rollout.rewards[:n],
+        discounts=rollout.discounts[:n],
+        last=rollout.last[:n],
+        following=rollout.observations[n],
+        weights=torch.full((rollout.actions.shape[1],), 0.5),
+    )
 
 
 def in_order(observations: torch.Tensor) -> torch.Tensor:
@@ -206,6 +222,8 @@ def test_every_page_trains_and_resumes(tmp_path: Path, page: str, backend: str) 
     words = ["--env-id", "Catch", "--workers", "2", "--total-steps", "1500", "--backend", backend, "--quiet"]
     has_target = page not in POLICIES
     target = ["--target-interval-steps", "500"] if has_target else []
+    if page in REPLAY:
+        target = ["--target-interval-updates", "100", "--warmup-steps", "200", "--replay-ratio", "0.25"]
 
     assert main(f"asyncrl.{page}", [*words, *target, "--runs-dir", str(tmp_path)]) == 0
     run = the_run(tmp_path)
@@ -217,7 +235,9 @@ def test_every_page_trains_and_resumes(tmp_path: Path, page: str, backend: str) 
     checkpoint, _ = load_newest(run / "checkpoints")
     assert ("target" in checkpoint.tensors) == has_target
     if has_target:
-        assert int(checkpoint.tensors["target_steps"]) // 500 == status["steps"] // 500
+        counted, interval = (status["updates"], 100) if page in REPLAY else (status["steps"], 500)
+        assert int(checkpoint.tensors["target_steps"]) // interval == counted // interval
+        assert page not in REPLAY or 450 <= status["updates"] <= 600
 
 
 @pytest.mark.parametrize("page", POLICIES)

@@ -11,6 +11,7 @@ from asyncrl.core.losses import (
     categorical_entropy,
     clipped_surrogate,
     clipped_value_loss,
+    importance_weights,
     policy_gradient_loss,
     squared_error,
 )
@@ -131,3 +132,21 @@ def test_clipped_value_loss_by_hand(value: float, target: float, loss: float, gr
     assert values.grad.tolist() == [gradient]
     assert old.grad is None
     assert targets.grad is None
+
+
+def test_importance_weights_by_hand() -> None:
+    """Priorities 1, 4, 2 of 10 in 5 slots: N P is 0.5, 2, 1; with beta 0.5 that is 2^0.5, 0.5^0.5, 1 by 2^0.5."""
+    weights = importance_weights(torch.tensor([1.0, 4.0, 2.0], dtype=torch.float64), beta=0.5)
+
+    torch.testing.assert_close(weights, torch.tensor([1.0, 0.5, 0.5**0.5]))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_importance_weights_are_those_of_the_paper(beta: float) -> None:
+    """(N P(i))^-beta, by the largest, whatever N and the sum of all priorities are: both cancel."""
+    priorities = torch.rand(20, dtype=torch.float64) + 0.01
+    probabilities = priorities / 123.4
+
+    weights = (1000 * probabilities) ** -beta
+
+    torch.testing.assert_close(importance_weights(priorities, beta), (weights / weights.max()).float())

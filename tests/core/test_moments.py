@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.core.moments import Moments
+from asyncrl.core.moments import SPREAD_OVER, Moments, unusual
 
 
 @settings(max_examples=40, deadline=None)
@@ -46,3 +46,48 @@ def test_numbers_whose_squares_no_float32_holds_have_moments(size: float) -> Non
     mean, deviation = moments.mean_and_deviation()
 
     np.testing.assert_allclose([mean[0] / size, deviation[0] / size], [1.0, np.sqrt(8 / 3)], rtol=1e-5)
+
+
+def test_a_value_is_unusual_beyond_so_many_deviations_above_the_mean() -> None:
+    """1, 3, -1, 3 have mean 2 and variance 1 in size: with 2 deviations 4 is usual and 4.1 is not.
+
+    Over 4 values, a fifth of 6 counts a quarter: mean 2 + 4 / 4 = 3, variance 3/4 (1 + 4^2 / 4) = 3.75.
+    """
+    row = np.zeros(3)
+    first = [unusual(row, value, 2.0, over=4) for value in (1.0, 3.0, -1.0, 3.0)]
+
+    assert (first, row.tolist()) == ([False] * 4, [4.0, 2.0, 1.0])
+    assert not unusual(row.copy(), 4.0, 2.0, over=4)
+    assert unusual(row.copy(), 4.1, 2.0, over=4)
+    assert unusual(row, -6.0, 2.0, over=4)
+    assert row.tolist() == [5.0, 3.0, 3.75]
+
+
+def test_the_first_values_are_all_usual() -> None:
+    """Nothing is known of their spread."""
+    row = np.zeros(3)
+
+    assert not any(unusual(row, 10.0**i, 1.0) for i in range(SPREAD_OVER))
+
+
+def test_what_becomes_larger_for_good_is_soon_usual() -> None:
+    """A thousandfold loss is dropped a few times only, and never for ever, even after losses that were all the same."""
+    rng = np.random.default_rng(0)
+    for before in (rng.random(500), np.zeros(500)):
+        row = np.zeros(3)
+        for value in before:
+            unusual(row, value, 3.0)
+
+        dropped = [unusual(row, 1000.0 * value, 3.0) for value in rng.random(200)]
+
+        assert 1 <= sum(dropped) < 20
+        assert not any(dropped[100:])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_is_unusual_and_leaves_no_trace(value: float) -> None:
+    """Also among the first."""
+    row = np.array([3.0, 1.0, 1.0])
+
+    assert unusual(row, value, 3.0)
+    assert row.tolist() == [3.0, 1.0, 1.0]

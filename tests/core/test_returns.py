@@ -120,3 +120,83 @@ def test_a_single_step_has_only_its_bootstrap(lam: float) -> None:
     returns = lambda_returns(column(1), column(0.9), column(2), flags(0), lambda_=lam)
 
     assert returns[0, 0] == pytest.approx(2.8)
+
+
+def n_step_target(rewards: list[float], discounts: list[float], last: list[bool], value: float) -> float:
+    """The target of one drawn step, whose last observation is worth `value`."""
+    columns = (torch.tensor([column]).T for column in (rewards, discounts, last))
+    return core.n_step_targets(*columns, torch.tensor([value])).item()
+
+
+def test_an_n_step_target_is_three_rewards_and_a_bootstrap() -> None:
+    """1 + 0.5 * 2 + 0.25 * 4 + 0.125 * 8 = 4."""
+    assert n_step_target([1.0, 2.0, 4.0], [0.5] * 3, [False] * 3, 8.0) == 4.0
+
+
+def test_an_n_step_target_ends_where_its_episode_does() -> None:
+    """The second step terminates: 1 + 0.5 * 2 = 2, whatever stands behind it and whatever that is worth."""
+    assert n_step_target([1.0, 2.0, 1e30], [0.5, 0.0, 0.5], [False, True, True], 8.0) == 2.0
+
+
+def test_an_n_step_target_bootstraps_at_a_time_limit() -> None:
+    """It cuts the second step, whose episode's last observation is worth 8: 1 + 0.5 * 2 + 0.25 * 8 = 4."""
+    assert n_step_target([1.0, 2.0, 1e30], [0.5, 0.5, 0.0], [False, True, False], 8.0) == 4.0
+
+
+def test_an_n_step_target_may_end_with_its_last_step_or_with_its_first() -> None:
+    """1 + 0.5 * 2 + 0.25 * 4 = 3 for a terminal third step; 1 + 0.5 * 8 = 5 for a time limit at the first."""
+    assert n_step_target([1.0, 2.0, 4.0], [0.5, 0.5, 0.0], [False, False, True], 8.0) == 3.0
+    assert n_step_target([1.0, 2.0, 4.0], [0.5, 0.5, 0.5], [True, False, False], 8.0) == 5.0
+
+
+def test_with_one_step_it_is_the_one_step_target() -> None:
+    """1 + 0.5 * 8 = 5."""
+    assert n_step_target([1.0], [0.5], [False], 8.0) == 5.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 10_000))
+def test_n_step_targets_are_those_of_a_walk_from_step_to_step(n: int, batch: int, seed: int) -> None:
+    """Any ends and time limits; of what lies behind a cut, even an infinity does not matter."""
+    rng = np.random.default_rng(seed)
+    rewards, values = rng.normal(size=(n, batch)), rng.normal(size=batch)
+    last = rng.random((n, batch)) < 0.3
+    discounts = np.where(last & (rng.random((n, batch)) < 0.5), 0, 0.9)
+    expected = np.zeros(batch)
+    for b in range(batch):
+        weight = 1.0
+        for t in range(n):
+            expected[b] += weight * rewards[t, b]
+            weight *= discounts[t, b]
+            if last[t, b]:
+                rewards[t + 1 :, b] = np.inf
+                break
+        expected[b] += weight * values[b]
+
+    targets = core.n_step_targets(*map(torch.from_numpy, (rewards, discounts, last, values)))
+
+    np.testing.assert_allclose(targets, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_n_step_targets_along_a_rollout_are_its_returns() -> None:
+    """From every step to the rollout's end they are what lambda = 1 gives: both read discounts and cuts alike."""
+    rng = np.random.default_rng(0)
+    rewards, next_values = rng.normal(size=(2, 7, 40)).astype(np.float32)
+    last = rng.random((7, 40)) < 0.3
+    discounts = np.where(last & (rng.random((7, 40)) < 0.5), 0, 0.9).astype(np.float32)
+    returns = lambda_returns(rewards, discounts, next_values, last)
+
+    for t in range(7):
+        cut = np.where(last[t:].any(0), last[t:].argmax(0), 6 - t)
+        window = (torch.from_numpy(array[t:]) for array in (rewards, discounts, last))
+        targets = core.n_step_targets(*window, torch.from_numpy(next_values[t + cut, np.arange(40)]))
+
+        np.testing.assert_allclose(targets, returns[t], rtol=1e-5, atol=1e-6)
+
+
+def test_the_best_value_is_the_largest_or_with_double_q_that_of_thetas_choice() -> None:
+    """theta^- has 1, 3, 2; theta has 9, 0, 10 and takes the third: 3 without, 2 with double Q."""
+    target, online = torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[9.0, 0.0, 10.0]])
+
+    assert core.best_values(target).tolist() == [3.0]
+    assert core.best_values(target, online).tolist() == [2.0]

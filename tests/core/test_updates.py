@@ -55,7 +55,36 @@ def test_adam_equals_torch_over_ten_steps() -> None:
     torch.testing.assert_close(theta, reference.detach())
 
 
-@pytest.mark.parametrize("name", ["rmsprop", "momentum-sgd", "adam"])
+def test_adagrad_divides_by_the_root_of_all_squares_so_far() -> None:
+    """d = 3, then 4: g = 9, then 25; steps of 3 / (3 + 1) and 4 / (5 + 1), times eta = 0.3: 0.225 and 0.2."""
+    rule, theta, statistics = UpdateRule("adagrad", epsilon=1.0), torch.zeros(1), torch.zeros(1, 1)
+    seen = []
+
+    for step, gradient in enumerate((3.0, 4.0)):
+        rule.apply(theta, torch.tensor([gradient]), statistics, 0.3, step)
+        seen.append((statistics.item(), theta.item()))
+
+    assert seen == [(9.0, pytest.approx(-0.225)), (25.0, pytest.approx(-0.425))]
+
+
+def test_adagrad_equals_torch_over_ten_steps() -> None:
+    """The same parameters and sums as torch.optim.Adagrad given the same gradients."""
+    torch.manual_seed(0)
+    reference = torch.nn.Parameter(torch.randn(7))
+    optimizer = torch.optim.Adagrad([reference], lr=0.01, eps=1e-5)
+    theta, statistics = reference.detach().clone(), torch.zeros(1, 7)
+
+    for step in range(10):
+        gradient = torch.randn(7)
+        reference.grad = gradient.clone()
+        optimizer.step()
+        UpdateRule("adagrad", epsilon=1e-5).apply(theta, gradient, statistics, 0.01, step)
+
+    torch.testing.assert_close(theta, reference.detach())
+    torch.testing.assert_close(statistics[0], optimizer.state[reference]["sum"])
+
+
+@pytest.mark.parametrize("name", ["rmsprop", "momentum-sgd", "adam", "adagrad"])
 def test_every_rule_descends_and_only_touches_what_it_owns(name: str) -> None:
     """One step along a positive gradient lowers theta, and the number of statistics is the one announced."""
     rule = UpdateRule(name)

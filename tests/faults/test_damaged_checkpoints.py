@@ -152,7 +152,9 @@ def test_a_checkpoint_with_a_nan_is_skipped_by_name(
     assert error == f"skipped a checkpoint: {newest / name}: {poisoned} holds a number that is not finite\n"
 
 
-@pytest.mark.parametrize("fact", ["part", "dropped_gradients", "config", "page", "env_id", "optimizer"])
+@pytest.mark.parametrize(
+    "fact", ["part", "dropped_gradients", "stale_gradients", "config", "page", "env_id", "optimizer"]
+)
 def test_a_checkpoint_without_a_fact_that_a_run_needs_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], fact: str
 ) -> None:

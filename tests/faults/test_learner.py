@@ -37,11 +37,12 @@ def updates_in(folder: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param("a2c", marks=pytest.mark.slow), pytest.param("ppo", marks=pytest.mark.slow), "impala"]
+    "page", [pytest.param("a2c", marks=pytest.mark.slow), pytest.param("ppo", marks=pytest.mark.slow), "impala", "apex"]
 )
 def test_a_killed_learner_and_a_killed_actor_are_replaced(tmp_path: Path, page: str) -> None:
     """The learner's updates stay counted, in rows and in what was found missing; the actor costs its rollout."""
-    with training(tmp_path, page=page) as run:
+    words = ("--warmup-steps", "500") if page == "apex" else ()
+    with training(tmp_path, *words, page=page) as run:
         run.until(lambda: run.status["updates"] > 20, "updates")
         learner = learner_of(run)
         assert learner is not None

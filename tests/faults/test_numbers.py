@@ -118,4 +118,4 @@ def test_the_dump_is_made_from_what_a_worker_really_has(tmp_path: Path) -> None:
     with pytest.raises(NotFinite, match=r"worker-01\.culprit\.safetensors"):
         for _ in worker:
             pass
-    assert run.handles.store.dropped >= 10
+    assert run.handles.store.counts().dropped_gradients >= 10

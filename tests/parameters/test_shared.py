@@ -11,10 +11,11 @@ from torch import Tensor
 
 from asyncrl.backends.processes import no_main_module
 from asyncrl.core.errors import UsageError
+from asyncrl.core.moments import SPREAD_OVER
 from asyncrl.core.updates import UpdateRule
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import ENDED, READY, Clock
-from asyncrl.runtime.protocols import EVALUATOR, LEARNER
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER, NOT_FINITE, OUTLIER, STALE, Counts, Receipt, Update
 from tests.support import push, shared_store
 
 PLAIN_SGD = UpdateRule("momentum-sgd", decay=0.0)
@@ -136,9 +137,97 @@ def test_a_gradient_that_is_not_finite_is_dropped_and_counted(poison: float) -> 
     receipt = push(store, 0, torch.tensor([1.0, poison, 1.0]), 0)
 
     assert not receipt.applied
-    assert (store.dropped, store.updates) == (1, 0)
+    assert store.counts() == Counts(updates=0, dropped_gradients=1)
     assert store.theta.tolist() == [1.0, 1.0, 1.0]
     assert store.statistics.abs().sum() == 0
+
+
+def seen(store: SharedStore) -> list[list[float]]:
+    """All that a dropped gradient must not touch."""
+    return [store.theta.tolist(), store.statistics.flatten().tolist(), cast(Tensor, store.target_view()).tolist()]
+
+
+def push_loss(store: SharedStore, loss: float, worker: int = 0, steps: int = 0) -> Receipt:
+    """Push a gradient of 1 of a certain loss, fresh."""
+    return store.push(Update(worker, torch.ones(1), store.updates, steps, torch.tensor(loss)))
+
+
+def test_a_gradient_that_is_too_old_is_dropped_and_counted_by_itself() -> None:
+    """With a limit of 2 a staleness of 2 is applied and one of 3 is not; the worker's next, of a fresh pull, is."""
+    store = shared_store(torch.zeros(1), PLAIN_SGD, workers=2, learning_rate=1.0, max_staleness=2)
+    for _ in range(2):
+        push(store, 1, torch.ones(1), store.updates)
+    receipts = [push(store, 0, torch.ones(1), version=0) for _ in range(2)]
+    receipts.append(push(store, 0, torch.ones(1), store.updates))
+
+    assert [receipt.staleness for receipt in receipts] == [2, 3, 0]
+    assert [receipt.reason for receipt in receipts] == ["", STALE, ""]
+    assert [receipt.applied for receipt in receipts] == [True, False, True]
+    assert store.theta.item() == -4.0
+    assert store.counts(0) == Counts(updates=2, stale_gradients=1)
+    assert store.counts() == Counts(updates=4, stale_gradients=1)
+
+
+def test_a_gradient_of_an_unusual_loss_is_dropped_and_counted_by_itself() -> None:
+    """A hundred losses of 1 and 3 (mean 2, deviation 1) and a limit of 3: 5 is applied, then 9 is not."""
+    store = shared_store(torch.zeros(1), PLAIN_SGD, workers=2, learning_rate=1.0, max_loss_deviations=3.0)
+    for i in range(SPREAD_OVER):
+        assert push_loss(store, 1.0 + 2 * (i % 2)).applied
+
+    assert push_loss(store, 5.0).applied
+    receipt = push_loss(store, 9.0)
+
+    assert (receipt.applied, receipt.reason) == (False, OUTLIER)
+    assert store.theta.item() == -(SPREAD_OVER + 1)
+    assert store.counts() == Counts(updates=SPREAD_OVER + 1, outlier_gradients=1)
+    assert push_loss(store, 9.0, worker=1).applied  # who has seen nothing else calls nothing unusual
+
+
+def test_without_the_rules_nothing_is_too_old_and_no_loss_unusual() -> None:
+    """0 stands for never."""
+    store = shared_store(torch.zeros(1), PLAIN_SGD)
+    for _ in range(SPREAD_OVER + 1):
+        push_loss(store, 1.0)
+
+    assert store.push(Update(0, torch.ones(1), 0, 0, torch.tensor(1e9))).applied
+
+
+@pytest.mark.parametrize("reason", [NOT_FINITE, STALE, OUTLIER])
+@pytest.mark.parametrize("writer", [0, LEARNER])
+def test_a_dropped_gradient_counts_its_steps_and_changes_nothing_else(reason: str, writer: int) -> None:
+    """theta, statistics, theta^- and version stay, and no update is half done."""
+    rule = UpdateRule("rmsprop")
+    store = shared_store(torch.zeros(1), rule, max_staleness=5, max_loss_deviations=3.0, target_interval_steps=10**6)
+    for _ in range(SPREAD_OVER):
+        push_loss(store, 1.0, worker=writer)
+    steps = push_loss(store, 1.0, worker=writer).steps
+    before, counts = seen(store), store.counts()
+
+    gradient = torch.tensor([torch.nan]) if reason == NOT_FINITE else torch.ones(1)
+    loss = torch.tensor(1e6 if reason == OUTLIER else 1.0)
+    version = 0 if reason == STALE else store.updates
+    receipt = store.push(Update(writer, gradient, version, 0 if writer == LEARNER else 7, loss))
+
+    assert (receipt.applied, receipt.reason) == (False, reason)
+    assert seen(store) == before
+    assert store.counts().updates == counts.updates
+    assert sum(store.counts()) == sum(counts) + 1
+    assert receipt.steps == steps + (0 if writer == LEARNER else 7)
+    assert not store.torn
+
+
+def test_a_restored_store_knows_which_losses_are_unusual() -> None:
+    """With as many workers as before; with more of them everybody begins anew."""
+    settings = {"max_loss_deviations": 3.0}
+    store = shared_store(torch.zeros(1), PLAIN_SGD, **settings)
+    for _ in range(SPREAD_OVER):
+        push_loss(store, 1.0)
+    same, more = (shared_store(torch.zeros(1), PLAIN_SGD, workers, **settings) for workers in (1, 2))
+
+    for other in (same, more):
+        other.restore(store.theta, store.state(), store.counts())
+
+    assert [push_loss(other, 9.0).applied for other in (same, more)] == [False, True]
 
 
 def test_a_large_gradient_is_clipped_before_it_is_applied() -> None:
@@ -167,7 +256,7 @@ def test_restoring_something_of_another_shape_is_refused() -> None:
     store = shared_store(torch.zeros(2), PLAIN_SGD, workers=1)
 
     with pytest.raises(UsageError, match="another size"):
-        store.restore(torch.zeros(1), store.state(), 0, 0)
+        store.restore(torch.zeros(1), store.state(), Counts())
 
 
 def count_some(clock: Clock, worker: int) -> None:
@@ -246,7 +335,7 @@ def test_a_learners_updates_count_beside_those_of_the_workers() -> None:
 
     receipt = push(store, LEARNER, torch.ones(1), 0)
 
-    assert (receipt.steps, store.updates, store.counts(LEARNER), store.counts(1)) == (0, 1, (1, 0), (0, 0))
+    assert (receipt.steps, store.updates, store.counts(LEARNER), store.counts(1)) == (0, 1, Counts(1), Counts())
 
 
 def test_a_restored_store_goes_on_as_if_nothing_had_happened() -> None:
@@ -257,14 +346,14 @@ def test_a_restored_store_goes_on_as_if_nothing_had_happened() -> None:
     for worker, steps in ((0, 60), (0, 40), (1, 30)):
         push(stores[0], worker, torch.tensor([1.0, -2.0]), 0, steps)
 
-    stores[1].restore(stores[0].theta, stores[0].state(), stores[0].updates, 5)
+    stores[1].restore(stores[0].theta, stores[0].state(), Counts(stores[0].updates, 5, 6, 7))
     for store in stores:
         push(store, 1, torch.tensor([3.0, 3.0]), 0, 20)
 
     torch.testing.assert_close(stores[1].theta, stores[0].theta)
     for name, tensor in stores[0].state().items():
         torch.testing.assert_close(stores[1].state()[name], tensor)
-    assert (stores[1].updates, stores[1].dropped) == (4, 5)
+    assert stores[1].counts() == Counts(4, 5, 6, 7)
 
 
 class Interrupted(Exception):
@@ -288,11 +377,11 @@ def test_an_update_that_the_learner_began_and_did_not_end_shows(monkeypatch: pyt
     assert store.torn
     assert store.updates == 1
 
-    store.restore(before, state, 0, 0)
+    store.restore(before, state, Counts())
 
     assert not store.torn
     assert torch.equal(store.snapshot(), before)
-    assert (store.updates, store.counts(LEARNER)) == (1, (1, 0))
+    assert (store.updates, store.counts(LEARNER)) == (1, Counts(1))
 
 
 def test_a_worker_that_dies_within_an_update_tears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

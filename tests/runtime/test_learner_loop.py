@@ -67,7 +67,7 @@ class TapedAgent(FixedAgent):
 
 
 def learner_of(folder: Path, tape: list[str]) -> tuple[Iterator[bool], Batches, Clock]:
-    clock = Clock(1, total_steps=10**6, learner=True)
+    clock = Clock(1, total_steps=10**6, learners=1)
     store, agent = TapedStore(tape, clock), TapedAgent(tape)
     experience = Batches(SHAPE, 1, clock, in_step=True)
     telemetry = Telemetry(LEARNER, clock, RecordWriter(folder / "learner.jsonl"), 1e9)

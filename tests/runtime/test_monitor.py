@@ -25,6 +25,8 @@ from asyncrl.storage.records import RecordWriter, read_records
 from tests.storage.test_tensorboard import points
 from tests.support import make_run, push
 
+NO_DROPS = {"stale_gradients": 0, "outlier_gradients": 0}
+
 
 def row(**fields: Any) -> dict[str, Any]:
     """A worker's row."""
@@ -182,11 +184,11 @@ def test_what_a_lost_worker_counted_and_never_wrote_is_in_the_event_and_in_the_s
 
     losses = [one for one in read_records(run.spec.folder.supervisor_file) if one.get("who") == 1]
     assert [loss["unrecorded"] for loss in losses] == [
-        {"steps": 200, "updates": 2, "dropped_gradients": 1},
-        {"steps": 0, "updates": 1, "dropped_gradients": 0},
+        {"steps": 200, "updates": 2, "dropped_gradients": 1, **NO_DROPS},
+        {"steps": 0, "updates": 1, "dropped_gradients": 0, **NO_DROPS},
     ]
     status = read_json(run.spec.folder.status_file)
-    assert status["unrecorded"] == {"steps": 200, "updates": 3, "dropped_gradients": 1}
+    assert status["unrecorded"] == {"steps": 200, "updates": 3, "dropped_gradients": 1, **NO_DROPS}
     assert read_records(run.spec.folder.supervisor_file)[-1]["async/staleness_mean"] == 2.0
 
 
@@ -202,7 +204,7 @@ def test_what_nobody_wrote_before_the_end_is_told_there(run: Run) -> None:
     monitor.end()
 
     (event,) = [one for one in read_records(run.spec.folder.supervisor_file) if one.get("event") == "unrecorded"]
-    assert (event["who"], event["unrecorded"]) == (0, {"steps": 100, "updates": 1, "dropped_gradients": 0})
+    assert (event["who"], event["unrecorded"]) == (0, {"steps": 100, "updates": 1, "dropped_gradients": 0, **NO_DROPS})
     monitor.write_status("stopped")
     assert read_json(run.spec.folder.status_file)["unrecorded"] == event["unrecorded"]
 

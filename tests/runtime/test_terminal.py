@@ -98,6 +98,14 @@ def test_dropped_gradients_are_told_when_there_are_any() -> None:
     assert "dropped" not in "\n".join(drawn(PONG))
 
 
+def test_gradients_that_were_too_old_or_outliers_are_told_apart() -> None:
+    """In the line and in the panel."""
+    summary = replace(PONG, dropped_gradients=1, stale_gradients=2, outlier_gradients=3)
+
+    assert one_line(summary).endswith(" | dropped 1 | too old 2 | outliers 3")
+    assert all(told in "\n".join(drawn(summary)) for told in ("dropped 1", "too old 2", "outliers 3"))
+
+
 def test_losses_are_told_when_there_are_any() -> None:
     """In the line, and in the panel with a red lamp for who is gone."""
     summary = replace(PONG, worker_restarts=[2, 1, *[0] * 14], workers_gone=[3], evaluator_restarts=1)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from asyncrl.checks import learning
 from asyncrl.parameters.shared import SharedStore
-from asyncrl.runtime.protocols import Receipt, Store, Update
+from asyncrl.runtime.protocols import Counts, Receipt, Store, Update
 from asyncrl.runtime.run import Run
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
@@ -63,7 +63,6 @@ class RemoteStore:
     """A handle is an address; each process has a connection of its own."""
 
     updates = property(lambda self: self.ask("updates"))
-    dropped = property(lambda self: self.ask("dropped"))
     torn = property(lambda self: self.ask("torn"))
 
     def __init__(self, address: str) -> None:
@@ -89,14 +88,14 @@ class RemoteStore:
         self.copy("target", into)
 
     def push(self, update: Update) -> Receipt:
-        return self.ask("push", update.worker, update.gradient, update.version, update.steps)
+        return self.ask("push", update.worker, update.gradient, update.version, update.steps, update.loss)
 
     def view(self) -> None:
         return None
 
     target_view = view
 
-    def counts(self, worker: int) -> tuple[int, int]:
+    def counts(self, worker: int | None = None) -> Counts:
         return self.ask("counts", worker)
 
     def snapshot(self) -> Tensor:
@@ -186,11 +185,11 @@ def test_what_a_checkpoint_holds_can_be_put_back_into_it(tmp_path: Path) -> None
         theta, state = store.snapshot() + 1.0, store.state()
         state["statistics"] += 0.5
 
-        store.restore(theta, state, 30, 4)
+        store.restore(theta, state, Counts(30, 4))
 
         assert torch.equal(store.snapshot(), theta)
         assert torch.equal(store.state()["statistics"], state["statistics"])
-        assert (store.updates, store.dropped) == (30, 4)
+        assert store.counts() == Counts(30, 4)
 
 
 @pytest.mark.parametrize("page", ["a3c", "n_step_q"])

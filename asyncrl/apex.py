@@ -1,0 +1,137 @@
+"""Distributed prioritized experience replay: Ape-X DQN.
+
+Horgan et al. 2018 (arXiv 1803.00933). Many actors, each with an epsilon of its own, one memory, one learner:
+
+    each actor i of N, repeatedly (Algorithm 1)
+        theta' <- theta, act by epsilon_i-greedy on Q(s, a; theta'),   epsilon_i = epsilon^(1 + alpha i / (N - 1))
+        p = |G - Q(s_t, a_t; theta')|, by the values it has acted with
+        keep the n-step transitions in the memory, with their priorities p
+    the learner, repeatedly (Algorithm 2)
+        draw a minibatch with P(k) = p_k^alpha / sum_i p_i^alpha,  w_k = (N P(k))^-beta / max w
+        G = r_t + gamma r_{t+1} + ... + gamma^n Q(s_{t+n}, argmax_a Q(s_{t+n}, a; theta); theta^-)
+        update theta with grad w (G - Q(s_t, a_t; theta))^2, and renew p = |G - Q(s_t, a_t; theta)|
+        every so many updates: theta^- <- theta;  the oldest steps make room for new ones
+    until T > T_max
+
+The loops are `actor` and `learner` in `asyncrl.runtime.loops`, the memory is `asyncrl.experience.replay`; this page is
+what makes them Ape-X. Run it with `python -m asyncrl.apex`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from asyncrl.config.replay import ReplayConfig
+from asyncrl.core.losses import Metrics, squared_error
+from asyncrl.core.returns import best_values, n_step_targets
+from asyncrl.core.rollout import Extras, State, Transitions
+from asyncrl.core.spaces import Spaces
+from asyncrl.nets.q_network import QNetwork, make_q_network
+from asyncrl.presets import preset_of
+
+HAS_TARGET = True
+TAKES_CONTINUOUS = False
+PRIVATE_COPY = True
+LOOKS_AHEAD = False
+EXPERIENCE = "replay"
+EXTRAS = ("action_value", "state_value")
+
+
+@dataclass(frozen=True)
+class Config(ReplayConfig):
+    """Ape-X: actors with epsilons of their own, one prioritised memory, one learner (Horgan et al. 2018)."""
+
+    exploration: Literal["drawn", "ladder", "boltzmann", "equal"] = "ladder"
+    """How workers differ: final epsilon drawn per worker, Ape-X's ladder, temperatures, or not at all."""
+    double_q: bool = True
+    """Let theta choose the action that theta^- values (van Hasselt et al. 2016)."""
+    dueling: bool = True
+    """Make Q of two streams, the state's value and the actions' advantages (Wang et al. 2016)."""
+    n_step: int = 3
+    """Steps of a transition, after which its return bootstraps."""
+    priority_exponent: float = 0.6
+    """alpha: how much oftener a step with a large error is drawn than one with a small one; 0: not at all."""
+    importance_exponent: float = 0.4
+    """beta: how much of the bias of that its weight in the loss takes back; 1: all."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require("priority_exponent", 0 <= self.priority_exponent < math.inf, "must not be negative")
+        self._require("importance_exponent", 0 <= self.importance_exponent < math.inf, "must not be negative")
+
+
+def preset(name: str, spaces: Spaces) -> dict[str, Any]:
+    """The settings of a preset, as far as they differ from the fields' defaults."""
+    return preset_of("apex", name, spaces)
+
+
+make_network = make_q_network
+
+
+class ApeX:
+    """The action values of an actor or of the learner, its exploration, and its loss."""
+
+    def __init__(
+        self,
+        config: Config,
+        network: QNetwork,
+        target: QNetwork,
+        worker: int,
+        generator: torch.Generator,
+    ) -> None:
+        self.config = config
+        self.network = network
+        self.target = target
+        self.generator = generator
+        self.policy = config.exploration_of(worker)
+        self.exploration = self.policy.facts()
+        self.errors = torch.zeros(0)
+
+    def initial_state(self, environments: int) -> State:
+        """Nothing to remember: the networks are feed-forward."""
+        return self.network.trunk.initial_state(environments)
+
+    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
+        """a_t `[E]` by this actor's exploration, and the values by which its first priority is worked out."""
+        q, _ = self.network.values_at(observations)
+        actions = self.policy.choose(q, steps, self.generator)
+        return actions, state, {"action_value": q.gather(-1, actions[:, None])[:, 0], "state_value": q.amax(-1)}
+
+    def passes(self, batch: Transitions) -> Iterator[Transitions]:
+        """The whole minibatch, once."""
+        yield batch
+
+    def loss(self, part: Transitions) -> tuple[Tensor, Metrics]:
+        """Squared errors, each by its weight, averaged over the minibatch."""
+        q, _ = self.network(part.observations[None])
+        values = q[0].gather(-1, part.actions[:, None])[:, 0]
+        rewards = part.learning_rewards(self.config.reward_clip)
+        targets = n_step_targets(rewards, part.discounts, part.last, self._best_value(part.following))  # G
+        self.errors = targets - values.detach()
+        errors = squared_error(values, targets)
+        return (part.weights * errors).mean(), lambda: {
+            "value_loss": errors.detach().mean(),
+            "q_mean": values.detach().mean(),
+        }
+
+    @torch.no_grad()
+    def _best_value(self, observations: Tensor) -> Tensor:
+        """Q(s, argmax_a Q(s, a; theta); theta^-) `[B]`; without double Q max_a Q(s, a; theta^-)."""
+        online = self.network(observations[None])[0][0] if self.config.double_q else None
+        return best_values(self.target(observations[None])[0][0], online)
+
+
+make_agent = ApeX
+
+
+if __name__ == "__main__":
+    from asyncrl.commands.train import main
+
+    raise SystemExit(main("asyncrl.apex"))
