@@ -160,6 +160,21 @@ IMPALA_BOARD: Settings = {
 IMPALA_CONTINUOUS: Settings = IMPALA_VECTOR | {"t_max": 32, "learning_rate": 3e-4, "entropy_weights": (0.0,)}
 """A3C's for HalfCheetah with half the environments and a smaller learning rate."""
 
+REINFORCE_VECTOR: Settings = {
+    "envs_per_worker": 4,
+    "optimizer_epsilon": 1e-5,
+    "learning_rate": 5e-3,
+    "entropy_weights": (0.01,),
+    "normalize_observations": True,
+    "normalize_returns": True,
+    "evaluation_policy": "greedy",
+}
+"""A3C's for CartPole with half the environments; an update is of whole episodes, so there are fewer and larger ones."""
+REINFORCE_BOARD: Settings = {"learning_rate": 3e-3, "optimizer_epsilon": 1e-5, "normalize_observations": False}
+"""A3C's for MinAtar."""
+REINFORCE_CONTINUOUS: Settings = REINFORCE_VECTOR | {"learning_rate": 1e-3, "entropy_weights": (0.0,)}
+"""The same with a smaller rate."""
+
 # ------------------------------------------------------------------------------------------------------------- papers
 
 MNIH: Settings = {
@@ -290,6 +305,20 @@ IMPALA_PAPER: Settings = {
 }
 """Appendix D of Espeholt et al. 2018, table D.3. RMSProp has its epsilon inside the root there, as here."""
 
+REINFORCE_PAPER: Settings = {
+    "envs_per_worker": 1,
+    "optimizer": "momentum-sgd",
+    "optimizer_decay": 0.0,
+    "learning_rate": 1e-2,
+    "anneal_learning_rate": False,
+    "max_gradient_norm": 0.0,
+    "entropy_weights": (0.0,),
+    "normalize_advantages": False,
+    "normalize_observations": False,
+    "normalize_returns": False,
+}
+"""Williams 1992: the gradient of each episode, added as it is, times a rate that the paper leaves open."""
+
 NATURE_SCREEN: Settings = ATARI | {"image_size": 84}
 """What A2C's and IMPALA's papers have beside it where there is an image for the network of Mnih et al. 2015."""
 NO_SCREEN: Settings = {"network": "auto"}
@@ -330,6 +359,11 @@ TABLES: dict[str, dict[str, dict[str, Settings]]] = {
         "default": _default(ATARI, {}, PPO_BOARD, PPO_VECTOR, PPO_CONTINUOUS),
         "paper": {"atari": PPO_PAPER_ATARI}
         | dict.fromkeys(("screen", "board", "vector", "continuous"), PPO_PAPER_CONTINUOUS),
+    },
+    "reinforce": {
+        "default": _default(ATARI, {}, REINFORCE_BOARD, REINFORCE_VECTOR, REINFORCE_CONTINUOUS),
+        "paper": {"atari": REINFORCE_PAPER | ATARI}
+        | dict.fromkeys(("screen", "board", "vector", "continuous"), REINFORCE_PAPER),
     },
     "impala": {
         "default": _default(ATARI, {}, IMPALA_BOARD, IMPALA_VECTOR, IMPALA_CONTINUOUS),
