@@ -29,10 +29,11 @@ class RolloutShape:
     moments: tuple[int, ...] = ()
     """Shape of the moments observations are normalised by; empty: they are not."""
 
-    def layout(self) -> BlockLayout:
-        """The block that holds one. Room for the last observations of truncated episodes is that for the worst case;
-        what is never written takes no memory."""
+    def layout(self, finals: int | None = None) -> BlockLayout:
+        """The block that holds one, with room for the last observations of `finals` truncated episodes. None: for the
+        worst case; what is never written takes no memory."""
         steps, environments = self.steps, self.environments
+        finals = steps * environments if finals is None else finals
         observation, dtype = self.spaces.observation_shape, getattr(torch, self.spaces.observation_dtype)
         each: tuple[int, ...] = (steps, environments)
         continuous = self.spaces.is_continuous
@@ -43,8 +44,8 @@ class RolloutShape:
             ("rewards", each, torch.float32),
             ("discounts", each, torch.float32),
             ("last", each, torch.bool),
-            ("truncated", (2, steps * environments), torch.int64),
-            ("finals", (steps * environments, *observation), dtype),
+            ("truncated", (2, finals), torch.int64),
+            ("finals", (finals, *observation), dtype),
             ("numbers", (3,), torch.int64),
             ("reward_scale", (), torch.float64),
         ]  # fmt: skip

@@ -140,11 +140,15 @@ class SharedStore:
             staleness = before - update.version
         else:
             counts[DROPPED] += 1
-        if update.steps:
-            self._clock.count(update.worker, update.steps)
+        self._count(update)
         steps = self._clock.steps
         self._refresh_target(steps)
         return Receipt(applied, "" if applied else "not finite", norm, staleness, eta, steps, self._clock.finished())
+
+    def _count(self, update: Update) -> None:
+        """T <- T + steps."""
+        if update.steps:
+            self._clock.count(update.worker, update.steps)
 
     def _row(self, writer: int) -> int:
         return len(self._counts) - 2 if writer == LEARNER else writer
