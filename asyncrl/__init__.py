@@ -5,19 +5,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from asyncrl import a2c, a3c, apex, gorila, impala, n_step_q, one_step_q, one_step_sarsa, ppo
+    from asyncrl import a2c, a3c, apex, gorila, impala, n_step_q, one_step_q, one_step_sarsa, ppo, reinforce
     from asyncrl.api import Policy, Result, Run, RunFailed, load, train
     from asyncrl.core.errors import UsageError
 
 __all__ = [
     "Policy", "Result", "Run", "RunFailed", "UsageError", "a2c", "a3c", "apex", "gorila", "impala", "load", "n_step_q",
-    "one_step_q", "one_step_sarsa", "ppo", "train",
+    "one_step_q", "one_step_sarsa", "ppo", "reinforce", "train",
 ]  # fmt: skip
 
 
@@ -29,6 +30,11 @@ def _is_the_command() -> bool:
     return sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").split(".")[0] == __name__
 
 
+if _is_the_command():
+    # Before numpy and torch are loaded, which read it then; whatever a launcher has set.
+    import_module("asyncrl.runtime.threads").request_one_thread()
+    # Nor is every rank to say in C++ that a host has no name, or who has hung up: one line of ours says who is lost.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 if _is_the_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # It still has torch to import: a Ctrl-C now should end it without a traceback from in there. The command itself
     # takes over the signal when it begins. A program that only imports this package keeps its own handler.

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from asyncrl.pages import PAGES, module_of
+from asyncrl.runtime.threads import request_one_thread
 
 COMMANDS = {
     "train": "train with any page, also your own: asyncrl train my_package.my_page",
@@ -21,6 +22,7 @@ COMMANDS = {
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run `asyncrl <command> ...`; returns the exit code."""
+    request_one_thread()  # before numpy and torch are loaded
     words = sys.argv[1:] if words is None else words
     if not words or words[0] in ("-h", "--help"):
         print("usage: asyncrl COMMAND [OPTIONS]\n\ncommands:")

@@ -20,11 +20,12 @@ PAGES = {
     "a2c": "synchronous advantage actor-critic (OpenAI Baselines 2017)",
     "ppo": "proximal policy optimisation (Schulman et al. 2017)",
     "impala": "actors that run free, one learner, V-trace (Espeholt et al. 2018)",
+    "reinforce": "policy gradient of whole episodes (Williams 1992)",
     "gorila": "DQN with many actors, learners and a replay memory (Nair et al. 2015)",
     "apex": "one learner, one memory that is drawn from by priority (Horgan et al. 2018)",
 }
 GRADIENT_PAGES = ("a3c", "one_step_q", "one_step_sarsa", "n_step_q")
-"""Those whose workers learn themselves: the methods of the paper, which it compares."""
+"""The methods of the paper, which it compares: their workers learn themselves."""
 
 PARTS = (
     "Config", "preset", "make_network", "make_agent", "HAS_TARGET", "TAKES_CONTINUOUS", "PRIVATE_COPY", "LOOKS_AHEAD",

@@ -195,6 +195,20 @@ REPLAY_BOARD: Settings = REPLAY_VECTOR | {
 GORILA_VECTOR: Settings = REPLAY_VECTOR | {"exploration": "equal", "epsilons": (0.05,), "exploration_steps": 20_000}
 GORILA_BOARD: Settings = REPLAY_BOARD | {"exploration": "equal", "epsilons": (0.1,), "exploration_steps": 100_000}
 """All actors explore alike, as in the paper."""
+REINFORCE_VECTOR: Settings = {
+    "envs_per_worker": 4,
+    "optimizer_epsilon": 1e-5,
+    "learning_rate": 5e-3,
+    "entropy_weights": (0.01,),
+    "normalize_observations": True,
+    "normalize_returns": True,
+    "evaluation_policy": "greedy",
+}
+"""A3C's for CartPole with half the environments; an update is of whole episodes, so there are fewer and larger ones."""
+REINFORCE_BOARD: Settings = {"learning_rate": 3e-3, "optimizer_epsilon": 1e-5, "normalize_observations": False}
+"""A3C's for MinAtar."""
+REINFORCE_CONTINUOUS: Settings = REINFORCE_VECTOR | {"learning_rate": 1e-3, "entropy_weights": (0.0,)}
+"""The same with a smaller rate."""
 
 # ------------------------------------------------------------------------------------------------------------- papers
 
@@ -326,6 +340,20 @@ IMPALA_PAPER: Settings = {
 }
 """Appendix D of Espeholt et al. 2018, table D.3. RMSProp has its epsilon inside the root there, as here."""
 
+REINFORCE_PAPER: Settings = {
+    "envs_per_worker": 1,
+    "optimizer": "momentum-sgd",
+    "optimizer_decay": 0.0,
+    "learning_rate": 1e-2,
+    "anneal_learning_rate": False,
+    "max_gradient_norm": 0.0,
+    "entropy_weights": (0.0,),
+    "normalize_advantages": False,
+    "normalize_observations": False,
+    "normalize_returns": False,
+}
+"""Williams 1992: the gradient of each episode, added as it is, times a rate that the paper leaves open."""
+
 NATURE_SCREEN: Settings = ATARI | {"image_size": 84}
 """What A2C's and IMPALA's papers have beside it where there is an image for the network of Mnih et al. 2015."""
 NO_SCREEN: Settings = {"network": "auto"}
@@ -415,6 +443,11 @@ TABLES: dict[str, dict[str, dict[str, Settings]]] = {
     "apex": {
         "default": _default(VALUE_ATARI, VALUE_SCREEN, REPLAY_BOARD, REPLAY_VECTOR, REPLAY_VECTOR),
         "paper": _nature(APEX_PAPER),
+    },
+    "reinforce": {
+        "default": _default(ATARI, {}, REINFORCE_BOARD, REINFORCE_VECTOR, REINFORCE_CONTINUOUS),
+        "paper": {"atari": REINFORCE_PAPER | ATARI}
+        | dict.fromkeys(("screen", "board", "vector", "continuous"), REINFORCE_PAPER),
     },
     "impala": {
         "default": _default(ATARI, {}, IMPALA_BOARD, IMPALA_VECTOR, IMPALA_CONTINUOUS),

@@ -32,13 +32,16 @@ def documented(section: str) -> set[str]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Short runs with everything in them: one with a policy, one with action values, two with a learner, one with a
-    replay memory."""
-    words = ["--env-id", "Catch", "--workers", "2", "--total-steps", "3000", "--backend", "serial", "--quiet"]
+    replay memory, one rank."""
+    words = ["--env-id", "Catch", "--total-steps", "3000", "--quiet"]
+    serial, rank = ["--workers", "2", "--backend", "serial"], ["--workers", "1", "--backend", "collective"]
+    pages = {"a3c": serial, "one_step_q": serial, "impala": serial, "ppo": serial, "reinforce": rank}
+    pages["apex"] = [*serial, "--warmup-steps", "500"]
     found = []
-    for page in ("asyncrl.a3c", "asyncrl.one_step_q", "asyncrl.impala", "asyncrl.ppo", "asyncrl.apex"):
+    for page, more in pages.items():
         folder = tmp_path_factory.mktemp("runs")
-        words += ["--warmup-steps", "500"] if page == "asyncrl.apex" else []
-        assert main(page, [*words, "--runs-dir", str(folder), "--evaluation-interval-steps", "1000"]) == 0
+        own = [*words, *more, "--runs-dir", str(folder)]
+        assert main(f"asyncrl.{page}", [*own, "--evaluation-interval-steps", "1000"]) == 0
         found.append(the_run(folder))
     return found
 

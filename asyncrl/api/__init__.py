@@ -23,6 +23,7 @@ from asyncrl.api.policy import Policy
 from asyncrl.api.resume import AUTO, is_finished, is_resumed, newest
 from asyncrl.api.settings import settings_for
 from asyncrl.api.training import Settled, carry_out, settle
+from asyncrl.backends.launch import launched
 from asyncrl.backends.outcome import Signals
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
@@ -93,6 +94,11 @@ def train(page: str | ModuleType, *, config: RunConfig | None = None, quiet: boo
     signals = Signals()
     with _undisturbed():
         settled = _settled(module, config, settings | {"quiet": quiet})
+        if settled.config.backend == "collective" and (launch := launched(os.environ)) is not None:
+            raise UsageError(
+                f"under {launch.by} use the command, python -m asyncrl.{pages.short(module)} --backend collective: "
+                "from Python each of its processes would start ranks of its own"
+            )
         if is_resumed(settled.config) and AUTO in (settings.get("resume"), config.resume if config else ""):
             path = Path(settled.config.resume)
             if is_finished(path) and not settled.changes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -30,13 +31,28 @@ def is_resumed(config: RunConfig) -> bool:
 def newest(page: str, config: RunConfig) -> Path | None:
     """The newest run that this command began before and that has a checkpoint; None if there is none.
 
-    Its name is --run-name, or else the same but for the time at its end.
+    Its name is --run-name, or else the same but for the time at its end; of ranks, whose number changes with the hosts
+    there are, also but for that.
     """
-    name = config.run_name or default_name(config.seed, config.workers, stamp="")
     runs = runs_of(Path(config.runs_dir), short(page), config.env_id)
-    mine = [run for run in runs if run.path.name == name or (not config.run_name and run.path.name.startswith(name))]
+    if config.run_name:
+        mine = [run for run in runs if run.path.name == config.run_name]
+    elif config.backend == "collective":
+        name = re.compile(rf"w\d+-s{config.seed}-")
+        mine = [run for run in runs if name.match(run.path.name) and _backend_of(run) == "collective"]
+    else:
+        name_here = default_name(config.seed, config.workers, stamp="")
+        mine = [run for run in runs if run.path.name.startswith(name_here)]
     begun = [run.path for run in mine if run.config_file.is_file() and checkpoints.find(run.checkpoints)]
     return max(begun, default=None, key=lambda path: path.name)
+
+
+def _backend_of(run: RunFolder) -> str | None:
+    """On which backend a run was begun; None if its configuration cannot be read."""
+    try:
+        return str(read_json(run.config_file)["config"]["backend"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def is_finished(path: Path) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from asyncrl.api.resume import AUTO, differences, is_resumed, load_for_resume, stored_config
-from asyncrl.backends import local, serial
+from asyncrl.backends import collective, local, serial
 from asyncrl.backends.handles import GRADIENT, MEMORY, build_handles, experience_bytes, learners_of
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
@@ -103,15 +103,31 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
     if config.statistics == "per-worker" and load_page(page).EXPERIENCE != GRADIENT:
         who = "one learner does" if learners_of(page, config) == 1 else "learners do"
         raise UsageError(f"--statistics per-worker is for workers that learn; in {command_of(page)} {who}")
+    if config.backend == "collective":
+        _check_collective(page, config)
     if config.update == "locked" and sys.platform == "win32":
         raise UsageError("--update locked needs a POSIX system")
 
 
-def carry_out(settled: Settled, signals: Signals, begin: Callable[[Run], View]) -> Ended:
+def _check_collective(page: str, config: RunConfig) -> None:
+    """Raise UsageError for what ranks that work in step cannot do."""
+    if load_page(page).EXPERIENCE not in ("gradient", "in step"):
+        raise UsageError(
+            f"{command_of(page)} does not wait for its actors, and the ranks of --backend collective wait for each "
+            "other: it runs with --backend local and serial"
+        )
+    if config.on_worker_error == "restart":
+        raise UsageError("--on-worker-error restart is for --backend local: ranks cannot go on without one of them")
+
+
+def carry_out(
+    settled: Settled, signals: Signals, begin: Callable[[Run], View], meeting: collective.Meeting | None = None
+) -> Ended:
     """A run from its folder to its last status, whatever comes: raises UsageError, but nothing once it has begun.
 
-    `signals` are those that are being caught: one that comes ends the run in order. `begin` is called when the run is
-    ready to begin, says so, and gives the view that follows it.
+    `meeting` are the ranks of the collective backend that a launcher has started. `signals` are those that are being
+    caught: one that comes ends the run in order. `begin` is called when the run is ready to begin, says so, and gives
+    the view that follows it.
     """
     config = settled.config
     with ExitStack() as stack:
@@ -126,7 +142,7 @@ def carry_out(settled: Settled, signals: Signals, begin: Callable[[Run], View]) 
         write_json(folder.config_file, {"page": settled.page, "config": to_plain(config), "environment": settled.facts})
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
         monitor = Monitor(run)
-        outcome = conclude(follow(run, monitor, view, signals), monitor)
+        outcome = conclude(follow(run, monitor, view, signals, meeting), monitor)
     view.close(monitor.summary)
     return Ended(run, outcome, monitor.summary)
 
@@ -158,7 +174,7 @@ def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, para
     check_memory(page, config, spec, spaces, parameters, experience)
     target = load_page(page).HAS_TARGET
     learners = learners_of(page, config)
-    workers = config.workers if config.backend == "local" else 0
+    workers = config.workers if config.backend == "local" else 0  # nor has every rank to be on this machine
     place = Path(config.resume if is_resumed(config) else config.runs_dir)
     needed = machine.processes_bytes(config, spec, spaces, parameters, learners) if workers else 0
     demand(machine.check_memory(workers, needed + experience, available, learners))
@@ -181,12 +197,15 @@ def demand(finding: Finding) -> None:
         raise UsageError(f"{finding.check}: {finding.figure}; {finding.remedy}")
 
 
-def follow(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
+def follow(
+    run: Run, monitor: Monitor, view: View, signals: Signals, meeting: collective.Meeting | None = None
+) -> Outcome:
     """Follow the run to its end on its backend; an exception here ends the run as failed, its processes gone."""
-    backend = serial.run if run.spec.config.backend == "serial" else local.run
     try:
         monitor.write_status("starting")
-        return backend(run, monitor, view, signals)
+        if run.spec.config.backend == "collective":
+            return collective.run(run, monitor, view, signals, meeting)
+        return (serial.run if run.spec.config.backend == "serial" else local.run)(run, monitor, view, signals)
     except Exception as error:
         return broken(error)
 

@@ -1,4 +1,4 @@
-"""What the processes of a run on one machine share: the handles of the serial and the local backend."""
+"""What the processes of a run share: the handles of the serial and the local backend, and those of a rank."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.batches import Batches, batches_bytes
 from asyncrl.experience.blocks import RolloutShape
+from asyncrl.experience.gathered import Gathered
 from asyncrl.experience.replay import Replay, ReplayPlan
 from asyncrl.experience.steps import StepShape
+from asyncrl.parameters.replicas import Replicas
 from asyncrl.parameters.shared import SharedStore
+from asyncrl.runtime.accord import Accord
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.moments import RunMoments
 from asyncrl.runtime.normalize import make_normalizer, moments_shape, moments_size
@@ -33,14 +36,14 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
     One that does not train needs no room for rollouts.
     Raises UsageError, naming the setting, for a checkpoint that does not fit.
     """
+    if spec.config.backend == "collective":
+        begun = (checkpoint.steps, checkpoint.seconds) if checkpoint else (0, 0.0)
+        handles = build_rank_handles(spec, theta, 0, *begun)
+        if checkpoint is not None:
+            restore(handles, theta, checkpoint)
+        return handles
     config, page = spec.config, load_page(spec.page)
-    clock = Clock(
-        config.workers,
-        config.total_steps,
-        base_steps=checkpoint.steps if checkpoint else 0,
-        base_seconds=checkpoint.seconds if checkpoint else 0.0,
-        learners=learners_of(spec.page, config),
-    )
+    clock = build_clock(spec, *((checkpoint.steps, checkpoint.seconds) if checkpoint else ()))
     lock_file = str(spec.folder.path / "store.lock") if config.update == "locked" else None
     store = SharedStore(theta, config.descent, config.workers, clock, lock_file)
     moments = RunMoments(config.workers, moments_size(moments_shape(config, spec.environment, spec.spaces)))
@@ -51,6 +54,25 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
     if checkpoint is not None:
         restore(handles, theta, checkpoint)
     return handles
+
+
+def build_clock(spec: RunSpec, steps: int = 0, seconds: float = 0.0) -> Clock:
+    """The counters of a run of which earlier parts have made so many steps in so many seconds."""
+    return Clock(spec.config.workers, spec.config.total_steps, steps, seconds, learners_of(spec.page, spec.config))
+
+
+def build_rank_handles(spec: RunSpec, theta: Tensor, rank: int, steps: int = 0, seconds: float = 0.0) -> Handles:
+    """What one rank of the collective backend has, the transport still missing; begun as `build_clock` says."""
+    config, page = spec.config, load_page(spec.page)
+    clock = build_clock(spec, steps, seconds)
+    accord = Accord()
+    store = Replicas(theta, config.descent, config.workers, rank, clock, accord, config.check_replicas)
+    size = moments_size(moments_shape(config, spec.environment, spec.spaces))
+    experience = None
+    if page.EXPERIENCE != GRADIENT:
+        shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
+        experience = Gathered(shape, config.workers, rank, clock, store, accord)
+    return Handles(store, clock, RunMoments(config.workers, size, rank=True), experience, accord)
 
 
 def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint) -> None:
@@ -94,7 +116,7 @@ def queue_length(page: str, config: RunConfig) -> int:
 def experience_bytes(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> int:
     """Bytes of shared memory that rollouts of a run take on their way to a learner; 0 without one."""
     kind = load_page(page).EXPERIENCE
-    if kind == GRADIENT:
+    if kind == GRADIENT or config.backend == "collective":
         return 0
     if kind == MEMORY:
         return replay_plan(page, config, environment, spaces).bytes

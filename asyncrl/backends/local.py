@@ -41,7 +41,7 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
                 view.say(line)
             outcome = _supervise(run, supervisor, monitor, view, signals)
         if outcome.state == "finished":
-            outcome = _await_last_evaluation(supervisor, monitor, view, signals) or outcome
+            outcome = await_last_evaluation(supervisor, monitor, view, signals) or outcome
         return outcome
     finally:
         run.handles.clock.stop(LEAVE)
@@ -81,7 +81,7 @@ def _supervise(run: Run, supervisor: Supervisor, monitor: Monitor, view: View, s
                 return finished(reason)
 
 
-def _await_last_evaluation(supervisor: Supervisor, monitor: Monitor, view: View, signals: Signals) -> Outcome | None:
+def await_last_evaluation(supervisor: Supervisor, monitor: Monitor, view: View, signals: Signals) -> Outcome | None:
     """The workers are done; let the evaluator score the final parameters unless somebody is in a hurry."""
     while not supervisor.evaluator_ended() and not signals.received:
         wait(supervisor.sentinels(), timeout=POLL_SECONDS)

@@ -19,13 +19,14 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
+from typing import Protocol, TypeVar
 
 import torch.multiprocessing  # noqa: F401  (registers how shared tensors travel to a child)
 
 from asyncrl.backends.outcome import STOPPING, Signals
 from asyncrl.core.errors import NotFinite
 from asyncrl.runtime.protocols import name_of
-from asyncrl.runtime.run import Run
+from asyncrl.runtime.run import Run, RunSpec
 from asyncrl.runtime.threads import enforce_one_thread
 from asyncrl.storage.files import disk_is_full
 
@@ -46,6 +47,18 @@ if hasattr(signal, "SIGUSR2"):
 """Asks a child to write its stack."""
 
 
+class Part(Protocol):
+    """What a child is handed: a run, or as much of it as it gets."""
+
+    @property
+    def spec(self) -> RunSpec:
+        """What run it is of."""
+        ...
+
+
+PartT = TypeVar("PartT", bound=Part)
+
+
 def start_context(page: str) -> BaseContext:
     """forkserver with everything heavy imported once, on Linux; spawn elsewhere. Never fork: it copies locks."""
     if sys.platform != "linux":
@@ -64,9 +77,13 @@ def start(
     context: BaseContext, target: Callable[[Run, int], None], run: Run, worker: int, incarnation: int = 0
 ) -> BaseProcess:
     """Start one child; `incarnation` counts those that held its place before. Raises OSError or EOFError."""
+    return start_child(context, target, replace(run, spec=replace(run.spec, incarnation=incarnation)), worker)
+
+
+def start_child(context: BaseContext, target: Callable[[PartT, int], None], part: PartT, worker: int) -> BaseProcess:
+    """Start a child that calls `target(part, worker)`. Raises OSError or EOFError."""
     name = name_of(worker)
-    run = replace(run, spec=replace(run.spec, incarnation=incarnation))
-    process: BaseProcess = context.Process(target=child, args=(target, run, worker, name), name=name)  # type: ignore[attr-defined]
+    process: BaseProcess = context.Process(target=child, args=(target, part, worker, name), name=name)  # type: ignore[attr-defined]
     with no_main_module(), signals_held_back():
         process.start()
     return process
@@ -104,7 +121,7 @@ def no_main_module() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def child(target: Callable[[Run, int], None], run: Run, worker: int, name: str) -> None:
+def child(target: Callable[[PartT, int], None], run: PartT, worker: int, name: str) -> None:
     """The frame of every child: signals, threads, parent watch, and a stack or traceback that survives it."""
     # The supervisor decides when to end; a Ctrl-C reaches the whole group and must not tear rollouts apart.
     for number in STOPPING:

@@ -72,15 +72,18 @@ class Supervisor:
         work: Callable[[Run, int], None],
         evaluate: Callable[[Run, int], None],
         learn: Callable[[Run, int], None],
+        evaluator_only: bool = False,
     ) -> None:
+        """`evaluator_only`: the workers are not here but ranks of their own."""
         self._run = run
         self._monitor = monitor
         self._view = view
         self._targets = {EVALUATOR: evaluate} | dict.fromkeys(run.handles.clock.learners, learn)
         self._work = work
         self._context = start_context(run.spec.page)
-        self.workers = [Slot(worker) for worker in range(run.spec.config.workers)]
-        self.learners = [Slot(learner) for learner in run.handles.clock.learners]
+        here = 0 if evaluator_only else run.spec.config.workers
+        self.workers = [Slot(worker) for worker in range(here)]
+        self.learners = [] if evaluator_only else [Slot(learner) for learner in run.handles.clock.learners]
         self.evaluator = Slot(EVALUATOR)
         self._gone: dict[int, str] = {}
         """Of each worker and of a learner that is gone for good, what was the last of it."""

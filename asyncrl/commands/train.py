@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +13,14 @@ from typing import Any
 from asyncrl import pages
 from asyncrl.api.resume import AUTO, is_finished, is_resumed, newest
 from asyncrl.api.training import Settled, carry_out, settle
+from asyncrl.backends import collective
+from asyncrl.backends.launch import Launch, launched
 from asyncrl.backends.outcome import Signals
 from asyncrl.commands.program import run_command
 from asyncrl.config.commandline import parse, value_of
 from asyncrl.config.groups import default_workers
 from asyncrl.core.cores import usable_cores
+from asyncrl.core.errors import UsageError
 from asyncrl.experience.replay import Replay
 from asyncrl.pages import command_of, short
 from asyncrl.runtime.run import Run, load_page
@@ -35,6 +39,32 @@ def main(page: str, words: Sequence[str] | None = None) -> int:
 def train(page: str, words: Sequence[str]) -> int:
     """One run from the first check to the last line. Raises UsageError before anything is made or started."""
     pages.load(page)
+    launch = launch_of(words)
+    if launch is None:
+        return train_here(page, words)
+    if launch.rank != 0:
+        return collective.attend_launched(launch, words)
+    with collective.convened(launch, words) as meeting:
+        return train_here(page, with_ranks(words, launch), meeting)
+
+
+def launch_of(words: Sequence[str]) -> Launch | None:
+    """As which of several ranks a launcher has started this command; None if it was started alone."""
+    if value_of("--backend", words) != "collective" or {"-h", "--help"} & set(words):
+        return None
+    return launched(os.environ, value_of("--init-method", words))
+
+
+def with_ranks(words: Sequence[str], launch: Launch) -> list[str]:
+    """The words, with as many workers as there are ranks. Raises UsageError if they say something else."""
+    size = str(launch.size)
+    if (given := value_of("--workers", words)) not in ("", size):
+        raise UsageError(f"{launch.by} has started {size} ranks, and --workers says {given}: leave it away")
+    return [*words, "--workers", size]
+
+
+def train_here(page: str, words: Sequence[str], meeting: collective.Meeting | None = None) -> int:
+    """The same in the process that keeps the run: rank 0 of `meeting`, or the only one that was started."""
     settled = configure(page, words)
     if value_of("--resume", words) == AUTO:
         if not is_resumed(settled.config) and (path := newest(page, settled.config)) is not None:
@@ -52,7 +82,7 @@ def train(page: str, words: Sequence[str]) -> int:
 
     # From here on a signal is noted instead: there is a folder that has to say how the run ended.
     with Signals().caught() as signals:
-        ended = carry_out(settled, signals, begin)
+        ended = carry_out(settled, signals, begin, meeting)
     outcome, summary = ended.outcome, ended.summary
     if outcome.traceback:
         with contextlib.suppress(OSError):  # the terminal may be gone
@@ -101,7 +131,8 @@ def introduction(run: Run) -> list[str]:
     lines = [
         f"{short(run.spec.page)}, preset {config.preset}: {parameters:,} parameters, "
         f"{config.workers} workers x {config.envs_per_worker} environments, t_max {config.t_max}, "
-        f"{config.optimizer} {config.learning_rate:g}, {config.update} updates, {config.statistics} statistics",
+        f"{config.optimizer} {config.learning_rate:g}, "
+        + ("in step" if config.backend == "collective" else f"{config.update} updates, {config.statistics} statistics"),
     ]
     lines.append(chosen_by_preset(run))
     if config.backend == "local" and config.workers > default_workers():

@@ -137,8 +137,8 @@ class ParallelismSettings(Settings):
     # 20 steps instead of 5: a quarter of the pulls and pushes, and returns that look further.
     t_max: int = 20
     """Steps of each environment between two updates (I_AsyncUpdate; --async-update-interval is the same)."""
-    backend: Literal["local", "serial"] = "local"
-    """local: a process per worker. serial: all workers in turn in one process, repeatable (see --seed)."""
+    backend: Literal["local", "serial", "collective"] = "local"
+    """local: a process per worker. serial: all in turn in one, repeatable. collective: workers in step, as ranks."""
     schedule: Literal["round-robin", "random"] = "round-robin"
     """Serial backend: whose turn is next."""
     delays: tuple[float, ...] = ()
@@ -147,6 +147,12 @@ class ParallelismSettings(Settings):
     """Whether pushes to the shared parameters take a lock. The paper's do not."""
     statistics: Literal["shared", "per-worker"] = "shared"
     """Who owns the optimiser's statistics: all workers together or each its own (the paper compares both)."""
+    init_method: str = ""
+    """Collective backend: where ranks meet, tcp://HOST:PORT or file://PATH; empty: as the launcher says, or here."""
+    collective_timeout_seconds: float = 60.0
+    """Collective backend: a rank that the others wait for so long is lost, and with it the run."""
+    check_replicas: int = 1_000
+    """Collective backend: updates between two comparisons of all ranks' parameters; 0: none."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
@@ -160,6 +166,10 @@ class ParallelismSettings(Settings):
         for name, given in (("--delays", bool(self.delays)), ("--schedule", self.schedule != "round-robin")):
             if given and self.backend != "serial":
                 raise UsageError(f"{name} is for --backend serial; processes are scheduled by the system")
+        self._require("collective_timeout_seconds", 1 <= self.collective_timeout_seconds < 1e6, "must be at least 1")
+        self._require_not_negative("check_replicas")
+        if self.backend == "collective" and (self.update, self.statistics) != ("hogwild", "shared"):
+            raise UsageError("--update locked and --statistics per-worker are for one memory; each rank has its own")
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,13 @@ class Moments:
     off by a part of one batch, which changes a running mean of many thousands by next to nothing.
     """
 
-    def __init__(self, rows: Tensor) -> None:
-        """`rows` is float64 `[workers + 1, 1 + 2 n]`, zero or restored; the last row is that of earlier runs."""
+    def __init__(self, rows: Tensor, own: Tensor | None = None) -> None:
+        """`rows` is float64 `[workers + 1, 1 + 2 n]`, zero or restored; the last row is that of earlier runs.
+
+        With `own` `[1 + 2 n]` it is that row which grows, and readers see nothing of it.
+        """
         self._rows: NDArray[np.float64] = rows.numpy()
+        self._own: NDArray[np.float64] | None = None if own is None else own.numpy()
 
     def add(self, worker: int, batch: Tensor) -> None:
         """Add vectors `[B, n]` to a worker's row."""
@@ -39,7 +43,10 @@ class Moments:
         mean = samples.mean(0)
         squares = (samples - mean).square_().sum(0)
         addition = np.concatenate([[count], mean.numpy(), squares.numpy()], dtype=np.float64)
-        self._rows[worker] = merge(self._rows[worker], addition)
+        if self._own is None:
+            self._rows[worker] = merge(self._rows[worker], addition)
+        else:
+            self._own[:] = merge(self._own, addition)
 
     @property
     def count(self) -> float:

@@ -57,6 +57,8 @@ class Rollout:
     """`[K, ...]` the same of `final_observations`."""
     moments: tuple[Tensor, Tensor] | None = None
     """Mean and reciprocal deviation by which the raw observations were normalised; None: they were not."""
+    lengths: Tensor | None = None
+    """`[E]` int64: steps of each environment, where rollouts end with episodes and later rows are padding; None: T."""
 
     def as_dict(self) -> dict[str, Any]:
         """A copy as plain data, arrays and tensors, by name of the field."""
@@ -72,8 +74,15 @@ class Rollout:
 
     @property
     def steps(self) -> int:
-        """Agent steps in this rollout: T x E."""
-        return self.rewards.numel()
+        """Agent steps in this rollout: T x E, but for padding."""
+        return self.rewards.numel() if self.lengths is None else int(self.lengths.sum())
+
+    @property
+    def played(self) -> Tensor:
+        """Where a step was made and no row is padding, `[T, E]` bool."""
+        if self.lengths is None:
+            return torch.ones_like(self.last)
+        return torch.arange(len(self.rewards))[:, None] < self.lengths
 
     def learning_rewards(self, clip: float) -> Tensor:
         """Rewards as a loss takes them, `[T, E]`: scaled, then clipped to [-clip, clip]; with 0 not clipped."""

@@ -32,10 +32,11 @@ class RolloutShape:
     moments: tuple[int, ...] = ()
     """Shape of the moments observations are normalised by; empty: they are not."""
 
-    def layout(self) -> BlockLayout:
-        """The block that holds one. Room for the last observations of truncated episodes is that for the worst case;
-        what is never written takes no memory."""
+    def layout(self, finals: int | None = None) -> BlockLayout:
+        """The block that holds one, with room for the last observations of `finals` truncated episodes. None: for the
+        worst case; what is never written takes no memory."""
         steps, environments = self.steps, self.environments
+        finals = steps * environments if finals is None else finals
         observation, dtype = self.spaces.observation_shape, getattr(torch, self.spaces.observation_dtype)
         each: tuple[int, ...] = (steps, environments)
         continuous = self.spaces.is_continuous
@@ -46,8 +47,8 @@ class RolloutShape:
             ("rewards", each, torch.float32),
             ("discounts", each, torch.float32),
             ("last", each, torch.bool),
-            ("truncated", (2, steps * environments), torch.int64),
-            ("finals", (steps * environments, *observation), dtype),
+            ("truncated", (2, finals), torch.int64),
+            ("finals", (finals, *observation), dtype),
             ("numbers", (3,), torch.int64),
             ("reward_scale", (), torch.float64),
         ]  # fmt: skip
@@ -79,15 +80,18 @@ def write(block: Block, rollout: Rollout, version: int) -> None:
         block["scale"].copy_(rollout.moments[1])
 
 
-def read(block: Block, observations: Tensor) -> tuple[Rollout, int]:
+def read(block: Block, observations: Tensor | None = None) -> tuple[Rollout, int]:
     """The rollout in a block, as views where it can be, and the version of theta it was acted with.
 
-    Observations are copied into `observations` `[T + 1, E, ...]`, normalised by the moments they were acted with, so
-    that the network sees what it saw then.
+    Observations are copied into `observations` `[T + 1, E, ...]`, or into new memory, normalised by the moments they
+    were acted with, so that the network sees what it saw then.
     """
     version, acted_at, count = block["numbers"].tolist()
     finals = block["finals"][:count] if count else None
     moments = (block["mean"], block["scale"]) if "mean" in block else None
+    if observations is None:
+        raw = block["observations"]
+        observations = torch.empty_like(raw, dtype=raw.dtype if moments is None else torch.float32)
     if moments is None:
         observations.copy_(block["observations"])
     else:

@@ -19,7 +19,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.trunk = trunk
         self.policy = nn.Linear(trunk.features, actions)
-        self.value = nn.Linear(trunk.features, 1)
+        self.value: nn.Module = nn.Linear(trunk.features, 1)
         # A small policy head: the first policy is nearly uniform whatever the body says.
         initialise(self, initialisation, {self.policy: 0.01, self.value: 1.0})
 

@@ -44,7 +44,7 @@ class GaussianActorCritic(nn.Module):
         super().__init__()
         self.policy_trunk, self.value_trunk = policy_trunk, value_trunk
         self.mean = nn.Linear(policy_trunk.features, len(low))
-        self.value = nn.Linear(value_trunk.features, 1)
+        self.value: nn.Module = nn.Linear(value_trunk.features, 1)
         gains: dict[nn.Module, float] = {self.mean: 0.01, self.value: 1.0}
         self.variance: nn.Linear | None = None
         self.log_deviation: nn.Parameter | None = None

@@ -148,8 +148,7 @@ class SharedStore:
                 counts[UPDATES] += 1
         if reason:
             counts[COLUMN_OF[reason]] += 1
-        if update.steps:
-            self._clock.count(update.worker, update.steps)
+        self._count(update)
         steps = self._clock.steps
         self._refresh_target(steps)
         return Receipt(not reason, reason, norm, staleness, eta, steps, self._clock.finished())
@@ -163,6 +162,11 @@ class SharedStore:
             return ""
         losses: NDArray[np.float64] = self._losses.numpy()[self._row(update.worker)]
         return OUTLIER if unusual(losses, float(update.loss), deviations) else ""
+
+    def _count(self, update: Update) -> None:
+        """T <- T + steps."""
+        if update.steps:
+            self._clock.count(update.worker, update.steps)
 
     def _row(self, writer: int) -> int:
         return writer if writer >= 0 else self._workers + LEARNER - writer

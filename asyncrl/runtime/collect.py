@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ class Episode:
 class Collector(Iterator[Rollout]):
     """Endless rollouts of `t_max` steps from E environments, episodes running on from one rollout to the next.
 
+    With `whole_episodes` a rollout is one episode of each environment: who has ended its own waits for the others, in
+    rows that are padding. It has at most `t_max` steps; an episode that is longer goes on in the next one.
+
     `episodes` fills with what ended; whoever reads it clears it. `environment_seconds` and `acting_seconds` add up
     where the time goes.
     """
@@ -48,6 +52,7 @@ class Collector(Iterator[Rollout]):
         look_ahead: bool = False,
         extras: Sequence[str] = (),
         normalizer: Normalizer | None = None,
+        whole_episodes: bool = False,
     ) -> None:
         """`extras` are the names of what the agent's `act` returns beside actions.
 
@@ -90,6 +95,7 @@ class Collector(Iterator[Rollout]):
         self._extras = {name: torch.empty(shape) for name in extras}
         self._look_ahead = look_ahead
         self._chosen: Tensor | None = None
+        self._whole_episodes = whole_episodes
         for e in range(len(environments)):
             self._rows[-1, e] = self._environments[e].reset()
         self._see(-1)
@@ -104,11 +110,15 @@ class Collector(Iterator[Rollout]):
         self._see(0)
         truncated: list[tuple[int, int]] = []
         finals: list[Tensor] = []
-        self._play(steps, truncated, finals)
+        lengths = None
+        if self._whole_episodes:
+            lengths = self._play_episodes(steps, truncated, finals)
+        else:
+            self._play(steps, truncated, finals)
         if self._normalizer is not None:
-            self._normalizer.share(self._raw[:-1])
+            self._normalizer.share(self._raw[:-1] if lengths is None else played_of(self._raw, lengths)[:, None])
         raw_finals = torch.stack(finals) if finals else None
-        return Rollout(
+        rollout = Rollout(
             observations=self._observations,
             actions=self._actions,
             rewards=self._reward_tensor,
@@ -125,6 +135,7 @@ class Collector(Iterator[Rollout]):
             raw_final=raw_finals,
             moments=None if self._normalizer is None else self._normalizer.used,
         )
+        return rollout if lengths is None else shortened(rollout, lengths)
 
     @torch.inference_mode()
     def _play(self, steps: int, truncated: list[tuple[int, int]], finals: list[Tensor]) -> None:
@@ -140,6 +151,33 @@ class Collector(Iterator[Rollout]):
                 self._normalizer.reward(self._rewards[t], self._last[t])
             self._state = reset_state(self._agent, self._state, self._last[t])
             self.environment_seconds += time.perf_counter() - acted
+
+    @torch.inference_mode()
+    def _play_episodes(self, steps: int, truncated: list[tuple[int, int]], finals: list[Tensor]) -> Tensor:
+        """Play until every environment has ended an episode, at most t_max steps; returns the steps of each, `[E]`."""
+        lengths = torch.zeros(len(self._environments), dtype=torch.int64)
+        playing = np.ones(len(self._environments), np.bool_)
+        for t in range(len(self._rewards)):
+            actions = self._choose(t, steps)
+            self._action_rows[t].copy_(actions)
+            acted = time.perf_counter()
+            for e, action in enumerate(for_environments(actions, self._spaces)):
+                if playing[e]:
+                    self._step(t, e, action, truncated, finals)
+                    lengths[e] += 1
+                else:  # it stands at the beginning of its next episode
+                    self._rewards[t, e], self._discounts[t, e], self._last[t, e] = 0.0, 0.0, True
+                    self._rows[t + 1, e] = self._rows[t, e]
+            self._see(t + 1)
+            if self._normalizer is not None:
+                self._normalizer.reward(self._rewards[t], self._last[t], playing)
+            self._state = reset_state(self._agent, self._state, self._last[t])
+            playing = playing & ~self._last[t]
+            self.environment_seconds += time.perf_counter() - acted
+            if not playing.any():
+                break
+        self._rows[-1] = self._rows[t + 1]
+        return lengths
 
     def state(self) -> dict[str, Any] | None:
         """Everything the next rollouts depend on; None if an environment cannot tell."""
@@ -213,6 +251,27 @@ class Collector(Iterator[Rollout]):
 
     def _seen(self, observations: Tensor) -> Tensor:
         return observations if self._normalizer is None else self._normalizer.observe(observations)
+
+
+def played_of(rows: Tensor, lengths: Tensor) -> Tensor:
+    """Of `rows` `[T + 1, E, ...]` those in which environments made their `lengths` `[E]` steps, one after another."""
+    return rows[torch.arange(len(rows))[:, None] < lengths]
+
+
+def shortened(rollout: Rollout, lengths: Tensor) -> Rollout:
+    """A rollout of as many steps as the longest of `lengths` `[E]`."""
+    steps = int(lengths.max())
+    return dataclasses.replace(
+        rollout,
+        observations=rollout.observations[: steps + 1],
+        actions=rollout.actions[:steps],
+        rewards=rollout.rewards[:steps],
+        discounts=rollout.discounts[:steps],
+        last=rollout.last[:steps],
+        extras={name: values[:steps] for name, values in rollout.extras.items()},
+        raw=None if rollout.raw is None else rollout.raw[: steps + 1],
+        lengths=lengths,
+    )
 
 
 def places_of(truncated: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,22 +13,37 @@ from asyncrl.runtime.shared_memory import shared_zeros
 
 
 class RunMoments:
-    """A row per worker, and one for earlier parts of the run, in shared memory: one writer each, no lock."""
+    """A row per worker, and one for earlier parts of the run, in shared memory: one writer each, no lock.
 
-    def __init__(self, workers: int, observation_size: int = 0) -> None:
+    On a *rank*, whose workers are in other memories, what it gathers stays apart until all ranks `publish` what they
+    have: they normalise by the same moments then.
+    """
+
+    def __init__(self, workers: int, observation_size: int = 0, rank: bool = False) -> None:
         """`observation_size` is how many components of an observation have moments; 0: they are not normalised."""
         self._observation_rows = shared_zeros(workers + 1, 1 + 2 * observation_size, dtype=torch.float64)
         self._return_rows = shared_zeros(workers + 1, 3, dtype=torch.float64)
+        size = self._observation_rows.shape[1]
+        self.gathered = torch.zeros(size + 3, dtype=torch.float64) if rank else None
+        """A rank's own rows behind each other, of observations and of returns, those not published among them."""
+        self._own = (None, None) if self.gathered is None else (self.gathered[:size], self.gathered[size:])
 
     @property
     def observations(self) -> Moments:
         """Those of observations."""
-        return Moments(self._observation_rows)
+        return Moments(self._observation_rows, self._own[0])
 
     @property
     def returns(self) -> Moments:
         """Those of discounted returns."""
-        return Moments(self._return_rows)
+        return Moments(self._return_rows, self._own[1])
+
+    def publish(self, gathered: Sequence[Tensor]) -> None:
+        """What each rank has gathered so far, in the order of ranks, is what all normalise by."""
+        size = self._observation_rows.shape[1]
+        rows = torch.stack(list(gathered))
+        self._observation_rows[:-1] = rows[:, :size]
+        self._return_rows[:-1] = rows[:, size:]
 
     def state(self) -> dict[str, Tensor]:
         """All rows merged, for a checkpoint."""

@@ -24,6 +24,8 @@ TIME_IS_OVER = "max_seconds reached"
 INTERVAL_SECONDS = 2.0
 """Time between two rows of supervisor.jsonl, TensorBoard and status.json."""
 EPISODES_AVERAGED = 100
+ALONE = ("async/staleness_mean", "async/staleness_max", "async/worker_restarts", "async/workers_gone")
+"""What only workers have that go on without the others: ranks in step have no stale updates, and none is replaced."""
 COUNTED = {"steps": "worker_steps", **{name: name for name in Counts._fields}}
 """What each worker counts in shared memory: its name in `unrecorded`, and the key in the worker's rows."""
 
@@ -271,6 +273,8 @@ class Monitor:
         scalars |= self._took([row for row in rows if "batches" in row])
         scalars |= time_shares([row for row in rows if "worker_steps" in row], "async/time_share")
         scalars |= time_shares([row for row in rows if "worker_steps" not in row], "learner/time_share")
+        if self.run.handles.accord is not None:
+            scalars |= dict.fromkeys(ALONE)
         present = {tag: value for tag, value in scalars.items() if value is not None}
         self._tensorboard.scalars(present, steps)
         self._writer.write({"steps": steps, "seconds": round(summary.seconds, 3), "updates": updates, **present})

@@ -131,13 +131,15 @@ class Normalizer:
             return observations
         return standardize(observations, self._mean, self._scale, out)
 
-    def reward(self, rewards: NDArray[np.float32], ended: NDArray[np.bool_]) -> None:
-        """Follow the discounted return of each environment, `[E]` rewards at a time."""
+    def reward(
+        self, rewards: NDArray[np.float32], ended: NDArray[np.bool_], played: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Follow the discounted return of each environment, `[E]` rewards at a time; not `played`: no step was made."""
         if self._returns is None:
             return
         before = np.zeros(len(rewards)) if self._discounted is None else self._discounted
         discounted = self._gamma * before + rewards
-        self._seen_returns.append(discounted)
+        self._seen_returns.append(discounted if played is None else discounted[played])
         self._discounted = np.where(ended, 0.0, discounted)
 
     def share(self, observations: Tensor) -> None:

@@ -92,7 +92,11 @@ class Prioritising(Learning, Protocol):
 
 
 class Page(Protocol):
-    """The module of one algorithm."""
+    """The module of one algorithm.
+
+    One that learns from whole episodes says so by one constant more, `WHOLE_EPISODES = True`: a rollout is then an
+    episode of each environment, of at most t_max steps (`Rollout.lengths`).
+    """
 
     Config: type[RunConfig]
     HAS_TARGET: bool

@@ -20,6 +20,7 @@ from asyncrl.core.flat import flatten_parameters
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.rebuilding import Rebuilding
 from asyncrl.envs.spec import Environment, EnvSpec
+from asyncrl.runtime.accord import Accord
 from asyncrl.runtime.clock import BUILDING, Clock
 from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.loops import Pending, actor, actor_learner, bundled, learner
@@ -31,7 +32,7 @@ from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, NETWORK, derive, gener
 from asyncrl.runtime.telemetry import Telemetry
 from asyncrl.runtime.threads import limit_threads, running_threads
 from asyncrl.storage.files import write_synced
-from asyncrl.storage.records import RecordWriter
+from asyncrl.storage.records import RecordWriter, Rows
 from asyncrl.storage.run_folder import RunFolder
 
 Layout = tuple[tuple[str, tuple[int, ...]], ...]
@@ -70,6 +71,8 @@ class Handles:
     moments: RunMoments
     experience: Experience | None = None
     """Where rollouts go; None where they go into gradients of the workers that made them."""
+    accord: Accord | None = None
+    """What ranks agree on, where workers are ranks that work in step."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class Role:
 
     loop: Generator[bool]
     agent: Agent
-    writer: RecordWriter
+    writer: Rows
     collector: Collector | None = None
     """None for a learner."""
     pending: Pending | None = None
@@ -175,16 +178,19 @@ class Role:
             self.pending.restore(state["pending"])
 
 
-def build_worker(run: Run, worker: int, make_agent: MakeAgent = build_agent) -> Role:
+def build_worker(
+    run: Run, worker: int, make_agent: MakeAgent = build_agent, make_writer: Callable[[Path], Rows] = RecordWriter
+) -> Role:
     """An actor-learner, or an actor where experience goes to a learner.
 
-    `make_agent` lets the doctor listen in on the agent; everything else is as in a run.
+    `make_agent` lets the doctor listen in on the agent; everything else is as in a run. `make_writer` is for workers
+    whose records are written elsewhere.
     """
     spec, handles = run.spec, run.handles
     config, page = spec.config, load_page(spec.page)
     agent, replica = make_agent(run, worker)
     before = running_threads()
-    writer = RecordWriter(spec.folder.worker_file(worker))
+    writer = make_writer(spec.folder.worker_file(worker))
     environments = build_environments(
         run, worker, config.envs_per_worker, False, lambda line: writer.write({"worker": worker, "event": line})
     )
@@ -198,12 +204,14 @@ def build_worker(run: Run, worker: int, make_agent: MakeAgent = build_agent) -> 
         look_ahead=page.LOOKS_AHEAD,
         extras=page.EXTRAS,
         normalizer=build_normalizer(run, worker),
+        whole_episodes=getattr(page, "WHOLE_EPISODES", False),
     )
     threads = running_threads() - before
     writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration, "threads": threads})
     telemetry = Telemetry(
         worker, handles.clock, writer, config.record_interval_seconds, collector, page.PRIVATE_COPY,
         partial(dump_culprit, spec.folder.culprit_file(name_of(worker)), agent),
+        None if handles.accord is None else handles.accord.spent,
     )  # fmt: skip
     if handles.experience is not None:
         loop = actor(worker, replica, collector, handles.store, handles.experience, handles.clock, telemetry)
@@ -223,7 +231,7 @@ def build_learner(run: Run, learner: int = LEARNER, make_agent: MakeAgent = buil
     return Role(learning_loop(run, learner, agent, replica, writer), agent, writer)
 
 
-def learning_loop(run: Run, who: int, agent: Agent, replica: Replica, writer: RecordWriter) -> Generator[bool]:
+def learning_loop(run: Run, who: int, agent: Agent, replica: Replica, writer: Rows) -> Generator[bool]:
     """What a learner does."""
     spec, handles = run.spec, run.handles
     assert handles.experience is not None
@@ -241,7 +249,10 @@ def dump_culprit(file: Path, agent: Agent, part: Part) -> str:
         value = getattr(part, field.name)
         if isinstance(value, Tensor):
             tensors[f"rollout.{field.name}"] = value
-    write_synced(file, safetensors.torch.save({name: tensor.clone() for name, tensor in tensors.items()}))
+    try:
+        write_synced(file, safetensors.torch.save({name: tensor.clone() for name, tensor in tensors.items()}))
+    except FileNotFoundError:  # a rank on another host need not see the run's folder
+        return "its rollout could not be kept"
     return f"its rollout and parameters are in {file.name}"
 
 

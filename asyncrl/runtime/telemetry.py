@@ -14,7 +14,7 @@ from asyncrl.core.losses import Metrics
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.protocols import NOT_FINITE, OUTLIER, STALE, Batch, Counts, Part, Receipt, name_of
-from asyncrl.storage.records import RecordWriter
+from asyncrl.storage.records import Rows
 
 MOST_DROPPED = 10
 """So many gradients in a row that are not finite end the run."""
@@ -45,16 +45,18 @@ class Telemetry:
         self,
         who: int,
         clock: Clock,
-        writer: RecordWriter,
+        writer: Rows,
         interval: float,
         collector: Collector | None = None,
         private_copy: bool = True,
         dump: Callable[[Part], str] | None = None,
+        exchanging: Callable[[], dict[str, float]] | None = None,
     ) -> None:
         """`who` is a worker or LEARNER, which has no `collector`.
 
         `dump` keeps what the last of many gradients that were not finite was made of, and says where. Without a private
         copy a rollout began at an older theta than its gradient is of: its age is recorded as well.
+        `exchanging` tells how many seconds of the pushes, since it was last asked, were exchanges with other ranks.
         """
         self._who = who
         self._clock = clock
@@ -63,6 +65,7 @@ class Telemetry:
         self._collector = collector
         self._private_copy = private_copy
         self._dump = dump
+        self._exchanging = exchanging
         self._dropped_in_a_row = 0
         self._metrics: Metrics = dict
         self._learning_rate = 0.0
@@ -190,4 +193,8 @@ class Telemetry:
             environment, act = self._collector.environment_seconds, self._collector.acting_seconds
             collect = seconds.pop("rollout", 0.0) - environment - act
             parts = {"environment": environment, "act": act, "collect": collect}
+        if self._exchanging is not None and "push" in seconds:
+            exchanging = self._exchanging()
+            seconds["push"] = max(0.0, seconds["push"] - sum(exchanging.values()))
+            parts |= exchanging
         return {phase: round(spent, 6) for phase, spent in (parts | seconds).items()}

@@ -11,9 +11,21 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from asyncrl.storage.files import append_whole, plain
+
+
+class Rows(Protocol):
+    """Where rows go."""
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one row."""
+        ...
+
+    def close(self) -> None:
+        """No more will come; closing twice is harmless."""
+        ...
 
 
 class RecordWriter:

@@ -20,7 +20,7 @@ from asyncrl.storage.checkpoints import load_newest
 from tests.support import status_of, the_run
 
 PAGES = list(pages.PAGES)
-POLICIES = ["a3c", "a2c", "ppo", "impala"]
+POLICIES = ["a3c", "a2c", "ppo", "impala", "reinforce"]
 """Those with a policy: actions may be vectors, and there is no target network."""
 VECTOR = Spaces((5,), "float32", 3)
 ATARI = Spaces((4, 42, 42), "uint8", 6, kind="atari")

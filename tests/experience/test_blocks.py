@@ -60,8 +60,7 @@ def through_a_block(shape: RolloutShape, *rollouts: Rollout) -> tuple[Rollout, i
         ring.publish()
     block = ring.block(len(rollouts) - 1)
     assert block is not None
-    raw = block["observations"]
-    return blocks.read(block, torch.empty(raw.shape, dtype=torch.float32 if "mean" in block else raw.dtype))
+    return blocks.read(block)
 
 
 def assert_same(one: Any, other: Any, name: str = "") -> None:

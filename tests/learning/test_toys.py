@@ -49,7 +49,9 @@ def random_returns(env_id: str, episodes: int = 200) -> list[float]:
     return returns
 
 
-@pytest.mark.parametrize(("backend", "workers"), [("serial", 1), ("serial", 2), ("serial", 4), ("local", 2)])
+@pytest.mark.parametrize(
+    ("backend", "workers"), [("serial", 1), ("serial", 2), ("serial", 4), ("local", 2), ("collective", 2)]
+)
 @pytest.mark.parametrize("env_id", ["Chain", "Catch"])
 def test_a_toy_reaches_its_optimum(env_id: str, backend: str, workers: int, tmp_path: Path) -> None:
     """The final parameters, greedily, over twenty episodes."""
@@ -80,6 +82,29 @@ def test_four_workers_balance_the_pole(tmp_path: Path) -> None:
     assert best["mean"] >= CARTPOLE_SOLVED
     assert best["steps"] <= 400_000 + 4 * 64
     assert len(best["returns"]) == 20
+
+
+@pytest.mark.parametrize("page", ["a3c", "a2c", "ppo"])
+def test_ranks_in_step_balance_the_pole(page: str, tmp_path: Path) -> None:
+    """Two of them: gradients reduced, or rollouts gathered; their replicas are compared on the way."""
+    run = train(
+        tmp_path, "CartPole-v1", "--backend", "collective", "--workers", "2", "--seed", "1", "--check-replicas", "100",
+        "--total-steps", "400_000", "--evaluation-interval-steps", "20_000", "--stop-at-score", str(CARTPOLE_SOLVED),
+        page=page,
+    )  # fmt: skip
+
+    assert max(row["mean"] for row in evaluations_of(run)) >= CARTPOLE_SOLVED
+
+
+@pytest.mark.parametrize(("env_id", "score"), [("Catch", 0.9), ("CartPole-v1", CARTPOLE_SOLVED)])
+def test_gradients_of_whole_episodes_learn(env_id: str, score: float, tmp_path: Path) -> None:
+    """REINFORCE, two workers in turns."""
+    run = train(
+        tmp_path, env_id, "--backend", "serial", "--workers", "2", "--seed", "1", "--total-steps", "200_000",
+        "--evaluation-interval-steps", "20_000", "--stop-at-score", str(score), page="reinforce",
+    )  # fmt: skip
+
+    assert max(row["mean"] for row in evaluations_of(run)) >= score
 
 
 @pytest.mark.timeout(900)

@@ -1,0 +1,741 @@
+"""Workers as ranks that work in step, on one machine or several, by torch.distributed with gloo.
+
+Rank 0 is the command's own process: it works like the others and beside that keeps the run, as a supervisor does
+elsewhere. It starts the other ranks itself, or a launcher has (`backends/launch.py`). Nothing of transport is our own:
+exchanges are gloo's, and what ranks tell each other beside them goes through torch's key-value store at rank 0.
+
+Gradient methods reduce gradients (`parameters/replicas.py`); methods with a learner gather rollouts at rank 0 and
+broadcast theta (`experience/gathered.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from traceback import format_exception
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+
+from asyncrl.backends.handles import build_rank_handles
+from asyncrl.backends.launch import Launch, interface_towards, own_address, tcp_address
+from asyncrl.backends.local import await_last_evaluation, evaluator_process, learner_process, worker_process
+from asyncrl.backends.outcome import Outcome, Signals, failed, finished, stopped
+from asyncrl.backends.processes import end_all, how_it_died, remove_if_empty, start_child, start_context
+from asyncrl.backends.supervisor import Supervisor
+from asyncrl.core.errors import UsageError
+from asyncrl.experience.gathered import Gathered
+from asyncrl.parameters.replicas import Replicas
+from asyncrl.runtime.accord import NOTHING, OVER
+from asyncrl.runtime.clock import ENDED, LEAVE, RUNNING, Clock
+from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.normalize import GROWTH
+from asyncrl.runtime.protocols import Counts, name_of
+from asyncrl.runtime.run import Handles, Role, Run, RunSpec, build_learner, build_worker
+from asyncrl.runtime.terminal import View
+from asyncrl.storage.files import plain
+from asyncrl.storage.records import RecordWriter
+from asyncrl.storage.run_folder import versions
+
+JOIN_SECONDS = 300.0
+"""Time for all ranks to come, and then to build their environments."""
+BEAT_SECONDS = 1.0
+"""Between two signs of life of a rank."""
+SILENT_SECONDS = 3.5
+"""Without one for so long, a rank is gone."""
+GRACE_SECONDS = 10.0
+"""Time for a rank to leave when the run is over, before it ends itself."""
+LOOK_SECONDS = 0.5
+"""Between two looks of rank 0 at its evaluator and at what other ranks have written."""
+POLL_SECONDS = 0.02
+
+
+class RanksLost(Exception):
+    """An exchange failed, because ranks are gone or do not come."""
+
+
+class Interrupted(Exception):
+    """A signal came before the run had begun, or a second one since."""
+
+
+class Board:
+    """What ranks tell each other beside the exchanges: keys and values in a store at rank 0, which anybody may read.
+
+    A thread says once a second that this process lives and how many exchanges it has begun. The same thread ends the
+    process if the run is over and the process does not notice: because it hangs in an environment, or because rank 0's
+    host cannot be reached any more.
+    """
+
+    def __init__(self, host: str, port: int, rank: int, size: int, serve: bool = False) -> None:
+        """`serve`: the store is here; port 0 takes a free one. Raises RanksLost if nobody serves in JOIN_SECONDS."""
+        self.rank, self.size = rank, size
+        self.begun = 0
+        """Exchanges this rank has begun."""
+        self._store = _open_store(host, port, serve)
+        self.host, self.port = host, int(self._store.port)
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def store(self) -> Store:
+        """For gloo, which needs it to connect."""
+        return PrefixStore("gloo", self._store)
+
+    def put(self, key: str, value: bytes | str) -> None:
+        """Write a value for all to read."""
+        self._store.set(key, cast(str, value))  # it takes bytes as well
+
+    def get(self, key: str) -> bytes | None:
+        """A value; None if there is none."""
+        return self._store.get(key) if self._store.check([key]) else None
+
+    def take(self, key: str) -> bytes | None:
+        """A value, for the last time."""
+        value = self.get(key)
+        if value is not None:
+            self._store.delete_key(key)
+        return value
+
+    def each(self, key: str) -> dict[int, bytes]:
+        """The values that ranks have written under `key/RANK`, by rank."""
+        found = {rank: self.get(f"{key}/{rank}") for rank in range(self.size)}
+        return {rank: value for rank, value in found.items() if value is not None}
+
+    def beat(self, end: Callable[[int], None] = os._exit) -> None:
+        """Begin to give signs of life. `end` is what ends this process when it has to."""
+        beats = _open_store(self.host, self.port, serve=False)
+
+        def live() -> None:
+            count, over_since = 0, None
+            while not self._closed.wait(BEAT_SECONDS):
+                try:
+                    count += 1
+                    beats.set(f"beat/{self.rank}", f"{count} {self.begun}")
+                    keys = ["over"] if self.rank else [f"left/{rank}" for rank in range(1, self.size)]
+                    over = any(beats.check([key]) for key in keys)
+                except RuntimeError:  # rank 0 or the way to it is gone
+                    over = True
+                over_since = (over_since or time.monotonic()) if over else None
+                if (
+                    over_since is not None
+                    and time.monotonic() - over_since > GRACE_SECONDS
+                    and not self._closed.is_set()
+                ):
+                    print(f"asyncrl: rank {self.rank} hangs at the end of the run, and ends itself", file=sys.stderr)
+                    end(1)
+
+        self._thread = threading.Thread(target=live, daemon=True, name="beat")
+        self._thread.start()
+
+    def beats(self) -> dict[int, tuple[int, int]]:
+        """Of each rank how often it has given a sign of life, and the exchanges it had begun by then."""
+        return {
+            rank: cast(tuple[int, int], tuple(map(int, value.split()))) for rank, value in self.each("beat").items()
+        }
+
+    def close(self) -> None:
+        """Stop the signs of life."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2 * BEAT_SECONDS)
+
+
+def _open_store(host: str, port: int, serve: bool) -> TCPStore:
+    try:
+        return TCPStore(
+            host, port, None, is_master=serve, wait_for_workers=False, timeout=timedelta(seconds=JOIN_SECONDS)
+        )
+    except (RuntimeError, ValueError) as error:
+        if serve:
+            raise UsageError(f"cannot listen at {host}:{port}, where ranks should meet: {first_line(error)}") from None
+        raise RanksLost(f"nobody answers at {host}:{port}, where ranks should meet") from None
+
+
+def first_line(error: BaseException) -> str:
+    """Of gloo's messages, which go on for pages."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+class Exchanges:
+    """The collective operations of a group of ranks. Who does not take part in time is lost, and with it the run."""
+
+    def __init__(self, board: Board, seconds: float) -> None:
+        """Connects all ranks. Raises RanksLost, and UsageError in a program that uses torch.distributed itself."""
+        if dist.is_initialized():
+            raise UsageError(
+                "--backend collective needs torch.distributed for itself; this program has begun to use it"
+            )
+        self._board = board
+        self._seconds = seconds
+        wait = timedelta(seconds=seconds)
+        with interface_towards(board.host):
+            self._together(lambda: dist.init_process_group("gloo", None, wait, board.size, board.rank, board.store))
+
+    def reduce(self, vector: Tensor) -> None:
+        """Replace a vector by the sum of all ranks' vectors."""
+        self._together(lambda: dist.all_reduce(vector))
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Replace a tensor by that of rank 0."""
+        self._together(lambda: dist.broadcast(tensor, 0))
+
+    def share(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, equally large."""
+        tensors = [torch.empty_like(tensor) for _ in range(self._board.size)]
+        self._together(lambda: dist.all_gather(tensors, tensor))
+        return tensors
+
+    def gather(self, message: Tensor) -> list[Tensor]:
+        """To rank 0 the messages of all ranks, bytes of any length; nothing to the others."""
+        messages = [message]
+
+        def send() -> None:
+            dist.send(torch.tensor([message.numel()]), 0)
+            dist.send(message, 0)
+
+        def receive() -> None:
+            size = torch.zeros(1, dtype=torch.int64)
+            for rank in range(1, self._board.size):
+                dist.recv(size, rank)
+                messages.append(torch.empty(int(size), dtype=torch.uint8))
+                dist.recv(messages[-1], rank)
+
+        self._together(send if self._board.rank else receive)
+        return [] if self._board.rank else messages
+
+    def close(self) -> None:
+        """Leave the group."""
+        if dist.is_initialized():
+            with contextlib.suppress(RuntimeError):
+                dist.destroy_process_group()
+
+    def _together(self, exchange: Callable[[], object]) -> None:
+        self._board.begun += 1
+        try:
+            exchange()
+        except RuntimeError as error:
+            raise RanksLost(first_line(error)) from None
+
+
+# ------------------------------------------------------------------------------------------------------------ meeting
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Ranks that a launcher has started, as rank 0 has them."""
+
+    launch: Launch
+    board: Board
+
+    def dissolve(self, code: int) -> None:
+        """Nothing comes of it; the others leave with this exit code, and are waited for, since the board is here."""
+        self.board.put("answer", pickle.dumps(code))
+        come, deadline = self.board.each("hello").keys() - {0}, time.monotonic() + GRACE_SECONDS
+        while not come <= self.board.each("ended").keys() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def convened(launch: Launch, words: Sequence[str]) -> Iterator[Meeting]:
+    """Rank 0: wait for all ranks, compare what they were started with; tell them if the block raises.
+
+    Raises UsageError for ranks that do not come, or that have other settings or other versions than this one.
+    """
+    board = _board_of(launch)
+    meeting = Meeting(launch, board)
+    try:
+        _greet(board, words)
+        hellos = _await_hellos(board)
+        for rank, hello in sorted(hellos.items()):
+            if complaint := disagreement(rank, hello, hellos[0]):
+                raise UsageError(complaint)
+        yield meeting
+        if board.get("answer") is None:  # there was nothing to do
+            meeting.dissolve(0)
+    except BaseException as error:
+        with contextlib.suppress(RuntimeError):
+            meeting.dissolve(2 if isinstance(error, UsageError) else 1)
+        raise
+    finally:
+        board.close()
+
+
+def _board_of(launch: Launch) -> Board:
+    """The board of a launched group: at rank 0, where all find it by what the launcher has told them."""
+    key = f"asyncrl/{launch.attempt}/board"
+    serve = launch.rank == 0
+    if not (launch.agent or launch.address.startswith("file://")):
+        host, port = tcp_address(launch.address)
+        return Board(host, port, launch.rank, launch.size, serve)
+    # Somebody else's store, or a file: it only tells where the board is.
+    wait = timedelta(seconds=JOIN_SECONDS)
+    if launch.agent:
+        host, port = tcp_address(launch.address)
+        common: Store = TCPStore(host, port, None, False, wait)
+    else:
+        host = socket.gethostbyname(socket.gethostname())
+        common = FileStore(launch.address.removeprefix("file://"), launch.size)
+        common.set_timeout(wait)
+    if serve:
+        board = Board(own_address(host), 0, 0, launch.size, serve=True)
+        common.set(key, f"{board.host} {board.port}")
+        return board
+    try:
+        place, number = common.get(key).decode().split()
+    except RuntimeError:
+        raise RanksLost(f"rank 0 did not come within {JOIN_SECONDS:.0f} s") from None
+    return Board(place, int(number), launch.rank, launch.size)
+
+
+def _greet(board: Board, words: Sequence[str]) -> None:
+    hello = {"host": socket.gethostname(), "pid": os.getpid(), "words": list(words), "versions": versions()}
+    board.put(f"hello/{board.rank}", json.dumps(hello))
+
+
+def _await_hellos(board: Board, goes_on: Callable[[], None] = lambda: None) -> dict[int, dict[str, Any]]:
+    """What each rank says of itself. `goes_on` may raise. Raises UsageError if one does not come."""
+    deadline = time.monotonic() + JOIN_SECONDS
+    while len(found := board.each("hello")) < board.size:
+        goes_on()
+        if time.monotonic() > deadline:
+            missing = ", ".join(str(rank) for rank in range(board.size) if rank not in found)
+            raise UsageError(f"after {JOIN_SECONDS:.0f} s rank {missing} of {board.size} has not come")
+        time.sleep(POLL_SECONDS)
+    return {rank: json.loads(value) for rank, value in found.items()}
+
+
+def disagreement(rank: int, hello: Mapping[str, Any], first: Mapping[str, Any]) -> str | None:
+    """In what a rank was started unlike rank 0, in one line; None if in nothing that matters."""
+    who = f"rank {rank} on {hello['host']}"
+    for package, version in first["versions"].items():
+        if hello["versions"].get(package) != version:
+            return f"{who} has {package} {hello['versions'].get(package)}, rank 0 has {version}"
+    if hello["words"] != first["words"]:
+        here, there = first["words"], hello["words"]
+        place = next(
+            (i for i, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), min(len(here), len(there))
+        )
+        shown = [" ".join(words[max(0, place - 1) : place + 2]) or "nothing" for words in (there, here)]
+        return f"{who} has other settings than rank 0: {shown[0]!r} in place of {shown[1]!r}"
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------------- rank 0
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What rank 0 tells the others, beside tensors."""
+
+    spec: RunSpec
+    steps: int
+    seconds: float
+    counts: Counts
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a rank that rank 0 starts itself is handed."""
+
+    spec: RunSpec
+    port: int
+
+
+def run(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Meeting | None = None) -> Outcome:
+    """Rank 0's part: work, and keep the run. Without a `meeting` it starts the other ranks itself.
+
+    None of these is left when it returns; those of a launcher are told to leave.
+    """
+    spec, size = run.spec, run.spec.config.workers
+    board = meeting.board if meeting else Board("127.0.0.1", 0, 0, size, serve=True)
+    supervisor = Supervisor(
+        run, monitor, view, worker_process, evaluator_process, learner_process, evaluator_only=True
+    )  # fmt: skip
+    leader = Leader(run, monitor, view, signals, board, supervisor)
+    try:
+        board.beat()
+        if meeting is None:
+            leader.start_ranks()
+        supervisor.fill(supervisor.evaluator)
+        return leader.lead()
+    except RanksLost as error:
+        return leader.explain(error)
+    except Interrupted:
+        return stopped(cast(int, signals.first))
+    finally:
+        with contextlib.suppress(RuntimeError):
+            board.put("over", "0" if run.handles.accord and run.handles.accord.decided else "1")
+        leader.close()
+        run.handles.clock.stop(LEAVE)
+        supervisor.end(signals)
+        end_all(list(leader.ranks.values()), signals)
+        for rank in leader.ranks:
+            remove_if_empty(spec.folder.stack_file(name_of(rank)))
+        board.close()
+
+
+class Leader:
+    """Rank 0 of a run."""
+
+    def __init__(
+        self, run: Run, monitor: Monitor, view: View, signals: Signals, board: Board, supervisor: Supervisor
+    ) -> None:
+        self._run, self._monitor, self._view, self._signals = run, monitor, view, signals
+        self._board, self._supervisor = board, supervisor
+        self.ranks: dict[int, BaseProcess] = {}
+        """The processes of other ranks, where they were started here."""
+        self._hosts: dict[int, str] = {}
+        self._writers: dict[int, RecordWriter] = {}
+        self._read: dict[int, int] = {}
+        self._exchanges: Exchanges | None = None
+        self._looked_at = 0.0
+
+    def start_ranks(self) -> None:
+        """Start the other ranks on this machine."""
+        context = start_context(self._run.spec.page)
+        for rank in range(1, self._board.size):
+            seat = Seat(self._run.spec, self._board.port)
+            self.ranks[rank] = start_child(context, rank_process, seat, rank)
+            self._hosts[rank] = socket.gethostname()
+
+    def lead(self) -> Outcome:
+        """Bring all ranks to their places, work, and let the evaluator finish. Raises RanksLost."""
+        run, board, clock, store = self._run, self._board, self._run.handles.clock, self._run.handles.store
+        if board.get("hello/0") is None:
+            _greet(board, [])
+        hellos = _await_hellos(board, self._see_that_all_live)
+        self._hosts = {rank: hello["host"] for rank, hello in hellos.items()}
+        beginning = Beginning(run.spec, clock.steps, clock.seconds, store.counts())
+        board.put("answer", pickle.dumps(beginning))
+        self._exchanges = Exchanges(board, run.spec.config.collective_timeout_seconds)
+        equalise(run.handles, self._exchanges, board.rank, beginning)
+        connect(run.handles, self._exchanges)
+        with contextlib.ExitStack() as stack:
+            self._writers = {rank: RecordWriter(run.spec.folder.worker_file(rank)) for rank in range(1, board.size)}
+            roles = [stack.enter_context(contextlib.closing(build_worker(run, 0)))]
+            if run.handles.experience is not None:
+                roles.append(stack.enter_context(contextlib.closing(build_learner(run))))
+            if (outcome := self._await_ready()) is not None:
+                return outcome
+            self._begin()
+            step = Step(run, self._exchanges, self._signals)
+            for _ in take_turns(roles):
+                step.after_update()
+                if self._signals.urgent:
+                    raise Interrupted
+                if (outcome := self._look()) is not None:
+                    return outcome
+        return self._end()
+
+    def explain(self, error: RanksLost) -> Outcome:
+        """Who is lost, and how: what it has said itself, how its process ended, or that it gives no sign of life."""
+        self._view.say("ranks are lost; looking for the cause")
+        before, deadline = self._board.beats(), time.monotonic() + SILENT_SECONDS
+        while time.monotonic() < deadline:
+            if (outcome := self._told()) is not None:
+                return outcome
+            time.sleep(POLL_SECONDS)
+        now, left = self._board.beats(), self._board.each("left")
+        others = [rank for rank in range(1, self._board.size) if rank not in left]
+        silent = [rank for rank in others if now.get(rank) == before.get(rank)]
+        seconds = self._run.spec.config.collective_timeout_seconds
+        if silent:
+            return failed(f"{self._names(silent)} gave no sign of life any more ({error})")
+        late = [rank for rank in others if now[rank][1] < self._board.begun]
+        if late:
+            return failed(f"{self._names(late)} did not come within {seconds:g} seconds: it hangs")
+        return failed(f"an exchange between ranks failed: {error}")
+
+    def close(self) -> None:
+        """Take what other ranks have still written, and leave the group."""
+        with contextlib.suppress(RuntimeError):
+            self._collect()
+        for writer in self._writers.values():
+            writer.close()
+        if self._exchanges is not None:
+            self._exchanges.close()
+
+    def _told(self) -> Outcome | None:
+        """What a rank that raised has said, or what the system says of one that was started here."""
+        for rank, value in sorted(self._board.each("cause").items()):
+            cause, traceback = json.loads(value)
+            if traceback:
+                with contextlib.suppress(OSError):
+                    self._run.spec.folder.traceback_file(name_of(rank)).write_text(traceback)
+            return failed(f"{self._names([rank])} raised {cause}" if traceback else cause, traceback)
+        left = self._board.each("left")
+        for rank, process in self.ranks.items():
+            if process.exitcode is not None and rank not in left:
+                return failed(f"{self._names([rank])} {how_it_died(process)}")
+        return None
+
+    def _names(self, ranks: Sequence[int]) -> str:
+        return " and ".join(f"rank {rank} on {self._hosts.get(rank, 'an unknown host')}" for rank in ranks)
+
+    def _see_that_all_live(self) -> None:
+        """Raises RanksLost if a rank cannot come any more, before exchanges would tell; Interrupted after a signal."""
+        if self._signals.first is not None:
+            raise Interrupted
+        if self._told() is not None:
+            raise RanksLost("a rank is gone")
+
+    def _await_ready(self) -> Outcome | None:
+        """Wait until every rank can begin; an Outcome if the run ended before it began."""
+        self._board.put("ready/0", "")
+        deadline = time.monotonic() + JOIN_SECONDS
+        while len(ready := self._board.each("ready")) < self._board.size:
+            self._see_that_all_live()
+            if time.monotonic() > deadline:
+                missing = [rank for rank in range(self._board.size) if rank not in ready]
+                return failed(f"{self._names(missing)} was not ready after {JOIN_SECONDS:.0f} seconds")
+            time.sleep(POLL_SECONDS)
+        return self._supervisor.tend()
+
+    def _begin(self) -> None:
+        clock, board = self._run.handles.clock, self._board
+        for worker in [*range(board.size), *clock.learners]:
+            clock.enter(worker, RUNNING)
+        clock.start()
+        board.put("go", "")
+        self._collect()
+        hosts = len(set(self._hosts.values()))
+        self._view.say(f"all {board.size} ranks are ready" + (f", on {hosts} hosts" if hosts > 1 else ""))
+        for line in self._monitor.begin():
+            self._view.say(line)
+
+    def _look(self) -> Outcome | None:
+        """What a supervisor does, between two updates."""
+        monitor, now = self._monitor, time.monotonic()
+        if now - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = now
+            self._collect()
+            monitor.look_at_evaluations()
+            if (outcome := self._supervisor.tend()) is not None:
+                return outcome
+        if monitor.look():
+            self._view.show(monitor.summary)
+        accord = self._run.handles.accord
+        assert accord is not None
+        if accord.wish == NOTHING and monitor.verdict() is not None:
+            accord.wish = OVER
+        return None
+
+    def _end(self) -> Outcome:
+        """All have left after the same update: take their last rows, and wait for the last evaluation."""
+        clock, accord = self._run.handles.clock, self._run.handles.accord
+        assert accord is not None
+        deadline = time.monotonic() + GRACE_SECONDS
+        while len(self._board.each("ended")) < self._board.size - 1 and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        self._collect()
+        for worker in [*range(self._board.size), *clock.learners]:
+            clock.enter(worker, ENDED)
+        if accord.decided > 0:
+            return stopped(accord.decided)
+        outcome = finished(self._monitor.verdict() or "total_steps reached")
+        return await_last_evaluation(self._supervisor, self._monitor, self._view, self._signals) or outcome
+
+    def _collect(self) -> None:
+        """Write the rows that other ranks have sent into their files."""
+        for rank, writer in self._writers.items():
+            while (row := self._board.take(f"rows/{rank}/{self._read.get(rank, 0)}")) is not None:
+                self._read[rank] = self._read.get(rank, 0) + 1
+                writer.write(json.loads(row))
+
+
+# --------------------------------------------------------------------------------------------------------- every rank
+
+
+def take_turns(roles: Sequence[Role]) -> Iterator[None]:
+    """Run the roles of a rank to their end; in between, each has done one thing."""
+    running = list(roles)
+    while running:
+        running = [role for role in running if next(role.loop, ENDED) is not ENDED]
+        if running:
+            yield
+
+
+def connect(handles: Handles, exchanges: Exchanges) -> None:
+    """Hand the transport in."""
+    cast(Replicas, handles.store).connect(exchanges.reduce)
+    if handles.experience is not None:
+        cast(Gathered, handles.experience).connect(exchanges.gather, exchanges.broadcast)
+
+
+def equalise(handles: Handles, exchanges: Exchanges, rank: int, beginning: Beginning) -> None:
+    """Give every rank what rank 0 begins with: parameters, statistics, target, moments."""
+    store, moments = handles.store, handles.moments
+    theta, state, seen = store.snapshot(), store.state(), moments.state()
+    for tensor in (theta, *(state[name] for name in sorted(state)), *(seen[name] for name in sorted(seen))):
+        exchanges.broadcast(tensor)
+    if rank != 0:
+        store.restore(theta, state, beginning.counts)
+        moments.restore(seen)
+
+
+class Step:
+    """What a rank does after each update, at the same T as all others."""
+
+    def __init__(self, run: Run, exchanges: Exchanges, signals: Signals) -> None:
+        config = run.spec.config
+        self._moments = run.handles.moments
+        self._normalizes = config.normalize_observations or config.normalize_returns
+        self._clock, self._accord = run.handles.clock, run.handles.accord
+        self._exchanges, self._signals = exchanges, signals
+        self._published = -1
+
+    def after_update(self) -> None:
+        """Note a signal for the next exchange; publish moments when T has grown enough since the last time."""
+        if self._signals.first is not None and self._accord is not None:
+            self._accord.wish = self._signals.first
+        steps = self._clock.steps
+        if self._normalizes and steps >= GROWTH * self._published:
+            assert self._moments.gathered is not None
+            self._moments.publish(self._exchanges.share(self._moments.gathered))
+            self._published = steps
+
+
+class Mailbox:
+    """Where a rank other than 0 writes its rows: they go to rank 0, which has the run's folder."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._sent = 0
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Send one row."""
+        self._board.put(f"rows/{self._board.rank}/{self._sent}", json.dumps(plain(row), allow_nan=False))
+        self._sent += 1
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def rank_process(seat: Seat, rank: int) -> None:
+    """The process of a rank that rank 0 has started. Its parent decides when to stop."""
+    try:
+        board = Board("127.0.0.1", seat.port, rank, seat.spec.config.workers)
+        _greet(board, [])
+        code = attend(board, Signals())
+    except (RanksLost, RuntimeError):  # rank 0 has gone while this one came
+        code = 1
+    if code:
+        os._exit(code)
+
+
+def attend_launched(launch: Launch, words: Sequence[str]) -> int:
+    """A rank other than 0 that a launcher has started, from the meeting to its end; returns the exit code."""
+    try:
+        board = _board_of(launch)
+        _greet(board, words)
+        with Signals().caught() as signals:
+            code = attend(board, signals)
+    except (RanksLost, RuntimeError, UsageError) as error:
+        print(f"asyncrl: rank {launch.rank} on {socket.gethostname()}: {first_line(error)}", file=sys.stderr)
+        code = 1
+    if code == 1:  # gloo's threads may wait for somebody who is gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def attend(board: Board, signals: Signals) -> int:
+    """A rank other than 0, from rank 0's word to its end; returns the exit code. What it raises, rank 0 tells."""
+    board.beat()
+    exchanges: Exchanges | None = None
+    try:
+        word = pickle.loads(_wait(board, "answer"))
+        if isinstance(word, int):
+            board.put(f"ended/{board.rank}", "")
+            return word
+        beginning: Beginning = word
+        spec = beginning.spec
+        exchanges = Exchanges(board, spec.config.collective_timeout_seconds)
+        size = sum(int(torch.Size(shape).numel()) for _, shape in spec.layout)
+        handles = build_rank_handles(spec, torch.zeros(size), board.rank, beginning.steps, beginning.seconds)
+        equalise(handles, exchanges, board.rank, beginning)
+        connect(handles, exchanges)
+        return _work(Run(spec, handles), board, exchanges, signals)
+    except RanksLost as error:
+        # The board may be behind the same broken link, and a call to it last for ever.
+        last_resort = threading.Timer(GRACE_SECONDS, os._exit, (1,))
+        last_resort.daemon = True
+        last_resort.start()
+        _leave(board, error)
+        return 1
+    except Exception as error:
+        text = "".join(format_exception(error))
+        with contextlib.suppress(RuntimeError):
+            board.put(f"cause/{board.rank}", json.dumps([f"{type(error).__name__}: {error}", text]))
+        return 1
+    finally:
+        board.close()
+        if exchanges is not None:
+            exchanges.close()
+
+
+def _work(run: Run, board: Board, exchanges: Exchanges, signals: Signals) -> int:
+    """Act and push until all leave; returns the exit code."""
+    clock, accord = run.handles.clock, run.handles.accord
+    assert accord is not None
+
+    def mailbox(_: Path) -> Mailbox:
+        return Mailbox(board)
+
+    with contextlib.closing(build_worker(run, board.rank, make_writer=mailbox)) as role:
+        board.put(f"ready/{board.rank}", "")
+        _wait(board, "go")
+        _begin_clock(clock, board.size)
+        step = Step(run, exchanges, signals)
+        for _ in take_turns([role]):
+            step.after_update()
+    board.put(f"ended/{board.rank}", "")
+    return 128 + accord.decided if accord.decided > 0 else 0
+
+
+def _begin_clock(clock: Clock, size: int) -> None:
+    for worker in range(size):
+        clock.enter(worker, RUNNING)
+    clock.start()
+
+
+def _wait(board: Board, key: str) -> bytes:
+    """What rank 0 has to say. Raises RanksLost if the run is over before."""
+    while (value := board.get(key)) is None:
+        if board.get("over") is not None:
+            raise RanksLost("the run is over")
+        time.sleep(POLL_SECONDS)
+    return value
+
+
+def _leave(board: Board, error: RanksLost) -> None:
+    """An exchange failed: say that it was not this rank's fault, and if nobody else can, that rank 0 is gone."""
+    try:
+        board.put(f"left/{board.rank}", str(error))
+        deadline = time.monotonic() + SILENT_SECONDS
+        before = board.beats().get(0)
+        while time.monotonic() < deadline:
+            if board.get("over") is not None:
+                return
+            time.sleep(POLL_SECONDS)
+        if board.beats().get(0) != before:
+            return  # rank 0 lives, and will tell
+    except RuntimeError:  # there is no board any more
+        pass
+    if board.rank == 1:
+        print(f"asyncrl: rank 0 is gone, and the run with it ({error})", file=sys.stderr, flush=True)

@@ -1,0 +1,152 @@
+"""Who has started this process as one of several, and where they meet: told by what launchers leave in the environment.
+
+torchrun, mpirun (Open MPI, and MPICH or Intel MPI by PMI) and srun only start processes here; what they talk through is
+gloo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from asyncrl.core.errors import UsageError
+
+FIRST_PORT, PORTS = 20_000, 10_000
+"""Where ranks meet if nobody says: a port made of the job's number, so that two jobs on a host seldom share it."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One of the processes that a launcher has started."""
+
+    by: str
+    """torchrun, mpirun, PMI or srun."""
+    rank: int
+    size: int
+    address: str
+    """Where they meet: tcp://HOST:PORT or file://PATH."""
+    agent: bool = False
+    """Whether something else than rank 0 already listens there (torchrun's agent)."""
+    attempt: str = ""
+    """What tells this attempt from earlier ones that met at the same agent."""
+
+
+def launched(environment: Mapping[str, str], init_method: str = "") -> Launch | None:
+    """What the environment says; None if no launcher has started this process. Raises UsageError.
+
+    `init_method` goes before what the launcher says about where to meet.
+    """
+    found = _numbers(environment)
+    if found is None:
+        return None
+    by, rank, size = found
+    if not 0 <= rank < size:
+        raise UsageError(f"{by} says that this is rank {rank} of {size}")
+    address = init_method or _address(by, size, environment)
+    # The store of torchrun's agent outlives an attempt; one of our own for each does not mix them up.
+    agent = not init_method and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    attempt = f"{environment.get('TORCHELASTIC_RUN_ID', '')}/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return Launch(by, rank, size, address, agent, attempt)
+
+
+def _numbers(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
+    for by, rank, size in (
+        ("torchrun", "RANK", "WORLD_SIZE"),
+        ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI", "PMI_RANK", "PMI_SIZE"),
+        ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ):
+        if rank in environment and size in environment:
+            try:
+                return by, int(environment[rank]), int(environment[size])
+            except ValueError:
+                raise UsageError(f"{rank} and {size} must be numbers") from None
+    return None
+
+
+def _address(by: str, size: int, environment: Mapping[str, str]) -> str:
+    """Where ranks meet that were started by `by`."""
+    if host := environment.get("MASTER_ADDR"):
+        return f"tcp://{host}:{environment.get('MASTER_PORT') or _port(environment)}"
+    if by == "srun" and (nodes := environment.get("SLURM_STEP_NODELIST")):
+        return f"tcp://{_first_host(nodes)}:{_port(environment)}"
+    here = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") or environment.get("MPI_LOCALNRANKS")
+    if here == str(size):
+        return f"tcp://127.0.0.1:{_port(environment)}"
+    raise UsageError(f"{by} does not say where rank 0 is: give --init-method tcp://HOST:PORT, with rank 0's host")
+
+
+def _first_host(nodes: str) -> str:
+    """The first name in a list as SLURM writes it: node[01-04] is node01 and so on."""
+    if "[" not in nodes:
+        return nodes.split(",")[0]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        answer = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30)
+        if answer.returncode == 0 and answer.stdout.split():
+            return answer.stdout.split()[0]
+    raise UsageError(f"scontrol could not tell the hosts of {nodes}: give --init-method tcp://HOST:PORT")
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_JOBID", "UID", "USER")
+    return FIRST_PORT + zlib.crc32("/".join(environment.get(name, "") for name in names).encode()) % PORTS
+
+
+def tcp_address(address: str) -> tuple[str, int]:
+    """Host and port of tcp://HOST:PORT; the name is looked up. Raises UsageError, before gloo waits for nobody."""
+    host, colon, port = address.removeprefix("tcp://").rpartition(":")
+    if not address.startswith("tcp://") or not colon or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"--init-method takes tcp://HOST:PORT or file://PATH, got {address!r}")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(f"where ranks meet: there is no host {host!r} ({error.strerror or error})") from None
+    found.sort(key=lambda one: one[0] != socket.AF_INET)  # gloo finds its interface by an IPv4 address
+    return str(found[0][4][0]), int(port)
+
+
+def own_address(towards: str) -> str:
+    """The address of this host as it is seen from `towards`, a numerical address."""
+    family = socket.AF_INET6 if ":" in towards else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((towards, 9))  # nothing is sent
+            return str(probe.getsockname()[0])
+        except OSError:
+            return towards
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has an IPv4 address; None where the system does not tell."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(probe.fileno(), 0x8915, name.encode()[:15].ljust(256, b"\0"))  # SIOCGIFADDR
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None
+
+
+@contextlib.contextmanager
+def interface_towards(address: str) -> Iterator[None]:
+    """Have gloo connect by the interface that leads to an address: a host's own name often means 127.0.0.1 to it.
+
+    What the user has chosen stays.
+    """
+    name = None if "GLOO_SOCKET_IFNAME" in os.environ else interface_of(own_address(address))
+    if name is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = name
+    try:
+        yield
+    finally:
+        if name is not None:
+            del os.environ["GLOO_SOCKET_IFNAME"]

@@ -1,0 +1,132 @@
+"""A replica of the parameters on every rank, kept equal by Allreduce of gradients: synchronous A3C and the Q family.
+
+Each rank acts in its own environments. A push waits for all ranks, and everybody applies the mean of their gradients
+by the same rule to its own copy: N ranks of one environment do what one worker with N environments does. Nothing of
+transport is here; who runs the ranks hands in `reduce`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asyncrl.core.flat import clip_by_norm
+from asyncrl.core.updates import Descent
+from asyncrl.parameters.shared import COLUMN_OF, EARLIER_UPDATES, UPDATES, SharedStore
+from asyncrl.runtime.accord import Accord
+from asyncrl.runtime.clock import Clock
+from asyncrl.runtime.protocols import LEARNER, Counts, Receipt, Update
+from asyncrl.runtime.protocols import NOT_FINITE as IS_NOT_FINITE
+
+STEPS, NOT_FINITE, WISH, SECONDS, HIGH, LOW = range(6)
+"""What each rank says of itself behind the gradient: its steps; whether its gradient is to be dropped; its wish; what
+the exchange before took; the two halves of a checksum of its replica."""
+HALF = 1 << 16
+
+
+class ReplicasDiffer(RuntimeError):
+    """The ranks' parameters are not the same any more."""
+
+
+class Replicas(SharedStore):
+    """One rank's replica, in memory that an evaluator on its host may share.
+
+    Everything that decides an update travels in one flat vector in one Allreduce: gradient, steps, wishes. So all ranks
+    see the same T, take the same learning rate, refresh theta^- together and leave after the same update. If one rank's
+    gradient is not finite, all drop the update.
+    """
+
+    def __init__(
+        self,
+        initial: Tensor,
+        descent: Descent,
+        ranks: int,
+        rank: int,
+        clock: Clock,
+        accord: Accord,
+        check_interval: int = 0,
+    ) -> None:
+        """`initial` is theta `[P]`; every `check_interval` updates the ranks compare their replicas, 0: never."""
+        super().__init__(initial, descent, ranks, clock)
+        self._rank = rank
+        self._accord = accord
+        self._check_interval = check_interval
+        self._vector = torch.zeros(initial.numel() + ranks * (LOW + 1))
+        self._sums = self._vector[: initial.numel()]
+        self._told = self._vector[initial.numel() :].view(ranks, LOW + 1)
+        self._steps = [0] * ranks
+        self._seconds = 0.0
+        self._reduce: Callable[[Tensor], None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        private = dict.fromkeys(("_vector", "_sums", "_told", "_reduce"))
+        return super().__getstate__() | private  # another process reads the replica and pushes nothing
+
+    def connect(self, reduce: Callable[[Tensor], None]) -> None:
+        """`reduce` replaces a vector by the sum of all ranks' vectors, the same to the bit on each."""
+        self._reduce = reduce
+
+    def counts(self, worker: int | None = None) -> Counts:
+        """What became of updates since this part of the run began: every rank took part in all of them."""
+        return super().counts(worker if worker in (None, LEARNER) else self._rank)
+
+    def push(self, update: Update) -> Receipt:
+        """theta <- theta - eta update(mean of all ranks' gradients), on every rank; T grows by the steps of all.
+
+        Waits for all ranks. A learner's updates are its own: others get theta from it.
+        Raises ReplicasDiffer, and whatever `reduce` raises.
+        """
+        if update.worker == LEARNER:
+            return super().push(update)
+        assert self._reduce is not None
+        finite = math.isfinite(clip_by_norm(update.gradient, 0.0))
+        self._told.zero_()
+        check = self._checksum() if self._check_interval and self.updates % self._check_interval == 0 else 0
+        self._told[self._rank] = torch.tensor(
+            [update.steps, not finite, self._accord.wish, self._seconds, check // HALF, check % HALF]
+        )
+        self._sums.copy_(update.gradient) if finite else self._sums.zero_()
+        began = time.perf_counter()
+        self._reduce(self._vector)
+        self._seconds = time.perf_counter() - began
+        told = self._told.tolist()
+        self._compare([(row[HIGH], row[LOW]) for row in told])
+        self._accord.book([row[SECONDS] for row in told], self._rank)
+        self._accord.settle([int(row[WISH]) for row in told], self._clock)
+        self._steps = [int(row[STEPS]) for row in told]
+        if any(row[NOT_FINITE] for row in told):
+            update.gradient.fill_(math.nan)
+        else:
+            torch.div(self._sums, len(told), out=update.gradient)
+        return super().push(update)
+
+    def adopt(self, updates: int, dropped: int) -> None:
+        """theta is now that of a learner on another rank, which has made so many updates and dropped so many."""
+        own, column = self._counts[self._rank], COLUMN_OF[IS_NOT_FINITE]
+        own[UPDATES] = updates - int(self._counts[-1, UPDATES])
+        own[column] = dropped - int(self._counts[-1, column])
+        own[EARLIER_UPDATES] = 0
+
+    def _count(self, update: Update) -> None:
+        """T <- T + the steps of all ranks."""
+        if update.worker != LEARNER:
+            for rank, steps in enumerate(self._steps):
+                self._clock.count(rank, steps)
+
+    def _checksum(self) -> int:
+        """Of theta and the statistics."""
+        return zlib.crc32(self.statistics.numpy().data, zlib.crc32(self.theta.numpy().data))
+
+    def _compare(self, checksums: list[tuple[float, float]]) -> None:
+        others = [rank for rank, own in enumerate(checksums) if own != checksums[0]]
+        if others:
+            raise ReplicasDiffer(
+                f"after {self.updates} updates the parameters of rank {', '.join(map(str, others))} are not those of "
+                "rank 0: do all hosts have the same kind of processor and the same libraries?"
+            )

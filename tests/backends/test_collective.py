@@ -1,0 +1,311 @@
+"""Runs of ranks: real processes and real gloo, few of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from asyncrl import api
+from asyncrl.backends import collective
+from asyncrl.backends.collective import Board
+from asyncrl.commands.train import main
+from asyncrl.core.errors import UsageError
+from asyncrl.storage.checkpoints import load_newest
+from asyncrl.storage.records import read_records
+from tests.faults.running import environment_of, running
+from tests.support import evaluations_of, status_of, the_run
+
+CATCH = ("--env-id", "Catch", "--backend", "collective", "--quiet", "--evaluation-episodes", "4")
+HOST = socket.gethostname()
+
+
+def counted(run: Path) -> dict[str, Any]:
+    """What the ranks' rows add up to."""
+    files = sorted(run.glob("worker-*.jsonl"))
+    rows = [[row for row in read_records(file) if "time" in row] for file in files]
+    return {
+        "steps": sum(row["worker_steps"] for own in rows for row in own),
+        "updates": [sum(row.get("updates", 0) for row in own) for own in rows],
+    }
+
+
+@pytest.mark.parametrize("page", ["a3c", "ppo"])
+def test_two_ranks_train_and_another_number_goes_on(tmp_path: Path, page: str) -> None:
+    """Compared at each update; every step and update is in a row of each rank; then the same run alone."""
+    words = [*CATCH, "--check-replicas", "1", "--evaluation-interval-steps", "1000", "--runs-dir", str(tmp_path)]
+    assert main(f"asyncrl.{page}", [*words, "--workers", "2", "--total-steps", "3000"]) == 0
+    run = the_run(tmp_path)
+    first = status_of(run)
+
+    assert (first["state"], first["reason"]) == ("finished", "total_steps reached")
+    assert counted(run)["steps"] == first["steps"] >= 3000
+    if page == "a3c":
+        assert counted(run)["updates"] == [first["updates"]] * 2
+    assert first["worker_steps"] == [first["steps"] / 2] * 2
+    assert not any(first["unrecorded"].values())
+    assert evaluations_of(run)[-1]["steps"] == first["steps"]
+    assert load_newest(run / "checkpoints")[0].updates == first["updates"] > 10
+
+    assert main(f"asyncrl.{page}", ["--resume", str(run), "--workers", "1", "--total-steps", "4500"]) == 0
+    second = status_of(run)
+    assert (second["state"], second["part"]) == ("finished", 1)
+    assert second["steps"] >= 4500
+    assert second["updates"] > first["updates"]
+
+
+@pytest.mark.parametrize("page", ["one_step_sarsa", "a2c", "reinforce"])
+def test_one_rank_alone_needs_no_other(tmp_path: Path, page: str) -> None:
+    """The same loops and exchanges, with nobody to wait for."""
+    words = [*CATCH, "--workers", "1", "--total-steps", "1000", "--runs-dir", str(tmp_path)]
+
+    assert main(f"asyncrl.{page}", words) == 0
+
+    assert status_of(the_run(tmp_path))["state"] == "finished"
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("page", "words", "complaint"),
+    [
+        ("impala", (), "does not wait for its actors, .* it runs with --backend local and serial"),
+        ("a3c", ("--update", "locked"), "--update locked and --statistics per-worker are for one memory"),
+        ("a3c", ("--statistics", "per-worker"), "--update locked and --statistics per-worker are for one memory"),
+        ("a3c", ("--on-worker-error", "restart"), "ranks cannot go on without one of them"),
+        ("a3c", ("--schedule", "random"), "--schedule is for --backend serial"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_in_one_line(
+    tmp_path: Path, page: str, words: tuple[str, ...], complaint: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With exit code 2, and nothing is made."""
+    assert main(f"asyncrl.{page}", [*CATCH, "--workers", "2", *words, "--runs-dir", str(tmp_path)]) == 2
+
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    assert re.search(complaint, line)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_program_that_was_launched_itself_is_told_to_use_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its processes would start ranks of its own."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(UsageError, match="under torchrun use the command"):
+        api.train("a3c", env_id="Catch", backend="collective", workers=2, runs_dir=tmp_path)
+
+
+TROUBLED = """
+import sys
+import gymnasium
+class Env(gymnasium.Wrapper):
+    steps = 0
+    def step(self, action):
+        Env.steps += 1
+        if Env.steps > 300 and "forkserver" in " ".join(sys.orig_argv):  # not in rank 0, which is the command
+            {trouble}
+        return super().step(action)
+def make(): return Env(gymnasium.make("CartPole-v1"))
+"""
+MODULE = (
+    "--env-id", "module:make", "--backend", "collective", "--workers", "3", "--quiet", "--total-steps", "1e7",
+    "--evaluation-interval-steps", "0",
+)  # fmt: skip
+
+
+def failing(tmp_path: Path, trouble: str, *words: str) -> tuple[dict[str, Any], Path]:
+    """Status and folder of a run in which ranks 1 and 2 get into trouble."""
+    environment = environment_of(tmp_path, TROUBLED.format(trouble=trouble))
+    with running(tmp_path / "runs", *MODULE, *words, env=environment) as run:
+        run.ends_with(1)
+        return run.status, run.folder
+
+
+@pytest.mark.faults
+def test_a_rank_that_raises_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+    """Named with its host; what had been learnt is saved."""
+    status, run = failing(tmp_path, "raise RuntimeError('the wheels came off')")
+
+    assert status["state"] == "failed"
+    assert f"on {HOST} raised" in status["reason"]
+    assert "the wheels came off" in status["reason"]
+    assert "RuntimeError: the wheels came off" in status["traceback"]
+    assert load_newest(run / "checkpoints")[0].steps == status["steps"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize("page", ["a3c", "ppo"])
+def test_a_killed_rank_ends_the_run_with_a_checkpoint(tmp_path: Path, page: str) -> None:
+    """Long before the others would have waited long enough; no process is left."""
+    words = (*CATCH, "--workers", "3", "--total-steps", "1e8", "--evaluation-interval-steps", "0")
+    with running(tmp_path, *words, page=page) as run:
+        run.until(lambda: run.status.get("steps", 0) > 0, "the first steps")
+        ranks = [child for child in run.everyone() if child.name() and is_rank(child)]
+        assert len(ranks) == 2
+        ranks[0].send_signal(signal.SIGKILL)
+        run.ends_with(1)
+
+        status = run.status
+        assert status["state"] == "failed"
+        assert re.fullmatch(rf"rank [12] on {HOST} was killed by SIGKILL", status["reason"])
+        assert load_newest(run.folder / "checkpoints")[0].steps == status["steps"] > 0
+
+
+def is_rank(process: psutil.Process) -> bool:
+    """Whether it is connected to another process by TCP, and not the command."""
+    return "forkserver" in " ".join(process.cmdline()) and any(
+        connection.status == "ESTABLISHED" for connection in process.net_connections("tcp")
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_a_rank_that_hangs_ends_the_run_in_bounded_time(tmp_path: Path) -> None:
+    """After --collective-timeout-seconds, and is named."""
+    status, run = failing(tmp_path, "import time; time.sleep(1000)", "--collective-timeout-seconds", "5")
+
+    assert status["state"] == "failed"
+    assert f"on {HOST} did not come within 5 seconds: it hangs" in status["reason"]
+    assert load_newest(run / "checkpoints")[0].steps == status["steps"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_ctrl_c_ends_all_ranks_in_order(tmp_path: Path) -> None:
+    """Exit code 130, a checkpoint of the last step, nothing unrecorded."""
+    words = (*CATCH, "--workers", "2", "--total-steps", "1e8", "--evaluation-interval-steps", "0")
+    with running(tmp_path, *words) as run:
+        run.until(lambda: run.status.get("steps", 0) > 0, "the first steps")
+        os.killpg(run.process.pid, signal.SIGINT)
+        run.ends_with(130)
+
+        assert run.status["state"] == "stopped"
+        assert not any(run.status["unrecorded"].values())
+        assert load_newest(run.folder / "checkpoints")[0].steps == run.status["steps"]
+
+
+def test_the_newest_run_of_any_number_of_ranks_goes_on_by_itself(tmp_path: Path) -> None:
+    """--resume auto after a host was lost; a run of another backend is another run."""
+    words = [*CATCH, "--max-seconds", "0.05", "--evaluation-interval-steps", "0", "--runs-dir", str(tmp_path)]
+    words += ["--resume", "auto"]
+    assert main("asyncrl.a3c", [*words, "--backend", "serial", "--workers", "3"]) == 0
+    assert main("asyncrl.a3c", [*words, "--workers", "2"]) == 0
+    assert len(list(tmp_path.glob("*/*/*/config.json"))) == 2
+
+    assert main("asyncrl.a3c", [*words, "--workers", "1"]) == 0
+
+    folders = {path.parent.name[:2]: path.parent for path in tmp_path.glob("*/*/*/config.json")}
+    assert set(folders) == {"w3", "w2"}
+    assert (status_of(folders["w2"])["part"], status_of(folders["w3"])["part"]) == (1, 0)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def launch(rank: int, size: int, port: int, *words: str, page: str = "a3c") -> subprocess.Popen[str]:
+    """What torchrun would start."""
+    variables = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment = os.environ | {name: str(value) for name, value in variables.items()} | {"OMP_NUM_THREADS": "16"}
+    return subprocess.Popen(
+        [sys.executable, "-m", f"asyncrl.{page}", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_launched_ranks_train_and_only_the_first_speaks(tmp_path: Path) -> None:
+    """By torchrun's variables; --workers is their number; one thread each, whatever the launcher has set."""
+    port = free_port()
+    ranks = [launch(rank, 2, port, *CATCH, "--total-steps", "3000", "--runs-dir", str(tmp_path)) for rank in (0, 1)]
+    said = [rank.communicate(timeout=120) for rank in ranks]
+
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert said[1] == ("", "")
+    run = the_run(tmp_path)
+    assert json.loads((run / "config.json").read_text())["config"]["workers"] == 2
+    assert counted(run)["steps"] == status_of(run)["steps"] >= 3000
+    assert set(json.loads((run / "host.json").read_text())["threads"].values()) == {"1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ((("--seed", "1"), ("--seed", "2")), f"rank 1 on {HOST} has other settings than rank 0: '--seed 2"),
+        ((("--gamma", "7"), ("--gamma", "7")), "--gamma must lie between 0 and 1, got 7"),
+        ((("--workers", "3"), ("--workers", "3")), "torchrun has started 2 ranks, and --workers says 3"),
+    ],
+)
+def test_what_is_wrong_with_launched_ranks_is_said_once(
+    tmp_path: Path, words: tuple[tuple[str, ...], ...], complaint: str
+) -> None:
+    """By rank 0, before a folder is made; all end with exit code 2."""
+    port = free_port()
+    ranks = [launch(rank, 2, port, *CATCH, *own, "--runs-dir", str(tmp_path)) for rank, own in enumerate(words)]
+    said = [rank.communicate(timeout=120) for rank in ranks]
+
+    assert [rank.returncode for rank in ranks] == [2, 2], said
+    assert complaint in said[0][1]
+    assert len(said[0][1].strip().splitlines()) == 1
+    assert said[1] == ("", "")
+    assert not any(tmp_path.iterdir())
+
+
+def test_values_on_the_board_are_read_by_all_and_taken_once() -> None:
+    """Two ranks of one process."""
+    first = Board("127.0.0.1", 0, 0, 2, serve=True)
+    second = Board("127.0.0.1", first.port, 1, 2)
+
+    second.put("rows/1/0", b"row")
+
+    assert first.get("rows/1/0") == b"row"
+    assert first.take("rows/1/0") == b"row"
+    assert first.take("rows/1/0") is None
+    first.put("ready/0", "")
+    second.put("ready/1", "x")
+    assert first.each("ready") == second.each("ready") == {0: b"", 1: b"x"}
+
+
+def test_a_rank_that_does_not_notice_the_end_ends_itself(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It gives signs of life until then."""
+    monkeypatch.setattr(collective, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(collective, "GRACE_SECONDS", 0.05)
+    first = Board("127.0.0.1", 0, 0, 2, serve=True)
+    second = Board("127.0.0.1", first.port, 1, 2)
+    ended: list[int] = []
+    second.begun = 7
+    second.beat(end=ended.append)
+    deadline = time.monotonic() + 30
+    while first.beats().get(1, (0, 0))[0] < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert first.beats()[1][1] == 7
+    assert not ended
+
+    first.put("over", "0")
+    while not ended:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    second.close()
+
+    assert ended[0] == 1
+    assert "rank 1 hangs at the end of the run, and ends itself" in capfd.readouterr().err

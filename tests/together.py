@@ -1,0 +1,80 @@
+"""Ranks as threads of one process: what torch.distributed does between processes, for tests of everything above it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asyncrl.core.rollout import Rollout
+from asyncrl.runtime.run import Run, build_worker
+
+
+class Together:
+    """Exchanges between `ranks` threads; the sum is taken once, so it is the same to the bit for all."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._barrier = threading.Barrier(ranks, timeout=60)
+        self._given: list[Any] = [None] * ranks
+        self.exchanges = 0
+
+    def run(self, work: Callable[[int], Any]) -> list[Any]:
+        """What `work(rank)` returns on each rank; the first exception, if one raises."""
+        results: list[Any] = [None] * self.ranks
+        errors: list[BaseException] = []
+
+        def attempt(rank: int) -> None:
+            try:
+                results[rank] = work(rank)
+            except BaseException as error:
+                errors.append(error)
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=attempt, args=(rank,)) for rank in range(self.ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
+        return results
+
+    def reduce(self, rank: int) -> Callable[[Tensor], None]:
+        def reduce(vector: Tensor) -> None:
+            vector.copy_(torch.stack(self.all(rank, vector.clone())).sum(0))
+
+        return reduce
+
+    def gather(self, rank: int) -> Callable[[Tensor], list[Tensor]]:
+        return lambda message: (
+            [part.clone() for part in self.all(rank, message)] if rank == 0 else self.all(rank, message)[:0]
+        )
+
+    def broadcast(self, rank: int) -> Callable[[Tensor], None]:
+        def broadcast(tensor: Tensor) -> None:
+            tensor.copy_(self.all(rank, tensor.clone())[0])
+
+        return broadcast
+
+    def all(self, rank: int, given: Any) -> list[Any]:
+        """What all ranks have given."""
+        self._given[rank] = given
+        self._barrier.wait()
+        taken = list(self._given)
+        self._barrier.wait()
+        if rank == 0:
+            self.exchanges += 1
+        return taken
+
+
+def rollouts_of(run: Run, worker: int, count: int) -> list[Rollout]:
+    """Some rollouts of a worker with the initial theta, as they were recorded."""
+    role = build_worker(run, worker)
+    assert role.collector is not None
+    made = [Rollout.from_dict(next(role.collector).as_dict()) for _ in range(count)]
+    role.close()
+    return made
