@@ -11,7 +11,7 @@ Horgan et al. 2018 (arXiv 1803.00933). Many actors, each with an epsilon of its 
         G = r_t + gamma r_{t+1} + ... + gamma^n Q(s_{t+n}, argmax_a Q(s_{t+n}, a; theta); theta^-)
         update theta with grad w (G - Q(s_t, a_t; theta))^2, and renew p = |G - Q(s_t, a_t; theta)|
         every so many updates: theta^- <- theta;  the oldest steps make room for new ones
-    until T > T_max
+    until T > T_max,   with Q from a dueling network (Wang et al. 2016)
 
 The loops are `actor` and `learner` in `asyncrl.runtime.loops`, the memory is `asyncrl.experience.replay`; this page is
 what makes them Ape-X. Run it with `python -m asyncrl.apex`.

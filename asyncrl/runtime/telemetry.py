@@ -50,11 +50,13 @@ class Telemetry:
         collector: Collector | None = None,
         private_copy: bool = True,
         dump: Callable[[Part], str] | None = None,
+        shared: bool = False,
     ) -> None:
         """`who` is a worker or LEARNER, which has no `collector`.
 
         `dump` keeps what the last of many gradients that were not finite was made of, and says where. Without a private
         copy a rollout began at an older theta than its gradient is of: its age is recorded as well.
+        `shared` is a writer that an actor and a learner of one process have in common: closing it is not theirs.
         """
         self._who = who
         self._clock = clock
@@ -63,6 +65,7 @@ class Telemetry:
         self._collector = collector
         self._private_copy = private_copy
         self._dump = dump
+        self._shared = shared
         self._dropped_in_a_row = 0
         self._metrics: Metrics = dict
         self._learning_rate = 0.0
@@ -189,3 +192,11 @@ class Telemetry:
             collect = seconds.pop("rollout", 0.0) - environment - act
             parts = {"environment": environment, "act": act, "collect": collect}
         return {phase: round(spent, 6) for phase, spent in (parts | seconds).items()}
+
+    def close(self) -> None:
+        """Write what is left, and close the file unless somebody else writes to it as well."""
+        try:
+            self.write()
+        finally:
+            if not self._shared:
+                self._writer.close()

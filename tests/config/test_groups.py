@@ -38,7 +38,7 @@ OWN = {
     "a2c": POLICY,
     "ppo": POLICY + " epochs minibatches clip anneal_clip value_clip",
     "impala": POLICY + " rho_bar c_bar queue_length batch_rollouts",
-    "gorila": REPLAY + " layout learners",
+    "gorila": REPLAY + " layout learners max_staleness max_loss_deviations",
     "apex": REPLAY + " priority_exponent importance_exponent",
 }
 
