@@ -11,7 +11,7 @@ Horgan et al. 2018 (arXiv 1803.00933). Many actors, each with an epsilon of its 
         G = r_t + gamma r_{t+1} + ... + gamma^n Q(s_{t+n}, argmax_a Q(s_{t+n}, a; theta); theta^-)
         update theta with grad w (G - Q(s_t, a_t; theta))^2, and renew p = |G - Q(s_t, a_t; theta)|
         every so many updates: theta^- <- theta;  the oldest steps make room for new ones
-    until T > T_max
+    until T > T_max,   with Q from a dueling network (Wang et al. 2016)
 
 The loops are `actor` and `learner` in `asyncrl.runtime.loops`, the memory is `asyncrl.experience.replay`; this page is
 what makes them Ape-X. Run it with `python -m asyncrl.apex`.
@@ -45,7 +45,7 @@ EXTRAS = ("action_value", "state_value")
 
 @dataclass(frozen=True)
 class Config(ReplayConfig):
-    """Ape-X: actors with epsilons of their own, one prioritised memory, one learner (Horgan et al. 2018)."""
+    """Ape-X: one learner, one memory drawn from by priority (Horgan et al. 2018)."""
 
     exploration: Literal["drawn", "ladder", "boltzmann", "equal"] = "ladder"
     """How workers differ: final epsilon drawn per worker, Ape-X's ladder, temperatures, or not at all."""

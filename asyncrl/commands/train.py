@@ -156,6 +156,6 @@ def remembered(memory: Replay, run: Run) -> list[str]:
         f"replay memory: {plan.capacity:,} steps take {plan.bytes / 2**20:,.0f} MiB; after {plan.warmup_steps:,} steps "
         f"{plan.ratio:g} updates per step, each of {plan.minibatch} transitions of {plan.shape.n_step} steps"
     ]
-    if run.spec.part and not run.spec.exact and not memory.learnt():
+    if run.spec.part and not run.spec.exact and not memory.steps.put.any():
         lines.append(f"the memory is filled again: nothing is learnt before it holds {plan.warmup_steps:,} steps")
     return lines

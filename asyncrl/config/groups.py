@@ -168,6 +168,8 @@ class ParallelismSettings(Settings):
                 raise UsageError(f"{name} is for --backend serial; processes are scheduled by the system")
         self._require("collective_timeout_seconds", 1 <= self.collective_timeout_seconds < 1e6, "must be at least 1")
         self._require_not_negative("check_replicas")
+        fits = not self.init_method or self.init_method.startswith(("tcp://", "file://"))
+        self._require("init_method", fits, "takes tcp://HOST:PORT or file://PATH")
         if self.backend == "collective" and (self.update, self.statistics) != ("hogwild", "shared"):
             raise UsageError("--update locked and --statistics per-worker are for one memory; each rank has its own")
 

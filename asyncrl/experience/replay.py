@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncrl.core.errors import UsageError
 from asyncrl.core.losses import importance_weights
 from asyncrl.core.rollout import Rollout, Transitions
 from asyncrl.experience.priorities import Priorities
@@ -183,6 +184,8 @@ class Replay:
         Raises UsageError if it does not fit.
         """
         self.steps.restore(_below(state, "steps"), writers_go_on=exactly)
+        if state["learnt"].shape != self._learnt.shape:
+            raise UsageError("the checkpoint's replay memory is of another --layout or number of --learners")
         self._learnt.copy_(state["learnt"])
         self._drawing = {}
         if exactly:
@@ -295,10 +298,13 @@ class _Drawing:
         return importance_weights(torch.from_numpy(priorities), self._plan.importance_exponent)
 
     def renew(self, keys: Numbers, errors: np.ndarray) -> None:
-        """New priorities of what was drawn, unless other rows have taken its place in the tree."""
+        """New priorities of what was drawn, unless other rows have taken its place in the tree.
+
+        Errors that are no numbers are left out: the store counts them, and says so if they go on.
+        """
         assert self._tree is not None
         rows, streams = np.divmod(keys, self._steps.streams)
-        there = rows >= self._known[streams] - self._steps.capacity
+        there = (rows >= self._known[streams] - self._steps.capacity) & np.isfinite(errors)
         places = self._steps.place(streams[there], rows[there])
         priorities = (np.abs(errors[there]).astype(np.float64) + LEAST_PRIORITY) ** self._plan.priority_exponent
         self._tree.set(places, priorities)

@@ -234,7 +234,7 @@ class Steps:
         learning = (rewards.clip(-clip, clip) if clip else rewards, discounts, (marks[:-1] & LAST) > 0, values)
         targets = n_step_targets(*(torch.from_numpy(array) for array in learning)).numpy()
         errors = targets - self.rows[ACTION_VALUE][places[0]]
-        self.rows["priorities"][places[0]] = (np.abs(errors) + LEAST_PRIORITY) * self._is_whole(marks)
+        self.rows["priorities"][places[0]] = (np.nan_to_num(np.abs(errors)) + LEAST_PRIORITY) * self._is_whole(marks)
 
     def whole(self, streams: Numbers, rows: Numbers) -> Truths:
         """Whether a transition can begin with each of these drawable rows `[B]`.

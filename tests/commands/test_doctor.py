@@ -330,7 +330,7 @@ class TestLearner:
     ) -> None:
         """Ages would be told wrong: V-trace does not need them, but people read them."""
         read = blocks.read
-        monkeypatch.setattr(blocks, "read", lambda block: (read(block)[0], 10**6))
+        monkeypatch.setattr(blocks, "read", lambda *words: (read(*words)[0], 10**6))
 
         found = verdicts("impala")
         assert (found["a queue lets actors run ahead"], found[WHOLE]) == ("FAIL", "FAIL")
@@ -354,7 +354,7 @@ class TestLearner:
         self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A learner that never hands its batch back."""
-        monkeypatch.setattr(Batches, "release", lambda _: None)
+        monkeypatch.setattr(Batches, "release", lambda *_: None)
 
         assert verdicts("ppo")[WHOLE] == "FAIL"
 

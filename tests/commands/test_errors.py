@@ -36,6 +36,7 @@ WRONG_TEXT = {
     "runs_dir": f"{__file__}/runs",
     "run_name": "../../x",
     "resume": "nowhere",
+    "init_method": "nowhere",
 }
 """A text that each field of text refuses: others of its type accept any word."""
 
@@ -123,7 +124,7 @@ def test_every_flag_refuses_a_wrong_word(page: str, name: str, refuse: Callable[
         ("--max-seconds inf", "--max-seconds takes a number, got 'inf'"),
         ("--stop-at-score high", "--stop-at-score takes a number, got 'high'"),
         ("--hidden-sizes 64 wide", "--hidden-sizes takes a whole number, got 'wide'"),
-        ("--backend lokal", "--backend takes local or serial, got 'lokal'"),
+        ("--backend lokal", "--backend takes local, serial or collective, got 'lokal'"),
         ("--optimizer sgd", "--optimizer takes rmsprop, adam, momentum-sgd or adagrad, got 'sgd'"),
         ("--seed", "--seed needs a value"),
         ("--quiet often", "--quiet takes no value, got 'often'"),

@@ -185,7 +185,7 @@ def test_transitions_are_drawn_by_priority_and_weighed_by_it() -> None:
 
 
 def test_feedback_on_what_is_gone_is_ignored() -> None:
-    """The row that has its place keeps its own priority."""
+    """The row that has its place keeps its own priority; so it is with errors that are no numbers."""
     world = World(replace(BY_PRIORITY, actors=1, environments=1, capacity=30, ratio=10.0, warmup_steps=5))
     world.put(0, 0)
     batch, _ = world.take()
@@ -195,6 +195,9 @@ def test_feedback_on_what_is_gone_is_ignored() -> None:
     assert batch.keys is not None
 
     world.memory.feedback(batch.keys, torch.full((8,), 1e12))
+    newest, _ = world.take()
+    assert newest.keys is not None
+    world.memory.feedback(newest.keys, torch.full((8,), torch.nan))
 
     own = world.memory._drawing[0]
     assert own._tree is not None

@@ -127,8 +127,8 @@ def test_in_step_a_batch_is_the_next_rollout_of_every_actor(tmp_path: Path, page
         put[actor].append(rollout.observations[:, 0].clone())
         return put_rollout(actor, rollout, version)
 
-    def watched_take() -> Any:
-        batch = take()
+    def watched_take(learner: int) -> Any:
+        batch = take(learner)
         if batch is not None:
             taken.append(batch.rollout.observations.clone())
             ages.extend(run.handles.store.updates - version for version in batch.versions)

@@ -1,0 +1,67 @@
+"""Runs with a replay memory: what their checkpoints hold, and what a resumed run says and does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.commands.train import main
+from asyncrl.storage.checkpoints import load_newest
+from asyncrl.storage.records import read_records
+from tests.support import status_of, the_run
+
+WORDS = (
+    "--env-id", "CartPole-v1", "--workers", "2", "--total-steps", "1500", "--evaluation-interval-steps", "0",
+    "--evaluation-episodes", "1", "--warmup-steps", "500", "--memory-steps", "1000", "--minibatch", "8",
+)  # fmt: skip
+
+
+def train(folder: Path, page: str, *words: str) -> Path:
+    assert main(f"asyncrl.{page}", [*WORDS, "--runs-dir", str(folder), *words]) == 0
+    return the_run(folder)
+
+
+def learners_rows(run: Path, file: str = "learner.jsonl") -> list[dict[str, object]]:
+    return [row for row in read_records(run / file) if "batches" in row]
+
+
+@pytest.mark.parametrize("backend", ["serial", "local"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_resumed_run_fills_its_memory_again_unless_the_checkpoint_holds_it(
+    tmp_path: Path, backend: str, kept: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And says so: with the memory it goes on learning at once, without it after the warm-up."""
+    run = train(tmp_path, "apex", "--backend", backend, *(["--checkpoint-replay"] if kept else []))
+    before = status_of(run)["updates"]
+    assert 240 <= before <= 280
+    checkpoint, _ = load_newest(run / "checkpoints")
+    assert any("frames" in name or name.startswith("exact") for name in checkpoint.tensors) == kept
+
+    assert main("asyncrl.apex", ["--resume", str(run), "--total-steps", "1900"]) == 0
+
+    said = capfd.readouterr().out
+    assert ("the memory is filled again: nothing is learnt before it holds 500 steps" in said) == (not kept)
+    assert "replay memory: 1,000 steps take " in said
+    later = status_of(run)["updates"] - before
+    assert later == 0 if not kept else 80 <= later <= 125
+
+
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [
+        (("--learners", "2"), ["learner.jsonl", "learner-01.jsonl"]),
+        (("--layout", "bundled"), ["worker-00.jsonl", "worker-01.jsonl"]),
+    ],
+    ids=["unbundled", "bundled"],
+)
+def test_gorilas_learners_share_theta(tmp_path: Path, words: tuple[str, ...], files: list[str]) -> None:
+    """In processes: each learns, and its rows tell of it; all keep the replay ratio together."""
+    run = train(tmp_path, "gorila", "--backend", "local", *words)
+
+    status = status_of(run)
+    rows = [learners_rows(run, file) for file in files]
+    assert all(sum(int(str(row["updates"])) for row in own) > 20 for own in rows)
+    assert sum(int(str(row["updates"])) for own in rows for row in own) == status["updates"]
+    assert 240 <= status["updates"] <= 290
+    assert sum(status["worker_steps"]) == status["steps"]
