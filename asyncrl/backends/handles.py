@@ -18,8 +18,8 @@ from asyncrl.runtime.normalize import moments_shape, moments_size
 from asyncrl.runtime.run import Handles, RunSpec, load_page, state_shapes
 from asyncrl.storage.checkpoints import Checkpoint
 
-GRADIENT, IN_STEP = "gradient", "in step"
-"""Values of a page's EXPERIENCE, beside "queue"."""
+GRADIENT, IN_STEP, QUEUE = "gradient", "in step", "queue"
+"""Values of a page's EXPERIENCE."""
 
 
 def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = None, trains: bool = True) -> Handles:

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from asyncrl import pages
 from asyncrl.api.training import check_together, make_spec, prepare
-from asyncrl.backends.handles import GRADIENT, experience_bytes
+from asyncrl.backends.handles import GRADIENT, IN_STEP, QUEUE, experience_bytes
 from asyncrl.backends.processes import start_context
 from asyncrl.checks import environment, learning, machine
 from asyncrl.checks import learner as exchange
@@ -74,7 +74,7 @@ class Config:
     """Check this machine, what learning does on it, and an environment. Takes some ten seconds."""
 
     page: str = "a3c"
-    """Page of the run to come. Learning is tried with A3C and n-step Q; with the page itself if it has a learner."""
+    """Page of the run to come. Learning is tried with A3C and n-step Q; with the page itself if one learner learns."""
     env_id: str = "ALE/Pong-v5"
     """Environment to look at and to measure with: any that can be trained on, yours as module:factory."""
     env_kwargs: tuple[str, ...] = ()
@@ -131,7 +131,7 @@ def examine(config: Config, page: str, spec: EnvSpec, spaces: Spaces) -> list[Fi
     context = start_context(page)
     with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        if has_learner(page):
+        if load_page(page).EXPERIENCE in (IN_STEP, QUEUE):
             found, open_per_child = check_learner(context, page, folder)
         else:
             found, open_per_child = check_learning(context, folder, config.statistics)
