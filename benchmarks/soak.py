@@ -2,6 +2,8 @@
 
     python benchmarks/soak.py --minutes 60 --workers 16
     python benchmarks/soak.py --minutes 60 --workers 16 --folder soak        # again: goes on where it stopped
+    python benchmarks/soak.py --page ppo --workers 4 --minutes 1.2 --kill-every 1 --score 475
+    python benchmarks/soak.py --page ppo --workers 4 --group-kills 20 --score 475
 
 A kill every 30 seconds takes about a hundredth of one core to start successors: the run still trains, and what is
 measured is what stays behind, not the price of a start.
@@ -9,6 +11,11 @@ measured is what stays behind, not the price of a start.
 Every ten seconds a row is added to FOLDER/soak.jsonl: memory (PSS) and open files of all processes of the run, how many
 they are, zombies among them, steps so far. The table compares the first tenth of the time with the last, of the rows of
 all parts. Exit code 1 if memory or descriptors grew by more than a tenth, a zombie was seen, or speed fell by a tenth.
+
+With --score the same run then has to reach that score, with nobody killed any more: does it still learn? What is told
+is what was killed and what it cost. With --group-kills it is the whole process group that is killed, so many times,
+after a random time of training, and the run is resumed. Exit code 1 if the score is not reached, or if a process, a
+piece of shared memory or a half-written file is left.
 """
 
 from __future__ import annotations
@@ -16,6 +23,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
+import os
 import random
 import re
 import signal
@@ -23,6 +32,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +42,17 @@ import psutil
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from asyncrl.storage import checkpoints
 from asyncrl.storage.records import RecordWriter, read_records
 
 ROW_SECONDS = 10.0
 MOST_CHANGE = 0.10
 NAME = "soak"
+MOST_SECONDS = 600.0
+"""Time to reach the score after the kills."""
+TWENTY = ("--evaluation-episodes", "20")
+SHARED_MEMORY = Path("/dev/shm")
+HALF_WRITTEN = re.compile(r"\.(saving-|deleting-|.*\.tmp$)")
 WORKERS = re.compile(r"/(worker-\d+|learner)\.jsonl$")
 
 
@@ -48,11 +64,15 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--env-id", default="CartPole-v1")
     parser.add_argument("--kill-every", type=float, default=30.0, help="seconds between two kills of a random worker")
+    parser.add_argument("--group-kills", type=int, default=0, help="kill and resume the whole run so often instead")
+    parser.add_argument("--score", type=float, help="after the kills: train until an evaluation reaches it")
     parser.add_argument("--folder", type=Path, default=Path("soak"))
     parser.add_argument("--seed", type=int, default=1, help="of the choice of victims")
     parser.add_argument("--figure", type=Path, help="draw memory, open files and speed over the minutes into this file")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    if options.group_kills or options.score is not None:
+        return trial(options)
     file = options.folder / "soak.jsonl"
     done = max((row["minutes"] for row in read_records(file)), default=0.0)
     if done < options.minutes:
@@ -62,26 +82,39 @@ def main() -> int:
     return tell(read_records(file))
 
 
-def soak(options: argparse.Namespace, file: Path, done: float) -> None:
-    """One part: train until the minutes are over, killing a random worker now and then."""
-    command = [
+def command_of(options: argparse.Namespace, evaluation_interval: int) -> list[str]:
+    """The run, which begins or goes on."""
+    return [
         sys.executable, "-m", f"asyncrl.{options.page}", "--env-id", options.env_id, "--workers", str(options.workers),
         "--runs-dir", str(options.folder), "--run-name", NAME, "--resume", "auto", "--total-steps", "1e12",
-        "--evaluation-interval-steps", "200_000", "--worker-restarts", "1000000", "--quiet",
+        "--evaluation-interval-steps", str(evaluation_interval), "--worker-restarts", "1000000", "--quiet",
     ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+def until_it_trains(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait for it. What status.json says may still be of the part before."""
+    while status_of(folder).get("state") != "running" or not workers_of(process.pid):
+        time.sleep(0.1)
+        require(process)
+
+
+def require(process: subprocess.Popen[bytes]) -> None:
+    """Raise SystemExit if the run has ended."""
+    if process.poll() is not None:
+        raise SystemExit(f"the run ended with {process.returncode}")
+
+
+def soak(options: argparse.Namespace, file: Path, done: float) -> None:
+    """One part: train until the minutes are over, killing a random worker now and then."""
+    process = subprocess.Popen(command_of(options, 200_000), stdout=subprocess.DEVNULL)
     choose = random.Random(options.seed)
     try:
-        while status_of(options.folder).get("state") != "running" or not workers_of(process.pid):
-            time.sleep(0.1)
-            if process.poll() is not None:
-                raise SystemExit(f"the run ended with {process.returncode}")
+        until_it_trains(process, options.folder)
         began = time.monotonic()
         row_due, kill_due, kills = began + ROW_SECONDS, began + options.kill_every, 0
         with RecordWriter(file) as writer:
             while done + (time.monotonic() - began) / 60 < options.minutes:
-                if process.poll() is not None:
-                    raise SystemExit(f"the run ended with {process.returncode}")
+                require(process)
                 if time.monotonic() >= kill_due and (victims := workers_of(process.pid)):
                     choose.choice(victims).kill()
                     kills, kill_due = kills + 1, kill_due + options.kill_every
@@ -93,6 +126,123 @@ def soak(options: argparse.Namespace, file: Path, done: float) -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
+
+
+def trial(options: argparse.Namespace) -> int:
+    """Kill, and then see whether the run still learns, and whether anything is left; the exit code."""
+    shared = names_in(SHARED_MEMORY)
+    killing = kill_groups if options.group_kills else kill_workers
+    everybody, told, best = killing(options, random.Random(options.seed))
+    _, alive = psutil.wait_procs(everybody, timeout=10)
+    left = [f"process {process.pid}" for process in alive]
+    left += [f"{SHARED_MEMORY}/{name}" for name in sorted(names_in(SHARED_MEMORY) - shared)]
+    left += [str(path) for path in options.folder.rglob("*") if HALF_WRITTEN.match(path.name)]
+    status = status_of(options.folder)
+    print(f"{options.page}: {told}; evaluations up to {best}; {status['steps']:,} steps and {status['updates']:,} "
+          f"updates; left behind: {', '.join(left) or 'nothing'}")  # fmt: skip
+    return int(bool(left) or (options.score is not None and best < options.score))
+
+
+def kill_workers(options: argparse.Namespace, choose: random.Random) -> tuple[list[psutil.Process], str, float]:
+    """Train for so many minutes, with a random worker (or the learner) killed again and again, and then to the score.
+
+    Returns all processes there were, what was done, and the best evaluation of those that began after the last kill.
+    """
+    process = subprocess.Popen([*command_of(options, 10_000), *TWENTY], stdout=subprocess.DEVNULL)
+    everybody: dict[int, psutil.Process] = {}
+    killed: Counter[str] = Counter()
+    try:
+        until_it_trains(process, options.folder)
+        began = time.monotonic()
+        while time.monotonic() < began + 60 * options.minutes:
+            time.sleep(options.kill_every)
+            require(process)
+            everybody |= {one.pid: one for one in everyone(process.pid)}
+            if victims := workers_of(process.pid):
+                victim = choose.choice(victims)
+                killed[role_of(victim)] += 1
+                victim.kill()
+        steps = status_of(options.folder)["steps"]
+        best = reached(options, process, steps)
+        everybody |= {one.pid: one for one in everyone(process.pid)}
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    status = status_of(options.folder)
+    kills = ", ".join(f"{count} of {role}" for role, count in sorted(killed.items()))
+    restarts = f"{sum(status['worker_restarts'])} and {status['learner_restarts']}"
+    return (
+        list(everybody.values()),
+        f"kills in {options.minutes * 60:.0f} s: {kills}; restarts of workers and learner: {restarts}; "
+        f"{steps:,} steps until the last kill, score after {status['seconds']:.0f} s of training",
+        best,
+    )
+
+
+def kill_groups(options: argparse.Namespace, choose: random.Random) -> tuple[list[psutil.Process], str, float]:
+    """Kill the run's whole process group again and again, resume it each time, and train to the score.
+
+    Returns all processes there were, what was done, and the best evaluation after the last kill.
+    """
+    everybody: list[psutil.Process] = []
+    words = [*command_of(options, 10_000), *TWENTY, "--checkpoint-interval-steps", "5_000"]
+    saves, steps = 0, 0
+    for kill in range(options.group_kills + 1):
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            while starts_of(options.folder) <= kill:
+                time.sleep(0.1)
+                require(process)
+            everybody += everyone(process.pid)
+            if kill == options.group_kills:
+                best = reached(options, process, steps)
+                process.send_signal(signal.SIGTERM)
+                process.wait()
+            else:
+                time.sleep(choose.uniform(0.0, 4.0))
+                require(process)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        checkpoints_folder = next(options.folder.glob(f"*/*/{NAME}/checkpoints"))
+        saves += any(checkpoints_folder.glob(".saving-*"))
+        checkpoint, skipped = checkpoints.load_newest(checkpoints_folder)
+        steps = checkpoint.steps
+        if skipped:
+            raise SystemExit(f"a damaged checkpoint: {skipped[0]}")
+    return everybody, f"{options.group_kills} kills of the group, {saves} of them during a save", best
+
+
+def reached(options: argparse.Namespace, process: subprocess.Popen[bytes], steps: int) -> float:
+    """Wait for an evaluation after step `steps` that reaches the score; returns the best."""
+    best = -math.inf
+    began = time.monotonic()
+    while options.score is not None and best < options.score and time.monotonic() < began + MOST_SECONDS:
+        time.sleep(1.0)
+        require(process)
+        rows = [row for file in options.folder.glob(f"*/*/{NAME}/evaluator.jsonl") for row in read_records(file)]
+        best = max((row["mean"] for row in rows if row.get("mean") is not None and row["steps"] > steps), default=best)
+    return best
+
+
+def starts_of(folder: Path) -> int:
+    """How often training began."""
+    rows = [row for file in folder.glob(f"*/*/{NAME}/supervisor.jsonl") for row in read_records(file)]
+    return sum(row.get("event") in ("started", "resumed") for row in rows)
+
+
+def names_in(folder: Path) -> set[str]:
+    """What lies in a folder; nothing if there is none."""
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def role_of(process: psutil.Process) -> str:
+    """Whether it is a worker or the learner."""
+    try:
+        return "the learner" if any(file.path.endswith("learner.jsonl") for file in process.open_files()) else "workers"
+    except psutil.Error:
+        return "workers"
 
 
 def everyone(pid: int) -> list[psutil.Process]:

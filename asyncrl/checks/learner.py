@@ -120,7 +120,8 @@ class ListeningLearner:
         if prepared and returns is not None:
             seen = torch.cat(prepared).sort().values
             expected = returns.flatten().repeat(len(seen) // returns.numel()).sort().values
-            self._heard.returns += zip(seen.tolist(), expected.tolist(), strict=True)
+            if len(seen) == len(expected):  # whole passes over the batch
+                self._heard.returns += zip(seen.tolist(), expected.tolist(), strict=True)
 
     @torch.no_grad()
     def _look(self, batch: Rollout, fresh: Tensor) -> Tensor:

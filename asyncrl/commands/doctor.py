@@ -74,7 +74,7 @@ class Config:
     """Check this machine, what learning does on it, and an environment. Takes some ten seconds."""
 
     page: str = "a3c"
-    """Page of the run to come. Learning is tried with A3C and n-step Q; with the page itself if it has a learner."""
+    """Page of the run to come. Learning is tried with A3C and n-step Q; with the page itself if one learner learns."""
     env_id: str = "ALE/Pong-v5"
     """Environment to look at and to measure with: any that can be trained on, yours as module:factory."""
     env_kwargs: tuple[str, ...] = ()
