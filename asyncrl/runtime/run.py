@@ -218,16 +218,19 @@ def build_worker(
     return Role(loop, agent, writer, collector, pending)
 
 
-def build_learner(run: Run, make_agent: MakeAgent = build_agent) -> Role:
-    """The learner of a page whose experience goes to one."""
+def build_learner(
+    run: Run, make_agent: MakeAgent = build_agent, make_writer: Callable[[Path], Rows] = RecordWriter
+) -> Role:
+    """The learner of a page whose experience goes to one; `make_writer` as for workers."""
     spec, handles = run.spec, run.handles
     assert handles.experience is not None
     agent, replica = make_agent(run, LEARNER)
-    writer = RecordWriter(spec.folder.learner_file)
+    writer = make_writer(spec.folder.learner_file)
     writer.write({"worker": "learner", "event": "ready"})
     telemetry = Telemetry(
         LEARNER, handles.clock, writer, spec.config.record_interval_seconds,
         dump=partial(dump_culprit, spec.folder.culprit_file(LEARNER), agent),
+        exchanging=None if handles.accord is None else handles.accord.spent,
     )  # fmt: skip
     loop = learner(cast(Learning, agent), replica, handles.store, handles.experience, handles.clock, telemetry)
     return Role(loop, agent, writer)
