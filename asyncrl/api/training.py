@@ -116,6 +116,8 @@ def _check_collective(page: str, config: RunConfig) -> None:
             f"{command_of(page)} does not wait for its actors, and the ranks of --backend collective wait for each "
             "other: it runs with --backend local and serial"
         )
+    if config.reduce == "gradients" and load_page(page).EXPERIENCE == "gradient":
+        raise UsageError(f"--reduce says where a learner learns; {command_of(page)} reduces gradients in any case")
     if config.on_worker_error == "restart":
         raise UsageError("--on-worker-error restart is for --backend local: ranks cannot go on without one of them")
 

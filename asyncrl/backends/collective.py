@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import socket
 import sys
 import threading
@@ -38,7 +39,7 @@ from asyncrl.backends.outcome import Outcome, Signals, failed, finished, stopped
 from asyncrl.backends.processes import end_all, how_it_died, remove_if_empty, start_child, start_context
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.core.errors import UsageError
-from asyncrl.experience.gathered import Gathered
+from asyncrl.experience.gathered import Gathered, Kept
 from asyncrl.parameters.replicas import Replicas
 from asyncrl.runtime.accord import NOTHING, OVER
 from asyncrl.runtime.clock import ENDED, LEAVE, RUNNING, Clock
@@ -166,8 +167,9 @@ def _open_store(host: str, port: int, serve: bool) -> TCPStore:
 
 
 def first_line(error: BaseException) -> str:
-    """Of gloo's messages, which go on for pages."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Of an error of gloo, which goes on for pages: what happened, without where in its source."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[[^]]*\.(cc|h):\d+\] ", "", line).split(". ")[0]
 
 
 class Exchanges:
@@ -572,8 +574,8 @@ def take_turns(roles: Sequence[Role]) -> Iterator[None]:
 def connect(handles: Handles, exchanges: Exchanges) -> None:
     """Hand the transport in."""
     cast(Replicas, handles.store).connect(exchanges.reduce)
-    if handles.experience is not None:
-        cast(Gathered, handles.experience).connect(exchanges.gather, exchanges.broadcast)
+    if isinstance(handles.experience, Gathered):
+        handles.experience.connect(exchanges.gather, exchanges.broadcast)
 
 
 def equalise(handles: Handles, exchanges: Exchanges, rank: int, beginning: Beginning) -> None:
@@ -620,6 +622,16 @@ class Mailbox:
         """Send one row."""
         self._board.put(f"rows/{self._board.rank}/{self._sent}", json.dumps(plain(row), allow_nan=False))
         self._sent += 1
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Unwritten:
+    """Where rows go that nobody needs."""
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Forget it."""
 
     def close(self) -> None:
         """Nothing is held."""
@@ -697,12 +709,16 @@ def _work(run: Run, board: Board, exchanges: Exchanges, signals: Signals) -> int
     def mailbox(_: Path) -> Mailbox:
         return Mailbox(board)
 
-    with contextlib.closing(build_worker(run, board.rank, make_writer=mailbox)) as role:
+    with contextlib.ExitStack() as stack:
+        roles = [stack.enter_context(contextlib.closing(build_worker(run, board.rank, make_writer=mailbox)))]
+        if isinstance(run.handles.experience, Kept):  # its learner's rows would only repeat what rank 0's say
+            learner = build_learner(run, make_writer=lambda _: Unwritten())
+            roles.append(stack.enter_context(contextlib.closing(learner)))
         board.put(f"ready/{board.rank}", "")
         _wait(board, "go")
         _begin_clock(clock, board.size)
         step = Step(run, exchanges, signals)
-        for _ in take_turns([role]):
+        for _ in take_turns(roles):
             step.after_update()
     board.put(f"ended/{board.rank}", "")
     return 128 + accord.decided if accord.decided > 0 else 0

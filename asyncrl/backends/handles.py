@@ -12,7 +12,7 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.batches import Batches, batches_bytes
 from asyncrl.experience.blocks import RolloutShape
-from asyncrl.experience.gathered import Gathered
+from asyncrl.experience.gathered import Gathered, Kept
 from asyncrl.experience.replay import Replay, ReplayPlan
 from asyncrl.experience.steps import StepShape
 from asyncrl.parameters.replicas import Replicas
@@ -66,12 +66,13 @@ def build_rank_handles(spec: RunSpec, theta: Tensor, rank: int, steps: int = 0, 
     config, page = spec.config, load_page(spec.page)
     clock = build_clock(spec, steps, seconds)
     accord = Accord()
-    store = Replicas(theta, config.descent, config.workers, rank, clock, accord, config.check_replicas)
+    reduces = config.reduce == "gradients" and page.EXPERIENCE != GRADIENT
+    store = Replicas(theta, config.descent, config.workers, rank, clock, accord, config.check_replicas, reduces)
     size = moments_size(moments_shape(config, spec.environment, spec.spaces))
-    experience = None
+    experience: Gathered | Kept | None = None
     if page.EXPERIENCE != GRADIENT:
         shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
-        experience = Gathered(shape, config.workers, rank, clock, store, accord)
+        experience = Kept(shape, clock) if reduces else Gathered(shape, config.workers, rank, clock, store, accord)
     return Handles(store, clock, RunMoments(config.workers, size, rank=True), experience, accord)
 
 

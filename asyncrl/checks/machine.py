@@ -208,8 +208,8 @@ def train_a_while(run: Run, worker: int) -> None:
     run.handles.clock.start()
     with ExitStack() as stack:
         roles = [stack.enter_context(closing(build_worker(run, worker)))]
-        if run.handles.experience is not None:
-            roles.append(stack.enter_context(closing(build_learner(run))))
+        for learner in run.handles.clock.learners:
+            roles.append(stack.enter_context(closing(build_learner(run, learner))))
         until = time.monotonic() + MEASURED_SECONDS
         for _ in zip(*(role.loop for role in roles), strict=True):
             if time.monotonic() > until:

@@ -147,6 +147,8 @@ class ParallelismSettings(Settings):
     """Whether pushes to the shared parameters take a lock. The paper's do not."""
     statistics: Literal["shared", "per-worker"] = "shared"
     """Who owns the optimiser's statistics: all workers together or each its own (the paper compares both)."""
+    reduce: Literal["experience", "gradients"] = "experience"
+    """Collective backend, A2C and PPO: gather rollouts at rank 0, or let each rank learn from its own and average."""
     init_method: str = ""
     """Collective backend: where ranks meet, tcp://HOST:PORT or file://PATH; empty: as the launcher says, or here."""
     collective_timeout_seconds: float = 60.0
@@ -166,6 +168,8 @@ class ParallelismSettings(Settings):
         for name, given in (("--delays", bool(self.delays)), ("--schedule", self.schedule != "round-robin")):
             if given and self.backend != "serial":
                 raise UsageError(f"{name} is for --backend serial; processes are scheduled by the system")
+        if self.reduce == "gradients" and self.backend != "collective":
+            raise UsageError("--reduce gradients is for --backend collective")
         self._require("collective_timeout_seconds", 1 <= self.collective_timeout_seconds < 1e6, "must be at least 1")
         self._require_not_negative("check_replicas")
         fits = not self.init_method or self.init_method.startswith(("tcp://", "file://"))

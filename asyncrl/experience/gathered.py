@@ -74,7 +74,7 @@ class Gathered:
     def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
         """Hand over a rollout, with all other ranks; all but rank 0 then wait for what has been learnt from it."""
         assert self._transport is not None
-        messages = self._transport[0](self._packed(rollout, version))
+        messages = self._transport[0](packed(self._shape, rollout, version, self._accord.wish))
         if self._rank == 0:
             headers = [header_of(message) for message in messages]
             self._messages = messages
@@ -88,7 +88,7 @@ class Gathered:
         """Rank 0: the rollouts of all ranks side by side; None before they have been gathered."""
         if not self._messages:
             return None
-        taken = [blocks.read(self._block(message)) for message in self._messages]
+        taken = [blocks.read(block_of(self._shape, message)) for message in self._messages]
         return Batch(Rollout.side_by_side([rollout for rollout, _ in taken]), [version for _, version in taken])
 
     def release(self, learner: int = LEARNER) -> None:
@@ -105,21 +105,6 @@ class Gathered:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Nothing to go back to."""
-
-    def _packed(self, rollout: Rollout, version: int) -> Tensor:
-        """A rollout as bytes, with room for as many last observations as it has."""
-        finals = len(rollout.truncated[0])
-        layout = self._shape.layout(finals)
-        message = torch.zeros(8 * HEADER + layout.block_bytes, dtype=torch.uint8)
-        message[: 8 * HEADER].view(torch.int64).copy_(torch.tensor([finals, rollout.steps, self._accord.wish]))
-        blocks.write(self._block(message), rollout, version)
-        return message
-
-    def _block(self, message: Tensor) -> Block:
-        """The tensors of a message, as views."""
-        layout = self._shape.layout(header_of(message)[0])
-        data = message[8 * HEADER :]
-        return {name: data[place].view(dtype).view(shape) for (name, shape, dtype), place in layout.places()}
 
     def _exchange_theta(self) -> None:
         """Rank 0's theta, counts, decision and the steps of all ranks, to everybody."""
@@ -144,6 +129,62 @@ class Gathered:
     def _count(self, steps: list[int]) -> None:
         for rank, own in enumerate(steps):
             self._clock.count(rank, own)
+
+
+class Kept:
+    """Rollouts that stay on their rank, whose own learner averages its gradients with the others'."""
+
+    def __init__(self, shape: RolloutShape, clock: Clock) -> None:
+        self._shape = shape
+        self._clock = clock
+        self._message: Tensor | None = None
+
+    def has_room(self, actor: int) -> bool:
+        """Whether the actor may make its next rollout: when the last one has been learnt from."""
+        return self._message is None
+
+    def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
+        """Hand over a copy of a rollout, and count its steps on this rank."""
+        self._message = packed(self._shape, rollout, version, 0)
+        self._clock.count(actor, rollout.steps)
+        return Receipt(True, steps=self._clock.steps, finished=self._clock.finished())
+
+    def take(self, learner: int = LEARNER) -> Batch | None:
+        """This rank's rollout; None if there is none."""
+        if self._message is None:
+            return None
+        rollout, version = blocks.read(block_of(self._shape, self._message))
+        return Batch(Rollout.side_by_side([rollout]), [version])
+
+    def release(self, learner: int = LEARNER) -> None:
+        """The learner has done with it."""
+        self._message = None
+
+    def feedback(self, keys: Tensor, errors: Tensor, learner: int = LEARNER) -> None:
+        """Nothing is drawn by priority."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing lies between batches."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing to go back to."""
+
+
+def packed(shape: RolloutShape, rollout: Rollout, version: int, wish: int) -> Tensor:
+    """A rollout as bytes, with room for as many last observations as it has."""
+    finals = len(rollout.truncated[0])
+    message = torch.zeros(8 * HEADER + shape.layout(finals).block_bytes, dtype=torch.uint8)
+    message[: 8 * HEADER].view(torch.int64).copy_(torch.tensor([finals, rollout.steps, wish]))
+    blocks.write(block_of(shape, message), rollout, version)
+    return message
+
+
+def block_of(shape: RolloutShape, message: Tensor) -> Block:
+    """The tensors of a message, as views."""
+    data = message[8 * HEADER :]
+    places = shape.layout(header_of(message)[0]).places()
+    return {name: data[place].view(dtype).view(size) for (name, size, dtype), place in places}
 
 
 def header_of(message: Tensor) -> list[int]:

@@ -51,8 +51,12 @@ class Replicas(SharedStore):
         clock: Clock,
         accord: Accord,
         check_interval: int = 0,
+        learners: bool = False,
     ) -> None:
-        """`initial` is theta `[P]`; every `check_interval` updates the ranks compare their replicas, 0: never."""
+        """`initial` is theta `[P]`; every `check_interval` updates the ranks compare their replicas, 0: never.
+
+        `learners`: each rank has a learner of its own, whose updates are reduced like those of actor-learners.
+        """
         super().__init__(initial, descent, ranks, clock)
         self._rank = rank
         self._accord = accord
@@ -60,7 +64,10 @@ class Replicas(SharedStore):
         self._vector = torch.zeros(initial.numel() + ranks * (LOW + 1))
         self._sums = self._vector[: initial.numel()]
         self._told = self._vector[initial.numel() :].view(ranks, LOW + 1)
+        self._learners = learners
         self._steps = [0] * ranks
+        self._told_steps = 0
+        """Of this rank, where an actor's put has counted them before a learner's update tells the others."""
         self._seconds = 0.0
         self._reduce: Callable[[Tensor], None] | None = None
 
@@ -79,17 +86,18 @@ class Replicas(SharedStore):
     def push(self, update: Update) -> Receipt:
         """theta <- theta - eta update(mean of all ranks' gradients), on every rank; T grows by the steps of all.
 
-        Waits for all ranks. A learner's updates are its own: others get theta from it.
+        Waits for all ranks, but for the updates of the only learner: others get theta from it.
         Raises ReplicasDiffer, and whatever `reduce` raises.
         """
-        if update.worker == LEARNER:
+        if update.worker == LEARNER and not self._learners:
             return super().push(update)
         assert self._reduce is not None
+        put = self._clock.worker_steps()[self._rank] - self._told_steps if self._learners else 0
         finite = math.isfinite(clip_by_norm(update.gradient, 0.0))
         self._told.zero_()
         check = self._checksum() if self._check_interval and self.updates % self._check_interval == 0 else 0
         self._told[self._rank] = torch.tensor(
-            [update.steps, not finite, self._accord.wish, self._seconds, check // HALF, check % HALF]
+            [update.steps + put, not finite, self._accord.wish, self._seconds, check // HALF, check % HALF]
         )
         self._sums.copy_(update.gradient) if finite else self._sums.zero_()
         began = time.perf_counter()
@@ -100,6 +108,10 @@ class Replicas(SharedStore):
         self._accord.book([row[SECONDS] for row in told], self._rank)
         self._accord.settle([int(row[WISH]) for row in told], self._clock)
         self._steps = [int(row[STEPS]) for row in told]
+        if self._learners:
+            self._told_steps += put
+            self._steps[self._rank] = 0  # counted already
+            self._count_all()
         if any(row[NOT_FINITE] for row in told):
             update.gradient.fill_(math.nan)
         else:
@@ -116,8 +128,11 @@ class Replicas(SharedStore):
     def _count(self, update: Update) -> None:
         """T <- T + the steps of all ranks."""
         if update.worker != LEARNER:
-            for rank, steps in enumerate(self._steps):
-                self._clock.count(rank, steps)
+            self._count_all()
+
+    def _count_all(self) -> None:
+        for rank, steps in enumerate(self._steps):
+            self._clock.count(rank, steps)
 
     def _checksum(self) -> int:
         """Of theta and the statistics."""

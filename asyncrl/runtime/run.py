@@ -223,10 +223,15 @@ def build_worker(
     return Role(loop, agent, writer, collector, pending)
 
 
-def build_learner(run: Run, learner: int = LEARNER, make_agent: MakeAgent = build_agent) -> Role:
-    """A learner of a page whose experience goes to one."""
+def build_learner(
+    run: Run,
+    learner: int = LEARNER,
+    make_agent: MakeAgent = build_agent,
+    make_writer: Callable[[Path], Rows] = RecordWriter,
+) -> Role:
+    """A learner of a page whose experience goes to one; `make_writer` as for workers."""
     agent, replica = make_agent(run, learner)
-    writer = RecordWriter(run.spec.folder.learner_file(name_of(learner)))
+    writer = make_writer(run.spec.folder.learner_file(name_of(learner)))
     writer.write({"worker": name_of(learner), "event": "ready"})
     return Role(learning_loop(run, learner, agent, replica, writer), agent, writer)
 
@@ -238,6 +243,7 @@ def learning_loop(run: Run, who: int, agent: Agent, replica: Replica, writer: Ro
     telemetry = Telemetry(
         who, handles.clock, writer, spec.config.record_interval_seconds,
         dump=partial(dump_culprit, spec.folder.culprit_file(name_of(who)), agent),
+        exchanging=None if handles.accord is None else handles.accord.spent,
     )  # fmt: skip
     return learner(cast(Learning, agent), replica, handles.store, handles.experience, handles.clock, telemetry, who)
 

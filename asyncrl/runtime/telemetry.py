@@ -195,6 +195,7 @@ class Telemetry:
             parts = {"environment": environment, "act": act, "collect": collect}
         if self._exchanging is not None and "push" in seconds:
             exchanging = self._exchanging()
-            seconds["push"] = max(0.0, seconds["push"] - sum(exchanging.values()))
-            parts |= exchanging
+            if any(exchanging.values()):
+                seconds["push"] = max(0.0, seconds["push"] - sum(exchanging.values()))
+                parts |= exchanging
         return {phase: round(spent, 6) for phase, spent in (parts | seconds).items()}

@@ -41,6 +41,19 @@ def counted(run: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["a2c", "ppo"])
+def test_each_rank_may_learn_from_its_own_rollouts(tmp_path: Path, page: str) -> None:
+    """--reduce gradients: every update is everybody's, and compared."""
+    words = [*CATCH, "--check-replicas", "1", "--reduce", "gradients", "--runs-dir", str(tmp_path)]
+    assert main(f"asyncrl.{page}", [*words, "--workers", "2", "--total-steps", "6000"]) == 0
+
+    run = the_run(tmp_path)
+    assert counted(run)["steps"] == status_of(run)["steps"] >= 6000
+    updates = sum(row.get("updates", 0) for row in read_records(run / "learner.jsonl"))
+    assert updates == status_of(run)["updates"] > 10
+
+
 @pytest.mark.parametrize("page", ["a3c", "ppo"])
 def test_two_ranks_train_and_another_number_goes_on(tmp_path: Path, page: str) -> None:
     """Compared at each update; every step and update is in a row of each rank; then the same run alone."""
@@ -84,6 +97,8 @@ def test_one_rank_alone_needs_no_other(tmp_path: Path, page: str) -> None:
         ("a3c", ("--statistics", "per-worker"), "--update locked and --statistics per-worker are for one memory"),
         ("a3c", ("--on-worker-error", "restart"), "ranks cannot go on without one of them"),
         ("a3c", ("--schedule", "random"), "--schedule is for --backend serial"),
+        ("a3c", ("--reduce", "gradients"), "--reduce says where a learner learns"),
+        ("ppo", ("--reduce", "gradients", "--backend", "local"), "--reduce gradients is for --backend collective"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_in_one_line(

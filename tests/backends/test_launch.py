@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.backends.collective import disagreement
+from asyncrl.backends.collective import disagreement, first_line
 from asyncrl.backends.launch import interface_of, interface_towards, launched, own_address, tcp_address
 from asyncrl.core.errors import UsageError
 
@@ -133,6 +133,16 @@ def test_gloo_takes_the_interface_that_leads_to_rank_0(monkeypatch: pytest.Monke
     with interface_towards("127.0.0.1"):
         assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+def test_of_gloos_errors_one_line_is_kept() -> None:
+    """What happened, not where in its source, nor what to try."""
+    closed = "[/w/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:52966. This is"
+
+    assert first_line(RuntimeError(closed + " typically caused by\na remote crash")) == (
+        "Connection closed by peer [127.0.0.1]:52966"
+    )
+    assert first_line(RuntimeError()) == "RuntimeError"
 
 
 def test_ranks_that_were_started_unlike_rank_0_are_told_apart() -> None:

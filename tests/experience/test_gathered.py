@@ -15,8 +15,10 @@ from asyncrl.backends.handles import build_rank_handles
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.gathered import Gathered
+from asyncrl.parameters.replicas import Replicas
 from asyncrl.runtime.moments import RunMoments
 from asyncrl.runtime.run import Role, Run, build_learner
+from asyncrl.storage.run_folder import RunFolder
 from tests.support import make_run
 from tests.together import Together, rollouts_of
 
@@ -80,6 +82,44 @@ def test_gathering_equals_the_serial_backend_to_the_bit(
     assert [rank.handles.store.updates for rank in ranks] == [store.updates] * 3
     assert [rank.handles.clock.steps for rank in ranks] == [run.handles.clock.steps] * 3
     assert store.updates >= 4
+
+
+def test_averaging_gradients_of_each_ranks_own_batch_equals_learning_from_all(tmp_path: Path) -> None:
+    """A2C, whose loss is a mean: to rounding, with the same steps, learning rate and number of updates."""
+    run = make_run(tmp_path, "a2c", **PLAIN)
+    recorded = [rollouts_of(run, worker, 6) for worker in range(3)]
+    together = Together(3)
+    ranks = []
+    for rank in range(3):
+        spec = replace(run.spec, config=replace(run.spec.config, backend="collective", reduce="gradients"))
+        own = build_rank_handles(spec, run.handles.store.snapshot(), rank)
+        cast(Replicas, own.store).connect(together.reduce(rank))
+        folder = RunFolder.create(tmp_path / str(rank), "a2c", "Catch", "test")
+        ranks.append(Run(replace(spec, folder=folder), own))
+
+    serial, experience = build_learner(run), cast(Batches, run.handles.experience)
+    for k in range(6):
+        for worker in range(3):
+            experience.put(worker, recorded[worker][k], run.handles.store.updates)
+        learn(serial)
+    serial.close()
+
+    def work(rank: int) -> Tensor:
+        own, role = ranks[rank].handles, build_learner(ranks[rank])
+        assert own.experience is not None
+        for k in range(6):
+            own.experience.put(rank, recorded[rank][k], own.store.updates)
+            learn(role)
+        role.close()
+        return own.store.snapshot()
+
+    thetas = together.run(work)
+
+    store = run.handles.store
+    for theta, rank in zip(thetas, ranks, strict=True):
+        torch.testing.assert_close(theta, store.snapshot(), atol=2e-6, rtol=0)
+        assert torch.equal(theta, thetas[0])
+        assert (rank.handles.clock.steps, rank.handles.store.updates) == (run.handles.clock.steps, store.updates)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
