@@ -108,7 +108,7 @@ def actor_learner(
             telemetry.lap("push")
             telemetry.update(receipt, pending.steps, metrics, pending.rollout, pending.version - pending.pulled)
     finally:
-        telemetry.write()
+        telemetry.close()
 
 
 def actor(
@@ -138,7 +138,7 @@ def actor(
             yield WORKED
             telemetry.lap("wait")
     finally:
-        telemetry.write()
+        telemetry.close()
 
 
 def learner(
@@ -187,7 +187,7 @@ def learner(
             yield WORKED
             telemetry.lap("wait")
     finally:
-        telemetry.write()
+        telemetry.close()
 
 
 def bundled(actor: Generator[bool], learner: Generator[bool]) -> Generator[bool]:

@@ -208,14 +208,16 @@ def build_worker(
     )
     threads = running_threads() - before
     writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration, "threads": threads})
+    # Where nobody else learns from what actors put, each does so itself, and acts and learns with one theta'.
+    learns_too = handles.experience is not None and not handles.clock.learners
     telemetry = Telemetry(
         worker, handles.clock, writer, config.record_interval_seconds, collector, page.PRIVATE_COPY,
         partial(dump_culprit, spec.folder.culprit_file(name_of(worker)), agent),
-        None if handles.accord is None else handles.accord.spent,
+        None if handles.accord is None else handles.accord.spent, learns_too,
     )  # fmt: skip
     if handles.experience is not None:
         loop = actor(worker, replica, collector, handles.store, handles.experience, handles.clock, telemetry)
-        if not handles.clock.learners:  # each worker has one of its own, which acts and learns with one theta'
+        if learns_too:
             loop = bundled(loop, learning_loop(run, worker, agent, replica, writer))
         return Role(loop, agent, writer, collector)
     pending = Pending(torch.empty_like(replica.theta), page.PRIVATE_COPY)
@@ -243,7 +245,7 @@ def learning_loop(run: Run, who: int, agent: Agent, replica: Replica, writer: Ro
     telemetry = Telemetry(
         who, handles.clock, writer, spec.config.record_interval_seconds,
         dump=partial(dump_culprit, spec.folder.culprit_file(name_of(who)), agent),
-        exchanging=None if handles.accord is None else handles.accord.spent,
+        exchanging=None if handles.accord is None else handles.accord.spent, shared=who >= 0,
     )  # fmt: skip
     return learner(cast(Learning, agent), replica, handles.store, handles.experience, handles.clock, telemetry, who)
 

@@ -51,12 +51,14 @@ class Telemetry:
         private_copy: bool = True,
         dump: Callable[[Part], str] | None = None,
         exchanging: Callable[[], dict[str, float]] | None = None,
+        shared: bool = False,
     ) -> None:
         """`who` is a worker or LEARNER, which has no `collector`.
 
         `dump` keeps what the last of many gradients that were not finite was made of, and says where. Without a private
         copy a rollout began at an older theta than its gradient is of: its age is recorded as well.
         `exchanging` tells how many seconds of the pushes, since it was last asked, were exchanges with other ranks.
+        `shared` is a writer that an actor and a learner of one process have in common: closing it is not theirs.
         """
         self._who = who
         self._clock = clock
@@ -66,6 +68,7 @@ class Telemetry:
         self._private_copy = private_copy
         self._dump = dump
         self._exchanging = exchanging
+        self._shared = shared
         self._dropped_in_a_row = 0
         self._metrics: Metrics = dict
         self._learning_rate = 0.0
@@ -199,3 +202,11 @@ class Telemetry:
                 seconds["push"] = max(0.0, seconds["push"] - sum(exchanging.values()))
                 parts |= exchanging
         return {phase: round(spent, 6) for phase, spent in (parts | seconds).items()}
+
+    def close(self) -> None:
+        """Write what is left, and close the file unless somebody else writes to it as well."""
+        try:
+            self.write()
+        finally:
+            if not self._shared:
+                self._writer.close()

@@ -329,7 +329,7 @@ def test_half_an_update_of_a_learner_is_never_saved(tmp_path: Path, clock: list[
         monitor.save_checkpoint()
         assert saved() == [0]
     counter.count(0, 500)
-    store.restore(store.snapshot(), store.state(), store.updates, 0)  # as the supervisor does when the learner is dead
+    store.restore(store.snapshot(), store.state(), store.counts())  # as the supervisor does when the learner is dead
     monitor.look()
     assert saved() == [0, 1500]
     monitor.look()
