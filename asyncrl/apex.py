@@ -45,7 +45,7 @@ EXTRAS = ("action_value", "state_value")
 
 @dataclass(frozen=True)
 class Config(ReplayConfig):
-    """Ape-X: one learner, one memory drawn from by priority (Horgan et al. 2018)."""
+    """Ape-X: one learner draws from one memory by priority (Horgan et al. 2018)."""
 
     exploration: Literal["drawn", "ladder", "boltzmann", "equal"] = "ladder"
     """How workers differ: final epsilon drawn per worker, Ape-X's ladder, temperatures, or not at all."""
