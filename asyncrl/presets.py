@@ -143,8 +143,8 @@ PPO_CONTINUOUS: Settings = PPO_VECTOR | {
     "learning_rate": 3e-4,
     "first_deviation": 0.5,
 }
-"""Rate, epochs, clip and minibatches (64 steps with 4 workers) of the paper's table 3, batches of a quarter of its size
-and a large first deviation: what HalfCheetah learnt fast and kept (docs/results/one-learner.md)."""
+"""Rate, epochs, clip, minibatches (64 steps with 4 workers) of the paper's table 3, batches of a quarter of its size,
+and a large first deviation: with a small one more episodes of HalfCheetah fail (docs/results/one-learner.md)."""
 
 IMPALA_VECTOR: Settings = {
     "envs_per_worker": 4,
