@@ -1,0 +1,173 @@
+"""What a replay memory costs: room, and time to put, to draw and to learn, with priorities and without.
+
+For each environment and size of minibatch two memories of Ape-X alternate, several times: one that draws by priority
+and one that draws all steps equally often (`--priority-exponent 0`). They are filled with steps of the environment's
+shape that nobody has played; an episode ends after 200. Everything is in one process on one core: a learner beside
+actors shares the machine with them.
+
+    put       steps per second that an actor copies into the memory
+    draw      transitions per second drawn, weighed, normalised, and given new priorities, without learning
+    learn     updates per second of a learner with the environment's default network
+    GB / M    memory that a million steps take by the plan, and what the process has really grown by
+
+    python benchmarks/replay.py
+    python benchmarks/replay.py --env-ids ALE/Pong-v5 --memory-steps 100_000 --minibatches 32 --repeats 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+
+from asyncrl import apex
+from asyncrl.api.training import make_spec
+from asyncrl.backends.handles import build_handles, experience_bytes
+from asyncrl.core.rollout import Rollout
+from asyncrl.core.spaces import Spaces
+from asyncrl.experience.replay import Replay
+from asyncrl.runtime.run import Run, RunSpec, build_learner, initial_parameters
+from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+from asyncrl.storage.run_folder import RunFolder
+
+EPISODE = 200
+
+
+class Rates(NamedTuple):
+    """Of one memory."""
+
+    put: float
+    """Steps per second."""
+    draw: float
+    """Transitions per second."""
+    learn: float
+    """Updates per second."""
+    planned: float
+    """GB of a million steps."""
+    grown: float
+    """GB of a million steps by which the process has grown."""
+
+
+def make_run(folder: Path, env_id: str, **settings: Any) -> Run:
+    """A run of Ape-X with its memory, which is empty; nothing in it waits for the replay ratio."""
+    fixed = {"env_id": env_id, "total_steps": 2**50, "replay_ratio": 1e6, "warmup_steps": 1, "workers": 4}
+    environment = make_spec(apex.Config(env_id=env_id))
+    spaces = environment.probe()
+    config = apex.Config(**(apex.preset("default", spaces) | fixed | settings))
+    theta, layout = initial_parameters("asyncrl.apex", config, spaces)
+    run_folder = RunFolder.create(folder, "apex", env_id, str(time.time_ns()))
+    spec = RunSpec("asyncrl.apex", config, environment, spaces, run_folder, layout)
+    return Run(spec, build_handles(spec, theta))
+
+
+def rollouts_of(run: Run, count: int = 8) -> list[Rollout]:
+    """Some rollouts of noise, to be put in turn."""
+    config, spaces = run.spec.config, run.spec.spaces
+    each = config.t_max, config.envs_per_worker
+    made = []
+    for _ in range(count):
+        last = torch.rand(each) < 1 / EPISODE
+        made.append(
+            Rollout(
+                observations=noise(spaces, config.t_max + 1, config.envs_per_worker),
+                actions=torch.randint(spaces.actions, each),
+                rewards=torch.randn(each),
+                discounts=config.gamma * (~last).float(),
+                last=last,
+                truncated=(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)),
+                final_observations=None,
+                extras={name: torch.randn(each) for name in apex.EXTRAS},
+            )
+        )
+    return made
+
+
+def noise(spaces: Spaces, *leading: int) -> torch.Tensor:
+    """Observations that nobody has seen."""
+    shape = (*leading, *spaces.observation_shape)
+    return torch.randint(256, shape, dtype=torch.uint8) if spaces.observation_dtype == "uint8" else torch.randn(shape)
+
+
+def rate_of(work: Callable[[], object], seconds: float) -> float:
+    """How often it is done in a second, after some that do not count."""
+    for _ in range(5):
+        work()
+    times, began = 0, time.perf_counter()
+    while (spent := time.perf_counter() - began) < seconds:
+        work()
+        times += 1
+    return times / spent
+
+
+def measure(folder: Path, env_id: str, seconds: float, **settings: Any) -> Rates:
+    """Fill a memory and draw and learn from it."""
+    run = make_run(folder, env_id, **settings)
+    config, memory = run.spec.config, run.handles.experience
+    assert isinstance(memory, Replay)
+    rollouts = rollouts_of(run)
+    before, began = psutil.Process().memory_info().rss, time.perf_counter()
+    puts = -(-config.memory_steps // rollouts[0].steps)
+    for number in range(puts):
+        memory.put(number % config.workers, rollouts[number // config.workers % len(rollouts)], 0)
+    put = puts * rollouts[0].steps / (time.perf_counter() - began)
+    grown = psutil.Process().memory_info().rss - before
+
+    def draw() -> None:
+        batch = memory.take()
+        assert batch is not None
+        if batch.keys is not None:
+            memory.feedback(batch.keys, torch.rand(config.minibatch))
+        memory.release()
+
+    drawn = rate_of(draw, seconds) * config.minibatch
+    role = build_learner(run)
+    learnt = rate_of(lambda: next(role.loop), seconds)
+    role.close()
+    each = 1e-3 / config.memory_steps
+    planned = experience_bytes("asyncrl.apex", config, run.spec.environment, run.spec.spaces)
+    return Rates(put, drawn, learnt, planned * each, grown * each)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env-ids", nargs="+", default=["CartPole-v1", "ALE/Pong-v5"])
+    parser.add_argument("--minibatches", nargs="+", type=int, default=[32, 512])
+    parser.add_argument("--memory-steps", type=int, default=1_000_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of drawing, and of learning, each time")
+    options = parser.parse_args(words)
+    request_one_thread()
+    enforce_one_thread()
+    print(f"{options.memory_steps:,} steps, {options.repeats} x {options.seconds:g} s each, medians")
+    print("| environment | batch | drawn | put, steps/s | draw, transitions/s | learn, updates/s | GB / M | grown |")
+    print("|---|--:|---|--:|--:|--:|--:|--:|")
+    for env_id in options.env_ids:
+        for minibatch in options.minibatches:
+            drawn = {"equally often": 0.0, "by priority": apex.Config.priority_exponent}
+            rates: dict[str, list[Rates]] = {name: [] for name in drawn}
+            with tempfile.TemporaryDirectory() as folder:
+                for _ in range(options.repeats):
+                    for name, exponent in drawn.items():
+                        settings = {"memory_steps": options.memory_steps, "minibatch": minibatch}
+                        rates[name].append(
+                            measure(Path(folder), env_id, options.seconds, priority_exponent=exponent, **settings)
+                        )
+            for name, some in rates.items():
+                put, draw, learn, planned, grown = (statistics.median(column) for column in zip(*some, strict=True))
+                print(
+                    f"| {env_id} | {minibatch} | {name} | {put:,.0f} | {draw:,.0f} | {learn:,.1f} "
+                    f"| {planned:.3f} | {grown:.3f} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
