@@ -215,5 +215,5 @@ def test_a_page_that_lacks_something_is_told_what(tmp_path: Path, monkeypatch: p
 
     with pytest.raises(UsageError, match=r"lacking_page is no page: it lacks make_agent$"):
         pages.load("lacking_page")
-    with pytest.raises(UsageError, match="EXPERIENCE is 'gradient', 'in step', 'queue', not 'nowhere'"):
+    with pytest.raises(UsageError, match="EXPERIENCE is 'gradient', 'in step', 'queue', 'replay', not 'nowhere'"):
         pages.load("lost_page")

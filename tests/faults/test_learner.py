@@ -37,7 +37,7 @@ def updates_in(folder: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param("a2c", marks=pytest.mark.slow), pytest.param("ppo", marks=pytest.mark.slow), "impala", "apex"]
+    "page", ["impala", *(pytest.param(page, marks=pytest.mark.slow) for page in ("a2c", "ppo", "apex"))]
 )
 def test_a_killed_learner_and_a_killed_actor_are_replaced(tmp_path: Path, page: str) -> None:
     """The learner's updates stay counted, in rows and in what was found missing; the actor costs its rollout."""
