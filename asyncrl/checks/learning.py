@@ -232,11 +232,11 @@ def run_children(
         children += [processes.start(context, target, run, worker) for worker in workers]
         deadline = time.monotonic() + seconds
         most = 0
-        while any(child.exitcode is None for child in children) and time.monotonic() < deadline:
+        while (running := [child for child in children if child.exitcode is None]) and time.monotonic() < deadline:
             most = max(most, open_files())
             if broken := next((child for child in children if child.exitcode), None):
                 raise NoAnswer(_end_of(broken, run))
-            next(child for child in children if child.exitcode is None).join(0.02)
+            running[0].join(0.02)
         for child in children:
             if child.exitcode is None:
                 raise NoAnswer(f"gave no answer within {seconds:.0f} s")

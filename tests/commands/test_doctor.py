@@ -208,6 +208,28 @@ ALWAYS = {"a2c": 9, "ppo": 10, "impala": 10}
 """How many checks a page has: those with log-probabilities one more."""
 
 
+def test_a_child_may_end_between_two_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ends in the middle of a look has ended; nothing else is made of it."""
+
+    class Child:
+        name = "worker-00"
+        codes = iter([None, None])
+
+        @property
+        def exitcode(self) -> int | None:
+            return next(self.codes, 0)
+
+        def join(self, timeout: float | None = None) -> None:
+            pass
+
+        def kill(self) -> None:
+            pass
+
+    monkeypatch.setattr(learning.processes, "start", lambda *_: Child())
+
+    assert learning.run_child(None, None, make_run(tmp_path), 0) >= 0  # type: ignore[arg-type]
+
+
 class TestLearner:
     """Faults between actors and one learner, each put into the program itself."""
 
