@@ -18,7 +18,7 @@ import torch
 
 from asyncrl.api.resume import AUTO, differences, is_resumed, load_for_resume, stored_config
 from asyncrl.backends import collective, local, serial
-from asyncrl.backends.handles import GRADIENT, MEMORY, build_handles, experience_bytes, learners_of
+from asyncrl.backends.handles import GRADIENT, IN_STEP, MEMORY, build_handles, experience_bytes, learners_of
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
@@ -111,13 +111,15 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
 
 def _check_collective(page: str, config: RunConfig) -> None:
     """Raise UsageError for what ranks that work in step cannot do."""
-    if load_page(page).EXPERIENCE not in ("gradient", "in step"):
+    if load_page(page).EXPERIENCE not in (GRADIENT, IN_STEP):
         raise UsageError(
             f"{command_of(page)} does not wait for its actors, and the ranks of --backend collective wait for each "
             "other: it runs with --backend local and serial"
         )
-    if config.reduce == "gradients" and load_page(page).EXPERIENCE == "gradient":
+    if config.reduce == "gradients" and load_page(page).EXPERIENCE == GRADIENT:
         raise UsageError(f"--reduce says where a learner learns; {command_of(page)} reduces gradients in any case")
+    if getattr(config, "learner_threads", 1) > 1:
+        raise UsageError("--learner-threads is for --backend local: each rank computes in one thread")
     if config.on_worker_error == "restart":
         raise UsageError("--on-worker-error restart is for --backend local: ranks cannot go on without one of them")
 

@@ -179,6 +179,8 @@ def test_a_serial_run_has_no_threads_to_give_to_its_learner(refuse: Callable[...
     line = "--learner-threads is for --backend local: a serial run repeats itself in one thread"
     assert refuse(*words, page="ppo") == Refusal(2, line)
     assert refuse(*words, page="a3c").line.startswith("there is no --learner-threads")
+    line = "--learner-threads is for --backend local: each rank computes in one thread"
+    assert refuse("--learner-threads", "2", "--backend", "collective", page="ppo") == Refusal(2, line)
 
 
 @pytest.mark.parametrize(
