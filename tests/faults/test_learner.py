@@ -141,11 +141,12 @@ def test_training_goes_on_while_actors_and_learner_are_killed_every_second(tmp_p
 @pytest.mark.parametrize("page", ["a2c", "ppo", "impala"])
 def test_a_run_whose_process_group_is_killed_goes_on_from_its_newest_checkpoint(tmp_path: Path, page: str) -> None:
     """Three times, at a random moment; then it finishes, and nothing half written or half alive is left."""
-    words = (*CATCH, "--workers", "2", "--total-steps", "60_000", "--resume", "auto", "--run-name", "job")
+    words = (*CATCH, "--workers", "2", "--resume", "auto", "--run-name", "job")
+    endless = ("--total-steps", "100_000_000", "--checkpoint-interval-steps", "1000")  # a kill never comes too late
     moments = random.Random(1)
     everyone, steps = [], 0
     for part in range(3):
-        with running(tmp_path, *words, "--checkpoint-interval-steps", "1000", page=page) as run:
+        with running(tmp_path, *words, *endless, page=page) as run:
             run.until(lambda: run.status.get("state") == "running" and run.status["part"] >= part, "it trains")  # noqa: B023
             run.until(lambda: newest(run.folder) > steps, "a checkpoint")  # noqa: B023
             time.sleep(moments.uniform(0.0, 1.0))
@@ -156,7 +157,7 @@ def test_a_run_whose_process_group_is_killed_goes_on_from_its_newest_checkpoint(
             assert skipped == []
             assert checkpoint.steps > steps
             steps = checkpoint.steps
-    with running(tmp_path, *words, page=page) as run:
+    with running(tmp_path, *words, "--total-steps", str(steps + 10_000), page=page) as run:
         run.ends_with(0)
         assert (run.status["state"], run.status["part"]) == ("finished", 3)
         assert half_written(run.folder) == []
