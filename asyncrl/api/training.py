@@ -24,6 +24,7 @@ from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import UsageError
+from asyncrl.core.precision import INSTRUCTIONS
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.pages import command_of, short
@@ -34,7 +35,7 @@ from asyncrl.runtime.snapshots import exact_state, flat_parameters, keeps_replay
 from asyncrl.runtime.terminal import View
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
-from asyncrl.storage.run_folder import RunExists, RunFolder, default_name, host_facts
+from asyncrl.storage.run_folder import RunExists, RunFolder, cpu_instructions, default_name, host_facts
 
 FILES_PER_CHILD = 3
 """Descriptors that the supervisor keeps for each child: two, and one to spare."""
@@ -105,6 +106,13 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
         raise UsageError(f"--statistics per-worker is for workers that learn; in {command_of(page)} {who}")
     if config.backend == "collective":
         _check_collective(page, config)
+    if config.precision == "bfloat16":
+        instructions = cpu_instructions()
+        if instructions is not None and INSTRUCTIONS.isdisjoint(instructions):
+            raise UsageError(
+                "--precision bfloat16 needs a processor that has it (avx512_bf16 or amx_bf16; bf16 on ARM), and this "
+                "one would be slower with it: use --precision float32"
+            )
     if config.update == "locked" and sys.platform == "win32":
         raise UsageError("--update locked needs a POSIX system")
 

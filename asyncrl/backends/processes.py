@@ -25,6 +25,7 @@ import torch.multiprocessing  # noqa: F401  (registers how shared tensors travel
 
 from asyncrl.backends.outcome import STOPPING, Signals
 from asyncrl.core.errors import NotFinite
+from asyncrl.runtime.allocation import keep_freed_memory
 from asyncrl.runtime.protocols import name_of
 from asyncrl.runtime.run import Run, RunSpec
 from asyncrl.runtime.threads import enforce_one_thread
@@ -130,6 +131,7 @@ def child(target: Callable[[PartT, int], None], run: PartT, worker: int, name: s
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     leave_with_parent()
     enforce_one_thread()
+    keep_freed_memory()
     try:
         with stack_on_request(run.spec.folder.stack_file(name)):
             target(run, worker)

@@ -23,6 +23,7 @@ from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.experience.replay import Replay
 from asyncrl.pages import command_of, short
+from asyncrl.runtime.allocation import keep_freed_memory
 from asyncrl.runtime.run import Run, load_page
 from asyncrl.runtime.terminal import View, make_view, number, say
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
@@ -33,6 +34,7 @@ def main(page: str, words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     request_one_thread()
     enforce_one_thread()
+    keep_freed_memory()
     return run_command(command_of(page), lambda: train(page, words))
 
 
@@ -131,7 +133,7 @@ def introduction(run: Run) -> list[str]:
     lines = [
         f"{short(run.spec.page)}, preset {config.preset}: {parameters:,} parameters, "
         f"{config.workers} workers x {config.envs_per_worker} environments, t_max {config.t_max}, "
-        f"{config.optimizer} {config.learning_rate:g}, "
+        f"{config.optimizer} {config.learning_rate:g}, {config.precision}, "
         + ("in step" if config.backend == "collective" else f"{config.update} updates, {config.statistics} statistics"),
     ]
     lines.append(chosen_by_preset(run))

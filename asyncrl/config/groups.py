@@ -237,6 +237,8 @@ class NetworkSettings(Settings):
     """Body of the network. auto: small for screens, board for boards, mlp for vectors; paper is 16-32-256."""
     hidden_sizes: tuple[int, ...] = ()
     """Widths of the fully connected layers; empty: the body's own (256, nature 512, mlp 64 64)."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """In what the large layers multiply. bfloat16 halves their time where the processor has it; all else is float32."""
     # Of a game's screen nearly all stands still. Per-pixel moments take that away and leave what moves: Pong began to
     # improve after a third of the steps it took without them.
     normalize_observations: bool = True

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from asyncrl.core.precision import Reducible
 from asyncrl.core.rollout import State
 from asyncrl.nets.bodies import Body
 
@@ -55,7 +56,7 @@ def at_places(states: State, times: Tensor, environments: Tensor) -> State:
     return None if states is None else tuple(part[times, environments] for part in states)
 
 
-class Trunk(nn.Module):
+class Trunk(Reducible):
     """A body and, if asked for, a memory behind it."""
 
     def __init__(self, body: Body, cells: int = 0) -> None:
@@ -71,18 +72,21 @@ class Trunk(nn.Module):
     def forward(self, observations: Tensor, state: State, last: Tensor | None = None) -> tuple[Tensor, State]:
         """Features `[T, E, F]` of observations `[T, E, *shape]`, and the states after each step `[T, E, ...]`."""
         steps, environments = observations.shape[:2]
-        features = self.body(observations.reshape(-1, *observations.shape[2:])).view(steps, environments, -1)
-        if self.memory is None:
-            return features, None
-        assert state is not None
-        states = self.memory(features, state, last)
-        return states[0], states
+        with self.precision:
+            features = self.body(observations.reshape(-1, *observations.shape[2:])).view(steps, environments, -1)
+            if self.memory is None:
+                return features.float(), None
+            assert state is not None
+            h, c = self.memory(features, state, last)
+        return h.float(), (h.float(), c.float())
 
     def step(self, observations: Tensor, state: State) -> tuple[Tensor, State]:
         """One step of it: features `[E, F]` of observations `[E, *shape]`, and the state after it `[E, ...]`."""
-        features = self.body(observations)
-        if self.memory is None:
-            return features, None
-        assert state is not None
-        h, c = self.memory(features[None], state)
-        return h[0], (h[0], c[0])
+        with self.precision_for(len(observations)):
+            features = self.body(observations)
+            if self.memory is None:
+                return features.float(), None
+            assert state is not None
+            h, c = self.memory(features[None], state)
+        h, c = h[0].float(), c[0].float()
+        return h, (h, c)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from asyncrl.config.value import ActionValueConfig
+from asyncrl.core.precision import Reducible
 from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces
 from asyncrl.nets.bodies import hidden_widths, initialise, make_body
 from asyncrl.nets.memory import Trunk
 
 
-class Dueling(nn.Module):
+class Dueling(Reducible):
     """Q(s, a) = V(s) + A(s, a) - mean_a A(s, a), of two streams (Wang et al. 2016, equation 9)."""
 
     def __init__(self, features: int, width: int, actions: int) -> None:
@@ -23,7 +24,9 @@ class Dueling(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Q `[..., A]` of features `[..., F]`."""
-        for_value, for_advantage = self.hidden(features).relu_().chunk(2, -1)
+        with self.precision:
+            hidden = self.hidden(features).relu_().float()
+        for_value, for_advantage = hidden.chunk(2, -1)
         advantages: Tensor = self.advantage(for_advantage)
         values: Tensor = self.value(for_value)
         return advantages + (values - advantages.mean(-1, keepdim=True))

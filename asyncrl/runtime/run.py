@@ -17,6 +17,7 @@ from torch import Tensor
 
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.flat import flatten_parameters
+from asyncrl.core.precision import compute_in
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.rebuilding import Rebuilding
 from asyncrl.envs.spec import Environment, EnvSpec
@@ -105,6 +106,9 @@ def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
     # The only writer of theta may compute on it; so may those whose method is to do so while others write.
     only_writer = worker == LEARNER and len(run.handles.clock.learners) == 1
     private_copy = worker == EVALUATOR or (page.PRIVATE_COPY and not only_writer)
+    if worker != EVALUATOR:  # which says what theta is worth as it stands in the checkpoint
+        for own in filter(None, (network, target)):
+            compute_in(own, spec.config.precision)
     replica = Replica(store, network, target, private_copy)
     random = generator(spec.config.seed, ACTIONS, *spec.stream(worker))
     return page.make_agent(spec.config, network, target, worker, random), replica

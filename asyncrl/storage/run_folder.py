@@ -199,12 +199,18 @@ def host_facts() -> dict[str, Any]:
         "versions": versions(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu_model(),
-        "cpu_instructions": _cpu_instructions(),
+        "cpu_instructions": cpu_instructions(),
         "cores_logical": os.cpu_count(),
         "cores_usable": len(usable_cores()),
         "memory_gib": _memory_gib(),
         "threads": {name: os.environ.get(name) for name in _THREAD_VARIABLES},
     }
+
+
+def cpu_instructions() -> list[str] | None:
+    """Return those of _INSTRUCTIONS that the processor has; None where the system does not tell."""
+    flags = _cpu_fact("flags") or _cpu_fact("Features")
+    return None if flags is None else [name for name in _INSTRUCTIONS if name in flags.split()]
 
 
 def _safe(part: str) -> str:
@@ -244,12 +250,6 @@ def _cpu_model() -> str | None:
     if name and family and model:
         return f"{name} (family {family}, model {model})"
     return name or platform.processor() or None
-
-
-def _cpu_instructions() -> list[str] | None:
-    """Return those of _INSTRUCTIONS that the processor has; None where the system does not tell."""
-    flags = _cpu_fact("flags") or _cpu_fact("Features")
-    return None if flags is None else [name for name in _INSTRUCTIONS if name in flags.split()]
 
 
 def _cpu_fact(key: str) -> str | None:

@@ -22,7 +22,8 @@ FLAGS = """
     evaluation_interval_steps evaluation_episodes evaluation_policy evaluation_cpu_share checkpoint_interval_steps
     checkpoints_kept record_interval_seconds gamma optimizer learning_rate anneal_learning_rate optimizer_decay
     optimizer_epsilon optimizer_momentum max_gradient_norm reward_clip normalize_observations normalize_returns network
-    hidden_sizes frame_skip frame_stack image_size noop_max sticky_actions life_loss full_action_space max_episode_steps
+    hidden_sizes precision frame_skip frame_stack image_size noop_max sticky_actions life_loss full_action_space
+    max_episode_steps
 """
 """Settings of all pages: their flags, and keys of config.json."""
 POLICY = "gae_lambda entropy_weights value_cost lstm_cells mean variance first_deviation normalize_advantages"

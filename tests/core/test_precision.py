@@ -1,0 +1,134 @@
+"""bfloat16 in the large layers, float32 around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from asyncrl import pages
+from asyncrl.config.run_config import RunConfig
+from asyncrl.core.flat import flatten_parameters, gradient_of
+from asyncrl.core.precision import FEWEST_ROWS, compute_in
+from asyncrl.core.spaces import Spaces
+from asyncrl.nets.bodies import make_body
+from asyncrl.nets.memory import Trunk
+from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.run import build_agent
+from tests.contracts.test_pages import BOARD, VECTOR, build, name_of, parts_of, rollout_of
+from tests.support import make_run
+
+REDUCED = torch.bfloat16
+
+
+def trunk_of(kind: str, cells: int = 0) -> Trunk:
+    torch.manual_seed(0)
+    if kind == "vector":
+        return Trunk(make_body(RunConfig(network="mlp", hidden_sizes=(16,)), (8,), "float32", "vector"), cells)
+    config = RunConfig(network="board", normalize_observations=False)
+    return Trunk(make_body(config, (4, 10, 10), "uint8", "board"), cells)
+
+
+def observations_for(kind: str, *leading: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    if kind == "vector":
+        return torch.randn(*leading, 8, generator=generator)
+    return torch.randint(0, 256, (*leading, 4, 10, 10), dtype=torch.uint8, generator=generator)
+
+
+def test_layers_multiply_in_bfloat16() -> None:
+    """The features are those of inputs, weights and biases that were cast by hand, as float32."""
+    trunk = trunk_of("vector")
+    observations = observations_for("vector", 5, 2)
+    plain = trunk(observations, None)[0]
+    compute_in(trunk, "bfloat16")
+
+    features, _ = trunk(observations, None)
+
+    layer = trunk.body.linear[0]  # type: ignore[index]
+    weight, bias = layer.weight.to(REDUCED), layer.bias.to(REDUCED)
+    expected = F.linear(observations.to(REDUCED), weight, bias).tanh()
+    assert features.dtype == torch.float32
+    torch.testing.assert_close(features, expected.float(), rtol=0, atol=0)
+    assert not torch.equal(features, plain)
+    torch.testing.assert_close(features, plain, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("cells", [0, 6])
+@pytest.mark.parametrize("kind", ["vector", "board"])
+def test_the_gradient_is_float32_and_close_to_that_of_float32(kind: str, cells: int) -> None:
+    """In every parameter, after the same loss of all features."""
+    trunk = trunk_of(kind, cells)
+    flatten_parameters(trunk)
+    parameters = list(trunk.parameters())
+    observations = observations_for(kind, 6, 4)
+    gradients = []
+    for precision in ("float32", "bfloat16"):
+        compute_in(trunk, precision)
+        features, states = trunk(observations, trunk.initial_state(4))
+        assert all(state.dtype == torch.float32 for state in states or ())
+        flat = torch.empty(sum(parameter.numel() for parameter in parameters))
+        gradients.append(gradient_of(features.square().mean(), parameters, out=flat))
+
+    difference = torch.linalg.vector_norm(gradients[1] - gradients[0])
+    assert 0 < difference < 0.02 * torch.linalg.vector_norm(gradients[0])
+
+
+@torch.inference_mode()
+def test_few_observations_are_acted_on_in_float32() -> None:
+    """One fewer than pays gives to the bit what float32 gives; as many as pay do not."""
+    trunk = trunk_of("board")
+    observations = observations_for("board", FEWEST_ROWS)
+    plain = trunk.step(observations, None)[0], trunk.step(observations[1:], None)[0]
+    compute_in(trunk, "bfloat16")
+
+    assert not torch.equal(trunk.step(observations, None)[0], plain[0])
+    assert torch.equal(trunk.step(observations[1:], None)[0], plain[1])
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_no_cast_outlives_a_change_of_the_weights(mode: Any) -> None:
+    """autocast keeps what it has cast while it lasts; whoever pulls new weights acts and learns with these."""
+    trunk = trunk_of("board")
+    compute_in(trunk, "bfloat16")
+    observations = observations_for("board", 8)
+    with mode():
+        before = trunk.step(observations, None)[0]
+        trunk.body.linear[0].weight.data.mul_(2)  # type: ignore[index]
+        trunk.body.linear[0].bias.data.mul_(2)  # type: ignore[index]
+
+        after = trunk.step(observations, None)[0]
+
+    assert torch.equal(after, 2 * before)
+
+
+@pytest.mark.parametrize("worker", [0, EVALUATOR])
+def test_who_evaluates_does_so_in_float32(tmp_path: Path, worker: int) -> None:
+    """Workers compute as the setting says."""
+    agent, _ = build_agent(make_run(tmp_path, precision="bfloat16"), worker)
+
+    assert isinstance(agent.network.trunk.precision, torch.autocast) == (worker != EVALUATOR)
+
+
+@pytest.mark.parametrize("spaces", [BOARD, VECTOR], ids=name_of)
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_every_page_learns_in_bfloat16(page: str, spaces: Spaces) -> None:
+    """Losses and gradients are float32, finite, and close to those of float32."""
+    losses = {}
+    for precision in ("float32", "bfloat16"):
+        agent = build(page, spaces, {})
+        parameters = list(agent.network.parameters())
+        part = parts_of(page, agent, rollout_of(agent, spaces, 5, 4))[0]
+        for network in filter(None, (agent.network, getattr(agent, "target", None))):
+            compute_in(network, precision)
+        loss, _ = agent.loss(part)
+        flat = torch.empty(sum(parameter.numel() for parameter in parameters))
+        assert gradient_of(loss, parameters, out=flat).isfinite().all()
+        assert loss.dtype == torch.float32
+        losses[precision] = loss.item()
+
+    assert losses["bfloat16"] != losses["float32"]
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.1, abs=0.05)
