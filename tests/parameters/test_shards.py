@@ -1,0 +1,392 @@
+"""Shards and hosts when calls are lost, repeated, late and out of order, and when either side dies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from asyncrl.core.errors import NotFinite
+from asyncrl.core.moments import merge
+from asyncrl.parameters.shards import (
+    Answer,
+    Call,
+    Empty,
+    Exchanged,
+    Exchanger,
+    Ledger,
+    Report,
+    Retired,
+    Shard,
+    State,
+    beginning,
+    slices,
+)
+
+HOSTS, MOST_UPDATES, EVERY = 3, 120, 3
+
+
+@dataclass
+class Host:
+    """A host's memory, its exchanger, and what the test knows of it."""
+
+    incarnation: int
+    live: np.ndarray
+    exchanger: Exchanger
+    made: int = 0
+    sent: dict[int, set[int]] = field(default_factory=dict)
+    """The updates in each of its deltas, by the call's number."""
+    heard: list[tuple[tuple[int, int], int]] = field(default_factory=list)
+    """Epoch and version of what it has accepted."""
+
+
+class Exchanging(RuleBasedStateMachine):
+    """Every update adds 1 to a component of theta that is its own: how often it is applied can be read anywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved: State | None = None
+        self.known: State | None = None
+        """What who fills empty shards has last seen."""
+        self.begun = self.next_update = 0
+        self.calls: list[Call] = []
+        self.answers: list[tuple[int, int, Answer]] = []
+        self.hosts: dict[int, Host] = {}
+        self.incarnations = [0] * HOSTS
+        self.acknowledged: dict[int, tuple[int, int, int]] = {}
+        """Of each update the exchange (host, incarnation, number) that brought it."""
+        self.lost: set[int] = set()
+        self.newest_version: dict[tuple[int, int], int] = {}
+        self.newest_epoch = (0, 0)
+        self.start_shard()
+        first = beginning(np.zeros(MOST_UPDATES, np.float32))
+        self.begins: list[tuple[str, int, State]] = [(self.shard.life, 1, first)]
+        self.begin_arrives(0)
+
+    def start_shard(self) -> None:
+        self.shard = Shard(HOSTS, self.save, EVERY, Ledger(HOSTS, 1, 1))
+        if self.saved is not None:
+            self.shard.recover(self.saved)
+
+    def save(self, state: State) -> None:
+        self.saved = state
+
+    @rule(host=st.integers(0, HOSTS - 1))
+    def join(self, host: int) -> None:
+        """Also in the place of one that lives on without knowing that it was replaced."""
+        self.incarnations[host] += 1
+        live = np.zeros(MOST_UPDATES, np.float32)
+        self.hosts[host] = Host(self.incarnations[host], live, Exchanger(host, self.incarnations[host], live))
+
+    @rule(host=st.integers(0, HOSTS - 1))
+    def die(self, host: int) -> None:
+        self.hosts.pop(host, None)
+
+    @rule(host=st.integers(0, HOSTS - 1))
+    def work(self, host: int) -> None:
+        one = self.hosts.get(host)
+        if one is not None and one.exchanger.joined and self.next_update < MOST_UPDATES:
+            one.live[self.next_update] += 1
+            one.made += 1
+            self.next_update += 1
+
+    @rule(host=st.integers(0, HOSTS - 1))
+    def send(self, host: int) -> None:
+        """A new call, or the last one again."""
+        if host in self.hosts:
+            self.calls.append(self.call_of(self.hosts[host]))
+
+    def call_of(self, one: Host) -> Call:
+        call = one.exchanger.call(one.made, Report(np.array([[one.made]]), ()))
+        if call.delta is not None:
+            one.sent[call.number] = set(np.flatnonzero(call.delta))
+        return call
+
+    @precondition(lambda self: self.calls)
+    @rule(which=st.integers(0, 1000), again=st.booleans())
+    def call_arrives(self, which: int, again: bool) -> None:
+        """Any of those on their way, which may arrive once more later."""
+        call = self.calls[which % len(self.calls)] if again else self.calls.pop(which % len(self.calls))
+        try:
+            self.answers.append((call.host, call.incarnation, self.shard.exchange(call)))
+        except Empty:
+            return
+
+    @precondition(lambda self: self.answers)
+    @rule(which=st.integers(0, 1000), again=st.booleans())
+    def answer_arrives(self, which: int, again: bool) -> None:
+        which %= len(self.answers)
+        self.hear(*(self.answers[which] if again else self.answers.pop(which)))
+
+    def hear(self, host: int, incarnation: int, answer: Answer) -> Exchanged | None:
+        one = self.hosts.get(host)
+        if one is None or one.incarnation != incarnation:
+            return None
+        try:
+            exchanged = one.exchanger.accept(answer)
+        except Retired:
+            del self.hosts[host]
+            return None
+        if exchanged is not None:
+            one.heard.append((answer.epoch, answer.version))
+            for number, updates in one.sent.items():
+                if number <= answer.taken:
+                    self.acknowledged |= dict.fromkeys(updates, (host, incarnation, number))
+            one.sent = {number: updates for number, updates in one.sent.items() if number > answer.taken}
+        return exchanged
+
+    @precondition(lambda self: self.calls)
+    @rule(which=st.integers(0, 1000))
+    def call_is_lost(self, which: int) -> None:
+        self.calls.pop(which % len(self.calls))
+
+    @precondition(lambda self: self.answers)
+    @rule(which=st.integers(0, 1000))
+    def answer_is_lost(self, which: int) -> None:
+        self.answers.pop(which % len(self.answers))
+
+    @rule()
+    def shard_dies(self) -> None:
+        """It loses less than EVERY exchanges of those it had acknowledged."""
+        self.start_shard()
+        self.note_losses(EVERY - 1)
+
+    @rule()
+    def shard_dies_and_its_disk_too(self) -> None:
+        self.saved = None
+        self.start_shard()
+
+    def note_losses(self, most: int | None) -> None:
+        if self.shard.empty:
+            return
+        theta = self.shard.state()["theta"]
+        gone = {update for update in self.acknowledged if not theta[update]} - self.lost
+        if most is not None:
+            assert len({self.acknowledged[update] for update in gone}) <= most
+        self.lost |= gone
+
+    @rule()
+    def somebody_looks(self) -> None:
+        if not self.shard.empty:
+            self.known = self.shard.state()
+
+    @rule()
+    def somebody_fills(self) -> None:
+        """With the newest that is known; what was sent to an earlier life may still arrive."""
+        if self.shard.empty and self.known is not None:
+            self.begun += 1
+            self.begins.append((self.shard.life, self.begun + 1, self.known))
+
+    @rule(which=st.integers(0, 1000))
+    def begin_arrives(self, which: int) -> None:
+        life, times, state = self.begins[which % len(self.begins)]
+        if self.shard.begin(life, times, state):
+            self.note_losses(None)
+
+    @invariant()
+    def no_update_is_applied_twice(self) -> None:
+        if not self.shard.empty:
+            assert set(np.unique(self.shard.state()["theta"])) <= {0, 1}
+        for one in self.hosts.values():
+            assert set(np.unique(one.live)) <= {0, 1}
+
+    @invariant()
+    def what_was_acknowledged_stays_but_for_what_a_death_took(self) -> None:
+        if not self.shard.empty:
+            theta = self.shard.state()["theta"]
+            assert all(theta[update] for update in self.acknowledged.keys() - self.lost)
+            assert self.shard.updates >= 0
+
+    @invariant()
+    def what_was_lost_is_not_sent_again(self) -> None:
+        if not self.shard.empty:
+            theta = self.shard.state()["theta"]
+            assert not any(theta[update] for update in self.lost)
+
+    @invariant()
+    def versions_do_not_fall_within_an_epoch_nor_do_epochs(self) -> None:
+        if not self.shard.empty:
+            epoch, version = self.shard.epoch, self.shard.version
+            assert epoch >= self.newest_epoch
+            assert version >= self.newest_version.get(epoch, 0)
+            self.newest_epoch, self.newest_version[epoch] = epoch, version
+        for one in self.hosts.values():
+            assert one.heard == sorted(one.heard)
+
+    @invariant()
+    def a_shard_without_parameters_gives_none(self) -> None:
+        if self.shard.empty:
+            with pytest.raises(Empty):
+                self.shard.exchange(Call(0, 1, 1))
+
+    def teardown(self) -> None:
+        """Once calls arrive again, all hosts have the same theta within three rounds, and nothing is left unsent."""
+        if self.shard.empty:
+            self.shard.begin(self.shard.life, self.begun + 2, self.known or self.begins[0][2])
+            self.note_losses(None)
+        for _ in range(3):
+            for host in list(self.hosts):
+                self.hear(host, self.hosts[host].incarnation, self.shard.exchange(self.call_of(self.hosts[host])))
+        theta = self.shard.state()["theta"]
+        self.no_update_is_applied_twice()
+        assert all((one.live == theta).all() for one in self.hosts.values())
+
+
+Exchanging.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+TestExchanging = Exchanging.TestCase
+
+
+def pair(theta: list[float], every: int = 20) -> tuple[Shard, Exchanger, np.ndarray]:
+    """A shard, and a host that has joined."""
+    shard = Shard(2, lambda state: None, every)
+    shard.begin(shard.life, 1, beginning(np.array(theta, np.float32)))
+    live = np.zeros(len(theta), np.float32)
+    exchanger = Exchanger(0, 1, live)
+    exchanger.accept(shard.exchange(exchanger.call()))
+    return shard, exchanger, live
+
+
+def test_a_host_adds_what_the_others_sent_to_what_its_workers_have_made_meanwhile() -> None:
+    """theta 1; this host makes 1.5 of it and, during the call, 1.75; another has added 4 in the meantime."""
+    shard, exchanger, live = pair([1.0])
+    other = Exchanger(1, 1, np.zeros(1, np.float32))
+    other.accept(shard.exchange(other.call()))
+    other._live += 4
+    other.accept(shard.exchange(other.call(made=8)))
+
+    live += 0.5
+    call = exchanger.call(made=3)
+    live += 0.25
+    exchanged = exchanger.accept(shard.exchange(call))
+
+    assert exchanged is not None
+    assert exchanged.staleness == 8
+    assert live.tolist() == [5.75]
+    assert shard.state()["theta"].tolist() == [5.5]
+    assert (shard.version, shard.updates) == (2, 11)
+    again = exchanger.call(made=4)
+    assert again.delta is not None
+    assert again.delta.tolist() == [0.25]
+    assert again.updates == 1
+
+
+def test_a_host_that_is_alone_is_never_written_to() -> None:
+    """Its workers' own numbers stay to the bit, however theta and delta are rounded."""
+    random = np.random.default_rng(0)
+    shard, exchanger, live = pair(random.normal(size=1000).tolist())
+    for _ in range(20):
+        live += random.normal(size=1000).astype(np.float32) / 3
+        exchanger.call()
+        live += random.normal(size=1000).astype(np.float32) / 3
+        before = live.copy()
+        exchanger.accept(shard.exchange(exchanger.call()))
+        assert (live == before).all()
+
+
+def test_what_a_shard_has_lost_is_counted_and_not_sent_again() -> None:
+    """Saved after 2 of 3 exchanges: the third is lost, and so is its part of theta; work goes on from there."""
+    saved: list[State] = []
+    shard = Shard(1, saved.append, every=2)
+    shard.begin(shard.life, 1, beginning(np.zeros(1, np.float32)))
+    live = np.zeros(1, np.float32)
+    exchanger = Exchanger(0, 1, live)
+    exchanger.accept(shard.exchange(exchanger.call()))
+    for _ in range(3):
+        live += 1
+        exchanger.accept(shard.exchange(exchanger.call()))
+    live += 10
+    late = exchanger.call()
+
+    successor = Shard(1, saved.append, every=2)
+    successor.recover(saved[-1])
+    exchanged = exchanger.accept(successor.exchange(late))
+
+    assert exchanged is not None
+    assert exchanged.lost == 1
+    assert live.tolist() == [12]
+    assert exchanger.epoch == (1, 1)
+    exchanger.accept(successor.exchange(exchanger.call()))
+    assert successor.state()["theta"].tolist() == [12]
+
+
+def test_a_shard_that_comes_back_twice_before_it_answers_has_two_epochs_more() -> None:
+    """The first of its lives saves before anybody can hear of it."""
+    saved: list[State] = []
+    shard = Shard(1, saved.append)
+    shard.begin(shard.life, 1, beginning(np.zeros(1, np.float32)))
+    for _ in range(2):
+        shard = Shard(1, saved.append)
+        shard.recover(saved[-1])
+
+    assert shard.epoch == (1, 2)
+
+
+def test_a_begin_meant_for_an_earlier_life_does_not_fill_an_empty_shard() -> None:
+    """It would put a run that has learnt back to its first parameters."""
+    first = Shard(1, lambda state: None)
+    second = Shard(1, lambda state: None)
+
+    assert not second.begin(first.life, 1, beginning(np.zeros(1, np.float32)))
+    assert second.empty
+    assert second.begin(second.life, 2, beginning(np.ones(1, np.float32)))
+    assert not second.begin(second.life, 2, beginning(np.zeros(1, np.float32)))
+    assert second.state()["theta"].tolist() == [1]
+
+
+def test_a_host_whose_place_is_taken_is_told_so() -> None:
+    """One that was cut off and declared dead may still be there."""
+    shard, exchanger, _ = pair([0.0])
+    successor = Exchanger(0, 2, np.zeros(1, np.float32))
+    successor.accept(shard.exchange(successor.call()))
+
+    with pytest.raises(Retired):
+        exchanger.accept(shard.exchange(exchanger.call()))
+
+
+def test_what_is_no_number_never_leaves_its_host() -> None:
+    """All others would have it for ever."""
+    _, exchanger, live = pair([0.0])
+    live += np.nan
+
+    with pytest.raises(NotFinite):
+        exchanger.call()
+
+
+def test_the_ledger_adds_up_workers_and_incarnations_and_forgets_what_comes_late() -> None:
+    """Two hosts of two workers; the first host is replaced once."""
+    samples = np.random.default_rng(0).normal(size=(3, 5))
+    rows = [moments_of(part) for part in samples]
+    ledger = Ledger(2, workers=2, kinds=1, sizes=(3,))
+
+    def report(first: int, second: int, row: np.ndarray) -> Report:
+        return Report(np.array([[first], [second]]), (row,))
+
+    ledger.note(0, 1, report(3, 4, rows[0]))
+    ledger.note(1, 1, report(10, 0, rows[1]))
+    ledger.note(0, 1, report(1, 1, rows[2]))  # sent before the first
+    ledger.note(0, 2, report(5, 6, rows[2]))
+    ledger.note(0, 1, report(9, 9, rows[1]))  # of one that is gone
+
+    assert ledger.of_workers()[..., 0].tolist() == [[8, 10], [10, 0]]
+    assert ledger.others(0).tallies.tolist() == [17]
+    assert ledger.others(1).tallies.tolist() == [18]
+    assert ledger.all().tallies.tolist() == [28]
+    np.testing.assert_allclose(ledger.all().moments[0], moments_of(samples.reshape(-1)))
+    np.testing.assert_allclose(ledger.others(0).moments[0], merge(rows[0], rows[1]))
+
+
+def moments_of(samples: np.ndarray) -> np.ndarray:
+    """Count, mean and squared deviations."""
+    mean = samples.mean()
+    return np.array([samples.size, mean, np.square(samples - mean).sum()])
+
+
+def test_slices_cover_theta_in_equal_parts() -> None:
+    """In order and without a gap, also where it does not divide."""
+    cut = slices(10, 3)
+
+    assert [(part.start, part.stop) for part in cut] == [(0, 3), (3, 6), (6, 10)]
