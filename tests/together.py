@@ -43,16 +43,23 @@ class Together:
             raise next((error for error in errors if not isinstance(error, threading.BrokenBarrierError)), errors[0])
         return results
 
-    def reduce(self, rank: int) -> Callable[[Tensor], None]:
-        def reduce(vector: Tensor) -> None:
-            vector.copy_(torch.stack(self.all(rank, vector.clone())).sum(0))
+    def reduce(self, rank: int) -> Callable[[Tensor], Callable[[], None]]:
+        """The vector must not change before it is waited for."""
+
+        def reduce(vector: Tensor) -> Callable[[], None]:
+            def wait() -> None:
+                vector.copy_(torch.stack(self.all(rank, vector.clone())).sum(0))
+
+            return wait
 
         return reduce
 
-    def gather(self, rank: int) -> Callable[[Tensor], list[Tensor]]:
-        return lambda message: (
-            [part.clone() for part in self.all(rank, message)] if rank == 0 else self.all(rank, message)[:0]
-        )
+    def gather(self, rank: int) -> Callable[[Tensor], tuple[list[Tensor], float]]:
+        def gather(message: Tensor) -> tuple[list[Tensor], float]:
+            messages = self.all(rank, message)
+            return ([part.clone() for part in messages] if rank == 0 else []), 0.0
+
+        return gather
 
     def broadcast(self, rank: int) -> Callable[[Tensor], None]:
         def broadcast(tensor: Tensor) -> None:

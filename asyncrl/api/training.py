@@ -104,6 +104,8 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
     if config.statistics == "per-worker" and load_page(page).EXPERIENCE != GRADIENT:
         who = "one learner does" if learners_of(page, config) == 1 else "learners do"
         raise UsageError(f"--statistics per-worker is for workers that learn; in {command_of(page)} {who}")
+    if config.overlap:
+        _check_overlap(page, config)
     if config.backend == "collective":
         _check_collective(page, config)
     if config.precision == "bfloat16":
@@ -115,6 +117,15 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
             )
     if config.update == "locked" and sys.platform == "win32":
         raise UsageError("--update locked needs a POSIX system")
+
+
+def _check_overlap(page: str, config: RunConfig) -> None:
+    """Raise UsageError for methods in which nobody waits."""
+    kind = load_page(page).EXPERIENCE
+    if kind not in (GRADIENT, IN_STEP):
+        raise UsageError(f"--overlap is for actors that wait for the learner; those of {command_of(page)} do not")
+    if kind == GRADIENT and config.backend != "collective":
+        raise UsageError(f"--overlap is for ranks (--backend collective); workers of {command_of(page)} do not wait")
 
 
 def _check_collective(page: str, config: RunConfig) -> None:

@@ -20,10 +20,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from queue import SimpleQueue
 from traceback import format_exception
 from typing import Any, cast
 
@@ -62,6 +64,8 @@ GRACE_SECONDS = 10.0
 """Time for a rank to leave when the run is over, before it ends itself."""
 LOOK_SECONDS = 0.5
 """Between two looks of rank 0 at its evaluator and at what other ranks have written."""
+PATIENCE_SECONDS = 5.0
+"""After a signal, how long an exchange may still take before this rank leaves without the others."""
 POLL_SECONDS = 0.02
 
 
@@ -70,7 +74,7 @@ class RanksLost(Exception):
 
 
 class Interrupted(Exception):
-    """A signal came before the run had begun, or a second one since."""
+    """A signal came before the run had begun, or a second one since, or one while others do not come."""
 
 
 class Board:
@@ -86,6 +90,8 @@ class Board:
         self.rank, self.size = rank, size
         self.begun = 0
         """Exchanges this rank has begun."""
+        self.stuck = False
+        """Whether this rank has left while a thread of it is still in an exchange, waiting for others."""
         self._store = _open_store(host, port, serve)
         self.host, self.port = host, int(self._store.port)
         self._closed = threading.Event()
@@ -175,21 +181,25 @@ def first_line(error: BaseException) -> str:
 class Exchanges:
     """The collective operations of a group of ranks. Who does not take part in time is lost, and with it the run."""
 
-    def __init__(self, board: Board, seconds: float) -> None:
+    def __init__(self, board: Board, seconds: float, signals: Signals) -> None:
         """Connects all ranks. Raises RanksLost, and UsageError in a program that uses torch.distributed itself."""
         if dist.is_initialized():
             raise UsageError(
                 "--backend collective needs torch.distributed for itself; this program has begun to use it"
             )
         self._board = board
-        self._seconds = seconds
+        self._signals = signals
+        self._asked: SimpleQueue[tuple[Callable[[], object], Future[None]] | None] = SimpleQueue()
+        # Of a thread of their own: a signal is seen while one waits, and the next rollout can be made meanwhile.
+        self._thread = threading.Thread(target=self._work, daemon=True, name="exchanges")
+        self._thread.start()
         wait = timedelta(seconds=seconds)
         with interface_towards(board.host):
             self._together(lambda: dist.init_process_group("gloo", None, wait, board.size, board.rank, board.store))
 
-    def reduce(self, vector: Tensor) -> None:
-        """Replace a vector by the sum of all ranks' vectors."""
-        self._together(lambda: dist.all_reduce(vector))
+    def reduce(self, vector: Tensor) -> Callable[[], None]:
+        """Begin to replace a vector by the sum of all ranks' vectors; what it gives back waits for the end of that."""
+        return self._begin(lambda: dist.all_reduce(vector))
 
     def broadcast(self, tensor: Tensor) -> None:
         """Replace a tensor by that of rank 0."""
@@ -201,34 +211,75 @@ class Exchanges:
         self._together(lambda: dist.all_gather(tensors, tensor))
         return tensors
 
-    def gather(self, message: Tensor) -> list[Tensor]:
-        """To rank 0 the messages of all ranks, bytes of any length; nothing to the others."""
-        messages = [message]
+    def gather(self, message: Tensor) -> tuple[list[Tensor], float]:
+        """To rank 0 the messages of all ranks, bytes of any length; nothing to the others.
+
+        Also for how many seconds nothing could be sent or received because the other side had not come.
+        """
+        messages, waited = [message], 0.0
+        size = torch.tensor([message.numel()])
+
+        def agree(exchange: Callable[..., object], rank: int) -> None:
+            nonlocal waited
+            began = time.perf_counter()
+            exchange(size, rank)
+            waited += time.perf_counter() - began
 
         def send() -> None:
-            dist.send(torch.tensor([message.numel()]), 0)
+            agree(dist.send, 0)
             dist.send(message, 0)
 
         def receive() -> None:
-            size = torch.zeros(1, dtype=torch.int64)
             for rank in range(1, self._board.size):
-                dist.recv(size, rank)
+                agree(dist.recv, rank)
                 messages.append(torch.empty(int(size), dtype=torch.uint8))
                 dist.recv(messages[-1], rank)
 
         self._together(send if self._board.rank else receive)
-        return [] if self._board.rank else messages
+        return [] if self._board.rank else messages, waited
 
     def close(self) -> None:
-        """Leave the group."""
-        if dist.is_initialized():
+        """Leave the group, unless an exchange still waits for somebody: that cannot be taken back."""
+        self._asked.put(None)
+        self._thread.join(timeout=LOOK_SECONDS)
+        self._board.stuck = self._thread.is_alive()
+        if dist.is_initialized() and not self._board.stuck:
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
 
-    def _together(self, exchange: Callable[[], object]) -> None:
+    def _work(self) -> None:
+        """One exchange after the other, in the order in which they were begun."""
+        while (asked := self._asked.get()) is not None:
+            exchange, future = asked
+            try:
+                exchange()
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+    def _begin(self, exchange: Callable[[], object]) -> Callable[[], None]:
+        future: Future[None] = Future()
         self._board.begun += 1
+        self._asked.put((exchange, future))
+        return lambda: self._await(future)
+
+    def _together(self, exchange: Callable[[], object]) -> None:
+        self._begin(exchange)()
+
+    def _await(self, future: Future[None]) -> None:
+        """Wait for an exchange. Raises RanksLost if it fails, Interrupted if somebody wants to leave meanwhile."""
+        asked = None
+        while not future.done():
+            with contextlib.suppress(TimeoutError):
+                future.exception(timeout=LOOK_SECONDS)
+            if self._signals.first is None or future.done():
+                continue
+            asked = asked or time.monotonic()
+            if self._signals.urgent or time.monotonic() - asked > PATIENCE_SECONDS:
+                raise Interrupted
         try:
-            exchange()
+            future.result()
         except RuntimeError as error:
             raise RanksLost(first_line(error)) from None
 
@@ -381,10 +432,11 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Meeti
     finally:
         with contextlib.suppress(RuntimeError):
             board.put("over", "0" if run.handles.accord and run.handles.accord.decided else "1")
-        leader.close()
+        leader.collect_last()
         run.handles.clock.stop(LEAVE)
         supervisor.end(signals)
         end_all(list(leader.ranks.values()), signals)
+        leader.disconnect()
         for rank in leader.ranks:
             remove_if_empty(spec.folder.stack_file(name_of(rank)))
         board.close()
@@ -423,7 +475,7 @@ class Leader:
         self._hosts = {rank: hello["host"] for rank, hello in hellos.items()}
         beginning = Beginning(run.spec, clock.steps, clock.seconds, store.counts())
         board.put("answer", pickle.dumps(beginning))
-        self._exchanges = Exchanges(board, run.spec.config.collective_timeout_seconds)
+        self._exchanges = Exchanges(board, run.spec.config.collective_timeout_seconds, self._signals)
         equalise(run.handles, self._exchanges, board.rank, beginning)
         connect(run.handles, self._exchanges)
         with contextlib.ExitStack() as stack:
@@ -462,12 +514,15 @@ class Leader:
             return failed(f"{self._names(late)} did not come within {seconds:g} seconds: it hangs")
         return failed(f"an exchange between ranks failed: {error}")
 
-    def close(self) -> None:
-        """Take what other ranks have still written, and leave the group."""
+    def collect_last(self) -> None:
+        """Take what other ranks have still written."""
         with contextlib.suppress(RuntimeError):
             self._collect()
         for writer in self._writers.values():
             writer.close()
+
+    def disconnect(self) -> None:
+        """Leave the group, when ranks that were started here are gone: no exchange waits for them any more."""
         if self._exchanges is not None:
             self._exchanges.close()
 
@@ -659,11 +714,16 @@ def attend_launched(launch: Launch, words: Sequence[str]) -> int:
     except (RanksLost, RuntimeError, UsageError) as error:
         print(f"asyncrl: rank {launch.rank} on {socket.gethostname()}: {first_line(error)}", file=sys.stderr)
         code = 1
-    if code == 1:  # gloo's threads may wait for somebody who is gone
+    leave(code, stuck=code not in (0, 2))  # gloo's threads may wait for somebody who is gone
+    return code
+
+
+def leave(code: int, stuck: bool) -> None:
+    """End this process here if it is stuck in an exchange, which it would otherwise wait for at its exit."""
+    if stuck:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    return code
 
 
 def attend(board: Board, signals: Signals) -> int:
@@ -677,7 +737,7 @@ def attend(board: Board, signals: Signals) -> int:
             return word
         beginning: Beginning = word
         spec = beginning.spec
-        exchanges = Exchanges(board, spec.config.collective_timeout_seconds)
+        exchanges = Exchanges(board, spec.config.collective_timeout_seconds, signals)
         size = sum(int(torch.Size(shape).numel()) for _, shape in spec.layout)
         handles = build_rank_handles(spec, torch.zeros(size), board.rank, beginning.steps, beginning.seconds)
         equalise(handles, exchanges, board.rank, beginning)
@@ -690,6 +750,10 @@ def attend(board: Board, signals: Signals) -> int:
         last_resort.start()
         _leave(board, error)
         return 1
+    except Interrupted:
+        with contextlib.suppress(RuntimeError):
+            board.put(f"left/{board.rank}", "a signal")
+        return 128 + cast(int, signals.first)
     except Exception as error:
         text = "".join(format_exception(error))
         with contextlib.suppress(RuntimeError):

@@ -67,7 +67,8 @@ def build_rank_handles(spec: RunSpec, theta: Tensor, rank: int, steps: int = 0, 
     clock = build_clock(spec, steps, seconds)
     accord = Accord()
     reduces = config.reduce == "gradients" and page.EXPERIENCE != GRADIENT
-    store = Replicas(theta, config.descent, config.workers, rank, clock, accord, config.check_replicas, reduces)
+    overlap = config.overlap and page.EXPERIENCE == GRADIENT
+    store = Replicas(theta, config.descent, config.workers, rank, clock, accord, config.check_replicas, reduces, overlap)
     size = moments_size(moments_shape(config, spec.environment, spec.spaces))
     experience: Gathered | Kept | None = None
     if page.EXPERIENCE != GRADIENT:
@@ -110,7 +111,7 @@ def learners_of(page: str, config: RunConfig) -> int:
 def queue_length(page: str, config: RunConfig) -> int:
     """Rollouts of each actor for which there is room on the way to the learner."""
     if load_page(page).EXPERIENCE == IN_STEP:
-        return 2 if getattr(config, "overlap", False) else 1
+        return 2 if config.overlap else 1
     return int(config.queue_length)  # type: ignore[attr-defined]
 
 

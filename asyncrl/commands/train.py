@@ -47,7 +47,9 @@ def train(page: str, words: Sequence[str]) -> int:
     if launch.rank != 0:
         return collective.attend_launched(launch, words)
     with collective.convened(launch, words) as meeting:
-        return train_here(page, with_ranks(words, launch), meeting)
+        code = train_here(page, with_ranks(words, launch), meeting)
+    collective.leave(code, meeting.board.stuck)
+    return code
 
 
 def launch_of(words: Sequence[str]) -> Launch | None:

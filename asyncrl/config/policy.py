@@ -53,6 +53,3 @@ class PolicyConfig(RunConfig):
 @dataclass(frozen=True)
 class InStepConfig(PolicyConfig, LearnerSettings):
     """Settings of A2C and PPO."""
-
-    overlap: bool = False
-    """Actors make the next rollouts while the learner learns: no core waits, and rollouts are one batch older."""

@@ -6,6 +6,7 @@ theta has come. Nothing of transport is here; who runs the ranks hands in `gathe
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -21,11 +22,14 @@ from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.protocols import LEARNER, Batch, Counts, Receipt
 
 HEADER = 3
-"""Numbers before a rollout: how many truncated episodes it has, its steps, its rank's wish. As many stand before theta:
-updates, dropped ones, what was decided."""
+"""Numbers before a rollout: how many truncated episodes it has, its steps, its rank's wish."""
+REPLY = 5
+"""Numbers before theta, and before the steps of all: updates, dropped ones, what was decided, and in nanoseconds how long
+rank 0 has learnt and how long it took to send theta the time before."""
 
-Gather = Callable[[Tensor], list[Tensor]]
-"""Bytes of any length, to rank 0: all ranks' in their order there, and nothing elsewhere."""
+Gather = Callable[[Tensor], tuple[list[Tensor], float]]
+"""Bytes of any length, to rank 0: all ranks' in their order there, and nothing elsewhere. Also how many seconds of that
+were only spent in waiting for others to come."""
 Broadcast = Callable[[Tensor], None]
 """Replaces a tensor by that of rank 0."""
 
@@ -58,6 +62,8 @@ class Gathered:
         self._messages: list[Tensor] = []
         """Rank 0: what was gathered and the learner has not done with."""
         self._wishes: list[int] = []
+        self._learnt_since = self._sending = 0.0
+        """Rank 0: when the last batch had been gathered, and the seconds in which its theta was sent."""
         self._transport: tuple[Gather, Broadcast] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -74,7 +80,10 @@ class Gathered:
     def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
         """Hand over a rollout, with all other ranks; all but rank 0 then wait for what has been learnt from it."""
         assert self._transport is not None
-        messages = self._transport[0](packed(self._shape, rollout, version, self._accord.wish))
+        began = time.perf_counter()
+        messages, waited = self._transport[0](packed(self._shape, rollout, version, self._accord.wish))
+        self._learnt_since = time.perf_counter()
+        self._accord.note(waited, self._learnt_since - began - waited)
         if self._rank == 0:
             headers = [header_of(message) for message in messages]
             self._messages = messages
@@ -110,17 +119,26 @@ class Gathered:
         """Rank 0's theta, counts, decision and the steps of all ranks, to everybody."""
         assert self._transport is not None
         store, clock, accord = self._store, self._clock, self._accord
-        numbers = torch.zeros(HEADER + self._ranks, dtype=torch.int64)
+        numbers = torch.zeros(REPLY + self._ranks, dtype=torch.int64)
         if self._rank == 0:
             decided = accord.settle([*self._wishes, accord.wish], clock)
             steps = [header_of(message)[1] for message in self._messages]
             counts = store.counts()
-            numbers.copy_(torch.tensor([counts.updates, counts.dropped_gradients, decided, *steps]))
+            spent = [int(1e9 * seconds) for seconds in (time.perf_counter() - self._learnt_since, self._sending)]
+            numbers.copy_(torch.tensor([counts.updates, counts.dropped_gradients, decided, *spent, *steps]))
         message = torch.cat([numbers.view(torch.uint8), store.theta.view(torch.uint8)])
+        began = time.perf_counter()
         self._transport[1](message)
-        if self._rank != 0:
+        took = time.perf_counter() - began
+        if self._rank == 0:
+            self._sending = took
+            accord.note(communicating=took)
+        else:
             size = numbers.numel() * 8
-            updates, dropped, decided, *steps = message[:size].view(torch.int64).tolist()
+            updates, dropped, decided, learnt, sent, *steps = message[:size].view(torch.int64).tolist()
+            learning = min(took, learnt / 1e9)
+            sending = min(took - learning, sent / 1e9)
+            accord.note(took - learning - sending, sending, learning)  # the rest: until the last rollout had come
             store.theta.copy_(message[size:].clone().view(torch.float32))
             store.adopt(updates, dropped)
             accord.settle([decided], clock)

@@ -1,8 +1,9 @@
 """A replica of the parameters on every rank, kept equal by Allreduce of gradients: synchronous A3C and the Q family.
 
 Each rank acts in its own environments. A push waits for all ranks, and everybody applies the mean of their gradients
-by the same rule to its own copy: N ranks of one environment do what one worker with N environments does. Nothing of
-transport is here; who runs the ranks hands in `reduce`.
+by the same rule to its own copy: N ranks of one environment do what one worker with N environments does. With overlap a
+push waits for the exchange that the push before began. Nothing of transport is here; who runs the ranks hands in
+`reduce`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,13 +23,17 @@ from asyncrl.core.updates import Descent
 from asyncrl.parameters.shared import COLUMN_OF, EARLIER_UPDATES, UPDATES, SharedStore
 from asyncrl.runtime.accord import Accord
 from asyncrl.runtime.clock import Clock
-from asyncrl.runtime.protocols import LEARNER, Counts, Receipt, Update
+from asyncrl.runtime.protocols import LEARNER, UNDER_WAY, Counts, Receipt, Update
 from asyncrl.runtime.protocols import NOT_FINITE as IS_NOT_FINITE
 
 STEPS, NOT_FINITE, WISH, SECONDS, HIGH, LOW = range(6)
 """What each rank says of itself behind the gradient: its steps; whether its gradient is to be dropped; its wish; what
 the exchange before took; the two halves of a checksum of its replica."""
 HALF = 1 << 16
+
+Reduce = Callable[[Tensor], Callable[[], None]]
+"""Begins to replace a vector by the sum of all ranks' vectors, the same to the bit on each; what it gives back waits
+for the end of that."""
 
 
 class ReplicasDiffer(RuntimeError):
@@ -52,10 +58,12 @@ class Replicas(SharedStore):
         accord: Accord,
         check_interval: int = 0,
         learners: bool = False,
+        overlap: bool = False,
     ) -> None:
         """`initial` is theta `[P]`; every `check_interval` updates the ranks compare their replicas, 0: never.
 
         `learners`: each rank has a learner of its own, whose updates are reduced like those of actor-learners.
+        `overlap`: gradients are reduced while the next rollout is made, so that each is one update old.
         """
         super().__init__(initial, descent, ranks, clock)
         self._rank = rank
@@ -69,14 +77,17 @@ class Replicas(SharedStore):
         self._told_steps = 0
         """Of this rank, where an actor's put has counted them before a learner's update tells the others."""
         self._seconds = 0.0
-        self._reduce: Callable[[Tensor], None] | None = None
+        self._overlap = overlap
+        self._under_way: tuple[Update, Callable[[], None]] | None = None
+        """The update whose gradient is being reduced, and what waits for it."""
+        self._reduce: Reduce | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        private = dict.fromkeys(("_vector", "_sums", "_told", "_reduce"))
+        private = dict.fromkeys(("_vector", "_sums", "_told", "_under_way", "_reduce"))
         return super().__getstate__() | private  # another process reads the replica and pushes nothing
 
-    def connect(self, reduce: Callable[[Tensor], None]) -> None:
-        """`reduce` replaces a vector by the sum of all ranks' vectors, the same to the bit on each."""
+    def connect(self, reduce: Reduce) -> None:
+        """How vectors of all ranks are summed."""
         self._reduce = reduce
 
     def counts(self, worker: int | None = None) -> Counts:
@@ -86,11 +97,20 @@ class Replicas(SharedStore):
     def push(self, update: Update) -> Receipt:
         """theta <- theta - eta update(mean of all ranks' gradients), on every rank; T grows by the steps of all.
 
-        Waits for all ranks, but for the updates of the only learner: others get theta from it.
+        Waits for all ranks, but for the updates of the only learner: others get theta from it. With overlap this is
+        done by the next push, and by this one only when the run is over: that is known to all ranks at the same push.
         Raises ReplicasDiffer, and whatever `reduce` raises.
         """
         if update.worker == LEARNER and not self._learners:
             return super().push(update)
+        earlier = None if self._under_way is None else self._complete()
+        self._begin(update)
+        if not self._overlap or self._clock.finished():
+            return replace(self._complete(), earlier=earlier)
+        return earlier or Receipt(False, UNDER_WAY, steps=self._clock.steps)
+
+    def _begin(self, update: Update) -> None:
+        """Give this rank's part of an update to the others."""
         assert self._reduce is not None
         put = self._clock.worker_steps()[self._rank] - self._told_steps if self._learners else 0
         finite = math.isfinite(clip_by_norm(update.gradient, 0.0))
@@ -99,24 +119,31 @@ class Replicas(SharedStore):
         self._told[self._rank] = torch.tensor(
             [update.steps + put, not finite, self._accord.wish, self._seconds, check // HALF, check % HALF]
         )
+        self._told_steps += put
         self._sums.copy_(update.gradient) if finite else self._sums.zero_()
         began = time.perf_counter()
-        self._reduce(self._vector)
+        wait = self._reduce(self._vector)
         self._seconds = time.perf_counter() - began
+        self._under_way = update, wait
+
+    def _complete(self) -> Receipt:
+        """Wait for all parts of the update that is under way, and apply it."""
+        assert self._under_way is not None
+        update, wait = self._under_way
+        began = time.perf_counter()
+        wait()
+        self._seconds += time.perf_counter() - began
+        self._under_way = None
         told = self._told.tolist()
         self._compare([(row[HIGH], row[LOW]) for row in told])
         self._accord.book([row[SECONDS] for row in told], self._rank)
         self._accord.settle([int(row[WISH]) for row in told], self._clock)
         self._steps = [int(row[STEPS]) for row in told]
         if self._learners:
-            self._told_steps += put
             self._steps[self._rank] = 0  # counted already
             self._count_all()
-        if any(row[NOT_FINITE] for row in told):
-            update.gradient.fill_(math.nan)
-        else:
-            torch.div(self._sums, len(told), out=update.gradient)
-        return super().push(update)
+        self._sums.div_(math.nan if any(row[NOT_FINITE] for row in told) else len(told))
+        return super().push(replace(update, gradient=self._sums))
 
     def adopt(self, updates: int, dropped: int) -> None:
         """theta is now that of a learner on another rank, which has made so many updates and dropped so many."""

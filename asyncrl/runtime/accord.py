@@ -22,7 +22,7 @@ class Accord:
         """Of this rank, for the next exchange."""
         self.decided = NOTHING
         """What all ranks have agreed on."""
-        self._waiting = self._communicating = 0.0
+        self._spent: dict[str, float] = {}
 
     def settle(self, wishes: Iterable[int], clock: Clock) -> int:
         """Decide by everybody's wishes: a signal goes before the end, a lower rank's before a higher one's."""
@@ -38,11 +38,15 @@ class Accord:
         The same for all ranks is what the shortest took; clocks of different hosts need not agree for that.
         """
         shortest = min(seconds)
-        self._communicating += shortest
-        self._waiting += seconds[rank] - shortest
+        self.note(waiting=seconds[rank] - shortest, communicating=shortest)
+
+    def note(self, waiting: float = 0.0, communicating: float = 0.0, learning: float = 0.0) -> None:
+        """Note what this rank waited for others to come, for messages to arrive, and for a learner elsewhere."""
+        for phase, seconds in (("wait_for_ranks", waiting), ("communicate", communicating), ("wait", learning)):
+            if seconds:
+                self._spent[phase] = self._spent.get(phase, 0.0) + seconds
 
     def spent(self) -> dict[str, float]:
         """Seconds since this was last asked, by phase."""
-        spent = {"wait_for_ranks": self._waiting, "communicate": self._communicating}
-        self._waiting = self._communicating = 0.0
+        spent, self._spent = self._spent, {}
         return spent

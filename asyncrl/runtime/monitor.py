@@ -24,8 +24,8 @@ TIME_IS_OVER = "max_seconds reached"
 INTERVAL_SECONDS = 2.0
 """Time between two rows of supervisor.jsonl, TensorBoard and status.json."""
 EPISODES_AVERAGED = 100
-ALONE = ("async/staleness_mean", "async/staleness_max", "async/worker_restarts", "async/workers_gone")
-"""What only workers have that go on without the others: ranks in step have no stale updates, and none is replaced."""
+REPLACED = ("async/worker_restarts", "async/workers_gone")
+"""What only workers have that go on without the others."""
 COUNTED = {"steps": "worker_steps", **{name: name for name in Counts._fields}}
 """What each worker counts in shared memory: its name in `unrecorded`, and the key in the worker's rows."""
 
@@ -52,7 +52,8 @@ class Summary:
     best_score: float | None = None
     remark: str = ""
     """What else there is to say of the newest evaluation."""
-    staleness_mean: float = 0.0
+    staleness_mean: float | None = 0.0
+    """None for ranks whose gradients are all of the newest theta."""
     learning_rate: float = 0.0
     worker_silence: list[float] = field(default_factory=list)
     """Seconds since each worker last pushed an update."""
@@ -87,6 +88,7 @@ class Monitor:
             steps=run.handles.clock.steps,
             seconds=run.handles.clock.seconds,
             updates=run.handles.store.updates,
+            staleness_mean=0.0 if run.handles.accord is None else None,
             worker_restarts=[0] * run.spec.config.workers,
         )
         self._writer = RecordWriter(run.spec.folder.supervisor_file)
@@ -274,7 +276,7 @@ class Monitor:
         scalars |= time_shares([row for row in rows if "worker_steps" in row], "async/time_share")
         scalars |= time_shares([row for row in rows if "worker_steps" not in row], "learner/time_share")
         if self.run.handles.accord is not None:
-            scalars |= dict.fromkeys(ALONE)
+            scalars |= dict.fromkeys(REPLACED)
         present = {tag: value for tag, value in scalars.items() if value is not None}
         self._tensorboard.scalars(present, steps)
         self._writer.write({"steps": steps, "seconds": round(summary.seconds, 3), "updates": updates, **present})
@@ -283,11 +285,13 @@ class Monitor:
         """What rows say about updates."""
         if not rows:
             return {}
-        self.summary.staleness_mean = weighted_mean(rows, "staleness_mean")
+        oldest = max(row["staleness_max"] for row in rows)
+        ages = oldest > 0 or self.run.handles.accord is None
+        self.summary.staleness_mean = weighted_mean(rows, "staleness_mean") if ages else None
         self.summary.learning_rate = rows[-1]["learning_rate"]
         scalars: dict[str, float | None] = {
             "async/staleness_mean": self.summary.staleness_mean,
-            "async/staleness_max": max(row["staleness_max"] for row in rows),
+            "async/staleness_max": oldest if ages else None,
             "train/learning_rate": self.summary.learning_rate,
             "train/gradient_norm": weighted_mean(rows, "gradient_norm"),
         }

@@ -152,6 +152,8 @@ class Update:
 
 NOT_FINITE, STALE, OUTLIER = "not finite", "stale", "outlier"
 """Why an update was dropped: a gradient with a NaN or an infinity, one that is too old, one of an unusual loss."""
+UNDER_WAY = "under way"
+"""Why it has neither been applied nor dropped: a later push completes it."""
 
 
 class Counts(NamedTuple):
@@ -185,6 +187,8 @@ class Receipt:
     """T afterwards."""
     finished: bool = False
     """Whether the run is over, so that no further rollout is wanted."""
+    earlier: Receipt | None = None
+    """Of the update before, if this push completed that one as well."""
 
 
 class Store(Protocol):
@@ -213,7 +217,10 @@ class Store(Protocol):
         ...
 
     def push(self, update: Update) -> Receipt:
-        """Apply an update once, count its steps, and refresh theta^- if that is due."""
+        """Apply an update once, count its steps, and refresh theta^- if that is due.
+
+        A store may have one update under way: its push returns what became of the one before.
+        """
         ...
 
     def target(self, into: Tensor) -> None:

@@ -217,7 +217,7 @@ def build_worker(
     telemetry = Telemetry(
         worker, handles.clock, writer, config.record_interval_seconds, collector, page.PRIVATE_COPY,
         partial(dump_culprit, spec.folder.culprit_file(name_of(worker)), agent),
-        None if handles.accord is None else handles.accord.spent, learns_too,
+        handles.accord.spent if handles.accord is not None and config.reduce == "experience" else None, learns_too,
     )  # fmt: skip
     if handles.experience is not None:
         loop = actor(worker, replica, collector, handles.store, handles.experience, handles.clock, telemetry)
@@ -246,10 +246,11 @@ def learning_loop(run: Run, who: int, agent: Agent, replica: Replica, writer: Ro
     """What a learner does."""
     spec, handles = run.spec, run.handles
     assert handles.experience is not None
+    reduces = spec.config.reduce == "gradients"
     telemetry = Telemetry(
         who, handles.clock, writer, spec.config.record_interval_seconds,
         dump=partial(dump_culprit, spec.folder.culprit_file(name_of(who)), agent),
-        exchanging=None if handles.accord is None else handles.accord.spent, shared=who >= 0,
+        exchanging=handles.accord.spent if handles.accord is not None and reduces else None, shared=who >= 0,
     )  # fmt: skip
     return learner(cast(Learning, agent), replica, handles.store, handles.experience, handles.clock, telemetry, who)
 

@@ -13,7 +13,7 @@ from asyncrl.core.errors import NotFinite
 from asyncrl.core.losses import Metrics
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.protocols import NOT_FINITE, OUTLIER, STALE, Batch, Counts, Part, Receipt, name_of
+from asyncrl.runtime.protocols import NOT_FINITE, OUTLIER, STALE, UNDER_WAY, Batch, Counts, Part, Receipt, name_of
 from asyncrl.storage.records import Rows
 
 MOST_DROPPED = 10
@@ -57,7 +57,8 @@ class Telemetry:
 
         `dump` keeps what the last of many gradients that were not finite was made of, and says where. Without a private
         copy a rollout began at an older theta than its gradient is of: its age is recorded as well.
-        `exchanging` tells how many seconds of the pushes, since it was last asked, were exchanges with other ranks.
+        `exchanging` tells how many seconds of the pushes or puts, since it was last asked, were exchanges with other
+        ranks, by phase; what a put has no room for was within `wait`.
         `shared` is a writer that an actor and a learner of one process have in common: closing it is not theirs.
         """
         self._who = who
@@ -106,7 +107,15 @@ class Telemetry:
         are dropped as stale or as outliers are numbers all the same.
         """
         self._steps += steps
-        self._metrics, self._learning_rate = metrics, receipt.learning_rate
+        self._metrics = metrics
+        for one in (receipt.earlier, receipt):
+            if one is not None and one.reason != UNDER_WAY:
+                self._note(one, metrics, part, pull_age)
+        self._write_if_due()
+
+    def _note(self, receipt: Receipt, metrics: Metrics, part: Part | None, pull_age: int) -> None:
+        """What became of one update."""
+        self._learning_rate = receipt.learning_rate
         self._dropped_in_a_row = self._dropped_in_a_row + 1 if receipt.reason == NOT_FINITE else 0
         if receipt.applied:
             self._updates += 1
@@ -120,7 +129,6 @@ class Telemetry:
                 raise NotFinite(
                     f"{MOST_DROPPED} gradients in a row were not finite; in the last {told(metrics())}{place}"
                 )
-        self._write_if_due()
 
     def handed_over(self, steps: int) -> None:
         """An actor has put a rollout; write a row if one is due."""
@@ -196,11 +204,15 @@ class Telemetry:
             environment, act = self._collector.environment_seconds, self._collector.acting_seconds
             collect = seconds.pop("rollout", 0.0) - environment - act
             parts = {"environment": environment, "act": act, "collect": collect}
-        if self._exchanging is not None and "push" in seconds:
-            exchanging = self._exchanging()
-            if any(exchanging.values()):
-                seconds["push"] = max(0.0, seconds["push"] - sum(exchanging.values()))
-                parts |= exchanging
+        if self._exchanging is not None and (exchanging := self._exchanging()):
+            total = sum(exchanging.values())
+            for phase in ("push", "put", "wait"):
+                within = min(total, seconds.get(phase, 0.0))
+                if within:
+                    seconds[phase] -= within
+                    total -= within
+            for phase, spent in exchanging.items():
+                seconds[phase] = seconds.get(phase, 0.0) + spent
         return {phase: round(spent, 6) for phase, spent in (parts | seconds).items()}
 
     def close(self) -> None:

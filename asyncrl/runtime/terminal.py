@@ -164,12 +164,17 @@ def one_line(summary: Summary) -> str:
         *([] if summary.ended else [f"left {duration(summary.seconds_left)}"]),
         f"return {number(summary.score_mean)}",
         f"evaluation {number(summary.evaluation)} (best {number(summary.best_score)})",
-        f"staleness {summary.staleness_mean:.1f}",
+        *staleness(summary),
     ]
     parts += dropped(summary)
     if text := losses(summary):
         parts.append(text)
     return " | ".join(parts)
+
+
+def staleness(summary: Summary) -> list[str]:
+    """The mean age of gradients; empty where they have none."""
+    return [] if summary.staleness_mean is None else [f"staleness {summary.staleness_mean:.1f}"]
 
 
 def dropped(summary: Summary) -> list[str]:
@@ -208,8 +213,14 @@ def panel(summary: Summary, title: str = "asyncrl") -> Panel:
         grid.add_row("", Text(summary.remark, style="yellow"))
     grid.add_row(
         "updates",
-        f"{summary.updates:,}, staleness {summary.staleness_mean:.1f}, learning rate {summary.learning_rate:.2e}"
-        + "".join(f", {part}" for part in dropped(summary)),
+        ", ".join(
+            [
+                f"{summary.updates:,}",
+                *staleness(summary),
+                f"learning rate {summary.learning_rate:.2e}",
+                *dropped(summary),
+            ]
+        ),
     )
     if text := losses(summary):
         grid.add_row("losses", Text(text, style="yellow"))

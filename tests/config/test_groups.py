@@ -17,7 +17,7 @@ from tests.config.settings import KINDS, PAGES
 
 FLAGS = """
     env_id env_kwargs workers envs_per_worker t_max total_steps seed preset backend schedule delays update statistics
-    reduce init_method collective_timeout_seconds check_replicas
+    overlap reduce init_method collective_timeout_seconds check_replicas
     runs_dir run_name resume quiet max_seconds stop_at_score on_worker_error on_env_error worker_restarts hang_seconds
     evaluation_interval_steps evaluation_episodes evaluation_policy evaluation_cpu_share checkpoint_interval_steps
     checkpoints_kept record_interval_seconds gamma optimizer learning_rate anneal_learning_rate optimizer_decay
@@ -37,8 +37,8 @@ OWN = {
     "one_step_q": VALUE,
     "one_step_sarsa": VALUE,
     "n_step_q": VALUE + " lstm_cells",
-    "a2c": POLICY + " learner_threads overlap",
-    "ppo": POLICY + " learner_threads overlap epochs minibatches clip anneal_clip value_clip",
+    "a2c": POLICY + " learner_threads",
+    "ppo": POLICY + " learner_threads epochs minibatches clip anneal_clip value_clip",
     "impala": POLICY + " learner_threads rho_bar c_bar queue_length batch_rollouts",
     "gorila": REPLAY + " layout learners max_staleness max_loss_deviations",
     "apex": REPLAY + " priority_exponent importance_exponent",

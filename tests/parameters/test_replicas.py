@@ -18,7 +18,7 @@ from asyncrl.core.updates import Descent, UpdateRule
 from asyncrl.parameters.replicas import Replicas, ReplicasDiffer
 from asyncrl.runtime.accord import NOTHING, OVER, Accord
 from asyncrl.runtime.clock import Clock
-from asyncrl.runtime.protocols import Update
+from asyncrl.runtime.protocols import UNDER_WAY, Receipt, Update
 from asyncrl.runtime.run import Run, build_agent
 from tests.support import make_run
 from tests.together import Together, rollouts_of
@@ -214,4 +214,38 @@ def test_waiting_is_told_from_communicating() -> None:
     accord.book([0.125, 0.125, 0.125], rank=0)
 
     assert accord.spent() == {"wait_for_ranks": 0.375, "communicate": 0.25}
-    assert accord.spent() == {"wait_for_ranks": 0.0, "communicate": 0.0}
+    assert accord.spent() == {}
+
+
+def test_with_overlap_each_gradient_is_one_update_old_and_none_is_lost() -> None:
+    """theta is what the gradients of all give in their order, each taken where theta was an update before."""
+    together = Together(2)
+    descent = Descent(UpdateRule("momentum-sgd", decay=0.0), 0.125)
+    stores = [
+        Replicas(torch.zeros(1), descent, 2, rank, Clock(2, 40), Accord(), check_interval=1, overlap=True)
+        for rank in range(2)
+    ]
+
+    def work(rank: int) -> list[Receipt]:
+        store, receipts = stores[rank], list[Receipt]()
+        store.connect(together.reduce(rank))
+        theta = torch.zeros(1)
+        while not receipts or not receipts[-1].finished:
+            version = store.pull(theta)
+            receipts.append(store.push(Update(rank, theta + rank + 1, version, 5)))
+        return receipts
+
+    first, second = together.run(work)
+
+    assert [receipt.reason for receipt in first] == [UNDER_WAY, "", "", "", ""]
+    assert [receipt.staleness for receipt in first] == [0, 0, 1, 1, 1]
+    assert [receipt.steps for receipt in first] == [0, 10, 20, 30, 50]
+    assert (first[-1].earlier is not None, first[-1].earlier and first[-1].earlier.steps) == (True, 40)
+    # Gradients theta + 1 and theta + 2, with theta of an update before: 0, 0, -3/16, ...
+    expected, seen = 0.0, [0.0, 0.0]
+    for _ in range(5):
+        expected -= 0.125 * (seen[-2] + 1.5)
+        seen.append(expected)
+    assert [float(store.theta) for store in stores] == [expected] * 2
+    assert [store.updates for store in stores] == [5, 5]
+    assert [receipt.steps for receipt in second] == [receipt.steps for receipt in first]

@@ -1,0 +1,125 @@
+"""What working in step costs: steps per second of several settings, alternating, and where the time of each went.
+
+Every variant is trained with every number of workers for some seconds, one after the other, and that several times:
+whatever else the machine does at the time meets all of them alike. The first seconds of each run do not count.
+
+    python benchmarks/ranks.py --env-id ALE/Pong-v5 --workers 1 2 --variants "local" "collective" "collective --overlap"
+    python benchmarks/ranks.py --page ppo --env-id HalfCheetah-v5 --workers 1 2 4 8 \
+        --variants "collective" "collective --reduce gradients"
+
+A variant is a backend and further flags. What follows `--` goes to every run. Shares are of the time of all ranks:
+*acting* in environments and network, *learning* (loss, gradient, update), *waiting* for others, *communicating*.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncrl.storage.records import read_records
+
+SHARES = ("acting", "learning", "waiting", "communicating")
+ACTING, LEARNING = ("environment", "act", "collect", "pull"), ("loss", "push", "take", "put")
+
+
+def train(page: str, variant: str, workers: int, seconds: float, warm_up: float, flags: Sequence[str]) -> list[float]:
+    """One run: steps per second, updates per second, and the shares of the time."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable, "-m", "asyncrl", "train", page, "--backend", *variant.split(), "--workers", str(workers),
+            "--max-seconds", str(warm_up + seconds), "--total-steps", "1e9", "--record-interval-seconds", "0.5",
+            "--evaluation-interval-steps", "0", "--evaluation-episodes", "1", "--checkpoint-interval-steps", "0",
+            "--runs-dir", folder, "--quiet", *flags,
+        ]  # fmt: skip
+        process = subprocess.run(command, capture_output=True, text=True)
+        if process.returncode:
+            raise SystemExit(f"training ended with exit code {process.returncode}: {process.stderr.strip()}")
+        (run,) = Path(folder).glob("*/*/*")
+        ranks = [counted(file, warm_up) for file in sorted(run.glob("worker-*.jsonl"))]
+        learner = counted(run / "learner.jsonl", warm_up) if (run / "learner.jsonl").exists() else []
+    spent = max(own[-1]["seconds"] for own in ranks) - warm_up
+    steps = sum(row["worker_steps"] for own in ranks for row in own)
+    updates = sum(row.get("updates", 0) for row in (learner or ranks[0]))
+    return [steps / spent, updates / spent, *shares([time_of(own) for own in ranks], time_of(learner)).values()]
+
+
+def counted(file: Path, warm_up: float) -> list[dict[str, Any]]:
+    """The rows of a process after the first seconds."""
+    return [row for row in read_records(file) if "time" in row and row["seconds"] >= warm_up]
+
+
+def time_of(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    """Seconds by phase."""
+    sums: Counter[str] = Counter()
+    for row in rows:
+        sums.update(row["time"])
+    return sums
+
+
+def shares(ranks: Sequence[Counter[str]], learner: Counter[str]) -> dict[str, float]:
+    """What each share is of the time of all ranks.
+
+    Where each rank has its own learner, only rank 0 records it, and the shares are its. Where rank 0 learns for all, it
+    does so while the others wait, and within its own actor's `wait`.
+    """
+    everyone = sum(ranks, Counter[str]())
+    own = Counter(learner)
+    if "communicate" in learner:
+        everyone, waiting = Counter(ranks[0]), learner["wait_for_ranks"]
+        everyone["communicate"] = learner["communicate"]
+    else:
+        waiting = everyone["wait_for_ranks"] + everyone["wait"] - sum(own[phase] for phase in LEARNING)
+    seconds = {
+        "acting": sum(everyone[phase] for phase in ACTING),
+        "learning": sum((everyone + own)[phase] for phase in LEARNING),
+        "waiting": max(0.0, waiting),
+        "communicating": everyone["communicate"],
+    }
+    total = sum(seconds.values())
+    return {share: value / total for share, value in seconds.items()}
+
+
+def main() -> None:
+    """Measure and print."""
+    words = sys.argv[1:]
+    flags = words[words.index("--") + 1 :] if "--" in words else []
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", default="a3c")
+    parser.add_argument("--env-id", default="ALE/Pong-v5")
+    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--variants", nargs="+", default=["local", "collective"])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--warm-up", type=float, default=3.0)
+    arguments = parser.parse_args(words[: words.index("--")] if "--" in words else words)
+    everywhere = ["--env-id", arguments.env_id, *flags]
+    cells = [(variant, workers) for workers in arguments.workers for variant in arguments.variants]
+    found: dict[tuple[str, int], list[list[float]]] = {cell: [] for cell in cells}
+    for repeat in range(arguments.repeats):
+        for cell in cells if repeat % 2 == 0 else reversed(cells):
+            made = train(arguments.page, *cell, arguments.seconds, arguments.warm_up, everywhere)
+            found[cell].append(made)
+            print(f"# {cell[0]}, {cell[1]}: {made[0]:,.0f} steps/s", file=sys.stderr, flush=True)
+    print(f"{arguments.page} on {arguments.env_id}, {arguments.repeats} x {arguments.seconds:g} s each, medians", *flags)
+    print("| run | workers | steps/s (range) | times one | updates/s | " + " | ".join(SHARES) + " |")
+    print("|---" * (5 + len(SHARES)) + "|")
+    for variant, workers in cells:
+        made = found[variant, workers]
+        rates = [one[0] for one in made]
+        median = [statistics.median(one[i] for one in made) for i in range(len(made[0]))]
+        alone = statistics.median(one[0] for one in found[variant, arguments.workers[0]])
+        print(
+            f"| {variant} | {workers} | {median[0]:,.0f} ({min(rates):,.0f} to {max(rates):,.0f}) | "
+            f"{median[0] / alone:.2f} | {median[1]:,.1f} | " + " | ".join(f"{share:.1%}" for share in median[2:]) + " |"
+        )
+
+
+if __name__ == "__main__":
+    main()
