@@ -107,7 +107,9 @@ def main() -> None:
             made = train(arguments.page, *cell, arguments.seconds, arguments.warm_up, everywhere)
             found[cell].append(made)
             print(f"# {cell[0]}, {cell[1]}: {made[0]:,.0f} steps/s", file=sys.stderr, flush=True)
-    print(f"{arguments.page} on {arguments.env_id}, {arguments.repeats} x {arguments.seconds:g} s each, medians", *flags)
+    print(
+        f"{arguments.page} on {arguments.env_id}, {arguments.repeats} x {arguments.seconds:g} s each, medians", *flags
+    )
     print("| run | workers | steps/s (range) | times one | updates/s | " + " | ".join(SHARES) + " |")
     print("|---" * (5 + len(SHARES)) + "|")
     for variant, workers in cells:

@@ -68,7 +68,9 @@ def build_rank_handles(spec: RunSpec, theta: Tensor, rank: int, steps: int = 0, 
     accord = Accord()
     reduces = config.reduce == "gradients" and page.EXPERIENCE != GRADIENT
     overlap = config.overlap and page.EXPERIENCE == GRADIENT
-    store = Replicas(theta, config.descent, config.workers, rank, clock, accord, config.check_replicas, reduces, overlap)
+    store = Replicas(
+        theta, config.descent, config.workers, rank, clock, accord, config.check_replicas, reduces, overlap
+    )
     size = moments_size(moments_shape(config, spec.environment, spec.spaces))
     experience: Gathered | Kept | None = None
     if page.EXPERIENCE != GRADIENT:

@@ -56,8 +56,12 @@ def test_each_rank_may_learn_from_its_own_rollouts(tmp_path: Path, page: str) ->
 
 @pytest.mark.parametrize("page", ["a3c", "ppo"])
 def test_two_ranks_train_and_another_number_goes_on(tmp_path: Path, page: str) -> None:
-    """Compared at each update; every step and update is in a row of each rank; then the same run alone."""
+    """Compared at each update; every step and update is in a row of each rank; then the same run alone.
+
+    Here A3C overlaps: its gradients are one update old.
+    """
     words = [*CATCH, "--check-replicas", "1", "--evaluation-interval-steps", "1000", "--runs-dir", str(tmp_path)]
+    words += ["--overlap"] * (page == "a3c")
     assert main(f"asyncrl.{page}", [*words, "--workers", "2", "--total-steps", "3000"]) == 0
     run = the_run(tmp_path)
     first = status_of(run)
@@ -66,6 +70,8 @@ def test_two_ranks_train_and_another_number_goes_on(tmp_path: Path, page: str) -
     assert counted(run)["steps"] == first["steps"] >= 3000
     if page == "a3c":
         assert counted(run)["updates"] == [first["updates"]] * 2
+        rows = [row for row in read_records(run / "supervisor.jsonl") if "async/staleness_max" in row]
+        assert rows[-1]["async/staleness_max"] == 1
     assert first["worker_steps"] == [first["steps"] / 2] * 2
     assert not any(first["unrecorded"].values())
     assert evaluations_of(run)[-1]["steps"] == first["steps"]
@@ -98,6 +104,8 @@ def test_one_rank_alone_needs_no_other(tmp_path: Path, page: str) -> None:
         ("a3c", ("--on-worker-error", "restart"), "ranks cannot go on without one of them"),
         ("a3c", ("--schedule", "random"), "--schedule is for --backend serial"),
         ("a3c", ("--reduce", "gradients"), "--reduce says where a learner learns"),
+        ("a3c", ("--overlap", "--backend", "local"), "--overlap is for ranks .*; workers of asyncrl a3c do not wait"),
+        ("impala", ("--overlap",), "--overlap is for actors that wait for the learner; those of asyncrl impala do not"),
         ("ppo", ("--reduce", "gradients", "--backend", "local"), "--reduce gradients is for --backend collective"),
     ],
 )
@@ -196,6 +204,22 @@ def test_a_rank_that_hangs_ends_the_run_in_bounded_time(tmp_path: Path) -> None:
     assert status["state"] == "failed"
     assert f"on {HOST} did not come within 5 seconds: it hangs" in status["reason"]
     assert load_newest(run / "checkpoints")[0].steps == status["steps"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_ctrl_c_ends_a_run_in_which_ranks_do_not_come(tmp_path: Path) -> None:
+    """Without waiting for them as long as without a signal; what had been learnt is saved."""
+    hangs = tmp_path / "hangs"
+    trouble = f"open({str(hangs)!r}, 'w').close(); import time; time.sleep(1000)"
+    environment = environment_of(tmp_path, TROUBLED.format(trouble=trouble))
+    with running(tmp_path / "runs", *MODULE, "--collective-timeout-seconds", "1000", env=environment) as run:
+        run.until(hangs.exists, "a rank that hangs")
+        run.process.send_signal(signal.SIGINT)
+        run.ends_with(130)
+
+        assert run.status["state"] == "stopped"
+        assert load_newest(run.folder / "checkpoints")[0].steps == run.status["steps"]
 
 
 @pytest.mark.slow
