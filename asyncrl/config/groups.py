@@ -148,7 +148,7 @@ class ParallelismSettings(Settings):
     statistics: Literal["shared", "per-worker"] = "shared"
     """Who owns the optimiser's statistics: all workers together or each its own (the paper compares both)."""
     overlap: bool = False
-    """Make the next rollouts while the last are learnt from (A2C, PPO) or reduced (ranks): one batch, or update, old."""
+    """Make the next rollouts while the last are learnt from (A2C, PPO) or reduced (ranks): one batch or update old."""
     reduce: Literal["experience", "gradients"] = "experience"
     """Collective backend, A2C and PPO: gather rollouts at rank 0, or let each rank learn from its own and average."""
     init_method: str = ""
