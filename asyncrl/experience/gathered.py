@@ -24,8 +24,8 @@ from asyncrl.runtime.protocols import LEARNER, Batch, Counts, Receipt
 HEADER = 3
 """Numbers before a rollout: how many truncated episodes it has, its steps, its rank's wish."""
 REPLY = 5
-"""Numbers before the steps of all and theta: updates, dropped ones, what was decided, and in nanoseconds how long rank 0
-has learnt and how long it took to send theta the time before."""
+"""Numbers before the steps of all and theta: updates, dropped ones, what was decided, and in nanoseconds how long rank
+0 has learnt and how long it took to send theta the time before."""
 
 Gather = Callable[[Tensor], tuple[list[Tensor], float]]
 """Bytes of any length, to rank 0: all ranks' in their order there, and nothing elsewhere. Also how many seconds of that
