@@ -42,9 +42,9 @@ class Accord:
 
     def note(self, waiting: float = 0.0, communicating: float = 0.0, learning: float = 0.0) -> None:
         """Note what this rank waited for others to come, for messages to arrive, and for a learner elsewhere."""
-        for phase, seconds in (("wait_for_ranks", waiting), ("communicate", communicating), ("wait", learning)):
-            if seconds:
-                self._spent[phase] = self._spent.get(phase, 0.0) + seconds
+        spent = {"wait_for_ranks": waiting, "communicate": communicating} | ({"wait": learning} if learning else {})
+        for phase, seconds in spent.items():
+            self._spent[phase] = self._spent.get(phase, 0.0) + seconds
 
     def spent(self) -> dict[str, float]:
         """Seconds since this was last asked, by phase."""
