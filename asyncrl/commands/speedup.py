@@ -52,8 +52,8 @@ class Config:
     """Numbers of workers; 1 must be among them."""
     seeds: int = 5
     """Runs of each combination, with seeds 1, 2, ..."""
-    backend: Literal["local", "serial"] = "local"
-    """local: all three speed-ups, up to the cores there are. serial: the data speed-up at any number of workers."""
+    backend: Literal["local", "serial", "collective"] = "local"
+    """local, collective: all three speed-ups, up to the cores there are. serial: data, at any number of workers."""
     reference_score: tuple[str, ...] = ("auto",)
     """Score to reach: one for all environments, or one each; auto: from what one worker reaches."""
     reference_evaluations: int = 1
@@ -73,7 +73,7 @@ class Config:
     ablation: Literal["none", "lock", "statistics", "exploration", "staleness"] = "none"
     """Compare two variants of each method instead: a ready study."""
     jobs: int = 0
-    """Runs at a time, each with its share of the cores; 0: local 1, serial one per core."""
+    """Runs at a time, each with its share of the cores; 0: local and collective 1, serial one per core."""
     price_per_core_hour: float = 0.0
     """Also report the money until the reference score."""
     runs_dir: Path = Path("runs/speedup")
@@ -165,7 +165,9 @@ def check(config: Config) -> None:
         raise UsageError("--stop-at-reference ends a run at a single evaluation: it takes --reference-evaluations 1")
     if config.ablation == "lock" and config.backend == "serial":
         raise UsageError("--ablation lock needs --backend local: in the serial backend nobody races")
-    if config.ablation == "staleness" and config.backend == "local":
+    if config.ablation in ("lock", "statistics") and config.backend == "collective":
+        raise UsageError(f"--ablation {config.ablation} is about one memory, and each rank has its own")
+    if config.ablation == "staleness" and config.backend != "serial":
         raise UsageError("--ablation staleness needs --backend serial, whose schedule is given")
     modules = {algorithm: pages.load(pages.module_of(algorithm)) for algorithm in config.algorithms}
     without = [algorithm for algorithm, page in modules.items() if not hasattr(page.Config, "exploration")]

@@ -21,7 +21,7 @@ from asyncrl.studies.laws import Law, fit_amdahl, fit_usl
 from asyncrl.studies.measure import Measurement
 from asyncrl.studies.paper import TABLE_2
 from asyncrl.studies.plan import References, Series
-from asyncrl.studies.speedups import MEAN, Point, cost
+from asyncrl.studies.speedups import CLOCKED, MEAN, Point, cost
 
 NAMES = {"a3c": "A3C", "one_step_q": "one-step Q", "one_step_sarsa": "one-step Sarsa", "n_step_q": "n-step Q"}
 COLOURS = {"a3c": "C0", "one_step_q": "C3", "one_step_sarsa": "C1", "n_step_q": "C2"}
@@ -58,8 +58,13 @@ class Data:
     @property
     def curve_backend(self) -> str:
         """The backend whose runs have the most numbers of workers: the one to draw curves over steps from."""
-        counts = {backend: {run.cell.workers for run in self.runs(backend)} for backend in ("serial", "local")}
+        counts = {backend: {run.cell.workers for run in self.runs(backend)} for backend in ("serial", *CLOCKED)}
         return max(counts, key=lambda backend: len(counts[backend]))
+
+    @property
+    def clock_backend(self) -> str:
+        """The backend to draw speeds from: of those whose clock counts, the one with the most numbers of workers."""
+        return max(CLOCKED, key=lambda backend: len({run.cell.workers for run in self.runs(backend)}))
 
     def means(self, series: Series, backend: str) -> list[Point]:
         """The series' means over environments, by number of workers."""
@@ -146,9 +151,9 @@ def _panels(data: Data) -> list[Callable[[Axes], None]]:
 
     best = data.curve_backend
     return [
-        *panel("throughput", "local", "throughput: steps per second", False, False),
+        *panel("throughput", data.clock_backend, "throughput: steps per second", False, False),
         *panel("data", best, f"data: steps to the reference score ({best} backend)", False, False),
-        *panel("time", "local", "time: seconds to the reference score", False, True),
+        *panel("time", data.clock_backend, "time: seconds to the reference score", False, True),
         *panel("data", best, "projection: data speed-up x workers,\nas if throughput were ideal", True, True),
     ]
 
@@ -202,7 +207,7 @@ def laws_of(data: Data, series: Series, kind: str) -> tuple[Law | None, Law | No
     """Amdahl's and the Universal law through a series' means, from the points with a core for each worker."""
     pairs = [
         (point.workers, estimate.value)
-        for point in data.means(series, "local")
+        for point in data.means(series, data.clock_backend)
         if (estimate := point.speedup(kind)) and not estimate.bound and not point.crowded
     ]
     beyond = sum(workers > 1 for workers, _ in pairs)
@@ -238,8 +243,8 @@ def draw_laws(data: Data) -> Figure | None:
 
 
 def _draw_laws(axes: Axes, data: Data, series: Series, kind: str) -> None:
-    points = [(p, e) for p in data.means(series, "local") if (e := p.speedup(kind)) and e.bound != "?"]
-    counts = sorted({point.workers for point in data.points if point.backend == "local"})
+    points = [(p, e) for p in data.means(series, data.clock_backend) if (e := p.speedup(kind)) and e.bound != "?"]
+    counts = sorted({point.workers for point in data.points if point.backend == data.clock_backend})
     n = np.geomspace(1, max(counts), 60)
     axes.plot(n, n, color="black", linewidth=1, alpha=0.6)
     amdahl, usl = laws_of(data, series, kind)
@@ -308,7 +313,7 @@ def _draw_reach(axes: Axes, data: Data, series: Series, env_id: str, backend: st
 
 def draw_scores(data: Data, axis: str) -> Figure | None:
     """Score over steps or minutes, a line per number of workers; rows are environments, columns methods."""
-    runs = data.runs("local" if axis == "minutes" else data.curve_backend)
+    runs = data.runs(data.clock_backend if axis == "minutes" else data.curve_backend)
     counts = sorted({run.cell.workers for run in runs})
     if not runs or not any(run.evaluations for run in runs):
         return None
@@ -445,8 +450,8 @@ def _draw_histogram(axes: Axes, runs: Iterable[Measurement], most: int) -> None:
 
 
 def draw_time_split(data: Data) -> Figure | None:
-    """Milliseconds per step of a worker, by phase and number of workers (local backend)."""
-    runs = [run for run in data.runs("local") if run.phases]
+    """Milliseconds per step of a worker, by phase and number of workers."""
+    runs = [run for run in data.runs(data.clock_backend) if run.phases]
     counts = sorted({run.cell.workers for run in runs})
     if not runs:
         return None

@@ -92,7 +92,7 @@ def measure(cell: Cell, folder: Path) -> Measurement:
         seconds=max((row["seconds"] for row in rows), default=0.0),
         evaluations=tuple(Evaluation(row["steps"], row["seconds"], row["mean"]) for row in evaluations),
         phases=seconds_per_step(rows),
-        staleness=add_staleness(row["staleness_counts"] for row in rows),
+        staleness=add_staleness(row.get("staleness_counts", {}) for row in rows),
         restarts=sum(read_json(folder / "status.json").get("worker_restarts", [])),
         evaluator_share=float(evaluations[-1]["cpu_share"]) if evaluations else 0.0,
     )

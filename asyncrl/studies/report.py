@@ -13,7 +13,7 @@ from asyncrl.studies.figures import Data, all_figures, laws_of, name_of, phase_m
 from asyncrl.studies.laws import Law
 from asyncrl.studies.measure import Measurement, hardware, measure
 from asyncrl.studies.plan import Series, StudyFile
-from asyncrl.studies.speedups import KINDS, MEAN, Point, make_points, write_runs, write_table
+from asyncrl.studies.speedups import CLOCKED, KINDS, MEAN, Point, make_points, write_runs, write_table
 from asyncrl.studies.statistics import Estimate
 
 MEANINGS = {
@@ -130,7 +130,7 @@ def _cores(measurements: Sequence[Measurement]) -> str:
 def _tables(data: Data) -> list[Block]:
     blocks: list[Block] = []
     for kind in KINDS:
-        for backend in ("local", "serial"):
+        for backend in (*CLOCKED, "serial"):
             points = [p for p in data.points if p.backend == backend and p.speedup(kind)]
             if not any(point.workers > 1 for point in points):
                 continue
@@ -168,7 +168,7 @@ def _cell(point: Point | None, kind: str) -> str:
 def limits(data: Data, series: Series) -> str:
     """In words, what keeps the throughput of a series below the ideal: laws and the workers' own time split."""
     name = name_of(series)
-    points = [p for p in data.means(series, "local") if p.speedup("throughput")]
+    points = [p for p in data.means(series, data.clock_backend) if p.speedup("throughput")]
     own = [p for p in points if not p.crowded]
     if not points or points[-1].workers == 1:
         return f"{name}: no throughput was measured with more than one worker."
@@ -176,7 +176,7 @@ def limits(data: Data, series: Series) -> str:
     gain = most.speedup("throughput")
     assert gain is not None
     told = [f"{name}: {most.workers} workers on {most.cores} cores make {gain} times the steps per second of one"]
-    runs = data.runs("local")
+    runs = data.runs(data.clock_backend)
     phases = list(dict.fromkeys(phase for run in runs for phase in run.phases))
     one = {phase: phase_mean(runs, series, 1, phase) for phase in phases}
     many = {phase: phase_mean(runs, series, most.workers, phase) for phase in phases}
@@ -223,6 +223,8 @@ PHASES = {
     "pull": "copying theta",
     "push": "updating theta",
     "wait": "waiting",
+    "wait_for_ranks": "waiting for the slowest rank",
+    "communicate": "exchanging with other ranks",
 }
 
 

@@ -19,6 +19,8 @@ from asyncrl.studies.statistics import Estimate, Sample, mean, ratio, unity
 
 KINDS = ("throughput", "data", "time")
 """throughput: steps per second. data: steps to the reference score. time: seconds to the reference score."""
+CLOCKED = ("local", "collective")
+"""Backends whose workers run at the same time, so that their clock counts."""
 MEAN = "mean"
 """Stands for all environments where a row is their mean."""
 
@@ -50,7 +52,7 @@ class Point:
     @property
     def crowded(self) -> bool:
         """Whether there were more workers than cores."""
-        return self.backend == "local" and 0 < self.cores < self.workers
+        return self.backend in CLOCKED and 0 < self.cores < self.workers
 
     def speedup(self, kind: str) -> Estimate | None:
         """The speed-up of that kind, if it can be had."""
@@ -77,7 +79,7 @@ def _gather(key: tuple[Series, str, str, int], runs: list[Measurement], referenc
     series, env_id, backend, workers = key
     reference = references.get((env_id, series.algorithm))
     runs = sorted(runs, key=lambda run: run.cell.seed)
-    local = backend == "local"
+    clocked = backend in CLOCKED
     lags = add_staleness(run.staleness for run in runs)
     reached = [run.reach(reference) if reference else None for run in runs]
     flags = tuple(evaluation is not None for evaluation in reached)
@@ -90,10 +92,10 @@ def _gather(key: tuple[Series, str, str, int], runs: list[Measurement], referenc
         runs=len(runs),
         reached=sum(flags),
         cores=max(run.cores for run in runs),
-        throughput=Sample.complete([run.throughput for run in runs]) if local else None,
+        throughput=Sample.complete([run.throughput for run in runs]) if clocked else None,
         steps=Sample(tuple(float(at.steps if at else run.steps) for run, at in pairs), flags) if reference else None,
         seconds=Sample(tuple(at.seconds if at else run.seconds for run, at in pairs), flags)
-        if reference and local
+        if reference and clocked
         else None,
         staleness=sum(lag * count for lag, count in lags.items()) / max(1, sum(lags.values())),
         evaluator_share=float(np.mean([run.evaluator_share for run in runs])),
@@ -189,14 +191,14 @@ def write_table(path: Path, points: Sequence[Point], references: References, pri
 
 
 def _row(point: Point, reference: Reference | None, price: float) -> dict[str, Any]:
-    local = point.backend == "local"
+    clocked = point.backend in CLOCKED
     row: dict[str, Any] = {
         "backend": point.backend,
         "method": point.series.algorithm,
         "variant": point.series.variant,
         "environment": point.env_id,
         "workers": point.workers,
-        "cores": point.cores if local else "",
+        "cores": point.cores if clocked else "",
         "runs": point.runs,
         "reached": point.reached,
         "reference_score": reference.score if reference else "",
@@ -214,7 +216,7 @@ def _row(point: Point, reference: Reference | None, price: float) -> dict[str, A
     money = cost(point, price) if price else None
     return row | {
         "staleness_mean": f"{point.staleness:.4g}",
-        "evaluator_share": f"{point.evaluator_share:.3f}" if local else "",
+        "evaluator_share": f"{point.evaluator_share:.3f}" if clocked else "",
         "cost_to_reference": f"{money:.4g}" if money is not None else "",
     }
 
@@ -231,7 +233,7 @@ def write_runs(path: Path, measurements: Sequence[Measurement], references: Refe
     rows = []
     for run in measurements:
         cell = run.cell
-        local = cell.backend == "local"
+        clocked = cell.backend in CLOCKED
         reference = references.get((cell.env_id, cell.algorithm))
         at = run.reach(reference) if reference else None
         best = run.best_score()
@@ -246,11 +248,11 @@ def write_runs(path: Path, measurements: Sequence[Measurement], references: Refe
                 "state": run.state or "missing",
                 "restarts": run.restarts,
                 "steps": run.steps,
-                "steps_per_second": f"{run.throughput:.6g}" if local else "",
+                "steps_per_second": f"{run.throughput:.6g}" if clocked else "",
                 "best_score": "" if best is None else f"{best:.6g}",
                 "reference_score": reference.score if reference else "",
                 "steps_to_reference": at.steps if at else "",
-                "seconds_to_reference": at.seconds if at and local else "",
+                "seconds_to_reference": at.seconds if at and clocked else "",
                 "censored": "" if at or not run.complete else f"at {run.steps} steps",
             }
         )

@@ -39,6 +39,8 @@ SMALL = (
         (["--reference-evaluations", "0"], "--reference-evaluations must be at least 1"),
         (["--reference-evaluations", "3", "--stop-at-reference"], "it takes --reference-evaluations 1"),
         (["--backend", "serial", "--ablation", "lock"], "in the serial backend nobody races"),
+        (["--backend", "collective", "--ablation", "lock"], "is about one memory, and each rank has its own"),
+        (["--backend", "collective", "--ablation", "staleness"], "needs --backend serial"),
         (["--ablation", "staleness"], "needs --backend serial"),
         (["--ablation", "exploration"], "leave a3c out"),
         (["--ablation", "exploration", "--algorithms", "n_step_q", "ppo"], "leave ppo out"),

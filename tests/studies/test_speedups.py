@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.studies.figures import Data, draw_time_split
 from asyncrl.studies.measure import Evaluation, Measurement, measure
-from asyncrl.studies.plan import Cell, Reference, StudyFile
+from asyncrl.studies.plan import Cell, Reference, Series, StudyFile
+from asyncrl.studies.report import limits
 from asyncrl.studies.speedups import MEAN, Point, choose_reference, cost, make_points, write_runs, write_table
 from tests.studies.made_up import make_study
 
 CELL = Cell("a3c", "", "Catch", "local", 1, 1)
+RANKS = ("collective",)
 
 
 def measured(file: StudyFile, runs_dir: Path) -> list[Measurement]:
@@ -60,6 +63,21 @@ def test_the_three_speedups_are_kept_apart(tmp_path: Path) -> None:
     }
     assert values(find(points, "a3c", "Catch", "serial", 2)) == {"data": 2.0}
     assert values(find(points, "a3c", "Catch", "local", 1)) == {"throughput": 1.0, "data": 1.0, "time": 1.0}
+
+
+def test_the_clock_of_ranks_counts(tmp_path: Path) -> None:
+    """A study of the collective backend has all three, and its figures are drawn from it."""
+    file = make_study(tmp_path, lambda cell: 4000, lambda cell: 100.0 * cell.workers, ("a3c",), ("Catch",), RANKS)
+    runs = measured(file, tmp_path)
+    points = make_points(runs, file.references)
+
+    eight = find(points, "a3c", "Catch", "collective", 8)
+    assert values(eight) == {"throughput": pytest.approx(8.0), "data": 1.0, "time": pytest.approx(8.0)}
+    assert (eight.crowded, find(points, "a3c", "Catch", "collective", 4).crowded) == (True, False)
+    data = Data(runs, points, file.references)
+    assert (data.clock_backend, data.curve_backend) == RANKS * 2
+    assert draw_time_split(data) is not None
+    assert "8 workers on 4 cores reach 8.00" in limits(data, Series("a3c"))
 
 
 def test_the_mean_is_over_environments(tmp_path: Path) -> None:
