@@ -16,6 +16,7 @@ COMMANDS = {
     "evaluate": "play episodes with what a run has learnt",
     "doctor": "does learning work on this machine, and with your environment?",
     "speedup": "what more workers buy: throughput, data, time",
+    "race": "which way of running in parallel is best for a problem: time, data and cores to a score",
     "sweep": "any settings over lists, grids or random draws",
 }
 

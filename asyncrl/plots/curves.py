@@ -172,7 +172,8 @@ def _draw_seeds(axes: Axes, seeds: Sequence[Sequence[tuple[float, float]]], colo
         axes.plot(*zip(*seeds[0], strict=True), color=colour, label=name, marker="o", markersize=3, linewidth=1.5)
         return
     for points in seeds:
-        axes.plot(*zip(*points, strict=True), color=colour, linewidth=0.8, alpha=0.45)
+        marker = "." if len(points) == 1 else None  # a line of one point is not to be seen
+        axes.plot(*zip(*points, strict=True), marker=marker, color=colour, linewidth=0.8, alpha=0.45)
     begin, end = max(points[0][0] for points in seeds), min(points[-1][0] for points in seeds)
     grid = sorted({x for points in seeds for x, _ in points if begin <= x <= end})
     scores = np.array([np.interp(grid, [x for x, _ in points], [y for _, y in points]) for points in seeds])

@@ -23,7 +23,10 @@ from asyncrl.studies.paper import TABLE_2
 from asyncrl.studies.plan import References, Series
 from asyncrl.studies.speedups import CLOCKED, MEAN, Point, cost
 
-NAMES = {"a3c": "A3C", "one_step_q": "one-step Q", "one_step_sarsa": "one-step Sarsa", "n_step_q": "n-step Q"}
+NAMES = {
+    "a3c": "A3C", "one_step_q": "one-step Q", "one_step_sarsa": "one-step Sarsa", "n_step_q": "n-step Q", "a2c": "A2C",
+    "ppo": "PPO", "impala": "IMPALA", "reinforce": "REINFORCE", "gorila": "Gorila", "apex": "Ape-X",
+}  # fmt: skip
 COLOURS = {"a3c": "C0", "one_step_q": "C3", "one_step_sarsa": "C1", "n_step_q": "C2"}
 STYLES = ("-", "--", ":")
 """Of the variants of an ablation, in turn."""

@@ -95,6 +95,12 @@ def ratio(one: Sample, many: Sample, seed: int = 0) -> Estimate:
     return _estimate(one.bound / many.bound, bound, resamples)
 
 
+def median(sample: Sample, seed: int = 0) -> Estimate:
+    """The median with a percentile bootstrap over seeds; a bound if it is censored."""
+    resamples = sample.resampled_medians(np.random.default_rng(seed), RESAMPLES)
+    return _estimate(sample.bound, "" if math.isfinite(sample.median) else ">=", resamples)
+
+
 def mean(estimates: Sequence[Estimate]) -> Estimate:
     """The arithmetic mean, as over games in the paper. A bound among the values makes the mean a bound."""
     bounds = {estimate.bound for estimate in estimates} - {""}

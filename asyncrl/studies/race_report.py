@@ -1,0 +1,277 @@
+"""The report of a race: who reached the score, when, after how many steps, and all the curves."""
+
+from __future__ import annotations
+
+import csv
+import math
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from asyncrl.plots.curves import Curve, draw_curves, read_curve, save_figure, unit_of
+from asyncrl.studies.documents import Block, Code, Heading, Items, Picture, Table, Text, write_pages
+from asyncrl.studies.figures import NAMES
+from asyncrl.studies.measure import Measurement, hardware, measure
+from asyncrl.studies.plan import Cell, Reference
+from asyncrl.studies.races import Conditions, Entrant, RaceFile, Start
+from asyncrl.studies.statistics import Sample, median
+
+
+@dataclass(frozen=True)
+class Lap:
+    """One run of the race, as its records have it."""
+
+    start: Start
+    folder: Path
+    run: Measurement
+    at: tuple[float, int] | None
+    """Minutes and steps when the parameters were taken that first had the score in their evaluation."""
+
+    @property
+    def minutes(self) -> float:
+        """To the score, or all it had."""
+        return self.at[0] if self.at else self.run.seconds / 60
+
+    @property
+    def steps(self) -> int:
+        """To the score, or all it made."""
+        return self.at[1] if self.at else self.run.steps
+
+
+@dataclass(frozen=True)
+class Result:
+    """All runs of an entrant in an environment that came to their end."""
+
+    entrant: Entrant
+    laps: Sequence[Lap]
+
+    @property
+    def reached(self) -> int:
+        """How many reached the score."""
+        return sum(lap.at is not None for lap in self.laps)
+
+    def sample(self, values: Sequence[float]) -> Sample:
+        """The values `[runs]` with what is censored marked."""
+        return Sample(tuple(values), tuple(lap.at is not None for lap in self.laps))
+
+    @property
+    def minutes(self) -> Sample:
+        """To the score."""
+        return self.sample([lap.minutes for lap in self.laps])
+
+    @property
+    def steps(self) -> Sample:
+        """To the score."""
+        return self.sample([float(lap.steps) for lap in self.laps])
+
+    @property
+    def core_minutes(self) -> Sample:
+        """To the score: minutes times the cores that the run could use."""
+        return self.sample([lap.minutes * max(1, lap.run.cores) for lap in self.laps])
+
+
+def write_report(file: RaceFile, runs_dir: Path, say: Callable[[str], None]) -> Path:
+    """Read all runs of the race and write RUNS_DIR/report/; returns the path of report.md.
+
+    `say` is told the table of each environment.
+    """
+    laps = [read_lap(file, start, runs_dir) for start in file.starts]
+    folder = runs_dir / "report"
+    folder.mkdir(exist_ok=True)
+    write_runs(folder / "runs.csv", laps)
+    blocks: list[Block] = [Heading("Which way of running in parallel is best?", 1)]
+    for env_id, conditions in file.environments.items():
+        own = [lap for lap in laps if lap.start.env_id == env_id]
+        results = rank(own)
+        table = Table(TITLES, [_row(result) for result in results])
+        say(_plain(env_id, conditions, table))
+        blocks += [Heading(env_id), Text(_told(conditions, own)), *_figures(folder, env_id, conditions, own, results)]
+        blocks += [table, Text(NOTE), Table(RUN_TITLES, [_run_row(lap) for lap in own])]
+    machines = Counter(hardware(lap.folder) for lap in laps if lap.run.complete)
+    blocks += [Heading("How it was measured"), Items([f"{count} runs on {own}" for own, count in machines.items()])]
+    blocks += [Code("\n".join(file.commands))]
+    write_pages(folder, blocks)
+    return folder / "report.md"
+
+
+def read_lap(file: RaceFile, start: Start, runs_dir: Path) -> Lap:
+    """What a run's records say; one that has not been made gives an empty measurement."""
+    folder = file.job(start).folder(runs_dir)
+    conditions = file.environments[start.env_id]
+    cell = Cell(
+        start.entrant.algorithm, "", start.env_id, start.entrant.backend, max(1, conditions.workers), start.seed
+    )
+    run = measure(cell, folder)
+    evaluation = None if conditions.score is None else run.reach(Reference(conditions.score, "the race's"))
+    return Lap(start, folder, run, None if evaluation is None else (evaluation.seconds / 60, evaluation.steps))
+
+
+def rank(laps: Sequence[Lap]) -> list[Result]:
+    """One result per entrant with a finished run: the soonest median first, those who did not arrive by their best."""
+    finished = [lap for lap in laps if lap.run.complete]
+    entrants = dict.fromkeys(lap.start.entrant for lap in finished)
+    results = [Result(entrant, [lap for lap in finished if lap.start.entrant == entrant]) for entrant in entrants]
+    return sorted(results, key=lambda result: (result.minutes.median, -_best(result)))
+
+
+def _best(result: Result) -> float:
+    """The median over runs of the best evaluation."""
+    scores = [score for lap in result.laps if (score := lap.run.best_score()) is not None]
+    return Sample.complete(scores).median if scores else -math.inf
+
+
+TITLES = ("entrant", "reached", "minutes", "steps", "core-minutes", "steps per second", "best score")
+NOTE = (
+    "Medians over seeds with 95 % bootstrap intervals; > where at least half of the runs ended before they reached the "
+    "score. Minutes count from the moment all workers were ready to the moment the parameters were taken that had the "
+    "score in their evaluation; core-minutes are these times the cores a run could use. Best score: the median over "
+    "seeds of each run's best evaluation."
+)
+
+
+def _row(result: Result) -> list[str]:
+    rates = Sample.complete([lap.run.throughput for lap in result.laps])
+    return [
+        name_of(result.entrant),
+        f"{result.reached} of {len(result.laps)}",
+        _told_median(result, result.minutes, ".1f"),
+        _told_median(result, result.steps, ",.0f"),
+        _told_median(result, result.core_minutes, ".1f"),
+        f"{rates.median:,.0f}",
+        f"{_best(result):.4g}",
+    ]
+
+
+def _told_median(result: Result, sample: Sample, form: str) -> str:
+    """A median and its interval; only a bound if it is censored."""
+    if not math.isfinite(sample.median):
+        return f"> {sample.bound:{form}}"
+    estimate = median(sample, seed=zlib.crc32(str(result.entrant).encode()))
+    return f"{estimate.value:{form}} [{estimate.low:{form}}, {estimate.high:{form}}]"
+
+
+RUN_TITLES = ("entrant", "seed", "state", "steps", "minutes", "steps to the score", "minutes to it", "best score")
+
+
+def _run_row(lap: Lap) -> list[str]:
+    best = lap.run.best_score()
+    return [
+        name_of(lap.start.entrant),
+        str(lap.start.seed),
+        lap.run.state or "not made",
+        f"{lap.run.steps:,}",
+        f"{lap.run.seconds / 60:.1f}",
+        f"{lap.at[1]:,}" if lap.at else "",
+        f"{lap.at[0]:.1f}" if lap.at else "",
+        "" if best is None else f"{best:.4g}",
+    ]
+
+
+def write_runs(path: Path, laps: Sequence[Lap]) -> None:
+    """runs.csv: a row per run of the plan, also those that never reached the score, failed or are still missing."""
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("environment", "backend", *(title.replace(" ", "_") for title in RUN_TITLES)))
+        for lap in laps:
+            cells = [cell.replace(",", "") for cell in _run_row(lap)]
+            writer.writerow((lap.start.env_id, lap.start.entrant.backend, *cells))
+
+
+def name_of(entrant: Entrant) -> str:
+    """An entrant as tables and legends have it."""
+    name = NAMES.get(entrant.algorithm, entrant.algorithm)
+    return f"{name}, {entrant.backend}" if entrant.named else name
+
+
+def _told(conditions: Conditions, laps: Sequence[Lap]) -> str:
+    finished = sum(lap.run.complete for lap in laps)
+    limits = [f"{conditions.max_minutes:g} minutes"] if conditions.max_minutes else []
+    limits += [f"{conditions.max_steps:,} steps"] if conditions.max_steps else []
+    most = f"; a run had at most {' and '.join(limits)}" if limits else ""
+    aim = "No score to reach" if conditions.score is None else f"The score to reach is {conditions.score:g}"
+    return (
+        f"{aim}, in the mean of {conditions.evaluation_episodes} whole episodes. {finished} of {len(laps)} runs came "
+        f"to their end{most}."
+    )
+
+
+def _plain(env_id: str, conditions: Conditions, table: Table) -> str:
+    """The table as the terminal shows it."""
+    lines = [table.titles, *table.rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(table.titles))]
+    rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    aim = "" if conditions.score is None else f" to {conditions.score:g}"
+    return "\n".join([f"{env_id}{aim}", *rows])
+
+
+def _figures(
+    folder: Path, env_id: str, conditions: Conditions, laps: Sequence[Lap], results: Sequence[Result]
+) -> list[Block]:
+    """Curves over minutes and over steps, and when each run arrived."""
+    place = env_id.replace("/", "_").replace(":", "_")
+    pictures: list[Block] = []
+    curves = [curve for lap in laps if lap.run.state and (curve := _curve(lap)).rows]
+    serial = all(lap.start.entrant.backend == "serial" for lap in laps)
+    for axis, words in (("minutes", "minutes"), ("steps", "steps")):
+        if curves and not (axis == "minutes" and serial):
+            figure = draw_curves(curves, axis, env_id)
+            if conditions.score is not None:
+                figure.axes[0].axhline(conditions.score, color="0.5", linewidth=1, linestyle=":")
+            save_figure(figure, folder / f"{place}-{axis}.png")
+            pictures.append(
+                Picture(
+                    f"{place}-{axis}.png",
+                    f"Score over {words}: each seed a faint line, their median a strong one. A run ends at the score.",
+                )
+            )
+    if conditions.score is not None and results:
+        order = list(dict.fromkeys(lap.start.entrant for lap in laps if lap.run.state))
+        save_figure(draw_arrivals(results, order), folder / f"{place}-arrivals.png")
+        pictures.append(
+            Picture(
+                f"{place}-arrivals.png",
+                "When each run arrived: a dot is a run, a bar the median; arrows are runs that never did.",
+            )
+        )
+    return pictures
+
+
+def _curve(lap: Lap) -> Curve:
+    """The run's curve, told apart by the entrant's name alone."""
+    curve = read_curve(lap.folder)
+    return Curve(
+        curve.path, {"page": name_of(lap.start.entrant), "env_id": lap.start.env_id, "workers": ""}, curve.rows
+    )
+
+
+def draw_arrivals(results: Sequence[Result], order: Sequence[Entrant]) -> Figure:
+    """Minutes and steps to the score of every run, an entrant a line; colours by their place in `order`, as curves."""
+    figure = Figure(figsize=(10, 0.45 * len(results) + 1.4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    colours = [f"C{order.index(result.entrant) % 10}" for result in results]
+    most = max(max(result.steps.values) for result in results)
+    unit, size = unit_of("steps", most)
+    _draw_arrivals(left, [result.minutes for result in results], 1.0, colours)
+    _draw_arrivals(right, [result.steps for result in results], size, colours)
+    left.set_yticks(range(len(results)), [name_of(result.entrant) for result in results])
+    left.invert_yaxis()
+    left.set_xlabel("minutes to the score")
+    right.set_xlabel(f"steps to the score ({unit})")
+    return figure
+
+
+def _draw_arrivals(axes: Axes, samples: Sequence[Sample], size: float, colours: Sequence[str]) -> None:
+    for place, (sample, colour) in enumerate(zip(samples, colours, strict=True)):
+        for value, reached in zip(sample.values, sample.reached, strict=True):
+            axes.plot(value / size, place, "o" if reached else ">", color=colour, alpha=0.8)
+        if math.isfinite(sample.median):
+            axes.plot([sample.median / size] * 2, [place - 0.3, place + 0.3], color=colour, linewidth=2)
+    axes.set_xlim(left=0)
+    axes.margins(x=0.05)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,133 @@
+"""Races: what is refused, what is compared, and what the report makes of it."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from asyncrl.commands.race import main
+from asyncrl.studies.race_report import rank, read_lap, write_report
+from asyncrl.studies.races import Conditions, Entrant, RaceFile, Start
+
+ENV = "Catch"
+REFUSED = [
+    (["--algorithms", "a3c", "a3c"], "--algorithms needs at least one value and none twice"),
+    (["--algorithms", "a4c"], "--algorithms: there is no page 'a4c'"),
+    (["--algorithms", "a3c@moon"], "a3c@moon on Catch"),
+    (["--algorithms", "impala@collective"], "impala@collective on Catch"),
+    (["--scores", "high"], "--scores takes numbers or none, got high"),
+    (["--scores", "nan"], "--scores takes numbers or none, got nan"),
+    (["--scores", "1", "2"], "--scores takes one value, or one for each of the 1 environments"),
+    (["--seeds", "0"], "--seeds and --jobs must be at least 1"),
+    (["--max-minutes", "-1"], "--max-minutes and --max-steps must not be negative"),
+    (["--", "--workers", "3"], "--workers is the race's own business"),
+    (["--", "--no-such-flag"], "a3c on Catch"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED)
+def test_a_mistake_is_one_line_and_no_run_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    """Whatever is wrong is found before the first run."""
+    given = ["--env-ids", ENV, "--runs-dir", str(tmp_path / "race")]
+    given += [] if "--algorithms" in words else ["--algorithms", "a3c"]
+
+    assert main([*given, *words]) == 2
+
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("asyncrl race: error: ")
+    assert said in lines[-1]
+    assert not list((tmp_path / "race").glob("*/*/*"))
+
+
+def made_up(runs_dir: Path) -> RaceFile:
+    """PPO reaches 1 after 1, 2 and 3 minutes; A3C after 4, with two runs of 5 minutes that never do."""
+    runs_dir.mkdir()
+    file = RaceFile(runs_dir)
+    starts = [Start(Entrant(page, "local"), ENV, seed) for seed in (1, 2, 3) for page in ("a3c", "ppo")]
+    file.add("python -m asyncrl race", {ENV: Conditions(1.0, 5.0, 0, 2, 10, True, ())}, starts)
+    file.save()
+    minutes = {("ppo", 1): 1, ("ppo", 2): 2, ("ppo", 3): 3, ("a3c", 1): 4}
+    for start in starts:
+        at = minutes.get((start.entrant.algorithm, start.seed))
+        folder = file.job(start).folder(runs_dir)
+        folder.mkdir(parents=True)
+        (folder / "status.json").write_text(json.dumps({"state": "finished"}))
+        (folder / "host.json").write_text(json.dumps({"cores_usable": 2}))
+        (folder / "config.json").write_text(json.dumps({"page": f"asyncrl.{start.entrant.algorithm}", "config": {}}))
+        rows = [
+            {"steps": 6000 * m, "seconds": 60.0 * m, "mean": 1.0 if m == at else 0.25, "cpu_share": 0.0}
+            for m in range(1, (at or 5) + 1)
+        ]
+        (folder / "evaluator.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        work = {"steps": rows[-1]["steps"], "seconds": rows[-1]["seconds"], "worker_steps": 1, "time": {}}
+        (folder / "worker-00.jsonl").write_text(json.dumps(work) + "\n")
+    return file
+
+
+def test_the_soonest_median_is_first_and_a_run_that_never_arrived_is_not_left_out(tmp_path: Path) -> None:
+    """Two of A3C's three runs are censored, so its median is only known to be more than what they had."""
+    file = made_up(tmp_path / "race")
+
+    ppo, a3c = rank([read_lap(file, start, tmp_path / "race") for start in file.starts])
+
+    assert (str(ppo.entrant), ppo.reached, ppo.minutes.median, ppo.steps.median) == ("ppo", 3, 2.0, 12_000.0)
+    assert ppo.core_minutes.median == 4.0
+    assert (str(a3c.entrant), a3c.reached) == ("a3c", 1)
+    assert a3c.minutes.median == float("inf")
+    assert a3c.minutes.bound == 5.0
+
+
+def test_the_report_has_a_table_all_runs_and_the_pictures(tmp_path: Path) -> None:
+    """The table in words, every run in the CSV file."""
+    file = made_up(tmp_path / "race")
+    said: list[str] = []
+
+    report = write_report(file, tmp_path / "race", said.append)
+
+    text = report.read_text()
+    assert "| PPO | 3 of 3 | 2.0 [1.0, 3.0] | 12,000 [6,000, 18,000] | 4.0 [2.0, 6.0] | 100 | 1 |" in text
+    assert "| A3C | 1 of 3 | > 5.0 | > 30,000 | > 10.0 | 100 | 0.25 |" in text
+    assert said[0].splitlines()[0] == "Catch to 1"
+    pictures = {path.name for path in report.parent.glob("*.png")}
+    assert pictures == {"Catch-minutes.png", "Catch-steps.png", "Catch-arrivals.png"}
+    with open(report.parent / "runs.csv", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [(row["entrant"], row["seed"], row["steps_to_the_score"]) for row in rows] == [
+        ("A3C", "1", "24000"), ("PPO", "1", "6000"), ("A3C", "2", ""),
+        ("PPO", "2", "12000"), ("A3C", "3", ""), ("PPO", "3", "18000"),
+    ]  # fmt: skip
+
+
+def test_runs_under_other_conditions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another score in the same folder: nothing of the race changes."""
+    made_up(tmp_path / "race")
+    before = (tmp_path / "race" / "race.json").read_text()
+    words = ["--algorithms", "a2c", "--env-ids", ENV, "--max-minutes", "5", "--workers", "2"]
+
+    assert main([*words, "--scores", "2", "--runs-dir", str(tmp_path / "race")]) == 2
+
+    assert "has Catch with score 1.0, not 2.0: choose another --runs-dir" in capsys.readouterr().err
+    assert (tmp_path / "race" / "race.json").read_text() == before
+
+
+def test_a_race_runs_and_the_same_line_repeats_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two pages on Catch, each on a backend of its own; the second call finds both finished."""
+    words = ["--algorithms", "a3c@serial", "ppo", "--backend", "serial", "--env-ids", ENV, "--scores", "none"]
+    words += ["--seeds", "1", "--workers", "2", "--max-steps", "600", "--runs-dir", str(tmp_path)]
+    further = ["--", "--evaluation-interval-steps", "300", "--t-max", "8"]
+
+    assert main([*words, *further]) == 0
+    runs = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*/status.json")}
+    assert main([*words, *further]) == 0
+
+    assert {path: path.stat().st_mtime_ns for path in runs} == runs
+    assert sorted(path.parent.name for path in runs) == ["serial-s1", "serial-s1"]
+    assert "2 runs, 2 of them finished before" in capsys.readouterr().out
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "| A3C, serial | 1 | finished |" in text
+    assert "| PPO | 1 | finished |" in text
