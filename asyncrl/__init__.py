@@ -1,6 +1,7 @@
 """Asynchronous reinforcement learning on all cores of a machine (Mnih et al. 2016).
 
-`asyncrl.train` and `asyncrl.load` are the Python API (docs/api.md); what they need is imported when they are used.
+`asyncrl.train`, `asyncrl.training` and `asyncrl.load` are the Python API (docs/python.md); what they need is imported
+when they are used.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncrl import a2c, a3c, apex, gorila, impala, n_step_q, one_step_q, one_step_sarsa, ppo, reinforce
-    from asyncrl.api import Policy, Result, Run, RunFailed, load, train
+    from asyncrl.api import Evaluation, Policy, Progress, Result, Run, RunFailed, Training, load, train
+    from asyncrl.api.background import training
     from asyncrl.core.errors import UsageError
 
 __all__ = [
-    "Policy", "Result", "Run", "RunFailed", "UsageError", "a2c", "a3c", "apex", "gorila", "impala", "load", "n_step_q",
-    "one_step_q", "one_step_sarsa", "ppo", "reinforce", "train",
+    "Evaluation", "Policy", "Progress", "Result", "Run", "RunFailed", "Training", "UsageError", "a2c", "a3c", "apex",
+    "gorila", "impala", "load", "n_step_q", "one_step_q", "one_step_sarsa", "ppo", "reinforce", "train", "training",
 ]  # fmt: skip
 
 
@@ -47,6 +49,8 @@ def __getattr__(name: str) -> Any:
     """Import what is public when it is asked for first: torch takes a second."""
     if name == "UsageError":
         return import_module("asyncrl.core.errors").UsageError
+    if name == "training":  # of which asyncrl.api has a module
+        return import_module("asyncrl.api.background").training
     if name not in __all__:
         raise AttributeError(f"module 'asyncrl' has no attribute {name!r}")
     from asyncrl.pages import PAGES

@@ -6,8 +6,9 @@ import importlib
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from asyncrl.pages import PAGES, module_of
+from asyncrl.pages import PAGES, module_of, name_of
 from asyncrl.runtime.threads import request_one_thread
 
 COMMANDS = {
@@ -30,6 +31,12 @@ def main(words: Sequence[str] | None = None) -> int:
         for name, text in (PAGES | COMMANDS).items():
             print(f"  {name:16}{text}")
         print("\n`asyncrl COMMAND --help` lists the options; `python -m asyncrl COMMAND` is the same command.")
+        print("`asyncrl --version` says which this is.")
+        return 0
+    if words[0] == "--version":
+        from asyncrl.commands.program import version
+
+        print(version())
         return 0
     if words[0] not in PAGES | COMMANDS:
         print(f"asyncrl: error: no command {words[0]!r}; there are {', '.join(PAGES | COMMANDS)}", file=sys.stderr)
@@ -38,6 +45,8 @@ def main(words: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the command is imported, as in asyncrl/__init__.py
     if words[0] == "train":
         words = words[1:]
+        if (page := page_in_config(words)) is not None:
+            words = [page, *words]
         if not words or words[0].startswith("-"):
             print(f"asyncrl train: error: name a page first: {', '.join(PAGES)}, or your own module", file=sys.stderr)
             return 2
@@ -46,6 +55,19 @@ def main(words: Sequence[str] | None = None) -> int:
     from asyncrl.commands.train import main as train
 
     return train(module_of(words[0]), words[1:])
+
+
+def page_in_config(words: Sequence[str]) -> str | None:
+    """The page that the file behind `--config` names, where the command line names none."""
+    from asyncrl.config.words import read_file, value_of
+    from asyncrl.core.errors import UsageError
+
+    if not words or not words[0].startswith("--") or not (file := value_of("--config", words)):
+        return None
+    try:
+        return name_of(read_file(Path(file))[0]) or None
+    except UsageError:  # the page's command says it
+        return None
 
 
 if __name__ == "__main__":

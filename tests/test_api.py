@@ -20,6 +20,7 @@ import torch
 
 import asyncrl
 from asyncrl.api.playing import load_run
+from asyncrl.api.runs import Rows
 from asyncrl.pages import PAGES
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.seeding import ENVIRONMENT, NO_PART, derive
@@ -202,6 +203,9 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
         ("a3c", {"config": asyncrl.ppo.Config()}, "asyncrl.a3c takes a asyncrl"),
         ("one_step_q", {"env_id": "Pendulum-v1"}, "asyncrl one_step_q chooses between discrete ones"),
         ("a3c", {"resume": "nowhere"}, "is not a run"),
+        ("a3c", {"env_id": Screen()}, "env_id takes an id, a class or a function that makes an environment"),
+        ("a3c", {"env_id": dict}, "dict() returned a dict, not a gymnasium.Env"),
+        ("a3c", {"network": "mpl"}, "--network takes auto, small, board, paper, nature, mlp or module:factory"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, page: str, settings: Any, line: str) -> None:
@@ -282,6 +286,110 @@ def test_another_thread_may_train(tmp_path: Path) -> None:
     assert [run.state for run in ended] == ["finished"]
 
 
+def test_evaluations_and_progress_are_told_while_it_trains(tmp_path: Path) -> None:
+    """In their order, as typed rows and copies; the same rows are read afterwards, also as a frame."""
+    evaluations: list[asyncrl.Evaluation] = []
+    progress: list[asyncrl.Progress] = []
+    run = asyncrl.train(
+        "a3c", env_id="Catch", **TINY | {"evaluation_interval_steps": 400}, runs_dir=tmp_path,
+        on_evaluation=evaluations.append, on_progress=progress.append,
+    )  # fmt: skip
+
+    assert [row["steps"] // 400 for row in evaluations] == [1, 2, 2]  # the last one is of the end
+    assert evaluations == run.evaluations()
+    assert progress[-1].steps >= 1000
+    assert progress[-1].best_score == run.best_score
+    frame = run.evaluations().frame()
+    assert list(frame["mean"]) == [row["mean"] for row in evaluations]
+    assert list(run.records().frame()["steps"])[-1] == progress[-1].steps
+
+
+def test_a_frame_needs_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it there is one line."""
+    monkeypatch.setitem(sys.modules, "pandas", None)
+
+    with pytest.raises(asyncrl.UsageError, match="a frame needs pandas: pip install pandas"):
+        Rows([{"mean": 1.0}]).frame()
+
+
+ENDLESS = TINY | {"env_id": "Catch", "total_steps": 1e9, "evaluation_interval_steps": 400}
+
+
+def test_a_function_that_returns_false_ends_the_run_in_order(tmp_path: Path) -> None:
+    """With a last checkpoint, from which it could go on."""
+    run = asyncrl.train("a3c", **ENDLESS, runs_dir=tmp_path, on_evaluation=lambda row: row["steps"] < 800)
+
+    assert (run.state, run.reason) == ("stopped", "the program asked for the end")
+    assert [row["steps"] // 400 for row in run.evaluations()] == [1, 2]
+    assert list((run.path / "checkpoints").glob("step_*"))
+
+
+def test_what_a_function_raises_ends_the_run_and_goes_on(tmp_path: Path) -> None:
+    """It is the program's own exception, not the run's."""
+
+    def fails(evaluation: asyncrl.Evaluation) -> None:
+        raise ZeroDivisionError(evaluation["steps"])
+
+    with pytest.raises(ZeroDivisionError):
+        asyncrl.train("a3c", **ENDLESS, runs_dir=tmp_path, on_evaluation=fails)
+
+    (run,) = tmp_path.glob("*/*/*")
+    assert status_of(run)["state"] == "stopped"
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize("backend", ["serial", "local"])
+def test_a_run_in_the_background_gives_its_evaluations_until_it_has_ended(tmp_path: Path, backend: str) -> None:
+    """Then it is a run as any other; to ask once more gives nothing."""
+    settings = TINY | {"evaluation_interval_steps": 400, "backend": backend}
+    training = asyncrl.training("a3c", env_id="Catch", **settings, runs_dir=tmp_path)
+    evaluations = list(training)
+
+    assert evaluations == training.run.evaluations()
+    assert (training.run.state, training.run.best_score) == ("finished", max(row["mean"] for row in evaluations))
+    assert training.progress.steps >= 1000
+    assert list(training) == []
+
+
+@pytest.mark.usefixtures("unchanged")
+def test_a_run_in_the_background_ends_with_its_block_or_with_the_loop(tmp_path: Path) -> None:
+    """Whichever way the program leaves it."""
+    with asyncrl.training("a3c", **ENDLESS, runs_dir=tmp_path, run_name="block") as training:
+        next(training)
+    for evaluation in asyncrl.training("a3c", **ENDLESS, runs_dir=tmp_path, run_name="loop"):
+        assert evaluation["steps"] >= 400
+        break
+    stopped = asyncrl.training("a3c", **ENDLESS, runs_dir=tmp_path, run_name="stop").stop()
+
+    assert training.run.state == stopped.state == "stopped"
+    assert status_of(tmp_path / "a3c" / "Catch" / "loop")["state"] == "stopped"
+
+
+def test_in_the_background_a_mistake_is_raised_at_once_and_a_failure_where_it_is_waited_for(tmp_path: Path) -> None:
+    """Before anything begins, and when it breaks."""
+    with pytest.raises(asyncrl.UsageError, match="there is no setting worker"):
+        asyncrl.training("a3c", worker=2)
+    training = asyncrl.training("a3c", env_id=Breaking, **TINY, runs_dir=tmp_path)
+    with pytest.raises(asyncrl.RunFailed, match="the light went out"):
+        list(training)
+    with pytest.raises(asyncrl.RunFailed, match="the light went out"):
+        _ = training.run
+
+
+def test_random_numbers_of_the_program_go_on_while_it_trains(tmp_path: Path) -> None:
+    """None is drawn twice, and none by the run."""
+    torch.manual_seed(1)
+    expected = torch.rand(4).tolist()
+    torch.manual_seed(1)
+    drawn = [torch.rand(()).item()]
+    training = asyncrl.training("a3c", env_id="Catch", **TINY, runs_dir=tmp_path)
+    drawn.append(torch.rand(()).item())
+    list(training)
+    drawn += [torch.rand(()).item(), torch.rand(()).item()]
+
+    assert drawn == expected
+
+
 def run_script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     """A program of its own, in a folder of its own."""
     (folder / "script.py").write_text(text)
@@ -314,20 +422,42 @@ except AttributeError as error:
 
 
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:
-    """Its lines run once, not again in each process; and its threads of both kinds are as torch has them."""
+    """Its lines run once, not again in each process, which know its classes and functions all the same; its threads of
+    both kinds are as torch has them; what it left in the background ends with it."""
     script = """
+import gymnasium
+import numpy as np
 import torch
 import asyncrl
+class Lamps(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(4)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.lamp = self.np_random.integers(4)
+        return np.eye(4, dtype=np.float32)[self.lamp], {}
+    def step(self, action):
+        return np.zeros(4, np.float32), float(action == self.lamp), True, False, {}
 before = (torch.get_num_threads(), torch.get_num_interop_threads())
+width = 8
 for backend in "local", "serial":
     run = asyncrl.train(
-        "a3c", env_id="Catch", workers=2, total_steps=2000, backend=backend, run_name=backend
+        "one_step_q", env_id=Lamps, workers=2, total_steps=2000, backend=backend, run_name=backend,
+        network=lambda shape: torch.nn.Sequential(torch.nn.Linear(shape[0], width), torch.nn.Tanh()),
+        exploration=lambda config, worker: asyncrl.one_step_q.Config().exploration_of(worker),
     )
     print(run.state, (torch.get_num_threads(), torch.get_num_interop_threads()) == before)
+    action, _ = asyncrl.load(run).act(np.zeros(4, np.float32))
+    print(run.path.parent.name, action in range(4))
+for evaluation in asyncrl.training("a3c", env_id=Lamps, workers=2, total_steps=1e9, evaluation_interval_steps=1000):
+    kept = asyncrl.training("a3c", env_id=Lamps, workers=2, total_steps=1e9, run_name="at-exit")
+    break
 """
     done = run_script(tmp_path, script)
 
-    assert (done.stdout, done.stderr) == ("finished True\n" * 2, "")
+    assert (done.stdout, done.stderr) == ("finished True\n__main___Lamps True\n" * 2, "")
+    states = [status_of(path)["state"] for path in tmp_path.glob("runs/a3c/*/*")]
+    assert states == ["stopped", "stopped"]
 
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [
@@ -422,11 +552,12 @@ def test_a_policy_that_draws_repeats_with_its_seed(tmp_path: Path) -> None:
 
 
 def test_the_documentation_says_what_works(tmp_path: Path) -> None:
-    """Every program in docs/api.md runs, one after the other, as it stands there."""
-    programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL)
+    """Every program in docs/python.md runs, one after the other, as it stands there."""
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
     assert programs
 
     done = run_script(tmp_path, "\n".join(programs))
 
     assert done.stderr == ""
-    assert float(done.stdout.splitlines()[-1]) >= 300
+    scores = [float(line) for line in done.stdout.splitlines() if re.fullmatch(r"\d+\.\d", line)]
+    assert scores[0] >= 300

@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from asyncrl.commands.train import main
 from asyncrl.pages import PAGES, module_of
 from asyncrl.storage.records import read_records
+from asyncrl.storage.tensorboard import shown
 from tests.support import the_run
 
 ROOT = Path(__file__).parent.parent
@@ -65,11 +66,12 @@ def test_metrics_are_documented(runs: list[Path]) -> None:
         accumulator = EventAccumulator(str(run / "tb"))
         accumulator.Reload()
         tags = set(accumulator.Tags()["scalars"])
-        assert {key for row in read_records(run / "supervisor.jsonl") for key in row if "/" in key} <= tags
+        keys = {key for row in read_records(run / "supervisor.jsonl") for key in row if "/" in key}
+        assert {shown(key) for key in keys} <= tags
         all_tags |= tags
 
     learners = {key for key in documented("learner.jsonl") if "/" in key}
-    assert documented("supervisor.jsonl and TensorBoard") | learners == all_tags
+    assert {shown(key) for key in documented("supervisor.jsonl and TensorBoard") | learners} == all_tags
     assert {"learner/rollout_age_mean", "train/approx_kl"} <= learners
 
 

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "plots": {"plots", "storage", "pages", "core"},
     "studies": {"studies", "plots", "storage", "pages", "core"},
     "pages": {"core"},
-    "api": {"api", "checks", "backends", "runtime", "envs", "storage", "pages", "config", "core"},
+    "api": {"api", "checks", "backends", "experience", "runtime", "envs", "storage", "pages", "config", "core"},
     "page": {"presets", "nets", "envs", "config", "core"},
 }
 

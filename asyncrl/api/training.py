@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from asyncrl.api.resume import AUTO, differences, is_resumed, load_for_resume, stored_config
+from asyncrl.api.narration import conclusion, introduction, what_next
+from asyncrl.api.resume import AUTO, differences, is_finished, is_resumed, load_for_resume, newest, stored_config
 from asyncrl.backends import collective, local, serial
 from asyncrl.backends.handles import GRADIENT, IN_STEP, MEMORY, build_handles, experience_bytes, learners_of
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
@@ -24,18 +25,20 @@ from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import UsageError
+from asyncrl.core.named import parcels
 from asyncrl.core.precision import INSTRUCTIONS
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.pages import command_of, short
-from asyncrl.runtime.monitor import Monitor, Summary
+from asyncrl.runtime.monitor import Listener, Monitor, Summary
 from asyncrl.runtime.normalize import moments_shape, moments_size
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters, load_page
 from asyncrl.runtime.snapshots import exact_state, flat_parameters, keeps_replay
-from asyncrl.runtime.terminal import View
+from asyncrl.runtime.terminal import View, make_view, say
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
 from asyncrl.storage.run_folder import RunExists, RunFolder, cpu_instructions, default_name, host_facts
+from asyncrl.storage.tracking import make_trackers, require
 
 FILES_PER_CHILD = 3
 """Descriptors that the supervisor keeps for each child: two, and one to spare."""
@@ -64,26 +67,38 @@ class Ended:
     summary: Summary
 
 
-def settle(page: str, read: Callable[[RunConfig | None], RunConfig], resume: str = "") -> Settled:
-    """Settings, environment and what was changed on resume, of the run in `resume` or of a new one.
+Read = Callable[[RunConfig | None, str], RunConfig]
+"""The configuration that was asked for, what was left open as in the argument (None: as the page has it); a text, if
+not empty, replaces its `resume`. Raises UsageError."""
 
-    `read` gives the configuration that was asked for, what was left open as in its argument (None: as the page has it).
+
+def settle(page: str, read: Read, resume: str = "") -> Settled:
+    """Settings, environment and what was changed on resume, of the run in `resume`, the newest one, or a new one.
+
     Raises UsageError.
     """
+    if resume != AUTO:
+        return _settle(page, read, resume)
+    settled = _settle(page, read, "")
+    path = newest(page, settled.config)
+    return settled if path is None else _settle(page, read, str(path))
+
+
+def _settle(page: str, read: Read, resume: str) -> Settled:
     module = load_page(page)
-    if resume not in ("", AUTO):
+    if resume:
         stored = stored_config(page, Path(resume))
-        config = read(stored)
+        config = read(stored, resume)
         changes = differences(stored, config)
         spec = make_spec(config)
         spaces = spec.probe()
     else:
         changes = []
-        first = read(None)
+        first = read(None, "")
         spec = make_spec(first)
         spaces = spec.probe()  # only to know what kind of preset it wants
         settings = module.preset(first.preset, spaces) | {"preset": first.preset}
-        config = read(dataclasses.replace(module.Config(), **settings))
+        config = read(dataclasses.replace(module.Config(), **settings), "")
         if make_spec(config) != spec:
             spec = make_spec(config)
             spaces = spec.probe()
@@ -91,6 +106,12 @@ def settle(page: str, read: Callable[[RunConfig | None], RunConfig], resume: str
     facts = {"id": config.env_id, "description": spec.describe(spaces), **dataclasses.asdict(spaces)}
     check_together(page, config, spaces)
     return Settled(page, config, spec, spaces, changes, facts)
+
+
+def has_nothing_to_do(settled: Settled, resume: str) -> bool:
+    """Whether the newest run was to go on, and it has reached its end already."""
+    config = settled.config
+    return resume == AUTO and is_resumed(config) and is_finished(Path(config.resume)) and not settled.changes
 
 
 def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
@@ -106,6 +127,7 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
         raise UsageError(f"--statistics per-worker is for workers that learn; in {command_of(page)} {who}")
     if config.overlap:
         _check_overlap(page, config)
+    require(config.track)
     if config.backend == "collective":
         _check_collective(page, config)
     if config.precision == "bfloat16":
@@ -144,15 +166,20 @@ def _check_collective(page: str, config: RunConfig) -> None:
 
 
 def carry_out(
-    settled: Settled, signals: Signals, begin: Callable[[Run], View], meeting: collective.Meeting | None = None
+    settled: Settled,
+    signals: Signals,
+    speaks: bool,
+    listener: Listener | None = None,
+    meeting: collective.Meeting | None = None,
 ) -> Ended:
     """A run from its folder to its last status, whatever comes: raises UsageError, but nothing once it has begun.
 
-    `meeting` are the ranks of the collective backend that a launcher has started. `signals` are those that are being
-    caught: one that comes ends the run in order. `begin` is called when the run is ready to begin, says so, and gives
-    the view that follows it.
+    `signals` are those that are being caught: one that comes ends the run in order. Whoever does not `speak` prints
+    nothing at all; `--quiet` leaves the folder and the outcome. `meeting` are the ranks of the collective backend that
+    a launcher has started.
     """
     config = settled.config
+    tell = say if speaks else _say_nothing
     with ExitStack() as stack:
         if is_resumed(config):
             stack.enter_context(RunFolder.open(Path(config.resume)).occupied())
@@ -161,13 +188,27 @@ def carry_out(
         if not is_resumed(config):
             stack.enter_context(folder.occupied())
         checkpoints.clean(folder.checkpoints)  # what a save that was killed has left
-        view = begin(run)
+        view = make_view(config.quiet or not speaks, f"{short(settled.page)} on {config.env_id}")
+        tell(f"run folder: {folder.path}")
+        for line in introduction(run, settled.facts["description"], settled.changes):
+            view.say(line)
         write_json(folder.config_file, {"page": settled.page, "config": to_plain(config), "environment": settled.facts})
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
-        monitor = Monitor(run)
+        title = f"{short(settled.page)} {config.env_id} {folder.path.name}"
+        trackers = make_trackers(config.track, config.track_project, title, folder.path)
+        monitor = Monitor(run, listener, trackers)
         outcome = conclude(follow(run, monitor, view, signals, meeting), monitor)
     view.close(monitor.summary)
+    for line in conclusion(run, outcome, monitor.summary):
+        tell(line)
+    for line in what_next(run):
+        view.say(line)
+    tell(f"run folder: {folder.path}")
     return Ended(run, outcome, monitor.summary)
+
+
+def _say_nothing(line: str) -> None:
+    pass
 
 
 def prepare(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> Run:
@@ -184,7 +225,8 @@ def prepare(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) 
     exact = exact_state(checkpoint, config) if checkpoint and config.backend == "serial" else None
     if checkpoint:
         theta = flat_parameters(checkpoint, layout)
-    spec = RunSpec(page, config, environment, spaces, open_folder(page, config), layout, part, exact)
+    own = parcels([config.env_id, config.network, getattr(config, "exploration", "")])
+    spec = RunSpec(page, config, environment, spaces, open_folder(page, config), layout, part, exact, parcels=own)
     return Run(spec, build_handles(spec, theta, checkpoint))
 
 

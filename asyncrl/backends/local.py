@@ -16,8 +16,6 @@ from asyncrl.runtime.run import Role, Run, build_learner, build_worker
 from asyncrl.runtime.terminal import View
 from asyncrl.runtime.threads import compute_with
 
-TOLD_SECONDS = 5.0
-"""Between two lines that say how many workers are ready."""
 SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.0001, 0.002
 """Between two looks of an actor that waits for room, or a learner that waits for a batch: longer and longer."""
 NICENESS = 5
@@ -50,11 +48,8 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
 
 def _await_ready(run: Run, supervisor: Supervisor, view: View, signals: Signals) -> Outcome | None:
     """Wait until every worker can begin, and count them meanwhile; an Outcome if the run ended before it began."""
-    told = time.monotonic()
     while BUILDING in (phases := run.handles.clock.phases()):
-        if time.monotonic() - told >= TOLD_SECONDS:
-            told = time.monotonic()
-            view.say(f"{sum(phase == READY for phase in phases)} of {len(phases)} workers are ready")
+        view.count(sum(phase == READY for phase in phases), len(phases))
         if signals.first is not None:
             return stopped(signals.first)
         wait(supervisor.sentinels(), timeout=0.02)

@@ -17,6 +17,10 @@ STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP
 """The signals that ask a run to stop: a person, a cluster that needs the place, a terminal that is closed."""
 
 
+PROGRAM = 1000
+"""In place of a signal's number: the program that trains asked for the end."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The end of a run: its state, why, and the command's exit code."""
@@ -34,7 +38,9 @@ def finished(reason: str) -> Outcome:
 
 
 def stopped(number: int) -> Outcome:
-    """A signal ended the run; exit code 128 + its number, as shells expect."""
+    """A signal ended the run; exit code 128 + its number, as shells expect. Or the program that trains did."""
+    if number == PROGRAM:
+        return Outcome("stopped", "the program asked for the end", 0)
     return Outcome("stopped", f"received {signal.Signals(number).name}", 128 + number)
 
 
@@ -67,6 +73,11 @@ class Signals:
     def urgent(self) -> bool:
         """Whether somebody asked twice."""
         return len(self.received) > 1
+
+    def ask(self) -> None:
+        """Have the run end in order, as a signal would; asking again hastens nothing."""
+        if not self.received:
+            self.received.append(PROGRAM)
 
     @contextmanager
     def caught(self) -> Iterator[Signals]:

@@ -14,6 +14,13 @@ from typing import Any
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import EnvironmentNotice
 from asyncrl.storage.files import disk_is_full
+from asyncrl.storage.run_folder import versions
+
+
+def version() -> str:
+    """Of this package and of what its results depend on most."""
+    names = ("asyncrl", "python", "torch", "numpy", "gymnasium", "ale-py")
+    return ", ".join(f"{name} {found}" for name in names if (found := versions()[name]))
 
 
 @contextlib.contextmanager

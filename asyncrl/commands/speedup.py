@@ -60,7 +60,7 @@ class Config:
     """So many consecutive evaluations must have the score in their mean: more than 1 keeps luck out."""
     reference_fraction: float = 0.75
     """auto: how far from one worker's worst evaluation to its best."""
-    max_steps: tuple[int, ...] = (200_000,)
+    total_steps: tuple[int, ...] = (200_000,)
     """Steps T of each run: one number for all environments, or one each."""
     max_seconds: float = 0.0
     """End a run after so many seconds; 0: no limit."""
@@ -109,6 +109,7 @@ def study(config: Config, further: Sequence[str], command: str) -> int:
     }
     ablation = "" if config.ablation == "none" else config.ablation
     cells = make_cells(config.algorithms, ablation, config.env_ids, config.backend, config.workers, config.seeds)
+    budgets = spread("--total-steps", config.total_steps, config.env_ids)
     environments = {
         env_id: Settings(
             steps,
@@ -118,7 +119,7 @@ def study(config: Config, further: Sequence[str], command: str) -> int:
             config.stop_at_reference,
             tuple(further),
         )
-        for env_id, steps in zip(config.env_ids, spread("--max-steps", config.max_steps, config.env_ids), strict=True)
+        for env_id, steps in zip(config.env_ids, budgets, strict=True)
     }
     failures: list[str] = []
     with alone_in(config.runs_dir, print) as lock:

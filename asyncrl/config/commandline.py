@@ -30,17 +30,17 @@ from asyncrl.config.groups import (
     RunSettings,
     Settings,
 )
+from asyncrl.config.words import understood
 from asyncrl.core.errors import UsageError
 
 T = TypeVar("T")
-ALIASES = {"--async-update-interval": "--t-max"}
-"""Other names of flags: the pseudo-code of the one-step methods calls t_max I_AsyncUpdate."""
 Reader = Callable[[str], Any]
 """One word to a value; raises ValueError with what follows the flag's name in the message."""
 Shape = tuple[int | Literal["*"], str]
 """How many words a flag takes, and how help calls them."""
-METHOD = "method"
+COMMON, METHOD = "common", "method"
 GROUPS: dict[str, type[Settings] | None] = {
+    COMMON: None,
     "run": RunSettings,
     "environment": EnvironmentSettings,
     "parallelism": ParallelismSettings,
@@ -51,6 +51,13 @@ GROUPS: dict[str, type[Settings] | None] = {
     "faults": FaultSettings,
 }
 """The groups of settings in the order of help; the method's own are those that no other group has."""
+MOST_USED = (
+    "env_id", "total_steps", "workers", "seed", "preset", "backend", "learning_rate", "network",
+    "evaluation_interval_steps", "stop_at_score", "resume", "track",
+)  # fmt: skip
+"""Those that help shows first, in the order of their use."""
+CONFIG_HELP = "Take settings from a run's config.json, or from TOML; those on the command line count more."
+TEXTS = {COMMON: "What is given most often.", METHOD: "What this method has beside the others."}
 
 
 def parse_integer(text: str) -> int:
@@ -130,28 +137,12 @@ _registry = tyro.constructors.ConstructorRegistry()
 _registry.primitive_rule(_rule)
 
 
-def spelled_out(word: str) -> str:
-    """The word with the flag's own name where another one was used."""
-    name, equals, attached = word.partition("=")
-    return ALIASES.get(name, name) + equals + attached
-
-
-def value_of(flag: str, words: Sequence[str]) -> str:
-    """What `words` say after one flag, before the others can be judged; "" if nothing."""
-    value = ""
-    for word, following in zip(words, [*words[1:], ""], strict=False):
-        name, equals, attached = word.partition("=")
-        if name == flag:
-            value = attached if equals else following
-    return value
-
-
 def parse(cls: type[T], words: Sequence[str], program: str, default: T | None = None) -> T:
     """The configuration that `words` describe, other fields as in `default`.
 
     Raises UsageError with one line for words it does not understand, and SystemExit(0) after --help.
     """
-    words = [spelled_out(word) for word in words]
+    words = understood(words)
     options: dict[str, Any] = {"prog": program, "registry": _registry}
     if default is not None:
         options["default"] = default
@@ -178,6 +169,7 @@ def _grouped(cls: type[Any], default: Settings) -> type[Any]:
     """The same settings nested in groups, which is how tyro draws boxes around them; for help only."""
     texts, kinds = texts_of(cls), get_type_hints(cls)
     home = {field.name: title for title, group in GROUPS.items() if group for field in dataclasses.fields(group)}
+    home |= dict.fromkeys(MOST_USED, COMMON)
     annotated: Any = Annotated  # the types are known to the program, not to a reader of it
     members: dict[str, list[Any]] = {title: [] for title in GROUPS}
     for field in dataclasses.fields(cls):
@@ -185,16 +177,15 @@ def _grouped(cls: type[Any], default: Settings) -> type[Any]:
         value = dataclasses.field(default=getattr(default, field.name))
         own = members[home.get(field.name, METHOD)]
         own.append((field.name, annotated[kinds[field.name], told], value))
+    members[COMMON].sort(key=lambda member: MOST_USED.index(member[0]))
+    config = annotated[Path | None, tyro.conf.arg(help=CONFIG_HELP, metavar="FILE")]
+    members[COMMON].append(("config", config, dataclasses.field(default=None)))
     parts = []
     for title, own in members.items():
-        text = (GROUPS[title] or _OwnSettings).__doc__
+        text = group.__doc__ if (group := GROUPS[title]) else TEXTS[title]
         part = dataclasses.make_dataclass(title, own, frozen=True, namespace={"__doc__": text})
         parts.append((title, part, dataclasses.field(default=part())))
     return dataclasses.make_dataclass(cls.__name__, parts, frozen=True, namespace={"__doc__": cls.__doc__})
-
-
-class _OwnSettings:
-    """What this method has beside the others."""
 
 
 def texts_of(cls: type[Any]) -> dict[str, str]:

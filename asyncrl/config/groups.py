@@ -7,13 +7,16 @@ below it is its help. `RunConfig` is all of them together.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
+from asyncrl.core.named import is_name
 
 MOST_WORKERS = 10_000
+NETWORKS = ("auto", "small", "board", "paper", "nature", "mlp")
 
 
 def flag(field: str) -> str:
@@ -45,6 +48,12 @@ class Settings:
         self._require(field, getattr(self, field) >= 1, "must be at least 1")
         self._require(field, getattr(self, field) <= most, f"must be at most {most:_}")
 
+    def _require_choice(self, field: str, choices: Sequence[str]) -> None:
+        """One of the choices, or something of the user's own."""
+        given = getattr(self, field)
+        if given not in choices and not is_name(given):
+            raise UsageError(f"{flag(field)} takes {', '.join(choices)} or module:factory, got {given!r}")
+
     def _require_not_negative(self, field: str, most: float = math.inf) -> None:
         self._require(field, getattr(self, field) >= 0, "must not be negative")
         self._require(field, getattr(self, field) <= most, f"must be at most {most:_}")
@@ -70,6 +79,10 @@ class RunSettings(Settings):
     """Folder of a run to go on with, from its newest checkpoint; auto: the newest of the same name, if there is one."""
     quiet: bool = False
     """Print only the run folder, the outcome and errors."""
+    track: tuple[str, ...] = ()
+    """Tell Weights & Biases (wandb; --track alone as well), MLflow (mlflow) or both of the run, by their packages."""
+    track_project: str = "asyncrl"
+    """Project of Weights & Biases, experiment of MLflow."""
     checkpoint_interval_steps: int = 500_000
     """Steps between two checkpoints; there is one at the end and at a stop as well. 0: only those."""
     checkpoints_kept: int = 3
@@ -83,6 +96,7 @@ class RunSettings(Settings):
         self._require_count("total_steps", most=2**53)
         self._require_not_negative("max_seconds")
         self._require("seed", 0 <= self.seed < 2**63, "must lie between 0 and 2^63")
+        self._require("track_project", bool(self.track_project), "must not be empty")
         self._require_not_negative("checkpoint_interval_steps")
         self._require_count("checkpoints_kept", most=1_000_000)
         self._require_not_negative("record_interval_seconds")
@@ -235,8 +249,8 @@ class OptimiserSettings(Settings):
 class NetworkSettings(Settings):
     """What computes policies and values."""
 
-    network: Literal["auto", "small", "board", "paper", "nature", "mlp"] = "auto"
-    """Body of the network. auto: small for screens, board for boards, mlp for vectors; paper is 16-32-256."""
+    network: str = "auto"
+    """Body: auto (small for screens, board, mlp for vectors), small, board, mlp, paper, nature or module:factory."""
     hidden_sizes: tuple[int, ...] = ()
     """Widths of the fully connected layers; empty: the body's own (256, nature 512, mlp 64 64)."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -249,6 +263,7 @@ class NetworkSettings(Settings):
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
         super().check()
+        self._require_choice("network", NETWORKS)
         self._require("hidden_sizes", all(1 <= size <= 100_000 for size in self.hidden_sizes), "must be 1 to 100_000")
 
 

@@ -16,7 +16,9 @@ from asyncrl.core.exploration import (
     ladder_epsilon,
     spread_temperature,
 )
+from asyncrl.core.named import find, is_name
 
+EXPLORATIONS = ("drawn", "ladder", "boltzmann", "equal")
 SAMPLED_EPSILON = 0.05
 """Epsilon of the evaluator under --evaluation-policy sampled."""
 
@@ -34,8 +36,8 @@ class ActionValueConfig(RunConfig):
     """Let theta choose the action that theta^- values (van Hasselt et al. 2016)."""
     dueling: bool = False
     """Make Q of two streams, the state's value and the actions' advantages (Wang et al. 2016)."""
-    exploration: Literal["drawn", "ladder", "boltzmann", "equal"] = "drawn"
-    """How workers differ: final epsilon drawn per worker (the paper's), Ape-X's ladder, temperatures, or not at all."""
+    exploration: str = "drawn"
+    """How workers differ: drawn (final epsilons, the paper's), ladder (Ape-X), boltzmann, equal or module:factory."""
     epsilons: tuple[float, ...] = (0.1, 0.01, 0.5)
     """drawn: the final epsilons to draw from. equal: the first is everybody's."""
     epsilon_probabilities: tuple[float, ...] = (0.4, 0.3, 0.3)
@@ -48,6 +50,7 @@ class ActionValueConfig(RunConfig):
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
         super().check()
+        self._require_choice("exploration", EXPLORATIONS)
         self._require("exploration_steps", self.exploration_steps >= 0, "must not be negative")
         self._require("epsilons", bool(self.epsilons) and all(0 <= e <= 1 for e in self.epsilons), "must lie in [0, 1]")
         self._require("temperatures", all(0 < t < math.inf for t in self.temperatures), "must be positive")
@@ -62,6 +65,9 @@ class ActionValueConfig(RunConfig):
         """How a worker explores; `worker` below 0 is the evaluator."""
         if worker < 0:
             return EpsilonGreedy(0.0 if self.evaluation_policy == "greedy" else SAMPLED_EPSILON)
+        if is_name(self.exploration):
+            own: Exploration = find(self.exploration)(self, worker)
+            return own
         if self.exploration == "boltzmann":
             return Boltzmann(spread_temperature(worker, self.workers, *self.temperatures))
         if self.exploration == "ladder":

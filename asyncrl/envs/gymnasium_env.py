@@ -24,6 +24,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
+from asyncrl.core.named import find, is_name
 from asyncrl.core.spaces import Kind, Spaces
 from asyncrl.envs.preprocessed import Preprocessed
 from asyncrl.envs.spec import BadEnvironment, one_line
@@ -378,28 +379,15 @@ def _make_plain(spec: EnvSpec, seed: int) -> GymnasiumEnvironment:
     """The environment as it is. Our own limit is in agent steps, the environment counts frames."""
     env_id, limit = spec.env_id, spec.max_episode_steps * spec.frames_per_step
     arguments = dict(spec.env_kwargs)
-    module, _, attribute = env_id.partition(":")
-    # Gymnasium has ids of its own with a colon, "module:Name-v0"; those are no Python names.
-    if attribute.isidentifier():
-        environment = _from_factory(env_id, module, attribute, arguments)
+    if is_name(env_id):
+        environment = _from_factory(env_id, arguments)
         return GymnasiumEnvironment(environment, env_id, seed, limit)
     environment, notices = _from_registry(env_id, arguments)
     return GymnasiumEnvironment(environment, env_id, seed, limit, notices)
 
 
-def _from_factory(env_id: str, module: str, attribute: str, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    try:
-        factory = getattr(importlib.import_module(module), attribute, None)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
-            raise UsageError(f"{env_id}: there is no module {module} here; install it or set PYTHONPATH") from error
-        raise UsageError(f"{env_id}: importing {module} failed: {one_line(error)}") from error
-    except Exception as error:
-        raise UsageError(f"{env_id}: importing {module} failed: {one_line(error)}") from error
-    if factory is None:
-        raise UsageError(f"{env_id}: the module {module} has no {attribute}")
-    if not callable(factory):
-        raise UsageError(f"{env_id}: {attribute} is a {type(factory).__name__}, not a function that makes one")
+def _from_factory(env_id: str, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    factory, attribute = find(env_id), env_id.partition(":")[2]
     try:
         environment = factory(**arguments)
     except Exception as error:

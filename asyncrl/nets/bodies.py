@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
+from asyncrl.core.named import find, is_name
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ CONVOLUTIONS = {
     # For boards of about ten by ten, such as MinAtar's; its own baselines use this one (Young & Tian 2019).
     "board": Convolutions(((16, 3, 1, 0),), 128),
 }
+SMALL = CONVOLUTIONS["small"]
 MLP_WIDTHS = (64, 64)
 
 
@@ -106,6 +108,34 @@ class VectorBody(Body):
         return hidden
 
 
+class OwnBody(Body):
+    """A body that a user's factory makes. It keeps the initial weights that it was made with."""
+
+    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises UsageError for what is no body for observations of this shape."""
+        super().__init__()
+        factory = find(name)
+        try:
+            self.body = factory(shape)
+            with torch.no_grad():
+                features = self.body(torch.zeros(2, *shape))
+        except Exception as error:
+            raise UsageError(f"--network {name} failed: {type(error).__name__}: {error}") from error
+        if not isinstance(self.body, nn.Module) or not isinstance(features, Tensor) or features.shape[:-1] != (2,):
+            sizes = ", ".join(map(str, shape))
+            raise UsageError(f"--network {name} must return an nn.Module from [B, {sizes}] to [B, features]")
+        if any(True for _ in self.body.buffers()):
+            raise UsageError(f"--network {name} has buffers, as batch norms have; only parameters are shared")
+        if any(parameter.dtype != torch.float32 for parameter in self.body.parameters()):
+            raise UsageError(f"--network {name} has parameters that are not float32")
+        self.features = features.shape[-1]
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Features `[B, F]` of observations `[B, *shape]`, in float32 whatever they were."""
+        features: Tensor = self.body(observations.float())
+        return features
+
+
 def linear_layers(sizes: Sequence[int]) -> nn.ModuleList:
     """Linear layers between consecutive `sizes`."""
     return nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(sizes))
@@ -126,9 +156,9 @@ def body_name(config: RunConfig, kind: str) -> str:
 
 
 def hidden_widths(config: RunConfig, kind: str) -> tuple[int, ...]:
-    """Widths of the body's fully connected layers."""
+    """Widths of the body's fully connected layers; of one's own body, which has what it has, those of small."""
     name = body_name(config, kind)
-    return config.hidden_sizes or (MLP_WIDTHS if name == "mlp" else (CONVOLUTIONS[name].width,))
+    return config.hidden_sizes or (MLP_WIDTHS if name == "mlp" else (CONVOLUTIONS.get(name, SMALL).width,))
 
 
 def make_body(config: RunConfig, shape: tuple[int, ...], dtype: str, kind: str, without_last: bool = False) -> Body:
@@ -138,6 +168,8 @@ def make_body(config: RunConfig, shape: tuple[int, ...], dtype: str, kind: str, 
     such observations.
     """
     name, widths = body_name(config, kind), hidden_widths(config, kind)
+    if is_name(name):
+        return OwnBody(name, shape)
     if without_last:
         widths = widths[:-1]
     if (kind == "vector") != (name == "mlp"):
@@ -151,14 +183,15 @@ def make_body(config: RunConfig, shape: tuple[int, ...], dtype: str, kind: str, 
 
 
 def initialise(network: nn.Module, how: str, head_gains: Mapping[nn.Module, float]) -> None:
-    """Initialise every layer of `network` but the memory, which has done so itself.
+    """Initialise every layer of `network` but the memory and a user's own body, which have done so themselves.
 
     "orthogonal": orthogonal weights with gain sqrt(2), those of the heads with their own gain, and no bias (Saxe et
     al. 2014). "torch7": U(+-1/sqrt(fan_in)) for weights and biases, which the paper's author calls default Torch
     initialisation.
     """
+    own = {layer for body in network.modules() if isinstance(body, OwnBody) for layer in body.modules()}
     for layer in network.modules():
-        if not isinstance(layer, nn.Linear | nn.Conv2d):
+        if layer in own or not isinstance(layer, nn.Linear | nn.Conv2d):
             continue
         assert layer.bias is not None
         if how == "torch7":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -25,6 +25,35 @@ from asyncrl.storage.records import RecordWriter, read_records
 MOST_ENVIRONMENTS = 8
 """Episodes are played side by side: one batch of 8 costs a third of 8 single observations."""
 POLL_SECONDS = 0.1
+
+
+class Evaluation(TypedDict):
+    """One evaluation: a row of evaluator.jsonl."""
+
+    steps: int
+    """Steps of all workers when theta was read."""
+    frames: int
+    seconds: float
+    """Seconds of training by then."""
+    updates: int
+    returns: list[float]
+    """Raw return of each episode."""
+    lengths: list[int]
+    """Its steps."""
+    cut: int
+    """How many episodes had not ended and were cut."""
+    mean: float
+    """Of the returns, as the next two."""
+    median: float
+    std: float
+    policy: str
+    """greedy or sampled."""
+    evaluation_seconds: float
+    evaluation_cpu_seconds: float
+    cpu_share: float
+    """Of all CPU time so far, by all evaluations."""
+    best: bool
+    """Whether it is the best of the run so far."""
 
 
 class Evaluator:
@@ -97,7 +126,7 @@ class Evaluator:
         elapsed = self._run.handles.clock.seconds_of_this_part
         return (time.process_time() - self._cpu_before) / max(1e-9, elapsed * len(usable_cores()))
 
-    def evaluate(self) -> dict[str, Any] | None:
+    def evaluate(self) -> Evaluation | None:
         """One evaluation of theta as it is now; None when the run is being left before its end.
 
         In a serial run, which can go on exactly where it was, one that is left is still due then.
@@ -128,7 +157,7 @@ class Evaluator:
         self._evaluated = (steps, version)
         scores = [episode.score for episode in episodes]
         mean = float(np.mean(scores))
-        row = {
+        row: Evaluation = {
             "steps": steps,
             "frames": steps * self._run.spec.environment.frames_per_step,
             "seconds": round(seconds, 3),

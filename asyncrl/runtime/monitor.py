@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, cast
 
 from asyncrl.core.schedules import crossed
-from asyncrl.runtime.evaluator import cut_in_words
+from asyncrl.runtime.evaluator import Evaluation, cut_in_words
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, name_of
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import take_checkpoint
@@ -18,6 +18,7 @@ from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
 from asyncrl.storage.records import RecordReader, RecordWriter
 from asyncrl.storage.tensorboard import TensorBoardWriter
+from asyncrl.storage.tracking import Tracker
 
 TIME_IS_OVER = "max_seconds reached"
 """The reason of an end that is the command's and not the run's: the next command may go on."""
@@ -26,6 +27,9 @@ INTERVAL_SECONDS = 2.0
 EPISODES_AVERAGED = 100
 REPLACED = ("async/worker_restarts", "async/workers_gone")
 """What only workers have that go on without the others."""
+SCORES = ("eval/mean_reward", "rollout/ep_rew_mean")
+BOOKKEEPING = ("runs_dir", "run_name", "resume", "quiet", "track", "track_project")
+"""Settings that say nothing of what is learnt and how."""
 COUNTED = {"steps": "worker_steps", **{name: name for name in Counts._fields}}
 """What each worker counts in shared memory: its name in `unrecorded`, and the key in the worker's rows."""
 
@@ -50,6 +54,8 @@ class Summary:
     length_mean: float | None = None
     evaluation: float | None = None
     best_score: float | None = None
+    evaluation_due: int | None = None
+    """Steps at which the next evaluation is due; total_steps: at the end."""
     remark: str = ""
     """What else there is to say of the newest evaluation."""
     staleness_mean: float | None = 0.0
@@ -77,11 +83,28 @@ class Summary:
         return left if self.seconds_to_limit is None else min(left, self.seconds_to_limit)
 
 
+class Listener(Protocol):
+    """A part of the program that wants to hear of the run while it is going on."""
+
+    def begun(self) -> None:
+        """The workers are at work."""
+        ...
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """There is another evaluation."""
+        ...
+
+    def looked(self, summary: Summary) -> None:
+        """The summary has been renewed."""
+        ...
+
+
 class Monitor:
     """Follows one run. `look` is called often and does little; every two seconds it writes."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, listener: Listener | None = None, trackers: Sequence[Tracker] = ()) -> None:
         self.run = run
+        self._listener = listener
         self.summary = Summary(
             total_steps=run.spec.config.total_steps,
             frames_per_step=run.spec.environment.frames_per_step,
@@ -105,9 +128,9 @@ class Monitor:
         """Rows of workers and learner that have been read, for the supervisor's next one."""
         means = [row["mean"] for row in self._evaluator.new() if row.get("mean") is not None]
         self.summary.best_score = max(means, default=None)
-        self._tensorboard = TensorBoardWriter(
-            run.spec.folder.tensorboard, run.handles.clock.steps if run.spec.part else None
-        )
+        resumed_at = run.handles.clock.steps if run.spec.part else None
+        self._trackers: list[Tracker] = [TensorBoardWriter(run.spec.folder.tensorboard, resumed_at), *trackers]
+        self._await_evaluation(self.summary.steps)
         self._scores: deque[float] = deque(maxlen=EPISODES_AVERAGED)
         self._lengths: deque[float] = deque(maxlen=EPISODES_AVERAGED)
         self._looked_at = time.monotonic()
@@ -124,25 +147,39 @@ class Monitor:
         """The workers are ready: write down what was chosen, and return lines: how they explore, what is amiss."""
         ready = [row for row in self._read_all() if row.get("event") == "ready" and "exploration" in row]
         exploration = {row["worker"]: row["exploration"] for row in ready}
-        config = "\n".join(f"| {key} | {value} |" for key, value in vars(self.run.spec.config).items())
-        self._tensorboard.text("config", f"| setting | value |\n|---|---|\n{config}", self.run.handles.clock.steps)
+        settings = vars(self.run.spec.config)
+        config = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
+        self._text("config", f"| setting | value |\n|---|---|\n{config}")
+        told = {"page": self.run.spec.page} | {key: settings[key] for key in settings if key not in BOOKKEEPING}
+        for tracker in self._trackers:
+            tracker.hparams(told, SCORES)
         event = "resumed" if self.run.spec.part else "started"
         self._writer.write({"event": event, "steps": self.run.handles.clock.steps, "exploration": exploration})
         table = "\n".join(f"| {worker} | {in_words(facts)} |" for worker, facts in exploration.items())
         text = f"| worker | exploration |\n|---|---|\n{table}"
-        self._tensorboard.text("async/exploration", text, self.run.handles.clock.steps)
+        self._text("async/exploration", text)
         self._save_due = not self.run.spec.part  # a run that is killed before its first interval can be resumed too
         self._save_if_due()
         self.write_status("running")
         self._looked_at = time.monotonic()  # speeds are of the training, not of the start before it
         counts = Counter(in_words(facts) for facts in exploration.values())
         lines = ["exploration: " + ", ".join(f"{count} x {words}" for words, count in counts.most_common())]
+        if self._listener is not None:
+            self._listener.begun()
         if threads := max((row["threads"] for row in ready), default=0):
             lines.append(
                 f"the environments of a worker have started {threads} threads beside its own: if those compute, "
                 "workers fight for cores; ask the environment's package for one thread"
             )
         return lines
+
+    def _text(self, tag: str, text: str) -> None:
+        for tracker in self._trackers:
+            tracker.text(tag, text, self.run.handles.clock.steps)
+
+    def _scalars(self, values: Mapping[str, float], steps: int) -> None:
+        for tracker in self._trackers:
+            tracker.scalars(values, steps)
 
     def look(self, now: bool = False) -> bool:
         """Read, save and decide what is due; True when a new summary has been written."""
@@ -195,11 +232,12 @@ class Monitor:
                 continue
             summary = self.summary
             summary.evaluation = mean
+            self._await_evaluation(row["steps"])
             summary.remark = cut_in_words(row["cut"], row["lengths"]) if row.get("cut") else ""
             summary.best_score = mean if summary.best_score is None else max(summary.best_score, mean)
             if target is not None and mean >= target:
                 self._score_reached = True
-            self._tensorboard.scalars(
+            self._scalars(
                 {
                     "eval/mean_reward": mean,
                     "eval/mean_ep_length": statistics.fmean(row["lengths"]),
@@ -207,6 +245,13 @@ class Monitor:
                 },
                 row["steps"],
             )
+            if self._listener is not None:
+                self._listener.evaluated(cast(Evaluation, row))
+
+    def _await_evaluation(self, steps: int) -> None:
+        """The next one after that at `steps`, or after the beginning: at the next multiple of the interval."""
+        interval, end = self.run.spec.config.evaluation_interval_steps, self.run.spec.config.total_steps
+        self.summary.evaluation_due = min(end, (steps // interval + 1) * interval if interval else end)
 
     def _read_all(self) -> list[dict[str, Any]]:
         return [row for who in self._readers for row in self._read(who)]
@@ -278,8 +323,10 @@ class Monitor:
         if self.run.handles.accord is not None:
             scalars |= dict.fromkeys(REPLACED)
         present = {tag: value for tag, value in scalars.items() if value is not None}
-        self._tensorboard.scalars(present, steps)
+        self._scalars(present, steps)
         self._writer.write({"steps": steps, "seconds": round(summary.seconds, 3), "updates": updates, **present})
+        if self._listener is not None:
+            self._listener.looked(summary)
 
     def _learnt(self, rows: list[dict[str, Any]]) -> dict[str, float | None]:
         """What rows say about updates."""
@@ -389,7 +436,8 @@ class Monitor:
             self.summary.steps_per_second = self.summary.steps / max(1e-9, self.summary.seconds)
         finally:
             self._writer.close()
-            self._tensorboard.close()
+            for tracker in self._trackers:
+                tracker.close()
 
 
 def in_records(worker: int) -> int | str:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.flat import flatten_parameters
+from asyncrl.core.named import Parcel
 from asyncrl.core.precision import compute_in
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.rebuilding import Rebuilding
@@ -57,6 +58,8 @@ class RunSpec:
     """Serial backend: the state in which every worker is to go on, from the checkpoint."""
     incarnation: int = 0
     """How many processes held this one's place before and died: each draws new random streams."""
+    parcels: tuple[Parcel, ...] = ()
+    """What a program has handed over and other processes could not import."""
 
     def stream(self, worker: int, *place: int) -> tuple[int, ...]:
         """What distinguishes a random stream of a worker from all others of its purpose."""

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from asyncrl.runtime.monitor import Summary
 
-PLAIN_INTERVAL_SECONDS = 10.0
+PLAIN_INTERVAL_SECONDS, COUNT_INTERVAL_SECONDS = 10.0, 5.0
 SILENT_SECONDS = 20.0
 """A worker that has pushed nothing for so long gets a yellow lamp."""
 
@@ -46,6 +46,10 @@ class View(Protocol):
         """Print a line that stays."""
         ...
 
+    def count(self, ready: int, workers: int) -> None:
+        """Show how many workers are ready, before the run begins."""
+        ...
+
     def show(self, summary: Summary) -> None:
         """Show the present state."""
         ...
@@ -61,6 +65,9 @@ class QuietView:
     def say(self, line: str) -> None:
         """Say nothing: --quiet."""
 
+    def count(self, ready: int, workers: int) -> None:
+        """Show nothing."""
+
     def show(self, summary: Summary) -> None:
         """Show nothing."""
 
@@ -73,10 +80,18 @@ class PlainView:
 
     def __init__(self) -> None:
         self._shown_at = time.monotonic()
+        self._counted_at = time.monotonic()
 
     def say(self, line: str) -> None:
         """Print the line."""
         say(line)
+
+    def count(self, ready: int, workers: int) -> None:
+        """Print a line if some are not ready after a while, and again after a while."""
+        now = time.monotonic()
+        if ready < workers and now - self._counted_at >= COUNT_INTERVAL_SECONDS:
+            self._counted_at = now
+            self.say(counted(ready, workers))
 
     def show(self, summary: Summary) -> None:
         """Print a line if the last is old enough."""
@@ -104,13 +119,20 @@ class LiveView:
         with even_if_nobody_reads():
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    def count(self, ready: int, workers: int) -> None:
+        """Count in the place of the panel."""
+        self._draw(Text(counted(ready, workers), style="dim"))
+
     def show(self, summary: Summary) -> None:
         """Renew the panel."""
+        self._draw(panel(summary, self._title))
+
+    def _draw(self, what: Panel | Text) -> None:
         with even_if_nobody_reads():
             if not self._running:
                 self._running = True
                 self._live.start()
-            self._live.update(panel(summary, self._title))
+            self._live.update(what)
 
     def close(self, summary: Summary) -> None:
         """Leave the last panel on the screen."""
@@ -127,6 +149,11 @@ def make_view(quiet: bool, title: str) -> View:
     console = Console()
     draws = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
     return LiveView(title) if draws else PlainView()
+
+
+def counted(ready: int, workers: int) -> str:
+    """How many workers are ready."""
+    return f"{ready} of {workers} workers are ready"
 
 
 def duration(seconds: float | None) -> str:
@@ -163,7 +190,7 @@ def one_line(summary: Summary) -> str:
         speed(summary),
         *([] if summary.ended else [f"left {duration(summary.seconds_left)}"]),
         f"return {number(summary.score_mean)}",
-        f"evaluation {number(summary.evaluation)} (best {number(summary.best_score)})",
+        f"evaluation {number(summary.evaluation)} (best {number(summary.best_score)}){next_evaluation(summary)}",
         *staleness(summary),
     ]
     parts += dropped(summary)
@@ -175,6 +202,18 @@ def one_line(summary: Summary) -> str:
 def staleness(summary: Summary) -> list[str]:
     """The mean age of gradients; empty where they have none."""
     return [] if summary.staleness_mean is None else [f"staleness {summary.staleness_mean:.1f}"]
+
+
+def next_evaluation(summary: Summary) -> str:
+    """When the next evaluation is due, to follow the last one's score; empty when there will be none."""
+    if summary.ended or summary.evaluation_due is None:
+        return ""
+    if summary.evaluation_due >= summary.total_steps:
+        return ", next at the end"
+    left = summary.evaluation_due - summary.steps
+    if left <= 0:
+        return ", next now"
+    return f", next in {duration(left / summary.steps_per_second)}" if summary.steps_per_second > 0 else ""
 
 
 def dropped(summary: Summary) -> list[str]:
@@ -208,7 +247,8 @@ def panel(summary: Summary, title: str = "asyncrl") -> Panel:
     grid.add_row("time", duration(summary.seconds) + left)
     grid.add_row("speed", speed(summary))
     grid.add_row("training return", f"{number(summary.score_mean)}  (mean of the last episodes, raw)")
-    grid.add_row("evaluation", f"{number(summary.evaluation)}  (best {number(summary.best_score)})")
+    scores = f"{number(summary.evaluation)}  (best {number(summary.best_score)})"
+    grid.add_row("evaluation", scores + next_evaluation(summary))
     if summary.remark:
         grid.add_row("", Text(summary.remark, style="yellow"))
     grid.add_row(

@@ -11,11 +11,23 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from asyncrl.storage.files import append_whole
+
+FIRST = {"async/": "workers/", "learner/": "workers/learner_"}
+"""Other names for what TensorBoard, which sorts by the alphabet, would otherwise show before the scores."""
+PLAIN = (bool, int, float, str)
+
+
+def shown(tag: str) -> str:
+    """The tag under which TensorBoard shows what the records call `tag`."""
+    for before, after in FIRST.items():
+        if tag.startswith(before):
+            return after + tag.removeprefix(before)
+    return tag
 
 
 class TensorBoardWriter:
@@ -50,7 +62,7 @@ class TensorBoardWriter:
 
         Raises OSError when it cannot be written.
         """
-        points = [self._summary.Summary.Value(tag=tag, simple_value=float(value)) for tag, value in values.items()]
+        points = [self._summary.Summary.Value(tag=shown(tag), simple_value=float(v)) for tag, v in values.items()]
         self._write(walltime, step=step, summary=self._summary.Summary(value=points))
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
@@ -60,8 +72,20 @@ class TensorBoardWriter:
             string_val=[text.encode()],
             tensor_shape=self._shape.TensorShapeProto(dim=[self._shape.TensorShapeProto.Dim(size=1)]),
         )
-        value = self._summary.Summary.Value(tag=f"{tag}/text_summary", metadata=self._text_metadata, tensor=tensor)
+        value = self._summary.Summary.Value(
+            tag=f"{shown(tag)}/text_summary", metadata=self._text_metadata, tensor=tensor
+        )
         self._write(None, step=step, summary=self._summary.Summary(value=[value]))
+
+    def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
+        """A row of the tab HPARAMS: the settings of the run, and its scores by their tags. Raises OSError."""
+        from tensorboard.plugins.hparams import summary_v2
+
+        plain = {name: value if isinstance(value, PLAIN) else str(value) for name, value in settings.items()}
+        columns = [summary_v2.HParam(name) for name in plain]
+        scores = [summary_v2.Metric(shown(tag)) for tag in metrics]
+        for summary in (summary_v2.hparams_config_pb(columns, scores), summary_v2.hparams_pb(plain)):
+            self._write(None, summary=summary)
 
     def close(self) -> None:
         """Close the file; closing twice is harmless."""

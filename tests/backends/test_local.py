@@ -19,22 +19,19 @@ from tests.seams.running import train
 from tests.support import make_run
 
 
-def test_the_workers_that_are_ready_are_counted_while_the_others_are_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Every few seconds; here at each look."""
-    monkeypatch.setattr(local, "TOLD_SECONDS", 0.0)
+def test_the_workers_that_are_ready_are_counted_while_the_others_are_waited_for() -> None:
+    """At each look; the view decides what it shows of that."""
     looks = iter([[BUILDING, BUILDING, BUILDING], [READY, BUILDING, READY], [READY, READY, READY]])
     clock = SimpleNamespace(phases=lambda: next(looks))
     run = SimpleNamespace(handles=SimpleNamespace(clock=clock))
     supervisor = SimpleNamespace(sentinels=lambda: [], tend=lambda: None)
-    said: list[str] = []
-    view = SimpleNamespace(say=said.append)
+    counts: list[tuple[int, int]] = []
+    view = SimpleNamespace(count=lambda *numbers: counts.append(numbers))
 
     outcome = local._await_ready(cast(Any, run), cast(Any, supervisor), cast(Any, view), Signals())
 
     assert outcome is None
-    assert said == ["0 of 3 workers are ready", "2 of 3 workers are ready"]
+    assert counts == [(0, 3), (2, 3)]
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,10 @@ WRONG_TEXT = {
     "run_name": "../../x",
     "resume": "nowhere",
     "init_method": "nowhere",
+    "network": "natur",
+    "exploration": "often",
+    "track": "often",
+    "track_project": "",
 }
 """A text that each field of text refuses: others of its type accept any word."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asyncrl.config import groups
-from asyncrl.config.commandline import GROUPS, parse
+from asyncrl.config.commandline import COMMON, GROUPS, MOST_USED, parse
 from asyncrl.config.groups import default_workers
 from asyncrl.config.run_config import RunConfig, to_plain
 from tests.config.settings import KINDS, PAGES
@@ -18,6 +18,7 @@ from tests.config.settings import KINDS, PAGES
 FLAGS = """
     env_id env_kwargs workers envs_per_worker t_max total_steps seed preset backend schedule delays update statistics
     overlap reduce init_method collective_timeout_seconds check_replicas
+    track track_project
     runs_dir run_name resume quiet max_seconds stop_at_score on_worker_error on_env_error worker_restarts hang_seconds
     evaluation_interval_steps evaluation_episodes evaluation_policy evaluation_cpu_share checkpoint_interval_steps
     checkpoints_kept record_interval_seconds gamma optimizer learning_rate anneal_learning_rate optimizer_decay
@@ -80,8 +81,10 @@ def test_help_shows_the_groups_in_order(
     assert list(shown) == ["", *GROUPS]
     for title, group in GROUPS.items():
         names = [field.name for field in dataclasses.fields(group)] if group else OWN[page].split()
+        names = [*MOST_USED, "config"] if title == COMMON else [name for name in names if name not in MOST_USED]
         flags = re.findall(r"^│ (--[\w-]+)", shown[title], re.MULTILINE)
         assert sorted(flags) == sorted(groups.flag(name) for name in names)
+    assert re.findall(r"^│ (--[\w-]+)", shown[COMMON], re.MULTILINE)[:3] == ["--env-id", "--total-steps", "--workers"]
 
 
 def test_help_tells_the_page_s_own_default_and_text(
@@ -101,7 +104,7 @@ def test_there_are_two_workers_per_usable_core(
 
     assert default_workers() == 6
     assert to_plain(RunConfig())["workers"] == to_plain(RunConfig(backend="serial"))["workers"] == 6
-    assert "(default: 6)" in " ".join(boxes("a3c", capfd, monkeypatch)["parallelism"].split())
+    assert "(default: 6)" in " ".join(boxes("a3c", capfd, monkeypatch)[COMMON].split())
 
 
 @pytest.mark.parametrize(("words", "workers"), [([], 6), (["--workers", "16"], 16)])

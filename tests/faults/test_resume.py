@@ -132,7 +132,7 @@ def test_tensorboard_hides_what_is_made_again(tmp_path: Path) -> None:
     words = [*SHORT, "--runs-dir", str(tmp_path), "--checkpoint-interval-steps", "400"]
     assert main("asyncrl.a3c", [*words, "--total-steps", "1000"]) == 0
     run = the_run(tmp_path)
-    ((end, _),) = points(run / "tb", "async/worker_restarts")
+    ((end, _),) = points(run / "tb", "workers/worker_restarts")
     *_, checkpoint, last = find(run / "checkpoints")
     shutil.rmtree(last)
     steps = load(checkpoint).steps
@@ -140,7 +140,7 @@ def test_tensorboard_hides_what_is_made_again(tmp_path: Path) -> None:
 
     assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 0
 
-    assert min(step for step, _ in points(run / "tb", "async/worker_restarts")) > end
+    assert min(step for step, _ in points(run / "tb", "workers/worker_restarts")) > end
     assert min(step for step, _ in points(run / "tb", "time/time_elapsed")) > end
 
 

@@ -285,3 +285,36 @@ def test_other_mistakes_in_saying_are_not_hidden(monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(ValueError, match="closed"):
         say("never")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"evaluation_due": None}, ""),
+        ({"evaluation_due": 10_000_000}, ", next at the end"),
+        ({"evaluation_due": PONG.steps}, ", next now"),
+        ({"evaluation_due": PONG.steps + 6000, "steps_per_second": 100.0}, ", next in 1:00"),
+        ({"evaluation_due": PONG.steps + 6000, "steps_per_second": 0.0}, ""),
+        ({"evaluation_due": PONG.steps + 6000, "ended": True}, ""),
+    ],
+)
+def test_it_says_when_the_next_evaluation_is_due(changes: dict[str, Any], said: str) -> None:
+    """By the present speed, behind the score of the last one."""
+    summary = replace(PONG, **changes)
+
+    assert terminal.next_evaluation(summary) == said
+    assert f"(best {terminal.number(PONG.best_score)}){said} |" in one_line(summary)
+    assert any(f"){said} " in line for line in drawn(summary) if "(best" in line)
+
+
+def test_workers_are_counted_until_all_are_ready(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line every five seconds in a log; nothing if they are ready before."""
+    times = iter([0.0, 0.0, 1.0, 6.0, 7.0, 12.0, 18.0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(times))
+    view = PlainView()
+    for ready in (0, 2, 3, 3, 4):
+        view.count(ready, 4)
+
+    assert capsys.readouterr().out == "2 of 4 workers are ready\n3 of 4 workers are ready\n"

@@ -23,6 +23,38 @@ def points(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in read(folder).Scalars(tag)]
 
 
+def test_scores_come_first_in_the_alphabet(tmp_path: Path) -> None:
+    """Which is how TensorBoard sorts its groups."""
+    writer = TensorBoardWriter(tmp_path)
+    tags = ["async/staleness_mean", "eval/mean_reward", "learner/rollout_age_mean", "rollout/ep_rew_mean", "time/fps"]
+    writer.scalars(dict.fromkeys([*tags, "train/policy_loss"], 1.0), step=1)
+    writer.close()
+
+    groups = list(dict.fromkeys(tag.partition("/")[0] for tag in sorted(read(tmp_path).Tags()["scalars"])))
+    assert groups == ["eval", "rollout", "time", "train", "workers"]
+    assert points(tmp_path, "workers/learner_rollout_age_mean") == [(1, 1.0)]
+
+
+def test_settings_and_scores_are_a_row_of_the_tab_hparams(tmp_path: Path) -> None:
+    """Numbers as numbers; lists, and what is not set, as text."""
+    from tensorboard.plugins.hparams import metadata
+
+    writer = TensorBoardWriter(tmp_path)
+    settings = {"page": "asyncrl.a3c", "learning_rate": 0.5, "workers": 2, "life_loss": True, "hidden_sizes": (8, 4)}
+    writer.hparams(settings | {"stop_at_score": None}, ["eval/mean_reward"])
+    writer.close()
+
+    told = read(tmp_path).SummaryMetadata
+    experiment = metadata.parse_experiment_plugin_data(told(metadata.EXPERIMENT_TAG).plugin_data.content)
+    session = metadata.parse_session_start_info_plugin_data(told(metadata.SESSION_START_INFO_TAG).plugin_data.content)
+    assert [metric.name.tag for metric in experiment.metric_infos] == ["eval/mean_reward"]
+    values = {name: value.WhichOneof("kind") for name, value in session.hparams.items()}
+    assert values == {
+        "page": "string_value", "learning_rate": "number_value", "workers": "number_value",
+        "life_loss": "bool_value", "hidden_sizes": "string_value", "stop_at_score": "string_value",
+    }  # fmt: skip
+
+
 def test_scalars_are_read_back_by_tensorboard(tmp_path: Path) -> None:
     writer = TensorBoardWriter(tmp_path / "tb", purge_step=None)
     writer.scalars({"rollout/ep_rew_mean": -20.5, "time/fps": 800}, step=1000, walltime=1_700_000_000.5)

@@ -19,7 +19,7 @@ from asyncrl.studies.plan import StudyFile
 
 SMALL = (
     "--env-ids", "Catch", "--algorithms", "one_step_q", "--workers", "1", "2", "4", "--seeds", "1",
-    "--backend", "serial", "--max-steps", "1000", "--evaluation-episodes", "5",
+    "--backend", "serial", "--total-steps", "1000", "--evaluation-episodes", "5",
 )  # fmt: skip
 """Three runs of a few seconds."""
 
@@ -29,7 +29,10 @@ SMALL = (
     [
         (["--workers", "2", "4"], "--workers must include 1"),
         (["--algorithms", "a4c"], "--algorithms: there is no page 'a4c'"),
-        (["--env-ids", "Catch", "Chain", "--max-steps", "1", "2", "3"], "--max-steps takes one value, or one for each"),
+        (
+            ["--env-ids", "Catch", "Chain", "--total-steps", "1", "2", "3"],
+            "--total-steps takes one value, or one for",
+        ),
         (["--reference-score", "high"], "--reference-score takes numbers or auto, got high"),
         (["--reference-score", "nan"], "--reference-score takes numbers or auto, got nan"),
         (["--", "--seed", "7"], "--seed is the study's own business"),
@@ -85,10 +88,10 @@ def test_a_study_refuses_cells_that_could_not_be_compared(tmp_path: Path, capfd:
     before = finished.read_text()
 
     for words, message in (
-        (["--max-steps", "2000", "--evaluation-interval-steps", "10"], "max_steps 1000, not 2000"),
-        (["--max-steps", "1000", "--", "--t-max", "5"], "words (), not ('--t-max', '5')"),
-        (["--max-steps", "1000", "--reference-score", "0.9"], "reference score 0.5 for Catch a3c"),
-        (["--max-steps", "1000", "--ablation", "lock"], "another --runs-dir"),
+        (["--total-steps", "2000", "--evaluation-interval-steps", "10"], "max_steps 1000, not 2000"),
+        (["--total-steps", "1000", "--", "--t-max", "5"], "words (), not ('--t-max', '5')"),
+        (["--total-steps", "1000", "--reference-score", "0.9"], "reference score 0.5 for Catch a3c"),
+        (["--total-steps", "1000", "--ablation", "lock"], "another --runs-dir"),
     ):
         assert main([*place, "--env-ids", "Catch", "--algorithms", "a3c", *words]) == 2
         assert message in capfd.readouterr().err
@@ -97,7 +100,7 @@ def test_a_study_refuses_cells_that_could_not_be_compared(tmp_path: Path, capfd:
 
 def test_a_slip_of_the_finger_is_not_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The corrected line is not compared with it."""
-    words = ["--runs-dir", str(tmp_path), *SMALL, "--workers", "1", "--max-steps", "10"]
+    words = ["--runs-dir", str(tmp_path), *SMALL, "--workers", "1", "--total-steps", "10"]
 
     assert main([*words, "--", "--learning-rat", "0.1"]) == 2
     assert not (tmp_path / "study.json").exists()
@@ -132,7 +135,7 @@ def test_a_study_that_was_killed_ends_with_the_table_of_an_unbroken_one(tmp_path
 def test_a_signal_stops_the_runs_of_a_study(tmp_path: Path) -> None:
     """SIGTERM to the study alone ends it as Ctrl-C does, and the run that was going says that it was stopped."""
     words = ["--env-ids", "Catch", "--algorithms", "a3c", "--workers", "1", "--seeds", "1", "--backend", "serial"]
-    command = [sys.executable, "-m", "asyncrl", "speedup", *words, "--max-steps", "10_000_000"]
+    command = [sys.executable, "-m", "asyncrl", "speedup", *words, "--total-steps", "10_000_000"]
     with subprocess.Popen([*command, "--runs-dir", str(tmp_path)], start_new_session=True) as process:
         (status,) = wait_for(lambda: list(tmp_path.glob("*/*/*/status.json")))
         wait_for(lambda: json.loads(status.read_text())["state"] == "running")

@@ -1,0 +1,107 @@
+"""What a run says on the terminal at its start and at its end."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from asyncrl.backends.outcome import Outcome
+from asyncrl.config.groups import default_workers
+from asyncrl.core.cores import usable_cores
+from asyncrl.experience.replay import Replay
+from asyncrl.pages import name_of, short
+from asyncrl.runtime.monitor import Summary
+from asyncrl.runtime.run import Run, load_page
+from asyncrl.runtime.terminal import number
+from asyncrl.storage import checkpoints
+
+
+def introduction(run: Run, description: str, changes: list[str]) -> list[str]:
+    """What there is to say when a run is ready to begin; `description` is of its environment."""
+    config = run.spec.config
+    parameters = sum(math.prod(shape) for _, shape in run.spec.layout)
+    lines = [
+        description,
+        f"{short(run.spec.page)}, preset {config.preset}: {parameters:,} parameters, "
+        f"{config.workers} workers x {config.envs_per_worker} environments, t_max {config.t_max}, "
+        f"{config.optimizer} {config.learning_rate:g}, {config.precision}, "
+        + ("in step" if config.backend == "collective" else f"{config.update} updates, {config.statistics} statistics"),
+        chosen_by_preset(run),
+    ]
+    if config.backend == "local" and config.workers > default_workers():
+        cores = len(usable_cores())
+        lines.append(f"{config.workers} workers share {cores} cores: no faster than {default_workers()} would be")
+    if isinstance(run.handles.experience, Replay):
+        lines += remembered(run.handles.experience, run)
+    if run.spec.part:
+        lines.append(
+            f"resumed at {run.handles.clock.steps:,} steps after {run.handles.clock.seconds:.0f} s; "
+            + ("every worker goes on where it was" if run.spec.exact else "environments begin new episodes")
+        )
+    return [*lines, f"watch its curves: tensorboard --logdir {as_typed(run.spec.folder.path)}", *changes]
+
+
+def chosen_by_preset(run: Run) -> str:
+    """Where the preset set something else than the page's plain defaults and the command line left it at that."""
+    module, config, spaces = load_page(run.spec.page), run.spec.config, run.spec.spaces
+    plain = module.Config()
+    chosen = {
+        name: value
+        for name, value in module.preset(config.preset, spaces).items()
+        if value != getattr(plain, name) and value == getattr(config, name)
+    }
+    kind = "Atari" if spaces.kind == "atari" else f"a {spaces.kind}"
+    kind += " and continuous actions" if spaces.is_continuous else ""
+    said = ", ".join(f"{name} {_plainly(value)}" for name, value in chosen.items())
+    return f"preset {config.preset} for {kind}: {said or 'the plain defaults'}"
+
+
+def _plainly(value: Any) -> str:
+    """The value of a setting, as it is typed."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return " ".join(map(_plainly, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def remembered(memory: Replay, run: Run) -> list[str]:
+    """What there is to say of a replay memory."""
+    plan = memory.plan
+    lines = [
+        f"replay memory: {plan.capacity:,} steps take {plan.bytes / 2**20:,.0f} MiB; after {plan.warmup_steps:,} steps "
+        f"{plan.ratio:g} updates per step, each of {plan.minibatch} transitions of {plan.shape.n_step} steps"
+    ]
+    if run.spec.part and not run.spec.exact and not memory.steps.put.any():
+        lines.append(f"the memory is filled again: nothing is learnt before it holds {plan.warmup_steps:,} steps")
+    return lines
+
+
+def conclusion(run: Run, outcome: Outcome, summary: Summary) -> list[str]:
+    """How the run ended."""
+    remark = [summary.remark] if summary.remark else []
+    return [*remark, f"{outcome.state}: {outcome.reason}; best evaluation {number(summary.best_score)}"]
+
+
+def what_next(run: Run) -> list[str]:
+    """The lines that resume, evaluate and watch a run; none if it left no checkpoint."""
+    folder, config = run.spec.folder, run.spec.config
+    if not checkpoints.find(folder.checkpoints):
+        return []
+    path = as_typed(folder.path)
+    # One that made all its steps needs a later end.
+    more = f" --total-steps {2 * config.total_steps}" if run.handles.clock.steps >= config.total_steps else ""
+    return [
+        f"resume it:   python -m asyncrl train {name_of(run.spec.page)} --resume {path}{more}",
+        f"evaluate it: python -m asyncrl evaluate {path}",
+        f"watch it:    python -m asyncrl watch {path}",
+    ]
+
+
+def as_typed(path: Path) -> str:
+    """A path as one would type it: from the current folder if it lies below, in quotes where a shell needs them."""
+    near = os.path.relpath(path)
+    return shlex.quote(str(path) if near.startswith("..") else near)

@@ -1,0 +1,105 @@
+"""Runs as a program sees them: one that has ended, and what they recorded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from asyncrl.api.playing import Result, load_run, play_run
+from asyncrl.api.training import Ended
+from asyncrl.core.errors import UsageError
+from asyncrl.envs.spec import one_line
+from asyncrl.runtime.evaluator import Evaluation
+from asyncrl.runtime.threads import one_thread
+from asyncrl.storage.files import read_json
+from asyncrl.storage.records import read_records
+from asyncrl.storage.run_folder import RunFolder
+
+RowT = TypeVar("RowT")
+
+
+class RunFailed(RuntimeError):
+    """A run that broke. Its message is the reason; a worker's traceback is attached as a note."""
+
+    def __init__(self, path: Path, reason: str, traceback: str | None) -> None:
+        super().__init__(reason)
+        self.path = path
+        """Folder of the run."""
+        self.reason = reason
+        self.traceback = traceback
+        """Of the process that raised; None if what happened needs none."""
+        if traceback:
+            self.add_note(traceback)
+
+
+class Rows(list[RowT]):
+    """Rows of records: a list of dictionaries."""
+
+    def frame(self) -> Any:
+        """The same as a pandas.DataFrame, a column for each key. Raises UsageError without pandas."""
+        try:
+            import pandas
+        except ImportError:
+            raise UsageError("a frame needs pandas: pip install pandas") from None
+        return pandas.DataFrame(list(self))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended."""
+
+    path: Path
+    """Its folder."""
+    state: str
+    """finished or stopped."""
+    reason: str
+    """Why it ended."""
+    best_score: float | None
+    """Mean of its best evaluation; None if it made none."""
+
+    def evaluate(
+        self, episodes: int = 10, seed: int = 0, checkpoint: str = "best", greedy: bool | None = None
+    ) -> Result:
+        """Play whole episodes with what it has learnt; `greedy` None: as its own evaluations. Raises UsageError."""
+        if episodes < 1:
+            raise UsageError(f"episodes must be at least 1, got {episodes}")
+        with one_thread(), random_numbers_kept():
+            return play_run(load_run(self.path, checkpoint, seed, greedy), episodes)
+
+    def evaluations(self) -> Rows[Evaluation]:
+        """Its own evaluations, oldest first (docs/metrics.md, evaluator.jsonl)."""
+        return Rows(read_records(RunFolder(self.path).evaluator_file))  # type: ignore[arg-type]
+
+    def records(self) -> Rows[dict[str, Any]]:
+        """Its course, a row every two seconds: returns, speed, losses (docs/metrics.md, supervisor.jsonl)."""
+        return Rows(row for row in read_records(RunFolder(self.path).supervisor_file) if "event" not in row)
+
+
+def run_of(ended: Ended) -> Run:
+    """What `carry_out` gave, for a program. Raises RunFailed if the run broke."""
+    outcome, path = ended.outcome, ended.run.spec.folder.path
+    if outcome.state == "failed":
+        raise RunFailed(path, outcome.reason, outcome.traceback)
+    return Run(path, outcome.state, outcome.reason, ended.summary.best_score)
+
+
+def run_in(path: Path) -> Run:
+    """The run in a folder, as its status.json has it."""
+    folder = RunFolder.open(path)
+    try:
+        status = read_json(folder.status_file)
+        return Run(folder.path, status["state"], status["reason"], status["best_score"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{folder.status_file} cannot be read: {one_line(error)}") from None
+
+
+@contextlib.contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Leave torch's random numbers as they were."""
+    with torch.random.fork_rng(devices=[]):
+        yield

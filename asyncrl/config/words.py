@@ -1,0 +1,164 @@
+"""The words of a command line as our settings have them: names that other libraries use, and words from files."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.groups import default_workers
+from asyncrl.core.errors import UsageError
+
+ALIASES = {
+    "lr": "learning_rate",
+    "env": "env_id",
+    "total_timesteps": "total_steps",
+    "timesteps": "total_steps",
+    "max_steps": "total_steps",
+    "num_workers": "workers",
+    "async_update_interval": "t_max",
+    "wandb_project_name": "track_project",
+}
+"""Other names of settings: those of Stable-Baselines3, CleanRL and RLlib; the pseudo-code of the one-step methods calls
+t_max I_AsyncUpdate."""
+ENVIRONMENTS = ("n_envs", "num_envs")
+"""What others call all environments together."""
+NOT_TAKEN = ("resume", "run_name", "runs_dir", "quiet")
+"""Of a run's settings, those that another run does not take from its config.json."""
+
+
+def understood(words: Sequence[str], page: str = "") -> list[str]:
+    """The words with our own names, and those of `--config FILE` before all others, which therefore count more.
+
+    `page` is the module whose settings they are; a file of another page's is refused. Raises UsageError.
+    """
+    words = list(spelled_out(words))
+    from_files: list[str] = []
+    rest: list[str] = []
+    left = iter(words)
+    for word in left:
+        name, equals, attached = word.partition("=")
+        if name != "--config":
+            rest.append(word)
+            continue
+        file = attached if equals else next(left, "")
+        if not file or file.startswith("--"):
+            raise UsageError("--config needs a value")
+        from_files += spelled_out(words_in(Path(file), page))
+    return spread_environments([*from_files, *rest])
+
+
+def spelled_out(words: Sequence[str]) -> Iterator[str]:
+    """The words with a setting's own name where another one was used; `--track` alone is CleanRL's."""
+    for word, following in zip(words, [*words[1:], "--"], strict=False):
+        name, equals, attached = word.partition("=")
+        plain = name.removeprefix("--").replace("-", "_")
+        if name.startswith("--") and plain in ALIASES:
+            yield "--" + ALIASES[plain].replace("_", "-") + equals + attached
+        else:
+            yield word
+        if word == "--track" and following.startswith("--"):
+            yield "wandb"
+
+
+def spread_environments(words: list[str]) -> list[str]:
+    """`--n-envs N`, all environments together, as workers and environments of each. Raises UsageError."""
+    kept, total = [], ""
+    left = iter(words)
+    for word in left:
+        name, equals, attached = word.partition("=")
+        if name.startswith("--") and name[2:].replace("-", "_") in ENVIRONMENTS:
+            total = attached if equals else next(left, "")
+        else:
+            kept.append(word)
+    if not total:
+        return kept
+    given = {
+        name: read_count(flag, text)
+        for name, flag in (("workers", "--workers"), ("envs_per_worker", "--envs-per-worker"))
+        if (text := value_of(flag, kept))
+    }
+    shares = share_environments(read_count("--n-envs", total), given)
+    return [*kept, *(word for name in shares for word in ("--" + name.replace("_", "-"), str(shares[name])))]
+
+
+def share_environments(total: int, given: Mapping[str, int]) -> dict[str, int]:
+    """Workers and environments of each for `total` environments; `given` is what was said of either.
+
+    Where nothing was: as many workers as divide them, up to two per core. Raises UsageError.
+    """
+    if len(given) == 2 or total < 1:
+        raise UsageError("--n-envs is --workers times --envs-per-worker: give one or two of the three, of at least 1")
+    if not given:
+        workers = max(count for count in range(1, min(total, default_workers()) + 1) if total % count == 0)
+        return {"workers": workers, "envs_per_worker": total // workers}
+    ((name, count),) = given.items()
+    if count < 1 or total % count:
+        raise UsageError(f"--n-envs {total} cannot be divided by --{name.replace('_', '-')} {count}")
+    return {"workers" if name == "envs_per_worker" else "envs_per_worker": total // count}
+
+
+def read_count(flag: str, text: str) -> int:
+    """A whole number. Raises UsageError."""
+    try:
+        return int(float(text))
+    except (ValueError, OverflowError):
+        raise UsageError(f"{flag} takes a whole number, got {text!r}") from None
+
+
+def value_of(flag: str, words: Sequence[str]) -> str:
+    """What `words` say after one flag, before the others can be judged; "" if nothing."""
+    value = ""
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        name, equals, attached = word.partition("=")
+        if name == flag:
+            value = attached if equals else following
+    return value
+
+
+def words_in(path: Path, page: str) -> list[str]:
+    """The settings in a file as words of a command line. Raises UsageError."""
+    own, settings = read_file(path)
+    if page and own and page not in (own, f"asyncrl.{own}"):
+        raise UsageError(
+            f"{path} has settings of {own.removeprefix('asyncrl.')}, not of {page.removeprefix('asyncrl.')}"
+        )
+    words: list[str] = []
+    for name, value in settings.items():
+        if (name, value) == ("track", []):
+            continue  # the flag alone says something else
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(flag if value else "--no-" + flag.removeprefix("--"))
+        elif isinstance(value, list):
+            words += [flag, *map(str, value)]
+        elif isinstance(value, dict):
+            words += [flag, *(f"{key}={item!r}" for key, item in value.items())]
+        else:
+            words += [flag, "none" if value is None else str(value)]
+    return words
+
+
+def read_file(path: Path) -> tuple[str, dict[str, Any]]:
+    """The page that a file names ("" if none) and its settings: a run's config.json, or TOML. Raises UsageError.
+
+    In TOML settings stand by themselves or in tables, whose names say nothing; `env_kwargs` may be a table.
+    """
+    if path.is_dir():
+        path = path / "config.json"
+    try:
+        content = path.read_text()
+        data = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--config {path} cannot be read: {type(error).__name__}: {error}") from None
+    if not isinstance(data, dict):
+        raise UsageError(f"--config {path} holds no settings")
+    page = str(data.pop("page", ""))
+    if path.suffix == ".json" and isinstance(data.get("config"), dict):
+        return page, {name: value for name, value in data["config"].items() if name not in NOT_TAKEN}
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        flat |= value if isinstance(value, dict) and name.replace("-", "_") != "env_kwargs" else {name: value}
+    return page, flat

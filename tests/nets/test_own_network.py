@@ -1,0 +1,118 @@
+"""Networks and exploration of a user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import asyncrl
+from asyncrl.core.errors import UsageError
+from asyncrl.core.exploration import EpsilonGreedy
+from asyncrl.core.spaces import Spaces
+from asyncrl.nets.actor_critic import ActorCritic
+from asyncrl.nets.policies import make_actor_critic
+from asyncrl.nets.q_network import make_q_network
+
+HERE = __name__
+SPACES = Spaces((4,), "float32", 2)
+SCREEN = Spaces((3, 8, 8), "uint8", 2, kind="board")
+
+
+def threes(shape: tuple[int, ...]) -> nn.Module:
+    """A body whose weights are all 3, so that they can be recognised."""
+    layer = nn.Linear(shape[0], 5, bias=False)
+    nn.init.constant_(layer.weight, 3.0)
+    return nn.Sequential(layer, nn.Tanh())
+
+
+def of_images(shape: tuple[int, ...]) -> nn.Module:
+    """A body for images."""
+    return nn.Sequential(nn.Conv2d(shape[0], 2, 3), nn.ReLU(), nn.Flatten())
+
+
+def with_batch_norm(shape: tuple[int, ...]) -> nn.Module:
+    return nn.BatchNorm1d(shape[0])
+
+
+def without_features(shape: tuple[int, ...]) -> nn.Module:
+    return nn.Flatten(0)
+
+
+def of_doubles(shape: tuple[int, ...]) -> nn.Module:
+    class Doubles(nn.Linear):
+        def forward(self, observations: Tensor) -> Tensor:
+            return super().forward(observations.double()).float()
+
+    return Doubles(shape[0], 2, dtype=torch.float64)
+
+
+def broken(shape: tuple[int, ...]) -> nn.Module:
+    raise ValueError("no idea")
+
+
+def test_a_body_of_ones_own_keeps_its_weights_and_gets_the_heads() -> None:
+    """Only what is ours is initialised; its width is found out."""
+    network = make_actor_critic(asyncrl.a3c.Config(network=f"{HERE}:threes"), SPACES)
+
+    assert isinstance(network, ActorCritic)
+    weight = dict(network.named_parameters())["trunk.body.body.0.weight"]
+    assert torch.equal(weight, torch.full((5, 4), 3.0))
+    assert network.policy.in_features == 5
+
+
+def test_action_values_take_it_too() -> None:
+    """Of images, in two streams: whole, before they part."""
+    config = asyncrl.one_step_q.Config(network=f"{HERE}:of_images", dueling=True)
+    network = make_q_network(config, SCREEN)
+
+    values, _ = network.values_at(torch.zeros(7, 3, 8, 8, dtype=torch.uint8))
+    assert values.shape == (7, 2)
+    assert network.trunk.features == 2 * 6 * 6
+
+
+@pytest.mark.parametrize(
+    ("factory", "line"),
+    [
+        (with_batch_norm, "has buffers, as batch norms have; only parameters are shared"),
+        (without_features, r"must return an nn.Module from \[B, 4\] to \[B, features\]"),
+        (of_doubles, "has parameters that are not float32"),
+        (broken, "failed: ValueError: no idea"),
+    ],
+)
+def test_what_is_no_body_is_refused(factory: Callable[..., nn.Module], line: str) -> None:
+    """In one line, by name."""
+    name = f"{HERE}:{factory.__name__}"
+    with pytest.raises(UsageError, match=f"--network {name} {line}"):
+        make_actor_critic(asyncrl.a3c.Config(network=name), SPACES)
+
+
+def half_and_half(config: Any, worker: int) -> EpsilonGreedy:
+    """Every second worker never explores."""
+    return EpsilonGreedy(0.5 if worker % 2 else 0.0)
+
+
+def test_exploration_of_ones_own_is_asked_for_each_worker() -> None:
+    """The evaluator explores as it always does."""
+    config = asyncrl.one_step_q.Config(exploration=f"{HERE}:half_and_half")
+
+    assert [config.exploration_of(worker).facts()["final_epsilon"] for worker in (0, 1, -1)] == [0.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"network": "natur"}, "--network takes auto, small, board, paper, nature, mlp or module:factory, got 'natur'"),
+        (
+            {"exploration": "often"},
+            "--exploration takes drawn, ladder, boltzmann, equal or module:factory, got 'often'",
+        ),
+    ],
+)
+def test_a_name_that_is_none_is_refused(settings: dict[str, str], line: str) -> None:
+    """With those there are."""
+    with pytest.raises(UsageError, match=line):
+        asyncrl.one_step_q.Config(**settings)  # type: ignore[arg-type]
