@@ -308,11 +308,11 @@ def convened(launch: Launch, words: Sequence[str]) -> Iterator[Meeting]:
 
     Raises UsageError for ranks that do not come, or that have other settings or other versions than this one.
     """
-    board = _board_of(launch)
+    board = board_of(launch)
     meeting = Meeting(launch, board)
     try:
-        _greet(board, words)
-        hellos = _await_hellos(board)
+        greet(board, words)
+        hellos = await_hellos(board)
         for rank, hello in sorted(hellos.items()):
             if complaint := disagreement(rank, hello, hellos[0]):
                 raise UsageError(complaint)
@@ -327,7 +327,7 @@ def convened(launch: Launch, words: Sequence[str]) -> Iterator[Meeting]:
         board.close()
 
 
-def _board_of(launch: Launch) -> Board:
+def board_of(launch: Launch) -> Board:
     """The board of a launched group: at rank 0, where all find it by what the launcher has told them."""
     key = f"asyncrl/{launch.attempt}/board"
     serve = launch.rank == 0
@@ -354,12 +354,13 @@ def _board_of(launch: Launch) -> Board:
     return Board(place, int(number), launch.rank, launch.size)
 
 
-def _greet(board: Board, words: Sequence[str]) -> None:
+def greet(board: Board, words: Sequence[str]) -> None:
+    """Say who this rank is, and how it was started."""
     hello = {"host": socket.gethostname(), "pid": os.getpid(), "words": list(words), "versions": versions()}
     board.put(f"hello/{board.rank}", json.dumps(hello))
 
 
-def _await_hellos(board: Board, goes_on: Callable[[], None] = lambda: None) -> dict[int, dict[str, Any]]:
+def await_hellos(board: Board, goes_on: Callable[[], None] = lambda: None) -> dict[int, dict[str, Any]]:
     """What each rank says of itself. `goes_on` may raise. Raises UsageError if one does not come."""
     deadline = time.monotonic() + JOIN_SECONDS
     while len(found := board.each("hello")) < board.size:
@@ -470,8 +471,8 @@ class Leader:
         """Bring all ranks to their places, work, and let the evaluator finish. Raises RanksLost."""
         run, board, clock, store = self._run, self._board, self._run.handles.clock, self._run.handles.store
         if board.get("hello/0") is None:
-            _greet(board, [])
-        hellos = _await_hellos(board, self._see_that_all_live)
+            greet(board, [])
+        hellos = await_hellos(board, self._see_that_all_live)
         self._hosts = {rank: hello["host"] for rank, hello in hellos.items()}
         beginning = Beginning(run.spec, clock.steps, clock.seconds, store.counts())
         board.put("answer", pickle.dumps(beginning))
@@ -696,7 +697,7 @@ def rank_process(seat: Seat, rank: int) -> None:
     """The process of a rank that rank 0 has started. Its parent decides when to stop."""
     try:
         board = Board("127.0.0.1", seat.port, rank, seat.spec.config.workers)
-        _greet(board, [])
+        greet(board, [])
         code = attend(board, Signals())
     except (RanksLost, RuntimeError):  # rank 0 has gone while this one came
         code = 1
@@ -707,8 +708,8 @@ def rank_process(seat: Seat, rank: int) -> None:
 def attend_launched(launch: Launch, words: Sequence[str]) -> int:
     """A rank other than 0 that a launcher has started, from the meeting to its end; returns the exit code."""
     try:
-        board = _board_of(launch)
-        _greet(board, words)
+        board = board_of(launch)
+        greet(board, words)
         with Signals().caught() as signals:
             code = attend(board, signals)
     except (RanksLost, RuntimeError, UsageError) as error:
@@ -731,7 +732,7 @@ def attend(board: Board, signals: Signals) -> int:
     board.beat()
     exchanges: Exchanges | None = None
     try:
-        word = pickle.loads(_wait(board, "answer"))
+        word = pickle.loads(wait_for(board, "answer"))
         if isinstance(word, int):
             board.put(f"ended/{board.rank}", "")
             return word
@@ -779,7 +780,7 @@ def _work(run: Run, board: Board, exchanges: Exchanges, signals: Signals) -> int
             learner = build_learner(run, make_writer=lambda _: Unwritten())
             roles.append(stack.enter_context(contextlib.closing(learner)))
         board.put(f"ready/{board.rank}", "")
-        _wait(board, "go")
+        wait_for(board, "go")
         _begin_clock(clock, board.size)
         step = Step(run, exchanges, signals)
         for _ in take_turns(roles):
@@ -794,7 +795,7 @@ def _begin_clock(clock: Clock, size: int) -> None:
     clock.start()
 
 
-def _wait(board: Board, key: str) -> bytes:
+def wait_for(board: Board, key: str) -> bytes:
     """What rank 0 has to say. Raises RanksLost if the run is over before."""
     while (value := board.get(key)) is None:
         if board.get("over") is not None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -23,9 +25,11 @@ from rich.text import Text
 
 from asyncrl import pages
 from asyncrl.api.training import check_together, make_spec, prepare
+from asyncrl.backends.collective import RanksLost, first_line
 from asyncrl.backends.handles import IN_STEP, QUEUE, experience_bytes, learners_of
+from asyncrl.backends.launch import Launch, launched
 from asyncrl.backends.processes import start_context
-from asyncrl.checks import environment, learning, machine
+from asyncrl.checks import environment, group, learning, machine
 from asyncrl.checks import learner as exchange
 from asyncrl.checks.finding import Finding
 from asyncrl.checks.learning import Heard, NoAnswer
@@ -87,6 +91,8 @@ class Config:
     """Workers of the run to come, for which there must be room. By default two per usable core."""
     statistics: Literal["shared", "per-worker"] = "shared"
     """Who owns the optimiser's statistics in the run to come."""
+    backend: Literal["local", "collective"] = "local"
+    """collective: look at ranks first: those that a launcher has started with this command, or --workers here."""
     runs_dir: Path = Path("runs")
     """Where the run would be written."""
     json: bool = False
@@ -108,16 +114,25 @@ def main(words: Sequence[str] | None = None) -> int:
     program = "asyncrl doctor"
 
     def check() -> int:
-        config = parse(Config, words, program)
+        launch = launched(os.environ)
+        try:
+            config = parse(Config, words, program)
+        except UsageError:
+            if launch is None or launch.rank == 0:
+                raise
+            return 2  # rank 0 says it
+        if launch is not None and launch.rank > 0:
+            return group.attend(launch, words)
         page = pages.module_of(config.page)
         pages.load(page)
         spec = make_spec(RunConfig(env_id=config.env_id, env_kwargs=config.env_kwargs))
         made = spec.make(config.seed, evaluation=False)  # a mistake in the id or in its arguments is said here
         made.close()
+        found = check_group(config, launch, words, page, spec, environment.spaces_of(made))
         if 0 < machine.descriptor_limit() < machine.LEAST_FILES:  # the checks themselves would break off
-            findings = [machine.check_descriptors(config.workers, per_child=4)]
+            findings = [*found, machine.check_descriptors(config.workers, per_child=4)]
         else:
-            findings = examine(config, page, spec, environment.spaces_of(made))
+            findings = [*found, *examine(config, page, spec, environment.spaces_of(made))]
         show(findings, config)
         return int(any(finding.verdict == "FAIL" for finding in findings))
 
@@ -142,6 +157,21 @@ def examine(config: Config, page: str, spec: EnvSpec, spaces: Spaces) -> list[Fi
         except UsageError as error:
             tried = [no_room(error)]
         return [*found, *room, *tried]
+
+
+def check_group(
+    config: Config, launch: Launch | None, words: Sequence[str], page: str, spec: EnvSpec, spaces: Spaces
+) -> list[Finding]:
+    """Rank 0: what there is to say of ranks; nothing without any."""
+    if launch is None and config.backend == "local":
+        return []
+    parameters = initial_parameters(page, run_config(config, page, spaces), spaces)[0].numel()
+    try:
+        with ExitStack() as stack:
+            launch = launch or stack.enter_context(group.started(config.workers, words))
+            return group.examine(stack.enter_context(group.gathered(launch)), launch.by, words, parameters)
+    except RanksLost as error:
+        return [Finding("exchanges between ranks", "FAIL", first_line(error), "see what the other ranks say")]
 
 
 def no_room(error: UsageError) -> Finding:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +23,7 @@ from torch import Tensor
 from asyncrl import a3c
 from asyncrl.backends.handles import experience_bytes
 from asyncrl.backends.processes import start_context
-from asyncrl.checks import environment, learning, machine
+from asyncrl.checks import environment, group, learning, machine
 from asyncrl.checks import learner as exchange
 from asyncrl.checks.finding import Finding
 from asyncrl.checks.learning import Heard, NoAnswer
@@ -864,3 +866,60 @@ def threads_as_before() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+HELLOS = {rank: {"host": "AAB"[rank]} for rank in range(3)}
+"""Of three ranks on two hosts."""
+
+
+class TestGroup:
+    """Ranks that a launcher has started."""
+
+    def test_ranks_that_are_bound_to_the_same_core_are_noted(self) -> None:
+        """By host; a host of its own is none of it."""
+        bound = {0: {"cores": [3]}, 1: {"cores": [3]}, 2: {"cores": [3]}}
+        finding = group.check_cores(HELLOS, bound)
+        assert (finding.verdict, finding.figure) == ("note", "2 ranks on A share 1 cores")
+        assert group.check_cores(HELLOS, bound | {1: {"cores": [2]}}).verdict == "ok"
+
+    def test_a_rank_with_several_threads_fails(self) -> None:
+        """And what the launchers had left is said."""
+        told = {0: {"threads": 1, "left": None}, 1: {"threads": 16, "left": "16"}}
+        finding = group.check_threads(told)
+        assert finding.verdict == "FAIL"
+        assert finding.figure.startswith("OMP_NUM_THREADS was 16 or unset")
+        assert finding.figure.endswith("on all but rank 1")
+        assert group.check_threads({0: told[0]}).verdict == "ok"
+
+    def test_a_slow_link_is_noted(self) -> None:
+        """By its median."""
+        link, theta = group.judge_exchanges(1000, [0.04, 0.041, 0.5], [0.06, 0.06, 0.06])
+        assert (link.verdict, link.figure) == ("note", "41.00 ms, at most 500.00")
+        assert theta.check == "Allreduce of 1,000 numbers"
+        assert group.judge_exchanges(1000, [0.001] * 3, [0.06] * 3)[0].verdict == "ok"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "verdict"), [((), "ok"), (("--seed", "7"), "FAIL")])
+def test_a_group_of_ranks_is_examined(words: tuple[str, ...], verdict: str) -> None:
+    """Rank 1 started by hand, as a launcher would, with the words of rank 0 or others; rank 0 prints."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    command = [sys.executable, "-m", "asyncrl", "doctor", "--env-id", "Catch", "--steps", "10", "--json"]
+    ranks = [
+        subprocess.Popen(
+            [*command, *(words if rank else ())], stdout=subprocess.PIPE, text=True,
+            env=os.environ | place | {"RANK": str(rank), "OMP_NUM_THREADS": "16"},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=240)[0] for rank in ranks]
+
+    checks = {check["check"]: check for check in json.loads(said[0])["checks"]}
+    assert said[1] == ""
+    assert ranks[1].returncode == 0
+    assert checks["settings and versions are the same"]["verdict"] == verdict
+    assert checks["one thread per rank"]["figure"].startswith("OMP_NUM_THREADS was 16 when")
+    assert ("Allreduce of one number" in checks) == (verdict == "ok")
+    assert ranks[0].returncode == int(verdict == "FAIL")

@@ -1,0 +1,192 @@
+"""Ranks that work in step: are they alike, has each a core and one thread, and what do exchanges between them cost?
+
+Every rank runs the doctor's command. Rank 0 judges and prints; the others say what they are, and exchange.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asyncrl.backends.collective import (
+    GRACE_SECONDS,
+    POLL_SECONDS,
+    Board,
+    Exchanges,
+    RanksLost,
+    await_hellos,
+    board_of,
+    disagreement,
+    greet,
+    wait_for,
+)
+from asyncrl.backends.launch import Launch
+from asyncrl.backends.outcome import Signals
+from asyncrl.checks.finding import Finding, advise, judge
+from asyncrl.core.cores import usable_cores
+from asyncrl.runtime.threads import left_by_launcher
+
+TIMEOUT_SECONDS = 60.0
+REPEATS = 30
+"""Exchanges that are timed, after some that are not."""
+SLOW_LINK_SECONDS = 0.005
+"""A round trip above which `--overlap` is worth a word."""
+
+
+def member() -> dict[str, Any]:
+    """What a rank says of itself."""
+    return {"threads": torch.get_num_threads(), "left": left_by_launcher(), "cores": usable_cores()}
+
+
+def attend(launch: Launch, words: Sequence[str]) -> int:
+    """A rank other than 0; returns the exit code."""
+    try:
+        board = board_of(launch)
+        board.put(f"member/{board.rank}", json.dumps(member()))
+        greet(board, words)
+        if parameters := int(wait_for(board, "measure")):
+            time_exchanges(board, parameters)
+        board.put(f"ended/{board.rank}", "")
+    except (RanksLost, RuntimeError) as error:
+        print(f"asyncrl doctor: rank {launch.rank} on {socket.gethostname()}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+@contextlib.contextmanager
+def gathered(launch: Launch) -> Iterator[Board]:
+    """Rank 0's board of a launched group. The others leave when the block is left."""
+    board = board_of(launch)
+    try:
+        yield board
+    finally:
+        with contextlib.suppress(RuntimeError):
+            if board.get("measure") is None:
+                board.put("measure", "0")
+            deadline = time.monotonic() + GRACE_SECONDS
+            while len(board.each("ended")) < board.size - 1 and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+        board.close()
+
+
+@contextlib.contextmanager
+def started(ranks: int, words: Sequence[str]) -> Iterator[Launch]:
+    """A group that this command starts itself, on this machine; all are gone when the block is left."""
+    with socket.socket() as probe:  # somebody may take the port before rank 0 does, who then says so
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment = os.environ | place
+    del environment["OMP_NUM_THREADS"]  # what this command has set; theirs is as it was
+    if (threads := left_by_launcher()) is not None:
+        environment["OMP_NUM_THREADS"] = threads
+    command = [sys.executable, "-m", "asyncrl", "doctor", *words]
+    others = [subprocess.Popen(command, env=environment | {"RANK": str(rank)}) for rank in range(1, ranks)]
+    try:
+        yield Launch("asyncrl", 0, ranks, f"tcp://127.0.0.1:{port}")
+        for other in others:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                other.wait(timeout=GRACE_SECONDS)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def examine(board: Board, by: str, words: Sequence[str], parameters: int) -> list[Finding]:
+    """Rank 0: all checks of a group, exchanges for a network of so many parameters. Raises UsageError, RanksLost."""
+    board.put(f"member/{board.rank}", json.dumps(member()))
+    greet(board, words)
+    hellos = await_hellos(board)
+    members = {rank: json.loads(value) for rank, value in board.each("member").items()}
+    hosts = Counter(hello["host"] for hello in hellos.values())
+    where = ", ".join(f"{count} on {host}" for host, count in hosts.items())
+    complaints = [said for rank, hello in hellos.items() if (said := disagreement(rank, hello, hellos[0]))]
+    findings = [
+        Finding("ranks", "ok", f"{board.size}, started by {by}: {where}"),
+        judge(
+            "settings and versions are the same",
+            not complaints,
+            complaints[0] if complaints else "those of rank 0 on all ranks",
+            "start all ranks by the same line, from the same installation",
+        ),
+        check_threads(members),
+        check_cores(hellos, members),
+    ]
+    if complaints:
+        return findings
+    board.put("measure", str(parameters))
+    return [*findings, *judge_exchanges(parameters, *time_exchanges(board, parameters))]
+
+
+def check_threads(members: Mapping[int, Mapping[str, Any]]) -> Finding:
+    """Whether each rank computes in one thread, whatever its launcher has left."""
+    many = [rank for rank, told in members.items() if told["threads"] != 1]
+    left = sorted({str(told["left"] or "unset") for told in members.values()})
+    figure = f"OMP_NUM_THREADS was {' or '.join(left)} when ranks were started; torch computes in one thread on "
+    return judge(
+        "one thread per rank",
+        not many,
+        figure + (f"all but rank {', '.join(map(str, many))}" if many else "each"),
+        "something sets threads after asyncrl was imported: see what the environment does",
+    )
+
+
+def check_cores(hellos: Mapping[int, Mapping[str, Any]], members: Mapping[int, Mapping[str, Any]]) -> Finding:
+    """Whether the ranks of a host have as many cores to run on."""
+    crowded = []
+    for host in dict.fromkeys(hello["host"] for hello in hellos.values()):
+        ranks = [rank for rank, hello in hellos.items() if hello["host"] == host]
+        cores = {core for rank in ranks for core in members[rank]["cores"]}
+        if len(cores) < len(ranks):
+            crowded.append(f"{len(ranks)} ranks on {host} share {len(cores)} cores")
+    return advise(
+        "a core for each rank",
+        not crowded,
+        "; ".join(crowded) or "each host has as many as ranks",
+        "start fewer ranks per host; if the launcher binds them, let it not: mpirun --bind-to none",
+    )
+
+
+def time_exchanges(board: Board, parameters: int) -> tuple[list[float], list[float]]:
+    """Seconds of each Allreduce of one number, and of as many as there are parameters. All ranks do so together."""
+    exchanges = Exchanges(board, TIMEOUT_SECONDS, Signals())
+    try:
+        return tuple(_timed(exchanges, torch.zeros(size)) for size in (1, parameters))  # type: ignore[return-value]
+    finally:
+        exchanges.close()
+
+
+def _timed(exchanges: Exchanges, vector: Tensor) -> list[float]:
+    seconds = []
+    for _ in range(REPEATS + 5):
+        began = time.perf_counter()
+        exchanges.reduce(vector)()
+        seconds.append(time.perf_counter() - began)
+    return seconds[5:]
+
+
+def judge_exchanges(parameters: int, one: Sequence[float], all_of_them: Sequence[float]) -> list[Finding]:
+    """What exchanges took."""
+    figures = [f"{1e3 * statistics.median(took):.2f} ms, at most {1e3 * max(took):.2f}" for took in (one, all_of_them)]
+    return [
+        advise(
+            "Allreduce of one number",
+            statistics.median(one) < SLOW_LINK_SECONDS,
+            figures[0],
+            "the link is slow: ask for larger --t-max or --envs-per-worker, or for --overlap",
+        ),
+        Finding(f"Allreduce of {parameters:,} numbers", "ok", f"{figures[1]}: a gradient of this network"),
+    ]
