@@ -106,7 +106,8 @@ def main() -> None:
         for cell in cells if repeat % 2 == 0 else reversed(cells):
             made = train(arguments.page, *cell, arguments.seconds, arguments.warm_up, everywhere)
             found[cell].append(made)
-            print(f"# {cell[0]}, {cell[1]}: {made[0]:,.0f} steps/s", file=sys.stderr, flush=True)
+            split = ", ".join(f"{share} {part:.1%}" for share, part in zip(SHARES, made[2:], strict=True))
+            print(f"# {cell[0]}, {cell[1]}: {made[0]:,.0f} steps/s, {split}", file=sys.stderr, flush=True)
     print(
         f"{arguments.page} on {arguments.env_id}, {arguments.repeats} x {arguments.seconds:g} s each, medians", *flags
     )

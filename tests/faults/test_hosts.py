@@ -1,0 +1,196 @@
+"""Groups of ranks as launchers start them, on two hosts: what becomes of everybody when one of them is lost.
+
+The hosts are network namespaces on this machine, joined by a pair of virtual devices.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from asyncrl.storage.checkpoints import load_newest
+from tests.faults.running import SECONDS, gone
+from tests.support import status_of, the_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
+WORDS = (
+    "--env-id", "Catch", "--backend", "collective", "--quiet", "--total-steps", "1e9",
+    "--collective-timeout-seconds", "5", "--evaluation-interval-steps", "0",
+)  # fmt: skip
+HOSTS = ("asyncrl-test-a", "asyncrl-test-b")
+ADDRESSES = ("10.78.0.1", "10.78.0.2")
+
+
+def ip(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["ip", *words], capture_output=True, text=True)
+
+
+@contextmanager
+def two_hosts() -> Iterator[Callable[[], object]]:
+    """The hosts and their wire; gives what cuts it. Skips the test where they cannot be made."""
+    if not shutil.which("ip") or os.geteuid() != 0:
+        pytest.skip("network namespaces need root and the command ip (iproute2)")
+    try:
+        for host in HOSTS:
+            if (made := ip("netns", "add", host)).returncode:
+                pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
+        wire = ip("link", "add", "arl-t0", "netns", HOSTS[0], "type", "veth", "peer", "arl-t1", "netns", HOSTS[1])
+        if wire.returncode:
+            pytest.skip(f"no virtual devices here: {wire.stderr.strip()}")
+        for rank, (host, address) in enumerate(zip(HOSTS, ADDRESSES, strict=True)):
+            ip("-n", host, "addr", "add", f"{address}/24", "dev", f"arl-t{rank}")
+            for device in ("lo", f"arl-t{rank}"):
+                ip("-n", host, "link", "set", device, "up")
+        yield lambda: ip("-n", HOSTS[1], "link", "set", "arl-t1", "down")
+    finally:
+        for host in HOSTS:
+            ip("netns", "del", host)
+
+
+class Group:
+    """Two launched ranks of A3C that train."""
+
+    def __init__(self, runs_dir: Path, address: str, prefixes: tuple[tuple[str, ...], ...]) -> None:
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "29517"}
+        command = [sys.executable, "-m", "asyncrl.a3c", *WORDS, "--runs-dir", str(runs_dir)]
+        self.runs_dir = runs_dir
+        self.ranks = [
+            subprocess.Popen(
+                [*prefix, *command], env=os.environ | place | {"RANK": str(rank)}, text=True,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+            )
+            for rank, prefix in enumerate(prefixes)
+        ]  # fmt: skip
+
+    def await_training(self) -> list[psutil.Process]:
+        """Wait until a checkpoint can have steps in it; gives all processes there are."""
+        deadline = time.monotonic() + SECONDS
+        while not self._steps():
+            assert time.monotonic() < deadline, "no steps were made"
+            assert all(rank.poll() is None for rank in self.ranks), [rank.poll() for rank in self.ranks]
+            time.sleep(0.05)
+        return [
+            process
+            for rank in self.ranks
+            for process in (psutil.Process(rank.pid), *psutil.Process(rank.pid).children(recursive=True))
+        ]
+
+    def _steps(self) -> int:
+        try:
+            return int(status_of(the_run(self.runs_dir)).get("steps", 0))
+        except (OSError, ValueError):
+            return 0
+
+    def code_of(self, rank: int) -> int:
+        """How a rank has ended, in bounded time."""
+        return self.ranks[rank].wait(timeout=SECONDS)
+
+    def said(self, rank: int) -> str:
+        """What it wrote on stderr."""
+        return self.ranks[rank].communicate(timeout=SECONDS)[1]
+
+    def kill(self) -> None:
+        """End what is left."""
+        for rank in self.ranks:
+            try:
+                left = psutil.Process(rank.pid).children(recursive=True)
+            except psutil.NoSuchProcess:
+                left = []
+            rank.kill()
+            for child in left:
+                child.kill()
+            rank.wait()
+            assert rank.stderr is not None
+            rank.stderr.close()
+
+
+@contextmanager
+def group(
+    runs_dir: Path, address: str = "127.0.0.1", prefixes: tuple[tuple[str, ...], ...] = ((), ())
+) -> Iterator[Group]:
+    started = Group(runs_dir, address, prefixes)
+    try:
+        yield started
+    finally:
+        started.kill()
+
+
+def test_a_cut_link_ends_the_run_on_both_hosts(tmp_path: Path) -> None:
+    """Rank 0 names the rank and its host, and saves; the other, which nobody can tell, ends itself."""
+    with ExitStack() as stack:
+        cut = stack.enter_context(two_hosts())
+        prefixes = tuple(("ip", "netns", "exec", host) for host in HOSTS)
+        ranks = stack.enter_context(group(tmp_path, ADDRESSES[0], prefixes))
+        processes = ranks.await_training()
+        cut()
+
+        assert [ranks.code_of(0), ranks.code_of(1)] == [1, 1]
+        assert gone(processes)
+        status = status_of(the_run(tmp_path))
+        assert re.search(r"^rank 1 on \S+ gave no sign of life any more", status["reason"])
+        assert load_newest(the_run(tmp_path) / "checkpoints")[0].steps == status["steps"] > 0
+
+
+def test_without_rank_0_the_others_leave_and_say_so(tmp_path: Path) -> None:
+    """Killed without a word; its evaluator goes with it."""
+    with group(tmp_path) as ranks:
+        processes = ranks.await_training()
+        ranks.ranks[0].send_signal(signal.SIGKILL)
+
+        assert ranks.code_of(1) == 1
+        assert "rank 0 is gone, and the run with it" in ranks.said(1)
+        assert gone(processes)
+        load_newest(the_run(tmp_path) / "checkpoints")
+
+
+def test_a_rank_that_is_stopped_is_given_up(tmp_path: Path) -> None:
+    """SIGSTOP: it lives, and does nothing. When it goes on, it finds the run over and leaves."""
+    with group(tmp_path) as ranks:
+        processes = ranks.await_training()
+        ranks.ranks[1].send_signal(signal.SIGSTOP)
+
+        assert ranks.code_of(0) == 1
+        status = status_of(the_run(tmp_path))
+        assert "rank 1 on" in status["reason"]
+        assert load_newest(the_run(tmp_path) / "checkpoints")[0].steps == status["steps"] > 0
+        ranks.ranks[1].send_signal(signal.SIGCONT)
+        assert ranks.code_of(1) == 1
+        assert gone(processes)
+
+
+def test_ctrl_c_ends_rank_0_while_another_is_stopped(tmp_path: Path) -> None:
+    """It does not wait for the end of the exchange."""
+    with group(tmp_path) as ranks:
+        ranks.await_training()
+        ranks.ranks[1].send_signal(signal.SIGSTOP)
+        ranks.ranks[0].send_signal(signal.SIGINT)
+
+        assert ranks.code_of(0) in (130, 1)  # 1: its time for the exchange was over first
+        assert load_newest(the_run(tmp_path) / "checkpoints")[0].steps == status_of(the_run(tmp_path))["steps"]
+
+
+def test_mpirun_starts_ranks(tmp_path: Path) -> None:
+    """By Open MPI's own variables, without an address."""
+    if not shutil.which("mpirun"):
+        pytest.skip("there is no mpirun")
+    command = ["mpirun", "--oversubscribe", "-np", "2", sys.executable, "-m", "asyncrl.a3c", *WORDS]
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run(
+        [*command, "--total-steps", "2000", "--runs-dir", str(tmp_path)],
+        env=os.environ | allowed, capture_output=True, text=True, timeout=2 * SECONDS,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert status_of(the_run(tmp_path))["state"] == "finished"
+    assert status_of(the_run(tmp_path))["worker_steps"][1] >= 1000
