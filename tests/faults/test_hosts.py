@@ -25,7 +25,8 @@ from tests.support import status_of, the_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 WORDS = (
-    "--env-id", "Catch", "--backend", "collective", "--quiet", "--total-steps", "1e9", "--evaluation-interval-steps", "0",
+    "--env-id", "Catch", "--backend", "collective", "--quiet", "--total-steps", "1e9",
+    "--evaluation-interval-steps", "0",
 )  # fmt: skip
 HOSTS = ("asyncrl-test-a", "asyncrl-test-b")
 ADDRESSES = ("10.78.0.1", "10.78.0.2")
