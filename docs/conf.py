@@ -1,0 +1,68 @@
+"""How Sphinx makes a site of the Markdown in this folder: `sphinx-build -W docs docs/_build`.
+
+The pages are plain Markdown that also reads well without Sphinx. What a site needs on top is added here while it reads
+them: tables of contents, made of the links on the pages that list others, and links from source files to their listing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sphinx.application import Sphinx
+
+import asyncrl
+
+project = "asyncrl"
+author = "asyncrl developers"
+version = release = asyncrl.__version__
+
+extensions = [
+    "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.viewcode", "sphinx_copybutton",
+]  # fmt: skip
+exclude_patterns = ["_build"]
+templates_path = ["_templates"]
+myst_heading_anchors = 4
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+
+html_theme = "furo"
+html_title = f"asyncrl {version}"
+html_show_sphinx = False
+
+LISTS = ("index", "results/README", "results/speedup/README")
+"""The pages that list others."""
+SOURCE = re.compile(r"\[([^]]+)\]\((?:\.\./)+(asyncrl/[\w/]+)\.py\)")
+
+
+def complete(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Link source files to their listing, and give a page that lists others its tables of contents."""
+    up = "../" * docname.count("/")
+    text = SOURCE.sub(rf'<a href="{up}_modules/\2.html">\1</a>', source[0])
+    if docname in LISTS:
+        parts = re.split(r"^(?=## )", text, flags=re.MULTILINE) if docname == "index" else ["\n" + text]
+        text = "".join(part + contents(part.partition("\n")[0].strip("# "), part) for part in parts)
+    source[0] = text
+
+
+def contents(caption: str, section: str) -> str:
+    """A hidden table of contents: the pages that a section links to, in their order."""
+    pages = dict.fromkeys(re.findall(r"\]\((?!https?://|\.\.)([^)#]+)\.md", section))
+    options = f":hidden:\n:caption: {caption}\n" if caption else ":hidden:\n"
+    return f"\n```{{toctree}}\n{options}\n" + "\n".join(pages) + "\n```\n\n" if pages else ""
+
+
+def plain_text(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Docstrings are plain text: what stands between backticks is code, an indented block is printed as it is."""
+    text = "\n".join(lines)
+    blocks = re.sub(r"(?m)^(\S.*)\n\n(?=[ \t])", r"\1\n\n::\n\n", text)
+    pieces = re.split(r"(`[^`]+`)", blocks)
+    pieces[::2] = [re.sub(r"([*|]|_(?=\W|$))", r"\\\1", piece) for piece in pieces[::2]]
+    lines[:] = "".join(pieces).split("\n")
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", complete)
+    app.connect("autodoc-process-docstring", plain_text)
