@@ -1,4 +1,4 @@
-"""`asyncrl` and `python -m asyncrl`: lists the commands and hands over to the one that is named."""
+"""`asyncrl` and `python -m asyncrl`: lists the commands and runs the one that is named."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ COMMANDS = {
     "train": "train with any page, also your own: asyncrl train my_package.my_page",
     "plot": "learning curves of any runs in one figure",
     "evaluate": "play episodes with what a run has learnt",
-    "doctor": "does learning work on this machine, and with your environment?",
+    "doctor": "check that learning works on this machine and with your environment",
     "speedup": "what more workers buy: throughput, data, time",
     "race": "which way of running in parallel is best for a problem: time, data and cores to a score",
-    "sweep": "any settings over lists, grids or random draws",
+    "sweep": "run many settings: lists, grids or random draws",
 }
 
 

@@ -45,7 +45,7 @@ EXTRAS = ("log_probability",)
 
 @dataclass(frozen=True)
 class Config(PolicyConfig, LearnerSettings):
-    """IMPALA: actors that run free, one learner, V-trace (Espeholt et al. 2018)."""
+    """IMPALA: free-running actors, one learner, V-trace (Espeholt et al. 2018)."""
 
     gae_lambda: float = 1.0
     """lambda of V-trace: 1 looks as far as the rollout goes."""

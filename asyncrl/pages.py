@@ -1,6 +1,6 @@
-"""The package's own pages, and how a page is found by its name. There is no other list, and nothing is registered.
+"""The package's own pages, and how a page is found by its name. There is no other list and no registry.
 
-A page of a user's own is a module like any other: what it has to have is in `asyncrl.runtime.protocols.Page`.
+A user's own page is a module like any other; `asyncrl.runtime.protocols.Page` says what it needs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ PAGES = {
     "n_step_q": "asynchronous n-step Q-learning (Algorithm S2)",
     "a2c": "synchronous advantage actor-critic (OpenAI Baselines 2017)",
     "ppo": "proximal policy optimisation (Schulman et al. 2017)",
-    "impala": "actors that run free, one learner, V-trace (Espeholt et al. 2018)",
+    "impala": "free-running actors, one learner, V-trace (Espeholt et al. 2018)",
     "reinforce": "policy gradient of whole episodes (Williams 1992)",
     "gorila": "DQN with many actors, learners and a replay memory (Nair et al. 2015)",
-    "apex": "one learner, one memory that is drawn from by priority (Horgan et al. 2018)",
+    "apex": "one learner, a replay memory sampled by priority (Horgan et al. 2018)",
 }
 GRADIENT_PAGES = ("a3c", "one_step_q", "one_step_sarsa", "n_step_q")
-"""The methods of the paper, which it compares: their workers learn themselves."""
+"""The methods that the paper compares: their workers learn themselves."""
 
 PARTS = (
     "Config", "preset", "make_network", "make_agent", "HAS_TARGET", "TAKES_CONTINUOUS", "PRIVATE_COPY", "LOOKS_AHEAD",
@@ -37,12 +37,12 @@ EXPERIENCE = ("gradient", "in step", "queue", "replay")
 
 
 def module_of(name: str) -> str:
-    """The module of a page: "a3c" is asyncrl.a3c, any other name is a module itself, such as my_package.my_page."""
+    """The module of a page: "a3c" is asyncrl.a3c, any other name is itself a module, such as my_package.my_page."""
     return f"asyncrl.{name}" if name in PAGES else name
 
 
 def name_of(module: str) -> str:
-    """The name by which commands find a page: without the package if it is one of this package's own."""
+    """The name by which commands find a page: for the package's own pages without the package."""
     name = module.removeprefix("asyncrl.")
     return name if name in PAGES else module
 
@@ -58,9 +58,9 @@ def command_of(module: str) -> str:
 
 
 def load(module: str) -> ModuleType:
-    """Import a page, by its module's name. Raises UsageError, which says what is missing, if there is no such page.
+    """Import a page by its module's name. Raises UsageError, which says what is missing, if there is no such page.
 
-    A module whose source never speaks of this package cannot be one: it is not imported, nor are packages above it.
+    A module whose source does not mention this package cannot be a page: neither it nor its parents are imported.
     """
     if name_of(module) not in PAGES:
         _require_plausible(module)
@@ -90,7 +90,7 @@ def _require_plausible(module: str) -> None:
 
 
 def _find(module: str) -> ModuleSpec | None:
-    """Where a module would be imported from, as importlib.util.find_spec, but without importing what is above it."""
+    """Like importlib.util.find_spec, but without importing the module's parents."""
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):
         return None

@@ -30,9 +30,10 @@ autodoc_preserve_defaults = True
 html_theme = "furo"
 html_title = f"asyncrl {version}"
 html_show_sphinx = False
+html_copy_source = False
 
-LISTS = ("index", "results/README", "results/speedup/README")
-"""The pages that list others."""
+LISTS = ("results/README", "results/speedup/README")
+"""The pages, besides the front page, that list others."""
 SOURCE = re.compile(r"\[([^]]+)\]\((?:\.\./)+(asyncrl/[\w/]+)\.py\)")
 
 
@@ -40,17 +41,19 @@ def complete(app: Sphinx, docname: str, source: list[str]) -> None:
     """Link source files to their listing, and give a page that lists others its tables of contents."""
     up = "../" * docname.count("/")
     text = SOURCE.sub(rf'<a href="{up}_modules/\2.html">\1</a>', source[0])
-    if docname in LISTS:
-        parts = re.split(r"^(?=## )", text, flags=re.MULTILINE) if docname == "index" else ["\n" + text]
-        text = "".join(part + contents(part.partition("\n")[0].strip("# "), part) for part in parts)
+    if docname == "index":
+        first, *parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+        text = first + "".join(part + contents(part, part.partition("\n")[0].strip("# ")) for part in parts)
+    elif docname in LISTS:
+        text += contents(text)
     source[0] = text
 
 
-def contents(caption: str, section: str) -> str:
-    """A hidden table of contents: the pages that a section links to, in their order."""
-    pages = dict.fromkeys(re.findall(r"\]\((?!https?://|\.\.)([^)#]+)\.md", section))
-    options = f":hidden:\n:caption: {caption}\n" if caption else ":hidden:\n"
-    return f"\n```{{toctree}}\n{options}\n" + "\n".join(pages) + "\n```\n\n" if pages else ""
+def contents(text: str, caption: str = "") -> str:
+    """A hidden table of contents: the pages that the text links to, in their order."""
+    pages = dict.fromkeys(re.findall(r"\]\((?!https?://|\.\.)([^)#]+)\.md", text))
+    options = ":hidden:\n" + (f":caption: {caption}\n" if caption else "")
+    return f"\n```{{toctree}}\n{options}\n" + "\n".join(pages) + "\n```\n\n"
 
 
 def plain_text(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

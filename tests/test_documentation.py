@@ -107,25 +107,27 @@ def test_every_setting_has_its_help() -> None:
                 assert re.search(rf"    {field.name}: .*\n    \"\"\"\S[^\n]+\"\"\"\n", source), field.name
 
 
+@pytest.mark.parametrize(("page", "asked"), [("faults", "requeue 1234\n"), ("deploying", "requeue 1234_3\n")])
 @pytest.mark.parametrize(("code", "queued_again"), [(138, True), (0, False), (1, False), (143, False)])
-def test_the_batch_script_queues_a_job_again_that_ran_into_its_time_limit(
-    tmp_path: Path, code: int, queued_again: bool
+def test_the_batch_scripts_queue_a_job_again_that_ran_into_its_time_limit(
+    tmp_path: Path, code: int, queued_again: bool, page: str, asked: str
 ) -> None:
-    """138 is what SIGUSR1 makes of a run; the script's own exit code is the run's in any case."""
+    """138 is what SIGUSR1 makes of a run; a script's own exit code is the run's in any case."""
     script = next(
-        block for block in re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / "faults.md").read_text(), re.DOTALL)
+        block for block in re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
         if "#SBATCH" in block
     )  # fmt: skip
     for name, text in {"srun": f"exit {code}", "scontrol": f'echo "$@" > {tmp_path / "asked"}'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1234"}
+    slurm = {"SLURM_JOB_ID": "1234", "SLURM_ARRAY_JOB_ID": "1234", "SLURM_ARRAY_TASK_ID": "3"}
+    environment = os.environ | slurm | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "8"}
 
     assert subprocess.run(["bash", "-c", script], env=environment, timeout=60).returncode == code
 
     assert (tmp_path / "asked").exists() == queued_again
     if queued_again:
-        assert (tmp_path / "asked").read_text() == "requeue 1234\n"
+        assert (tmp_path / "asked").read_text() == asked
 
 
 def test_the_readme_shows_real_pictures_and_pages() -> None:

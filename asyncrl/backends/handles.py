@@ -31,9 +31,9 @@ GRADIENT, IN_STEP, QUEUE, MEMORY = "gradient", "in step", "queue", "replay"
 
 
 def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = None, trains: bool = True) -> Handles:
-    """Shared memory for a run that begins with theta `[P]`, or goes on from a checkpoint.
+    """Shared memory for a run that begins with theta `[P]`, or resumes from a checkpoint.
 
-    One that does not train needs no room for rollouts.
+    A run that does not train needs no room for rollouts.
     Raises UsageError, naming the setting, for a checkpoint that does not fit.
     """
     if spec.config.backend == "collective":
@@ -57,7 +57,7 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
 
 
 def build_clock(spec: RunSpec, steps: int = 0, seconds: float = 0.0) -> Clock:
-    """The counters of a run of which earlier parts have made so many steps in so many seconds."""
+    """The counters of a run that made so many steps in so many seconds before it was resumed."""
     return Clock(spec.config.workers, spec.config.total_steps, steps, seconds, learners_of(spec.page, spec.config))
 
 
@@ -101,12 +101,12 @@ def build_experience(spec: RunSpec, clock: Clock, moments: RunMoments) -> Experi
 
 
 def is_bundled(config: RunConfig) -> bool:
-    """Whether each worker has a learner of its own, with an actor's memory of its own."""
+    """Whether each worker has its own learner and memory."""
     return getattr(config, "layout", "") == "bundled"
 
 
 def learners_of(page: str, config: RunConfig) -> int:
-    """How many learners there are beside the workers."""
+    """Number of learner processes."""
     return 0 if load_page(page).EXPERIENCE == GRADIENT or is_bundled(config) else int(getattr(config, "learners", 1))
 
 

@@ -1,4 +1,4 @@
-"""Who has started this process as one of several, and where they meet: told by what launchers leave in the environment.
+"""Which launcher started this process as one of several, and where they meet, from variables of the environment.
 
 torchrun, mpirun (Open MPI, and MPICH or Intel MPI by PMI) and srun only start processes here; what they talk through is
 gloo.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from asyncrl.core.errors import UsageError
 
 FIRST_PORT, PORTS = 20_000, 10_000
-"""Where ranks meet if nobody says: a port made of the job's number, so that two jobs on a host seldom share it."""
+"""Default port for ranks to meet: derived from the job's number, so that two jobs on a host seldom share it."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Launch:
     agent: bool = False
     """Whether something else than rank 0 already listens there (torchrun's agent)."""
     attempt: str = ""
-    """What tells this attempt from earlier ones that met at the same agent."""
+    """Distinguishes this attempt from earlier ones with the same agent."""
 
 
 def launched(environment: Mapping[str, str], init_method: str = "") -> Launch | None:
     """What the environment says; None if no launcher has started this process. Raises UsageError.
 
-    `init_method` goes before what the launcher says about where to meet.
+    `init_method` overrides the launcher's address.
     """
     found = _numbers(environment)
     if found is None:

@@ -17,10 +17,10 @@ from asyncrl.runtime.terminal import View
 from asyncrl.runtime.threads import compute_with
 
 SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.0001, 0.002
-"""Between two looks of an actor that waits for room, or a learner that waits for a batch: longer and longer."""
+"""Pauses of an actor that waits for room, or a learner that waits for a batch: longer and longer."""
 NICENESS = 5
-"""Of workers. With more of them than cores the evaluator would get one share in N + 1, and an evaluation of seconds
-would take minutes; so it goes first, and `--evaluation-cpu-share` bounds what it takes."""
+"""Priority of workers. With more workers than cores, an evaluation of seconds would otherwise take minutes;
+`--evaluation-cpu-share` bounds what the evaluator takes."""
 
 
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
@@ -59,9 +59,9 @@ def _await_ready(run: Run, supervisor: Supervisor, view: View, signals: Signals)
 
 
 def _supervise(run: Run, supervisor: Supervisor, monitor: Monitor, view: View, signals: Signals) -> Outcome:
-    """Follow the run until the workers have ended, or too many broke, or somebody wants it to stop."""
+    """Follow the run until the workers have ended, too many are lost, or it is asked to stop."""
     while True:
-        # Without anybody at work there is nothing to wait for but the time at which a successor starts.
+        # If nobody is at work there is nothing to wait for but the start of a successor.
         wait(supervisor.sentinels(), timeout=POLL_SECONDS)
         if (outcome := supervisor.tend()) is not None:
             return outcome
@@ -77,7 +77,7 @@ def _supervise(run: Run, supervisor: Supervisor, monitor: Monitor, view: View, s
 
 
 def await_last_evaluation(supervisor: Supervisor, monitor: Monitor, view: View, signals: Signals) -> Outcome | None:
-    """The workers are done; let the evaluator score the final parameters unless somebody is in a hurry."""
+    """The workers are done; evaluate the final parameters unless a signal asked to stop."""
     while not supervisor.evaluator_ended() and not signals.received:
         wait(supervisor.sentinels(), timeout=POLL_SECONDS)
         if (outcome := supervisor.tend()) is not None:

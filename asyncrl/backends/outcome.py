@@ -14,7 +14,7 @@ from asyncrl.core.errors import NotFinite, UsageError
 from asyncrl.storage.files import disk_is_full
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
-"""The signals that ask a run to stop: a person, a cluster that needs the place, a terminal that is closed."""
+"""The signals that stop a run: from a person, a cluster, or a terminal that is closed."""
 
 
 PROGRAM = 1000
@@ -33,7 +33,7 @@ class Outcome:
 
 
 def finished(reason: str) -> Outcome:
-    """The run did what it was asked to."""
+    """The run reached its end."""
     return Outcome("finished", reason, 0)
 
 
@@ -50,7 +50,7 @@ def failed(reason: str, traceback: str | None = None) -> Outcome:
 
 
 def broken(error: Exception) -> Outcome:
-    """An exception ended the run. What the user can mend needs one line, the rest a traceback."""
+    """An exception ended the run. What the user can fix needs one line, the rest a traceback."""
     if disk_is_full(error):
         return failed(f"the disk is full: {error}")
     if isinstance(error, NotFinite | UsageError):
@@ -60,7 +60,7 @@ def broken(error: Exception) -> Outcome:
 
 @dataclass
 class Signals:
-    """The signals as a flag that loops look at: the first asks for an orderly end, a second for haste."""
+    """Signals as a flag for loops: the first asks for an orderly end, a second one to skip the waiting."""
 
     received: list[int] = field(default_factory=list)
 
@@ -71,7 +71,7 @@ class Signals:
 
     @property
     def urgent(self) -> bool:
-        """Whether somebody asked twice."""
+        """Whether a second signal has come."""
         return len(self.received) > 1
 
     def ask(self) -> None:
@@ -81,9 +81,9 @@ class Signals:
 
     @contextmanager
     def caught(self) -> Iterator[Signals]:
-        """Catch them while the block runs. SIGHUP stays ignored if it is: that is what nohup does.
+        """Catch them during the block. SIGHUP stays ignored if it is, as under nohup.
 
-        In another thread than the main one nothing is caught: Python delivers signals to that one only.
+        Outside the main thread nothing is caught, since Python delivers signals only there.
         """
         if threading.current_thread() is not threading.main_thread():
             yield self

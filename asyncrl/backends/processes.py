@@ -1,4 +1,4 @@
-"""One child of a run: how it is started, what frames it, how it ends."""
+"""One child of a run: how it starts, runs and ends."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from asyncrl.runtime.threads import enforce_one_thread
 from asyncrl.storage.files import disk_is_full
 
 LEAVE_SECONDS = 5.0
-"""Time for a child to notice that it should leave, before it is killed."""
+"""Time for a child to exit before it is killed."""
 POLL_SECONDS = 0.1
 DUMP_SECONDS = 2.0
 """Time for a child that hangs to write its stack."""
 
 RAISED, NOT_FINITE, DISK_FULL = 70, 65, 74
-"""Exit codes of a child that raised and left its traceback; that met numbers no restart can mend; that found the disk
-full and could leave nothing. They are those of sysexits.h, and none that an interpreter or a shell uses."""
+"""Exit codes of a child that raised and left its traceback; that met numbers no restart can fix; that could write
+nothing because the disk is full. They are from sysexits.h; interpreters and shells use none of them."""
 LOST = 255
-"""What multiprocessing reports of a child when the fork server, which would know how it ended, was killed."""
+"""The exit code that multiprocessing reports when the fork server was killed, which would know the real one."""
 
 if hasattr(signal, "SIGUSR2"):
     DUMP_SIGNAL = signal.SIGUSR2
@@ -49,7 +49,7 @@ if hasattr(signal, "SIGUSR2"):
 
 
 class Part(Protocol):
-    """What a child is handed: a run, or as much of it as it gets."""
+    """What a child receives: a run, or a part of it."""
 
     @property
     def spec(self) -> RunSpec:
@@ -77,7 +77,7 @@ def start_context(page: str) -> BaseContext:
 def start(
     context: BaseContext, target: Callable[[Run, int], None], run: Run, worker: int, incarnation: int = 0
 ) -> BaseProcess:
-    """Start one child; `incarnation` counts those that held its place before. Raises OSError or EOFError."""
+    """Start one child; `incarnation` counts its predecessors. Raises OSError or EOFError."""
     return start_child(context, target, replace(run, spec=replace(run.spec, incarnation=incarnation)), worker)
 
 
@@ -92,10 +92,10 @@ def start_child(context: BaseContext, target: Callable[[PartT, int], None], part
 
 @contextlib.contextmanager
 def signals_held_back() -> Iterator[None]:
-    """Let a process that is started now inherit the signals that stop a run as blocked.
+    """Start processes with the signals that stop a run blocked.
 
-    Otherwise a Ctrl-C would end the fork server, or a child, while it still imports. What arrives here meanwhile is
-    delivered afterwards.
+    Otherwise a Ctrl-C would end the fork server, or a child, while it still imports. Signals that arrive here meanwhile
+    are delivered afterwards.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -112,7 +112,7 @@ def signals_held_back() -> Iterator[None]:
 def no_main_module() -> Iterator[None]:
     """Keep multiprocessing from running the command's own module a second time in each child.
 
-    Nothing of it is needed there: all that crosses is data, and the functions are importable.
+    It is not needed there: children receive data, and functions they can import.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -148,8 +148,8 @@ def child(target: Callable[[PartT, int], None], run: PartT, worker: int, name: s
 def stack_on_request(file: Path) -> Iterator[None]:
     """Write the stack of all threads to `file` on DUMP_SIGNAL, and when the process crashes (SIGSEGV and the like).
 
-    It is written by a handler in C, so it also works where Python does not run any more. A file that stayed empty
-    goes at the end; that of a child that was killed is the supervisor's to remove.
+    A handler in C writes it, so it works even if Python no longer runs. An empty file is removed at the end, for a
+    killed child by the supervisor.
     """
     with open(file, "ab") as stack:
         faulthandler.enable(stack)
@@ -167,8 +167,8 @@ def stack_on_request(file: Path) -> Iterator[None]:
 def leave_with_parent() -> None:
     """End this process when the supervisor dies, however it dies.
 
-    A thread that waits on the parent is the one way that works under spawn and forkserver alike: `daemon` does
-    nothing on SIGKILL, and a parent-death signal is tied to the fork server instead.
+    Only a thread that waits for the parent works under both spawn and forkserver: `daemon` does nothing on SIGKILL, and
+    a parent-death signal is tied to the fork server instead.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -201,7 +201,7 @@ def last_line(traceback: str) -> str:
 
 
 def dump_stack(process: BaseProcess, file: Path) -> bool:
-    """Have a child that hangs write its stack to `file`; whether it did."""
+    """Make a hanging child write its stack to `file`; whether it did."""
     if process.pid is None or not hasattr(signal, "SIGUSR2"):
         return False
     before = size_of(file)
@@ -218,7 +218,7 @@ def dump_stack(process: BaseProcess, file: Path) -> bool:
 
 
 def end(process: BaseProcess) -> None:
-    """Kill a child if it is still there, and wait until it is gone."""
+    """Kill a child if it is alive, and wait for its end."""
     if process.exitcode is None:
         process.kill()
         process.join()
@@ -229,9 +229,9 @@ def end(process: BaseProcess) -> None:
 
 
 def end_all(processes: list[BaseProcess], signals: Signals) -> None:
-    """Wait a little for each child to leave by itself, then kill it; at once if somebody asked twice.
+    """Give each child some time to exit, then kill it; at once after a second signal.
 
-    All are joined: none stays as a zombie.
+    All are joined, so there are no zombies.
     """
     deadline = time.monotonic() + LEAVE_SECONDS
     while (running := [process.sentinel for process in processes if process.exitcode is None]) and not signals.urgent:

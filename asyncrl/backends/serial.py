@@ -1,4 +1,4 @@
-"""All workers in one process, in turns: bit-identical from run to run."""
+"""All workers in one process, in turns: runs are identical bit for bit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
 
 
 class Turns:
-    """Whose turn it is, and what has to be known to go on with exactly that turn later."""
+    """Whose turn it is, and the state needed to resume with exactly that turn."""
 
     def __init__(self, run: Run, roles: Sequence[Role], evaluator: Evaluator) -> None:
         self.roles = roles
@@ -65,12 +65,12 @@ class Turns:
             role.restore(own)
 
     def next(self) -> int:
-        """The number of the role whose turn it is: of a worker, or one further for a learner."""
+        """The number of the role whose turn it is: a worker's, or the next one for a learner."""
         self._taken += 1
         return next(self._schedule)
 
     def state(self) -> dict[str, Any] | None:
-        """Everything that is not shared; None if an environment cannot tell its state, or a worker has ended."""
+        """Everything that is not shared; None if an environment cannot save its state, or a worker has ended."""
         if any(phase == ENDED for phase in self._run.handles.clock.phases()):
             return None
         roles = [role.state() for role in self.roles]

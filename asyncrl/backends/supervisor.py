@@ -1,7 +1,7 @@
-"""The processes of a run and what becomes of them: who dies is replaced, who hangs is ended, who is lost is counted.
+"""Supervises the processes of a run: replaces those that die, kills those that hang, counts losses.
 
-The parameters lie in shared memory and outlive any worker, so the loss of one costs the rollout it was at. What a
-replacement cannot mend ends the run instead: an exception would only be raised again, a full disk stays full.
+The parameters are in shared memory and outlive any worker, so a loss costs one rollout. What a replacement cannot fix
+ends the run instead: an exception would be raised again, a full disk stays full.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from asyncrl.runtime.terminal import View
 from asyncrl.storage import checkpoints
 
 BACK_OFF_SECONDS = (1.0, 2.0, 4.0)
-"""How long a place stays empty after the first, the second and any further loss within the budget's time."""
+"""Pause before a replacement, after the first, second and any further loss within the budget's time."""
 BUDGET_SECONDS = 600.0
 """The time in which `--worker-restarts` are counted."""
 READY_SECONDS = 300.0
@@ -44,16 +44,16 @@ READY_SECONDS = 300.0
 
 @dataclass
 class Slot:
-    """A place in the run, a worker's or the evaluator's, whoever holds it at the moment."""
+    """The place of a worker, a learner or the evaluator, and its current process."""
 
     worker: int
     process: BaseProcess | None = None
     incarnation: int = 0
-    """How many held the place before; each draws random streams of its own."""
+    """Number of earlier processes in this place; each has its own random streams."""
     losses: list[float] = field(default_factory=list)
-    """When it lost somebody, by the monotonic clock, within the budget's time."""
+    """Times of losses, by the monotonic clock, within the budget's time."""
     due: float | None = 0.0
-    """When it is to be filled; None: not at all."""
+    """When to start a process; None: never."""
 
     @property
     def name(self) -> str:
@@ -62,7 +62,7 @@ class Slot:
 
 
 class Supervisor:
-    """Workers and evaluator of one run. `tend` is called often; it starts, replaces and gives up."""
+    """Workers and evaluator of a run. `tend` is called often; it starts and replaces processes, or gives up."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Supervisor:
         return [slot.process.sentinel for slot in self.slots if slot.process and slot.process.exitcode is None]
 
     def all_ended(self) -> bool:
-        """Whether no worker nor learner is at work, nor will be again."""
+        """Whether no worker or learner is at work, or will be."""
         return all(slot.process is None and slot.due is None for slot in (*self.learners, *self.workers))
 
     def evaluator_ended(self) -> bool:
@@ -106,7 +106,7 @@ class Supervisor:
         return self.evaluator.process is None and self.evaluator.due is None
 
     def fill(self, slot: Slot) -> None:
-        """Start somebody in a place that is empty."""
+        """Start a process in an empty place."""
         self._run.handles.clock.enter(slot.worker, BUILDING)
         slot.due = None
         try:
@@ -125,7 +125,7 @@ class Supervisor:
             elif time.monotonic() >= slot.due:
                 self.fill(slot)
         ended = [slot for slot in self.slots if slot.process is not None and slot.process.exitcode is not None]
-        # One that raised explains more than one that was killed because the run was already breaking up.
+        # An exception explains more than a kill while the run was already breaking up.
         for slot in sorted(ended, key=lambda slot: slot.process is None or slot.process.exitcode != RAISED):
             if (outcome := self._take_leave(slot)) is not None:
                 return outcome
@@ -142,14 +142,14 @@ class Supervisor:
         return None
 
     def end(self, signals: Signals) -> None:
-        """Let everybody leave, kill who does not, and wait for all."""
+        """Ask all processes to exit, kill those that do not, and wait for all."""
         end_all([slot.process for slot in self.slots if slot.process is not None], signals)
         self._mend()
         for slot in self.slots:
             remove_if_empty(self._run.spec.folder.stack_file(slot.name))
 
     def _take_leave(self, slot: Slot) -> Outcome | None:
-        """A process has ended: in order, or what is to be done about it."""
+        """Handle the end of a process."""
         process = slot.process
         assert process is not None
         if process.exitcode == 0 and self._run.handles.clock.phase(slot.worker) == ENDED:
@@ -177,7 +177,7 @@ class Supervisor:
         return f"raised {last_line(text)}", text
 
     def _trouble_with(self, slot: Slot) -> str | None:
-        """Why a process that is there has to be ended; None if it has not."""
+        """Why a living process must be killed; None if it need not."""
         clock, config = self._run.handles.clock, self._run.spec.config
         phase, silent = clock.phase(slot.worker), clock.heartbeat_age(slot.worker)
         if phase == BUILDING and silent > READY_SECONDS:
@@ -189,7 +189,7 @@ class Supervisor:
         return None
 
     def _end_hanging(self, slot: Slot, trouble: str) -> None:
-        """Take the stack of a process that hangs, and kill it."""
+        """Save the stack of a process that hangs, and kill it."""
         assert slot.process is not None
         file = self._run.spec.folder.stack_file(slot.name)
         if dump_stack(slot.process, file):
@@ -203,7 +203,7 @@ class Supervisor:
             self._lose(slot, trouble)
 
     def _vacate(self, slot: Slot) -> None:
-        """Nobody is in this place now, nor will be."""
+        """This place stays empty."""
         if slot.process is not None:
             end(slot.process)
             slot.process.close()
@@ -211,7 +211,7 @@ class Supervisor:
         self._run.handles.clock.enter(slot.worker, ENDED)
 
     def _lose(self, slot: Slot, cause: str) -> None:
-        """Somebody is lost: a successor comes after a pause, unless too many have gone this way."""
+        """Note a loss: a successor starts after a pause, unless there were too many."""
         self._vacate(slot)
         if slot in self.learners:
             cause += self._mend()
@@ -228,14 +228,14 @@ class Supervisor:
         else:
             pause = BACK_OFF_SECONDS[min(len(slot.losses), len(BACK_OFF_SECONDS)) - 1]
             slot.due = now + pause
-            # Not ended: who waits for all workers to end has to wait for the successor too.
+            # Not ENDED: those who wait for all workers to end must also wait for the successor.
             self._run.handles.clock.enter(slot.worker, BUILDING)
             self._tell(slot, cause, "restarted", f"a successor starts in {pause:g} s")
 
     def _mend(self) -> str:
-        """After the learner's end: if that came within an update, go back to the newest checkpoint, and say so.
+        """If the learner died during an update, restore the newest checkpoint and say so.
 
-        What was counted stays counted. Moments of observations stay as well: no learner writes them.
+        Counts stay, and so do moments of observations, which no learner writes.
         """
         store, spec = self._run.handles.store, self._run.spec
         if not (len(self.learners) == 1 and store.torn):  # with several it is Hogwild, which any may die in

@@ -22,9 +22,9 @@ def random_order(workers: int, seed: int) -> Iterator[int]:
 
 
 def by_delays(workers: int, delays: Sequence[float]) -> Iterator[int]:
-    """Worker k's turns take `delays[k mod len]` units of time; whoever is ready first goes next.
+    """Worker k's turns take `delays[k mod len]` units of time; the first to be ready goes next.
 
-    A slow worker's updates are the stale ones, as on a machine with unequal cores.
+    Slow workers' updates are the stale ones, as on a machine with unequal cores.
     """
     ready = [(float(delays[worker % len(delays)]), worker) for worker in range(workers)]
     heapq.heapify(ready)

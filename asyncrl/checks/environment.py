@@ -1,4 +1,4 @@
-"""Does an environment keep its promises? A few hundred random steps, what it returns looked at closely."""
+"""Does an environment keep its promises? Takes a few hundred random steps and inspects what it returns."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from asyncrl.runtime.threads import running_threads
 from asyncrl.storage.files import read_json, write_json
 
 LONGEST_SECONDS = 4.0
-"""After this long the random steps are enough, however few they are."""
+"""Seconds after which the random steps end."""
 SLOW_STEP_SECONDS = 0.05
-"""A slower environment is worth a note: the steps of a run are counted in millions."""
+"""Slower environments get a note: a run takes millions of steps."""
 REPLAYED_STEPS = 60
-"""Steps that are done twice, to see whether a seed or a state repeats them."""
+"""Steps that are repeated, to see whether a seed or a state reproduces them."""
 
 Trace = list[tuple[bytes, float, bool, bool, bool]]
 """What each step returned."""
@@ -32,7 +32,7 @@ Trace = list[tuple[bytes, float, bool, bool, bool]]
 
 @dataclass(frozen=True)
 class Inspection:
-    """The main function of a child that inspects the run's environment: data, so that it can cross to the child."""
+    """The main function of a child that inspects the run's environment; plain data, so that it can be sent there."""
 
     steps: int
     seed: int
@@ -58,7 +58,7 @@ def inspect(spec: EnvSpec, steps: int, seed: int) -> list[Finding]:
         findings += _contract(environment, steps, seed, spec.step_cap)
         findings.append(_threads(running_threads() - before))
         if any(finding.verdict == "FAIL" for finding in findings):
-            return findings  # what follows would only repeat it
+            return findings  # further checks would only repeat it
         findings.append(_determinism(spec, seed))
         findings.append(_restoring(environment, seed))
     finally:
@@ -78,7 +78,7 @@ def _describe(spec: EnvSpec, environment: Environment) -> Finding:
 
 
 def _actions(spaces: Spaces, seed: int) -> Iterator[Any]:
-    """Random actions without end; a continuous one lies between its bounds, near 0 if there are none."""
+    """Endless random actions; a continuous one is between its bounds, near 0 if there are none."""
     random = np.random.default_rng(seed)
     lowest, highest = np.array(spaces.action_low), np.array(spaces.action_high)
     # Where a bound is missing, -1 or 1, or 1 beyond the other bound.
@@ -159,7 +159,7 @@ def _problem(observation: NDArray[Any], spaces: Spaces) -> str:
 
 
 def _trace(environment: Environment, actions: Iterator[Any], steps: int, reset: bool = True) -> Trace:
-    """What `steps` steps return, beginning new episodes where they end."""
+    """What `steps` steps return, with new episodes after each end."""
     trace: Trace = []
     if reset:
         trace.append((environment.reset().tobytes(), 0.0, False, False, False))
@@ -195,7 +195,7 @@ def _determinism(spec: EnvSpec, seed: int) -> Finding:
 
 
 def _restoring(environment: Environment, seed: int) -> Finding:
-    """Whether a state that was taken can be gone back to."""
+    """Whether a saved state can be restored."""
     environment.reset()
     taken = state_of(environment)
     if taken is None:
@@ -212,7 +212,7 @@ def _restoring(environment: Environment, seed: int) -> Finding:
 
 
 class Listener(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Notes what an environment of Gymnasium returns beside its promises; changes nothing."""
+    """Notes what a Gymnasium environment returns against its promises; changes nothing."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)

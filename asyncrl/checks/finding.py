@@ -17,13 +17,13 @@ class Finding:
     """What was checked, in a few words."""
     verdict: Verdict
     figure: str
-    """What was seen, with its numbers and units."""
+    """What was measured, with numbers and units."""
     remedy: str = ""
     """What to do about it; empty when all is well."""
 
 
 def judge(check: str, good: bool, figure: str, remedy: str) -> Finding:
-    """ok or FAIL; the remedy is only said of the latter."""
+    """ok, or FAIL with the remedy."""
     return Finding(check, "ok", figure) if good else Finding(check, "FAIL", figure, remedy)
 
 

@@ -1,7 +1,7 @@
-"""Does experience reach the learner, and what it learns the actors? A few turns, computed a second time.
+"""Does experience reach the learner, and do its updates reach the actors? A few turns, computed a second time.
 
-Actors and learner are built and run exactly as in a run, each in a process of its own, but they take turns: so it is
-known at every moment what theta has to be. What passed between them is then held against arithmetic done here.
+Actors and learner are built and run exactly as in a run, each in its own process, but they take turns, so the right
+value of theta is known at every moment. What passed between them is compared with arithmetic done here.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from asyncrl.runtime.run import Run, build_agent, build_learner, build_worker, l
 from asyncrl.runtime.shared_memory import shared_zeros
 
 ROUNDS = 3
-"""In each every actor has two turns, and then the learner: in a queue the rollouts of the second grow old, in step
-there is no room for them, and no second batch."""
+"""In each round every actor has two turns, then the learner: in a queue the rollouts of the second turn age; in step
+there is no room for them and no second batch."""
 
 
 @dataclass
 class HeardExchange(Heard):
-    """What was heard of one actor or of the learner: its updates, and R rollouts that it put, or took in B batches."""
+    """What was recorded of an actor or the learner: its updates, and R rollouts that it put, or took in B batches."""
 
     policies: list[Tensor] = field(default_factory=list)
-    """Actor: theta' `[P]` with which each rollout was acted."""
+    """Actor: theta' `[P]` with which each rollout was made."""
     rollouts: list[tuple[int, int]] = field(default_factory=list)
-    """Of each rollout, the version it was acted with, and a sum over all that it holds."""
+    """For each rollout its version of theta and a checksum."""
     versions: list[list[int]] = field(default_factory=list)
     """Learner: the versions of the rollouts in each batch."""
     newest: list[int] = field(default_factory=list)
@@ -49,9 +49,9 @@ class HeardExchange(Heard):
     waits: int = 0
     """Turns in which there was no room for a rollout, or no batch."""
     log_ratios: list[float] = field(default_factory=list)
-    """Learner: largest |log pi / mu| of those steps of a batch that were acted with theta as it is."""
+    """Learner: largest |log pi / mu| of the steps of a batch made with the current theta."""
     returns: list[tuple[float, float]] = field(default_factory=list)
-    """Learner: value losses or returns as the page has them, and by the definition of the n-step return."""
+    """Learner: value losses or returns of the page, and from the definition of the n-step return."""
 
 
 class ListeningExperience:
@@ -96,7 +96,7 @@ class ListeningLearner:
         self._agent, self._heard = agent, heard
         self.network, self.exploration, self.generator = agent.network, agent.exploration, agent.generator
         self._expected: float | None = None
-        """The value loss of the batch as it has to be, where that is known."""
+        """The right value loss of the batch, if it is known."""
 
     def initial_state(self, environments: int) -> State:
         """As the page has it."""
@@ -107,7 +107,7 @@ class ListeningLearner:
         return self._agent.act(observations, state, steps)
 
     def passes(self, batch: Rollout) -> Iterator[Part]:
-        """The page's, after a look at the batch with theta as it is."""
+        """The page's, after checking the batch with the current theta."""
         fresh = torch.tensor(self._heard.versions[-1]) == self._heard.newest[-1]
         prepared: list[Tensor] = []
         returns = None
@@ -125,7 +125,7 @@ class ListeningLearner:
 
     @torch.no_grad()
     def _look(self, batch: Rollout, fresh: Tensor) -> Tensor:
-        """Notes ratios and value loss; gives the returns `[T, B]`. `fresh` `[B]` were acted with theta as it is."""
+        """Notes ratios and value loss; gives the returns `[T, B]`. `fresh` `[B]` were made with the current theta."""
         network: Any = self.network
         policy, values, states = network(batch.observations, batch.state, batch.last)
         if "log_probability" in batch.extras and bool(fresh.any()):
@@ -173,7 +173,7 @@ def sum_of(rollout: Rollout, columns: slice) -> int:
 
 
 class Participant:
-    """One actor of a run, or its learner, with everything listened to."""
+    """One actor of a run, or its learner, with everything recorded."""
 
     def __init__(self, run: Run, who: int) -> None:
         self.heard = HeardExchange(threads=learning.threads(), started_by=os.getppid())
@@ -197,7 +197,7 @@ class Participant:
         )
 
     def turn(self) -> None:
-        """Go on to where another has its turn."""
+        """Go on until it is another's turn."""
         self.heard.waits += not next(self._role.loop)
 
     def close(self) -> None:
@@ -213,13 +213,13 @@ def turns_of(run: Run) -> list[int]:
 
 @dataclass(frozen=True)
 class Turns:
-    """The main function of a child, which waits until it has its turn."""
+    """The main function of a child, which waits for its turns."""
 
     taken: Tensor
     """`[1]` in shared memory: how many turns are over."""
 
     def __call__(self, run: Run, who: int) -> None:
-        """Take part, and leave what was heard in the run's folder."""
+        """Take part, and write what was recorded to the run's folder."""
         participant = Participant(run, who)
         for number, owner in enumerate(turns_of(run)):
             if owner == who:
@@ -232,7 +232,7 @@ class Turns:
 
 
 def listen(run: Run) -> tuple[HeardExchange, list[HeardExchange]]:
-    """The learner and the actors of the run in this process; what was heard of them."""
+    """The learner and the actors of the run in this process; what was recorded of them."""
     participants = {who: Participant(run, who) for who in dict.fromkeys(turns_of(run))}
     for who in turns_of(run):
         participants[who].turn()
@@ -242,7 +242,7 @@ def listen(run: Run) -> tuple[HeardExchange, list[HeardExchange]]:
 
 
 def hear(context: BaseContext, run: Run) -> tuple[HeardExchange, list[HeardExchange], int]:
-    """The same in processes of their own; also how many files were open at the most. Raises NoAnswer if one breaks."""
+    """The same in separate processes; also the largest number of open files. Raises NoAnswer if one breaks."""
     everyone = [*range(run.spec.config.workers), LEARNER]
     opened = learning.run_children(context, Turns(shared_zeros(1, dtype=torch.int64)), run, everyone)
     *actors, learner = [HeardExchange(**learning.read_plain(run, who)) for who in everyone]
@@ -268,7 +268,7 @@ def judge_exchange(
 
 
 def check_rollouts(learner: HeardExchange, actors: Sequence[HeardExchange]) -> Finding:
-    """What the learner took is what actors put: whole, in order, each once."""
+    """The learner took what the actors put: whole, in order, each once."""
     own = [[one for one in learner.rollouts if one in actor.rollouts] for actor in actors]
     put = [actor.rollouts for actor in actors]
     whole = sum(map(len, own))
@@ -282,7 +282,7 @@ def check_rollouts(learner: HeardExchange, actors: Sequence[HeardExchange]) -> F
 
 
 def check_policies(thetas: Sequence[Tensor], actors: Sequence[HeardExchange]) -> Finding:
-    """Each rollout was acted with theta as it was after as many updates as it says."""
+    """Each rollout was made with theta after as many updates as its version says."""
     pairs = [
         (policy, version)
         for actor in actors
@@ -312,7 +312,7 @@ def check_versions(run: Run, learner: HeardExchange, actors: Sequence[HeardExcha
 
 
 def check_order(run: Run, learner: HeardExchange, actors: Sequence[HeardExchange]) -> Finding:
-    """In step every rollout of a batch is of the newest theta, and actors wait; in a queue they may be older."""
+    """In step every rollout of a batch is made with the newest theta, and actors wait; in a queue they may be older."""
     batches = zip(learner.versions, learner.newest, strict=True)
     ages = [newest - version for versions, newest in batches for version in versions]
     waits = sum(actor.waits for actor in actors)
@@ -333,7 +333,7 @@ def check_order(run: Run, learner: HeardExchange, actors: Sequence[HeardExchange
 
 
 def check_ratios(learner: HeardExchange) -> Finding:
-    """A step acted with theta as it is has, for the learner, the probability with which it was acted."""
+    """With the same theta, actor and learner compute the same probability of an action."""
     error = max(learner.log_ratios)
     return judge(
         "the ratio of an unchanged policy is 1",

@@ -1,8 +1,8 @@
 """Does learning reach the shared memory as the paper says? A few updates of real workers, computed a second time.
 
-A worker is built and run exactly as in a run (`build_worker`, in a process of its own), but its agent and its store
-are listened to. What they heard is then held against arithmetic done here: the gradients by `backward`, the parameters
-and the statistics by applying each gradient once to private copies, the returns by the definition, step by step.
+A worker is built and run exactly as in a run (`build_worker`, in its own process), but its agent and store are
+recorded. The records are compared with arithmetic done here: gradients by `backward`, parameters and statistics by
+applying each gradient once to private copies, returns step by step from their definition.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.run import Run, build_agent, build_worker
 
 UPDATES = 3
-"""By each worker that is listened to: an old or a summed gradient shows from the second one on."""
+"""Updates of each worker: stale or summed gradients show from the second update on."""
 TOLERANCE = 1e-5
-"""Largest difference, relative to the largest number, between what was seen and what was computed again."""
+"""Largest accepted difference between what was seen and what was recomputed, relative to the largest number."""
 ANSWER_SECONDS = 120.0
-"""Time for a child that takes a second on an idle machine."""
+"""Seconds for a child that takes one second on an idle machine."""
 
 Target = Callable[[Run, int], None]
 """The main function of a child."""
 
 
 class NoAnswer(Exception):
-    """A child ended, or was ended, without a result; the message is one line that says how."""
+    """A child ended or was killed without a result; the message says how in one line."""
 
 
 @dataclass
 class Heard:
-    """What was heard of one worker: U updates of P parameters."""
+    """What was recorded of one worker: U updates of P parameters."""
 
     local: list[Tensor] = field(default_factory=list)
     """theta' `[P]` when each loss was computed."""
@@ -69,7 +69,7 @@ class Heard:
     target_matters: list[bool] = field(default_factory=list)
     """Whether changing the shared theta^- changed the loss."""
     value_losses: list[tuple[float, float]] = field(default_factory=list)
-    """A3C's value loss: as its page says, and by the definition of the n-step return."""
+    """A3C's value loss: from its page, and from the definition of the n-step return."""
     truncations: list[tuple[float, bool]] = field(default_factory=list)
     """Of each episode that a time limit cut: the discount kept, and whether its last real observation was."""
     actions: list[int] = field(default_factory=list)
@@ -97,7 +97,7 @@ class ListeningStore:
 
 
 class Replay:
-    """An environment of our own, in which we do what a worker does, to see where a time limit cuts."""
+    """An environment that repeats a worker's actions, to see where a time limit cuts."""
 
     def __init__(self, run: Run, heard: Heard) -> None:
         self._environment = run.spec.environment.make(0, evaluation=False)
@@ -170,7 +170,7 @@ class ListeningAgent:
 
 
 def listen(run: Run, worker: int) -> Heard:
-    """Make UPDATES updates as worker `worker` of the run, in this process, and tell what was heard."""
+    """Make UPDATES updates as worker `worker` of the run, in this process; returns what was recorded."""
     heard = Heard(threads=threads(), started_by=os.getppid())
     store = cast(Store, ListeningStore(run.handles.store, heard))
     listening = replace(run, handles=replace(run.handles, store=store))
@@ -190,17 +190,17 @@ def listen(run: Run, worker: int) -> Heard:
                 run.handles.store.target(target)
                 heard.targets.append(target.clone())
     for ahead in (heard.local, heard.true_gradients):
-        del ahead[len(heard.gradients) :]  # of the one that was computed and not pushed
+        del ahead[len(heard.gradients) :]  # of the one that was computed but not pushed
     return heard
 
 
 def listen_in_child(run: Run, worker: int) -> None:
-    """`listen`, as the main function of a child; what was heard goes into a file of the run's folder."""
+    """`listen`, as the main function of a child; what was recorded goes into a file of the run's folder."""
     torch.save(asdict(listen(run, worker)), file_of(run, worker))
 
 
 def hear(context: BaseContext, run: Run, worker: int, target: Target = listen_in_child) -> Heard:
-    """Let a real worker process make updates and tell what was heard. Raises NoAnswer when it breaks."""
+    """Let a real worker process make updates; returns what was recorded. Raises NoAnswer if it breaks."""
     run_child(context, target, run, worker)
     return read(run, worker)
 
@@ -216,9 +216,9 @@ def read_plain(run: Run, worker: int) -> dict[str, Any]:
 
 
 def run_child(context: BaseContext, target: Target, run: Run, worker: int, seconds: float = ANSWER_SECONDS) -> int:
-    """Run `target` in a child as a run starts its workers; returns the most files this process had open meanwhile.
+    """Run `target` in a child as a run starts its workers; returns the largest number of files this process had open.
 
-    Raises NoAnswer when the child does not end by itself, and well, within `seconds`.
+    Raises NoAnswer if the child fails, or does not end within `seconds`.
     """
     return run_children(context, target, run, [worker], seconds)
 
@@ -278,7 +278,7 @@ def check_gradients(heard: Sequence[Heard]) -> Finding:
 
 
 def check_theta(run: Run, initial: Tensor, heard: Sequence[Heard]) -> Finding:
-    """theta is what it becomes when each gradient heard is applied once; the workers ran one after the other."""
+    """theta equals a copy to which each gradient was applied once; the workers ran one after the other."""
     theta = run.handles.store.snapshot()
     error = difference(theta, apply_again(run, initial, heard)[0][-1])
     moved = float((theta - initial).abs().max())
@@ -293,7 +293,7 @@ def check_theta(run: Run, initial: Tensor, heard: Sequence[Heard]) -> Finding:
 def check_pulls(
     run: Run, initial: Tensor, heard: Sequence[Heard], check: str = "workers pull theta before each rollout"
 ) -> Finding:
-    """Every loss was computed at theta as it was after the update before."""
+    """Every loss was computed at theta after the previous update."""
     expected = torch.stack(apply_again(run, initial, heard)[0][:-1])
     error = difference(_all(heard, "local"), expected)
     return judge(
@@ -305,7 +305,7 @@ def check_pulls(
 
 
 def check_statistics(run: Run, initial: Tensor, heard: Sequence[Heard]) -> Finding:
-    """The optimiser's statistics are one set for all workers, or one for each, as asked."""
+    """The optimiser's statistics are one set for all workers, or one for each, as set."""
     wanted = run.spec.config.statistics
     shape = apply_again(run, initial, heard)[1]
     statistics = run.handles.store.state()["statistics"]
@@ -380,7 +380,7 @@ def check_threads(heard: Sequence[Heard]) -> Finding:
 
 
 def check_start_method(method: str, wanted: str, heard: Sequence[Heard]) -> Finding:
-    """Children are not forks of the command, whose locks and threads they would copy."""
+    """Children are not forked from the command, whose locks and threads they would copy."""
     forked = any(one.started_by == os.getpid() for one in heard) and wanted == "forkserver"
     return judge(
         "start method",
@@ -391,7 +391,7 @@ def check_start_method(method: str, wanted: str, heard: Sequence[Heard]) -> Find
 
 
 def file_of(run: Run, worker: int) -> Path:
-    """Where a child leaves what was heard of it."""
+    """Where a child writes what was recorded of it."""
     return run.spec.folder.path / f"heard-{worker}.pt"
 
 

@@ -1,4 +1,4 @@
-"""Is there room for the run: shared memory, file descriptors, disk; and how fast is one worker here?"""
+"""Is there room for the run (shared memory, file descriptors, disk), and how fast is one worker?"""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SHARED_MEMORY = Path("/dev/shm")
 SPARE_FILES = 64
 """File descriptors left for the environments, TensorBoard and the libraries."""
 LEAST_FILES = 48
-"""File descriptors without which nothing can be tried at all."""
+"""File descriptors without which nothing can be tried."""
 MOST_FILES = 65_536
 """More descriptors than any run needs; some programs look at each that is allowed."""
 SPARE_DISK = 200 * 2**20
-"""Bytes for records and TensorBoard beside the checkpoints."""
+"""Bytes for records and TensorBoard besides the checkpoints."""
 WORKER_BYTES = 10_000_000
 ATARI_BYTES = 3_000_000
 """What one more worker's process, and each of its emulators, adds to a run's memory; the rest is shared with the fork
@@ -68,7 +68,7 @@ def checkpoint_bytes(config: RunConfig, parameters: int, target: bool, experienc
 
 
 def check_shared_memory(needed: int, folder: Path = SHARED_MEMORY) -> Finding:
-    """Whether the store fits; a write beyond the end of shared memory kills a process without a word."""
+    """Whether the store fits; a write beyond the end of shared memory kills a process silently."""
     if not folder.is_dir():
         return Finding("shared memory", "note", f"needs {_size(needed)}; this system does not tell its room")
     free = shutil.disk_usage(folder).free

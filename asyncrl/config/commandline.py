@@ -1,4 +1,4 @@
-"""From the words of a command line to a configuration, and from a mistake in them to one line."""
+"""Reads a configuration from a command line, and turns mistakes into one line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from asyncrl.core.errors import UsageError
 
 T = TypeVar("T")
 Reader = Callable[[str], Any]
-"""One word to a value; raises ValueError with what follows the flag's name in the message."""
+"""Turns a word into a value; raises ValueError with the text that follows the flag's name in the message."""
 Shape = tuple[int | Literal["*"], str]
 """How many words a flag takes, and how help calls them."""
 COMMON, METHOD = "common", "method"
@@ -72,7 +72,7 @@ def parse_integer(text: str) -> int:
 
 
 def parse_number(text: str) -> float:
-    """A finite number: JSON has no word for another, and no setting a use. Raises ValueError otherwise."""
+    """A finite number: JSON cannot hold others, and no setting needs them. Raises ValueError otherwise."""
     with contextlib.suppress(ValueError):
         number = float(text)
         if math.isfinite(number):
@@ -100,11 +100,11 @@ _READERS: dict[Any, tuple[Reader, str]] = {
     str: (str, "TEXT"),
     Path: (Path, "PATH"),
 }
-"""How a word becomes a value of a type, and how help calls it."""
+"""The reader for each type, and its name in the help."""
 
 
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """How tyro reads a field of this type: our readers instead of its own, so that mistakes are told in our words."""
+    """How tyro reads a field of this type: with our readers, so that error messages are ours."""
     reader: Reader
     kind, arguments = get_origin(info.type), get_args(info.type)
     if kind is Literal:
@@ -129,7 +129,7 @@ def _spec(
 
 
 def _written(value: object) -> str:
-    """A default as help shows it: large numbers can be counted at a glance."""
+    """A default as the help shows it, with large numbers in groups of digits."""
     return f"{value:_}" if isinstance(value, int) and value >= 10_000 else str(value)
 
 
@@ -150,7 +150,7 @@ def parse(cls: type[T], words: Sequence[str], program: str, default: T | None = 
         _help(cls, words, options)
     complaint = io.StringIO()
     try:
-        # With stdout put aside as well, tyro draws its message without frames and colours.
+        # If stdout is redirected as well, tyro writes its message without frames and colours.
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(complaint), _wide_terminal():
             return cast(T, tyro.cli(cls, args=list(words), **options))
     except SystemExit:
@@ -158,7 +158,7 @@ def parse(cls: type[T], words: Sequence[str], program: str, default: T | None = 
 
 
 def _help(cls: type[Any], words: Sequence[str], options: dict[str, Any]) -> None:
-    """Print the help of `cls`, settings of a run in their groups, and end the program."""
+    """Print the help of `cls`, with the settings of a run in groups, and exit."""
     if not issubclass(cls, Settings):
         tyro.cli(cls, args=list(words), **options)
     default = options.pop("default", None) or cls()
@@ -166,7 +166,7 @@ def _help(cls: type[Any], words: Sequence[str], options: dict[str, Any]) -> None
 
 
 def _grouped(cls: type[Any], default: Settings) -> type[Any]:
-    """The same settings nested in groups, which is how tyro draws boxes around them; for help only."""
+    """The same settings nested in groups, so that tyro draws boxes around them; for the help only."""
     texts, kinds = texts_of(cls), get_type_hints(cls)
     home = {field.name: title for title, group in GROUPS.items() if group for field in dataclasses.fields(group)}
     home |= dict.fromkeys(MOST_USED, COMMON)
@@ -189,10 +189,10 @@ def _grouped(cls: type[Any], default: Settings) -> type[Any]:
 
 
 def texts_of(cls: type[Any]) -> dict[str, str]:
-    """The text below each field of a dataclass, the most derived class's where several have one."""
+    """The text below each field of a dataclass; the most derived class wins."""
     texts = {}
     for base in reversed(cls.__mro__[:-1]):
-        with contextlib.suppress(OSError):  # a class that was typed at a prompt has no source
+        with contextlib.suppress(OSError):  # a class defined at a prompt has no source
             (definition,) = cast(list[ast.ClassDef], ast.parse(textwrap.dedent(inspect.getsource(base))).body)
             for field, text in itertools.pairwise(definition.body):
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
@@ -202,7 +202,7 @@ def texts_of(cls: type[Any]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _wide_terminal() -> Iterator[None]:
-    """Let a message stand on one line however narrow the terminal is."""
+    """Keep messages on one line however narrow the terminal is."""
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "10000"
     try:
@@ -214,9 +214,9 @@ def _wide_terminal() -> Iterator[None]:
 
 
 def _shortened(complaint: str, words: Sequence[str]) -> str:
-    """tyro's message in one line: title, message and more stand between rules of dashes.
+    """tyro's message in one line. Rules of dashes separate title, message and more.
 
-    A suggestion is kept, the pointer to the help is not. A message in words that are new to us stays as it is.
+    A suggestion is kept, the pointer to the help is not. An unknown message stays as it is.
     """
     _, message, *more = re.split(r"\n\s*-{3,}\s*\n", complaint) if "---" in complaint else ("", complaint)
     message = " ".join(message.split())
@@ -233,7 +233,7 @@ def _shortened(complaint: str, words: Sequence[str]) -> str:
 
 
 def _misplaced(word: str, words: Sequence[str]) -> str:
-    """What to say of a word that belongs to no flag; most often it follows one that is only switched on."""
+    """The message for a word that belongs to no flag; most often it follows a switch."""
     for before, after in zip(["", *words], words, strict=False):
         flag, _, value = after.partition("=")
         holder = before if after == word else flag if value == word else ""

@@ -1,7 +1,7 @@
-"""The settings that every page takes, in the groups in which help shows them.
+"""The settings that every page takes, grouped as in the help.
 
-A group is a frozen dataclass that checks its own fields. The field is the flag is the key in config.json; the text
-below it is its help. `RunConfig` is all of them together.
+A group is a frozen dataclass that checks its own fields. A field's name is also the flag and the key in config.json;
+the text below it is its help. `RunConfig` joins all groups.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def flag(field: str) -> str:
 
 
 def default_workers() -> int:
-    """Two per usable core: with more the updates only grow older (docs/performance.md)."""
+    """Two per usable core: more of them only make updates staler (docs/performance.md)."""
     return min(2 * len(usable_cores()), MOST_WORKERS)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all groups are: settings that are checked when they are made, each group by its own `check`."""
+    """Base of all groups: settings that are checked when they are created, each group by its own `check`."""
 
     def __post_init__(self) -> None:
         self.check()
@@ -44,7 +44,7 @@ class Settings:
             raise UsageError(f"{flag(field)} {demand}, got {getattr(self, field)}")
 
     def _require_count(self, field: str, most: int) -> None:
-        """A number from 1 up. More than `most` can only be a slip of the finger: memory would run out much later."""
+        """At least 1. More than `most` can only be a typing error, and would exhaust the memory much later."""
         self._require(field, getattr(self, field) >= 1, "must be at least 1")
         self._require(field, getattr(self, field) <= most, f"must be at most {most:_}")
 
@@ -66,17 +66,17 @@ class RunSettings(Settings):
     preset: Literal["default", "paper"] = "default"
     """Where the other settings start from: what trains best here, or exactly the paper's."""
     total_steps: int = 10_000_000
-    """T_max: steps of all workers together after which the run is finished."""
+    """T_max: the run is finished after this many steps of all workers together."""
     max_seconds: float = 0.0
-    """Finish after so many seconds of training by this command, not counting those before --resume; 0: no limit."""
+    """Finish when this command has trained for so many seconds, not counting those before --resume; 0: no limit."""
     seed: int = 1
-    """Seed of everything random. The serial backend repeats a run bit by bit on one kind of processor."""
+    """Seed of everything random. The serial backend repeats a run bit for bit on one kind of processor."""
     runs_dir: str = "runs"
-    """Folder under which RUNS_DIR/page/environment/name is made."""
+    """Folder for runs: each gets RUNS_DIR/page/environment/name."""
     run_name: str = ""
     """Name of the run's folder; empty: made from workers, seed and time."""
     resume: str = ""
-    """Folder of a run to go on with, from its newest checkpoint; auto: the newest of the same name, if there is one."""
+    """Folder of a run to resume from its newest checkpoint; auto: the newest run of the same name, if there is one."""
     quiet: bool = False
     """Print only the run folder, the outcome and errors."""
     track: tuple[str, ...] = ()
@@ -84,9 +84,9 @@ class RunSettings(Settings):
     track_project: str = "asyncrl"
     """Project of Weights & Biases, experiment of MLflow."""
     checkpoint_interval_steps: int = 500_000
-    """Steps between two checkpoints; there is one at the end and at a stop as well. 0: only those."""
+    """Steps between checkpoints. One is also written at every end and stop; 0: only then."""
     checkpoints_kept: int = 3
-    """How many checkpoints stay, beside the best one."""
+    """How many checkpoints are kept, besides the best one."""
     record_interval_seconds: float = 2.0
     """Seconds between two rows of a worker's records."""
 
@@ -111,17 +111,17 @@ class EnvironmentSettings(Settings):
     env_kwargs: tuple[str, ...] = ()
     """Arguments of the environment, as key=value."""
     max_episode_steps: int = 0
-    """Truncate episodes at so many steps; 0: Atari 108 000 frames (30 minutes), others as registered."""
+    """Truncate episodes after this many steps; 0: Atari 108 000 frames (30 minutes), others as registered."""
     frame_skip: int = 0
-    """Frames per step, for which the action is held and rewards are added up; 0: Atari 4, others 1."""
+    """Frames per step: the action is repeated and rewards are added up; 0: Atari 4, others 1."""
     frame_stack: int = 0
-    """The newest so many images or vectors make an observation; 0: Atari 4, others 1."""
+    """How many of the newest images or vectors make an observation; 0: Atari 4, others 1."""
     image_size: int = 0
-    """Height and width in pixels to which images are shrunk, in grey; 0: Atari 42, others as they are."""
+    """Convert images to grey and shrink them to this height and width in pixels; 0: Atari 42, others unchanged."""
     sticky_actions: float = 0.0
     """Probability, at each frame, that the last action is repeated, whatever the id's default."""
     noop_max: int = 30
-    """Atari: up to so many no-ops begin an episode."""
+    """Atari: an episode begins with 1 to this many no-ops; 0: none."""
     life_loss: bool = False
     """Atari: in training, a lost life ends the return (the game goes on)."""
     full_action_space: bool = False
@@ -141,10 +141,10 @@ class EnvironmentSettings(Settings):
 
 @dataclass(frozen=True)
 class ParallelismSettings(Settings):
-    """Who does the work, and how it comes together."""
+    """Who does the work, and how their results are combined."""
 
     workers: int = field(default_factory=default_workers)
-    """Actor-learners, each with its own environments and exploration. By default two per usable core."""
+    """Number of workers, each with its own environments and exploration. By default two per usable core."""
     # Four environments per worker: a batch of 4 costs half of 4 single observations in the network.
     envs_per_worker: int = 4
     """Environments of each worker (E), acted on as one batch. 1 is the paper."""
@@ -152,13 +152,13 @@ class ParallelismSettings(Settings):
     t_max: int = 20
     """Steps of each environment between two updates (I_AsyncUpdate; --async-update-interval is the same)."""
     backend: Literal["local", "serial", "collective"] = "local"
-    """local: a process per worker. serial: all in turn in one, repeatable. collective: workers in step, as ranks."""
+    """local: a process per worker. serial: one process, in turns, repeatable. collective: ranks that work in step."""
     schedule: Literal["round-robin", "random"] = "round-robin"
     """Serial backend: whose turn is next."""
     delays: tuple[float, ...] = ()
-    """Serial backend: turns by duration instead, of worker 0, 1, ... in any unit; the list repeats."""
+    """Serial backend: duration of a turn of worker 0, 1, ... in any unit, instead of a schedule; the list repeats."""
     update: Literal["hogwild", "locked"] = "hogwild"
-    """Whether pushes to the shared parameters take a lock. The paper's do not."""
+    """Whether pushes to the shared parameters take a lock. In the paper they do not."""
     statistics: Literal["shared", "per-worker"] = "shared"
     """Who owns the optimiser's statistics: all workers together or each its own (the paper compares both)."""
     overlap: bool = False
@@ -168,9 +168,9 @@ class ParallelismSettings(Settings):
     init_method: str = ""
     """Collective backend: where ranks meet, tcp://HOST:PORT or file://PATH; empty: as the launcher says, or here."""
     collective_timeout_seconds: float = 60.0
-    """Collective backend: a rank that the others wait for so long is lost, and with it the run."""
+    """Collective backend: if the others wait this long for a rank, it counts as lost and the run ends."""
     check_replicas: int = 1_000
-    """Collective backend: updates between two comparisons of all ranks' parameters; 0: none."""
+    """Collective backend: updates between comparisons of all ranks' parameters; 0: never."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
@@ -180,7 +180,7 @@ class ParallelismSettings(Settings):
         self._require_count("t_max", most=1_000_000)
         self._require("delays", all(0 < delay < math.inf for delay in self.delays), "must be positive")
         if self.delays and self.schedule != "round-robin":
-            raise UsageError(f"--delays say whose turn is next, and so does --schedule {self.schedule}: give one")
+            raise UsageError(f"--delays and --schedule {self.schedule} both say whose turn is next: give only one")
         for name, given in (("--delays", bool(self.delays)), ("--schedule", self.schedule != "round-robin")):
             if given and self.backend != "serial":
                 raise UsageError(f"{name} is for --backend serial; processes are scheduled by the system")
@@ -196,10 +196,10 @@ class ParallelismSettings(Settings):
 
 @dataclass(frozen=True)
 class LearnerSettings(Settings):
-    """What pages with one learner have beside the others, for its process."""
+    """Further settings of pages with a learner, for its process."""
 
     learner_threads: int = 1
-    """Local backend: threads with which the learner computes. Worth it where cores are free while it learns."""
+    """Local backend: threads of the learner. Useful if cores are idle while it learns."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
@@ -209,29 +209,29 @@ class LearnerSettings(Settings):
 
 @dataclass(frozen=True)
 class OptimiserSettings(Settings):
-    """What is learnt from, and what a gradient does to the parameters."""
+    """Rewards and gradients: how they are scaled, and how a gradient changes the parameters."""
 
-    # Adam needs no tuning of epsilon to the scale of rewards, and its fused update takes half of RMSProp's time.
+    # Adam's epsilon needs no tuning to the scale of rewards, and its fused update takes half the time of RMSProp's.
     optimizer: Literal["rmsprop", "adam", "momentum-sgd", "adagrad"] = "adam"
     """Update rule."""
     learning_rate: float = 6e-4
     """eta at the first step."""
     anneal_learning_rate: bool = True
-    """Take eta linearly to 0 over total_steps."""
+    """Reduce the learning rate linearly to 0 over total_steps."""
     gamma: float = 0.99
-    """Discount of a step's future."""
+    """Discount per step."""
     max_gradient_norm: float = 40.0
     """A gradient with a larger L2 norm is scaled down to it; 0: never."""
     optimizer_decay: float = 0.999
     """alpha of rmsprop and momentum-sgd, beta_2 of adam."""
     optimizer_epsilon: float = 1e-8
-    """rmsprop: inside the root. adam, adagrad: beside the root."""
+    """rmsprop: added inside the root. adam, adagrad: added to the root."""
     optimizer_momentum: float = 0.9
     """beta_1 of adam."""
     reward_clip: float = 0.0
-    """Rewards are clipped to [-x, x] inside the loss, after any scaling; 0: not (Atari 1). Scores stay raw."""
+    """Clip rewards to [-x, x] in the loss, after any scaling; 0: do not clip (Atari 1). Scores stay raw."""
     normalize_returns: bool = False
-    """Scale rewards in the loss by the spread of discounted returns, by statistics of all workers."""
+    """Divide rewards in the loss by the standard deviation of discounted returns, over all workers."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
@@ -254,11 +254,11 @@ class NetworkSettings(Settings):
     hidden_sizes: tuple[int, ...] = ()
     """Widths of the fully connected layers; empty: the body's own (256, nature 512, mlp 64 64)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """In what the large layers multiply. bfloat16 halves their time where the processor has it; all else is float32."""
-    # Of a game's screen nearly all stands still. Per-pixel moments take that away and leave what moves: Pong began to
-    # improve after a third of the steps it took without them.
+    """Precision of products in the large layers. bfloat16 halves their time if the processor supports it."""
+    # Most of a game's screen does not move. Per-pixel moments remove that and leave what moves: Pong began to improve
+    # after a third of the steps it took without them.
     normalize_observations: bool = True
-    """Bring each component (pixel) of observations to mean 0 and deviation 1, by statistics of all workers."""
+    """Scale each component (pixel) of observations to mean 0 and deviation 1, over all workers."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
@@ -269,16 +269,16 @@ class NetworkSettings(Settings):
 
 @dataclass(frozen=True)
 class EvaluationSettings(Settings):
-    """When and how what has been learnt is tried."""
+    """When and how the policy is evaluated."""
 
     evaluation_interval_steps: int = 100_000
-    """Steps between two evaluations; 0: only one at the end."""
+    """Steps between evaluations; 0: only one at the end."""
     evaluation_episodes: int = 10
     """Whole episodes per evaluation."""
     evaluation_policy: Literal["greedy", "sampled"] = "greedy"
-    """Whether the evaluator takes the best action or explores as the workers do."""
+    """Whether the evaluator takes the best action or explores like the workers."""
     evaluation_cpu_share: float = 0.04
-    """The evaluator waits rather than use more than this share of all CPU time."""
+    """The evaluator uses at most this share of all CPU time; evaluations are delayed for it."""
     stop_at_score: float | None = None
     """Finish when the mean of an evaluation's episodes reaches this score."""
 
@@ -299,13 +299,13 @@ class FaultSettings(Settings):
     """What happens when something breaks."""
 
     on_worker_error: Literal["stop", "restart"] = "stop"
-    """What an exception in a worker does: end the run with its traceback, or count as a loss (local backend only)."""
+    """After an exception in a worker: end the run with its traceback, or replace the worker (local backend only)."""
     on_env_error: Literal["stop", "rebuild"] = "stop"
-    """What an environment that raises or returns nonsense does: count as its worker's error, or just be made anew."""
+    """If an environment raises or returns nonsense: treat it as an error of its worker, or make a new environment."""
     worker_restarts: int = 3
-    """How often in 10 minutes each worker, and the evaluator, is replaced after a kill, a crash or a hang."""
+    """How often within 10 minutes a worker, or the evaluator, is replaced after a kill, a crash or a hang."""
     hang_seconds: float = 120.0
-    """A worker that makes no update, an evaluator that makes no step for so long is replaced; 0: never."""
+    """Replace a worker that makes no update, or an evaluator that makes no step, for this long; 0: never."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""

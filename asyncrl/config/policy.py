@@ -15,25 +15,25 @@ from asyncrl.core.errors import UsageError
 class PolicyConfig(RunConfig):
     """Settings of A3C, A2C, PPO and IMPALA."""
 
-    # A policy that still explores scores better than its most likely actions, which get stuck: sampled -16 against
-    # greedy -21 half-way through Pong.
+    # While a policy still explores, its most likely actions get stuck: half-way through Pong, sampled actions scored
+    # -16, greedy ones -21.
     evaluation_policy: Literal["greedy", "sampled"] = "sampled"
-    """Whether the evaluator takes the most likely action or draws from the policy as the workers do."""
+    """Whether the evaluator takes the most likely action or draws from the policy like the workers."""
     gae_lambda: float = 0.95
     """lambda of the returns (GAE); 1 is the n-step return."""
-    # With the usual 0.01 Pong's policy kept an entropy of 1.5 out of ln 6 = 1.8 and lost points to its own dice.
+    # With the usual 0.01 Pong's policy kept an entropy of 1.5 out of ln 6 = 1.8 and lost points to its random actions.
     entropy_weights: tuple[float, ...] = (0.003,)
-    """beta: weight of the policy's entropy. Several values are dealt out to the workers in turn."""
+    """beta: weight of the policy's entropy. Several values are assigned to the workers in turn."""
     value_cost: float = 0.5
     """Weight of the squared value error."""
     lstm_cells: int = 0
     """Cells of an LSTM after the last hidden layer (the paper's has 256); 0: feed-forward."""
     mean: Literal["bounded", "linear"] = "bounded"
-    """Continuous actions: the policy's mean kept within the action's bounds by tanh, or the paper's linear output."""
+    """Continuous actions: keep the mean within the action's bounds by tanh, or use the paper's linear output."""
     variance: Literal["free", "state"] = "free"
-    """Continuous actions: a deviation per component, or the paper's one softplus variance that depends on the state."""
+    """Continuous actions: a deviation per component, or the paper's single variance that depends on the state."""
     first_deviation: float = 0.15
-    """Variance free: with what deviation it begins; for bounded means in half widths between an action's bounds."""
+    """Variance free: initial standard deviation; with bounded means, as a share of half an action's range."""
     normalize_advantages: bool = False
     """Scale the advantages of an update to mean 0 and standard deviation 1."""
 

@@ -13,19 +13,19 @@ class ReplayConfig(ActionValueConfig):
     """Settings of Gorila and Ape-X."""
 
     memory_steps: int = 400_000
-    """Steps that the replay memory keeps, of all actors together; then the oldest go."""
+    """Capacity of the replay memory in steps, for all actors together; then the oldest are overwritten."""
     warmup_steps: int = 10_000
-    """Steps in the memory before anything is learnt, also after a resume without its memory."""
+    """Steps in the memory before learning starts, also after a resume without the memory."""
     minibatch: int = 32
-    """Transitions of an update."""
+    """Transitions per update."""
     replay_ratio: float = 0.25
-    """Updates per step after the warm-up; actors or learner wait so that it holds. DQN's update every 4 steps: 0.25."""
+    """Updates per step after the warm-up; whoever is ahead waits. 0.25 is DQN's update every 4 steps."""
     n_step: int = 1
-    """Steps of a transition, after which its return bootstraps."""
+    """Steps of a transition before its return bootstraps."""
     target_interval_updates: int = 1_000
-    """The target network is renewed whenever the number of updates crosses a multiple of this."""
+    """Updates between refreshes of the target network."""
     checkpoint_replay: bool = False
-    """Keep the memory in checkpoints. Without it a resumed run fills it again before it learns."""
+    """Save the memory in checkpoints. Without it a resumed run refills the memory before it learns."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
@@ -45,5 +45,5 @@ class ReplayConfig(ActionValueConfig):
 
     @property
     def least_rows(self) -> int:
-        """Steps of each environment that must fit into the memory: some rollouts, and what a transition is made of."""
+        """Steps of each environment that must fit into the memory: some rollouts and a transition."""
         return 4 * self.t_max + self.n_step + max(4, self.frame_stack)

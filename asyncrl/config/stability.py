@@ -10,12 +10,12 @@ from asyncrl.config.groups import Settings
 
 @dataclass(frozen=True)
 class StabilitySettings(Settings):
-    """Which gradients are dropped, and counted (Nair et al. 2015). Such drops never end a run."""
+    """Which gradients are dropped and counted (Nair et al. 2015). They never end a run."""
 
     max_staleness: int = 0
-    """Drop a gradient if others have made more updates than this since the parameters it is of; 0: never."""
+    """Drop a gradient if others have made more updates than this since its parameters were read; 0: never."""
     max_loss_deviations: float = 0.0
-    """Drop a gradient whose loss lies more standard deviations above its maker's running mean than this; 0: never."""
+    """Drop a gradient whose loss is more than this many standard deviations above its worker's mean; 0: never."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""

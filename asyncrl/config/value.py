@@ -27,25 +27,25 @@ SAMPLED_EPSILON = 0.05
 class ActionValueConfig(RunConfig):
     """Settings of all methods that learn action values."""
 
-    # Targets from a network that moves are followed more slowly than A3C's.
+    # Targets depend on a network that moves, so the learning rate is lower than A3C's.
     learning_rate: float = 3e-4
     """eta at the first step."""
     evaluation_policy: Literal["greedy", "sampled"] = "greedy"
-    """Whether the evaluator takes the best action or, with an epsilon of 0.05, any. Preset of screens: sampled."""
+    """Whether the evaluator takes the best action or, with an epsilon of 0.05, a random one. Screens: sampled."""
     double_q: bool = False
-    """Let theta choose the action that theta^- values (van Hasselt et al. 2016)."""
+    """Double Q: theta chooses the action, theta^- gives its value (van Hasselt et al. 2016)."""
     dueling: bool = False
     """Make Q of two streams, the state's value and the actions' advantages (Wang et al. 2016)."""
     exploration: str = "drawn"
     """How workers differ: drawn (final epsilons, the paper's), ladder (Ape-X), boltzmann, equal or module:factory."""
     epsilons: tuple[float, ...] = (0.1, 0.01, 0.5)
-    """drawn: the final epsilons to draw from. equal: the first is everybody's."""
+    """drawn: the final epsilons to draw from. equal: all workers have the first one."""
     epsilon_probabilities: tuple[float, ...] = (0.4, 0.3, 0.3)
-    """drawn: with which probabilities."""
+    """drawn: the probabilities of these epsilons."""
     exploration_steps: int = 1_000_000
-    """drawn, equal: steps T over which epsilon goes from 1 to its final value (the paper's 4 million frames)."""
+    """drawn, equal: steps T over which epsilon falls from 1 to its final value (the paper's 4 million frames)."""
     temperatures: tuple[float, float] = (0.01, 1.0)
-    """boltzmann: lowest and highest temperature; the workers lie between, equally spaced in the logarithm."""
+    """boltzmann: lowest and highest temperature; the workers' are evenly spaced in the logarithm."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
@@ -59,7 +59,7 @@ class ActionValueConfig(RunConfig):
         possible = all(0 <= weight < math.inf for weight in weights) and sum(weights) > 0
         self._require("epsilon_probabilities", possible, "must be probabilities")
         if self.exploration == "drawn" and len(weights) != len(self.epsilons):
-            raise UsageError("--epsilons and --epsilon-probabilities must be equally many")
+            raise UsageError("--epsilons and --epsilon-probabilities must have the same length")
 
     def exploration_of(self, worker: int) -> Exploration:
         """How a worker explores; `worker` below 0 is the evaluator."""
@@ -83,7 +83,7 @@ class ValueConfig(ActionValueConfig):
     """Settings of one-step Q, one-step Sarsa and n-step Q."""
 
     target_interval_steps: int = 10_000
-    """I_target: the target network is renewed whenever T crosses a multiple of this (the paper's 40 000 frames)."""
+    """I_target: steps T between refreshes of the target network (the paper's 40 000 frames)."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""

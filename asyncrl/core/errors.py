@@ -1,4 +1,4 @@
-"""The exceptions that the whole package knows."""
+"""Exceptions used by the whole package."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ class UsageError(Exception):
 
 
 class NotFinite(ValueError):
-    """A NaN or an infinity where training cannot go on with one. The message is one line that names the place."""
+    """A NaN or an infinity with which training cannot go on. The message is one line that names the place."""

@@ -1,4 +1,4 @@
-"""How an action is chosen from the scores of all actions, and how workers come to explore differently."""
+"""How actions are chosen from their scores, and how workers explore differently."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from asyncrl.core.schedules import linear
 def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
     """Actions `[...]` drawn from softmax(logits), logits `[..., A]`.
 
-    By the Gumbel-max trick: the largest of the logits, each with noise -log(Exp(1)) of its own (Gumbel 1954). It takes
-    a third of the time of torch.multinomial, which normalises and adds up probabilities first.
+    By the Gumbel-max trick: the largest of the logits, each with its own noise -log(Exp(1)) (Gumbel 1954). It takes a
+    third of the time of torch.multinomial, which first normalises and adds up probabilities.
     """
     noise = torch.empty_like(logits).exponential_(generator=generator)
     return (logits - noise.log_()).argmax(-1)
@@ -46,7 +46,7 @@ class Exploration(Protocol):
 
 @dataclass(frozen=True)
 class EpsilonGreedy:
-    """The best action, but with probability epsilon any; epsilon goes from 1 to `final` over the first `over` steps."""
+    """The best action, or a random one with probability epsilon, which falls from 1 to `final` over `over` steps."""
 
     final: float
     over: int = 0
@@ -56,7 +56,7 @@ class EpsilonGreedy:
         return linear(1.0, self.final, steps, self.over)
 
     def choose(self, values: Tensor, steps: int, generator: torch.Generator) -> Tensor:
-        """Actions `[E]`; each environment explores by itself."""
+        """Actions `[E]`; each environment explores independently."""
         environments, actions = values.shape
         explore = torch.rand(environments, generator=generator) < self.epsilon(steps)
         anything = torch.randint(actions, (environments,), generator=generator)
@@ -105,6 +105,6 @@ def ladder_epsilon(worker: int, workers: int, base: float = 0.4, alpha: float = 
 
 
 def spread_temperature(worker: int, workers: int, low: float, high: float) -> float:
-    """Temperatures from `low` to `high`, equally spaced in their logarithm over the workers."""
+    """Temperatures of the workers from `low` to `high`, evenly spaced in the logarithm."""
     share = worker / max(1, workers - 1)
     return float(low ** (1 - share) * high**share)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 def flatten_parameters(network: nn.Module) -> Tensor:
     """Move the parameters of `network` into one new flat float32 vector `[P]` and make them views of it.
 
-    Afterwards a write to the vector is seen by the network at once. The order is that of `network.parameters()`.
+    The network sees every later write to the vector. The order is that of `network.parameters()`.
     Raises ValueError for parameters that are not float32: they could not share one buffer.
     """
     for name, parameter in network.named_parameters():
@@ -42,9 +42,8 @@ def split_like(flat: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
 def gradient_of(loss: Tensor, parameters: Sequence[Tensor], out: Tensor) -> Tensor:
     """The gradient of `loss` in the `parameters` of a network, written to the flat vector `out` `[P]` and returned.
 
-    The gradient is a value that is handed on, never state that hangs on a parameter: with `.grad` shared between
-    processes, torch 2 applies stale or accumulated gradients without a word. A parameter the loss does not touch
-    gets zeros.
+    The gradient is a value, never state attached to a parameter: with `.grad` shared between processes, torch 2
+    silently applies stale or accumulated gradients. Parameters that do not enter the loss get zeros.
     """
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     pieces = [
@@ -57,7 +56,7 @@ def gradient_of(loss: Tensor, parameters: Sequence[Tensor], out: Tensor) -> Tens
 def clip_by_norm(gradient: Tensor, max_norm: float) -> float:
     """Scale the flat `gradient` in place to an L2 norm of at most `max_norm` (0: no limit); returns the norm before.
 
-    The norm of a gradient with a NaN or an infinity is not finite, and such a gradient is left as it is.
+    A gradient with a NaN or an infinity has no finite norm and is left as it is.
     """
     norm = float(torch.linalg.vector_norm(gradient))
     if 0 < max_norm < norm < float("inf"):

@@ -1,4 +1,4 @@
-"""Running mean and variance, by rows that one writer each adds to and every reader merges."""
+"""Running mean and variance: each writer adds to its own row, readers merge all rows."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Moments:
     """Count, mean and sum of squared deviations of vectors `[n]`, one row per worker.
 
     A worker adds to its own row only, so no update is lost and no lock is needed; a reader merges all rows by the
-    formula of Chan, Golub and LeVeque (1979). A reader may see a row in the middle of being written: its mean is then
-    off by a part of one batch, which changes a running mean of many thousands by next to nothing.
+    formula of Chan, Golub and LeVeque (1979). A reader may see a row that is being written: its mean is then off by a
+    part of one batch, which hardly changes a running mean of many thousands.
     """
 
     def __init__(self, rows: Tensor, own: Tensor | None = None) -> None:
-        """`rows` is float64 `[workers + 1, 1 + 2 n]`, zero or restored; the last row is that of earlier runs.
+        """`rows` is float64 `[workers + 1, 1 + 2 n]`, zero or restored; the last row is from before a resume.
 
-        With `own` `[1 + 2 n]` it is that row which grows, and readers see nothing of it.
+        With `own` `[1 + 2 n]`, samples are added to that row instead, which readers do not see.
         """
         self._rows: NDArray[np.float64] = rows.numpy()
         self._own: NDArray[np.float64] | None = None if own is None else own.numpy()
@@ -37,8 +37,8 @@ class Moments:
     def add(self, worker: int, batch: Tensor) -> None:
         """Add vectors `[B, n]` to a worker's row."""
         count = len(batch)
-        # In two passes one batch of pixels is exact enough in float32; what else comes may be so large that its square
-        # is not. (torch.var_mean takes twenty times as long over the first axis.)
+        # For a batch of pixels two passes in float32 are exact enough; other numbers may be so large that their squares
+        # are not. (torch.var_mean takes twenty times as long over the first axis.)
         samples = batch.float() if batch.dtype == torch.uint8 else batch.double()
         mean = samples.mean(0)
         squares = (samples - mean).square_().sum(0)
@@ -75,15 +75,15 @@ def mean_and_deviation(row: NDArray[np.float64]) -> tuple[NDArray[np.float32], N
 
 
 SPREAD_OVER = 100
-"""A running spread is of about so many of the newest values."""
+"""A running spread covers about this many of the newest values."""
 
 
 def unusual(row: NDArray[np.float64], value: float, deviations: float, over: int = SPREAD_OVER) -> bool:
-    """Whether |value| lies more than `deviations` standard deviations above the running mean; then that takes it in.
+    """Whether |value| is more than `deviations` standard deviations above the running mean, which it then enters.
 
-    `row` `[3]` holds how many values there were, mean and variance, and is changed in place. Of the first `over`
-    values all count alike, and none is unusual; then older ones are forgotten, by 1 / over with each. What is unusual
-    is taken in as well, unless it is not finite: if all values become larger for good, they are soon usual again.
+    `row` `[3]` holds the number of values, mean and variance, and is changed in place. The first `over` values have
+    equal weight, and none of them is unusual; after that, older values fade by 1 / over with each new one. Unusual
+    values enter too, unless they are not finite: if all values become larger for good, they are soon usual again.
     """
     count, mean, variance = row
     size = abs(value)

@@ -22,8 +22,8 @@ def lambda_returns(
     goes_on = ~last.numpy()
     goes_on[-1] = False
     lambdas = np.float32(lambda_) * goes_on
-    # G_t = returns_t + carried_t G_{t+1}: all but the sum over time is done for the whole rollout at once. In numpy,
-    # whose calls on a row of a few numbers take a third of the time of torch's.
+    # G_t = returns_t + carried_t G_{t+1}: everything but the sum over time is done for the whole rollout at once. In
+    # numpy, whose calls on short rows take a third of the time of torch's.
     returns = rewards.numpy() + discounts.numpy() * (1 - lambdas) * next_values.numpy()
     carried = discounts.numpy() * lambdas
     for t in range(len(returns) - 2, -1, -1):
@@ -36,9 +36,9 @@ def n_step_targets(rewards: Tensor, discounts: Tensor, last: Tensor, values: Ten
 
         y = r_0 + d_0 r_1 + ... + d_0 ... d_{m-2} r_{m-1} + d_0 ... d_{m-1} V
 
-    m is n, or fewer where an episode ended: `last` cuts the return behind the first step it marks, and what stands
-    there belongs to the next episode. `values` `[B]` are of the observations m steps on, which at a time limit are the
-    last of their episode. A discount of 0 ends an episode; a truncated one keeps its discount and bootstraps.
+    m is n, or fewer where an episode ended: `last` cuts the return after the first step it marks, and what follows
+    belongs to the next episode. `values` `[B]` are those of the observations m steps later, at a time limit the last of
+    their episode. A discount of 0 ends an episode; a truncated one keeps its discount and bootstraps.
     """
     behind = (last.cumsum(0) - last.int()).bool()
     reached = discounts.masked_fill(behind, 1.0).cumprod(0)
@@ -49,8 +49,8 @@ def n_step_targets(rewards: Tensor, discounts: Tensor, last: Tensor, values: Ten
 def best_values(target: Tensor, online: Tensor | None = None) -> Tensor:
     """max_a Q(s, a; theta^-) `[...]` of action values `[..., A]`.
 
-    With `online`, Q(s, a; theta), it is double Q (van Hasselt et al. 2016): theta chooses the action that theta^-
-    values.
+    With `online`, Q(s, a; theta), it is double Q (van Hasselt et al. 2016): theta chooses the action, theta^- gives its
+    value.
     """
     if online is None:
         return target.amax(-1)

@@ -1,4 +1,4 @@
-"""What a worker has seen between two updates."""
+"""A worker's experience between two updates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 State: TypeAlias = tuple[Tensor, ...] | None
 """The recurrent state of E environments, each tensor `[E, ...]`; None for a feed-forward network."""
 Extras: TypeAlias = dict[str, Tensor]
-"""What a page's `act` returns beside the actions, by name, `[E]` each; in a rollout `[T, E]`."""
+"""What a page's `act` returns besides the actions, by name, `[E]` each; in a rollout `[T, E]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Rollout:
     """T steps of E environments, time first. The arrays are reused by the next rollout: do not keep them.
 
     An episode that *terminated* at step t has `discounts[t] = 0`. One that was *truncated* (a time limit) keeps its
-    discount, and what it bootstraps from is its own last observation, kept in `final_observations`: the row
-    `observations[t + 1]` already belongs to the next episode. `last[t]` is True in both cases.
+    discount and bootstraps from its own last observation, kept in `final_observations`, because `observations[t + 1]`
+    already belongs to the next episode. `last[t]` is True in both cases.
     """
 
     observations: Tensor
@@ -32,11 +32,11 @@ class Rollout:
     actions: Tensor
     """`[T, E]` int64, or float32 `[T, E, n]` where actions are vectors."""
     rewards: Tensor
-    """`[T, E]` float32, raw, never clipped: clipping is a matter of the loss."""
+    """`[T, E]` float32, raw: clipping happens in the loss."""
     discounts: Tensor
     """`[T, E]` float32: gamma, or 0 where the episode terminated (or a life was lost and that counts as the end)."""
     last: Tensor
-    """`[T, E]` bool: True where the return is cut: the episode ended here in either way."""
+    """`[T, E]` bool: True where the episode ended, in either way, and the return is cut."""
     truncated: tuple[Tensor, Tensor]
     """Times and environments `([K], [K])`, int64, of the truncated episodes."""
     final_observations: Tensor | None
@@ -44,29 +44,29 @@ class Rollout:
     state: State = None
     """The recurrent state in which the rollout began."""
     reward_scale: float | Tensor = 1.0
-    """What the loss multiplies rewards by, where returns are normalised; `[E]` where environments differ in it."""
+    """The factor of rewards in the loss if returns are normalised; `[E]` if it differs between environments."""
     next_actions: Tensor | None = None
-    """`[T, E]` what was then done in observation t + 1; only for pages that look ahead (Sarsa)."""
+    """`[T, E]` the actions taken in observation t + 1; only for pages that look ahead (Sarsa)."""
     acted_at: int = 0
-    """T, the steps of all workers, by which exploration went."""
+    """T, the steps of all workers, that determined the exploration."""
     extras: Extras = dataclasses.field(default_factory=dict)
-    """`[T, E]` each: what acting left for the loss, such as log-probabilities."""
+    """`[T, E]` each: what `act` returned for the loss, such as log-probabilities."""
     raw: Tensor | None = None
-    """`[T + 1, E, ...]` the observations as the environments gave them; None: `observations` are these."""
+    """`[T + 1, E, ...]` raw observations; None: `observations` are raw."""
     raw_final: Tensor | None = None
-    """`[K, ...]` the same of `final_observations`."""
+    """`[K, ...]` the same for `final_observations`."""
     moments: tuple[Tensor, Tensor] | None = None
-    """Mean and reciprocal deviation by which the raw observations were normalised; None: they were not."""
+    """Mean and reciprocal deviation with which the raw observations were normalised; None: they were not."""
     lengths: Tensor | None = None
-    """`[E]` int64: steps of each environment, where rollouts end with episodes and later rows are padding; None: T."""
+    """`[E]` int64: steps of each environment if rollouts are whole episodes, later rows being padding; None: T."""
 
     def as_dict(self) -> dict[str, Any]:
-        """A copy as plain data, arrays and tensors, by name of the field."""
+        """A copy as plain data, arrays and tensors, by field name."""
         return dict(copy.deepcopy({field.name: getattr(self, field.name) for field in dataclasses.fields(self)}))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Rollout:
-        """The rollout of which `as_dict` made `data`; its tuples may have become lists."""
+        """The rollout that `as_dict` turned into `data`; its tuples may have become lists."""
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
@@ -74,27 +74,27 @@ class Rollout:
 
     @property
     def steps(self) -> int:
-        """Agent steps in this rollout: T x E, but for padding."""
+        """Agent steps in this rollout: T x E without padding."""
         return self.rewards.numel() if self.lengths is None else int(self.lengths.sum())
 
     @property
     def played(self) -> Tensor:
-        """Where a step was made and no row is padding, `[T, E]` bool."""
+        """True where a step was made, False for padding, `[T, E]` bool."""
         if self.lengths is None:
             return torch.ones_like(self.last)
         return torch.arange(len(self.rewards))[:, None] < self.lengths
 
     def learning_rewards(self, clip: float) -> Tensor:
-        """Rewards as a loss takes them, `[T, E]`: scaled, then clipped to [-clip, clip]; with 0 not clipped."""
+        """Rewards for a loss, `[T, E]`: scaled, then clipped to [-clip, clip]; with 0 not clipped."""
         rewards = self.rewards * self.reward_scale
         return rewards.clamp_(-clip, clip) if clip else rewards
 
     def next_values(self, following: Tensor, value_of: Callable[[Tensor], Tensor]) -> Tensor:
         """The value of the state each step leads to, `[T, E]`.
 
-        `following` `[T, E]` are values of the observations 1..T. Those of the truncated episodes' last observations,
-        which stand nowhere among them, are asked for: `value_of` takes them as `[1, K, ...]` and gives `[1, K]`. Where
-        an episode terminated the value is multiplied by a discount of 0 later, so what stands there does not matter.
+        `following` `[T, E]` are the values of observations 1..T. The last observations of truncated episodes are not
+        among them: `value_of` takes these as `[1, K, ...]` and returns `[1, K]`. Where an episode terminated, the value
+        is multiplied by a discount of 0 later and does not matter.
         """
         if self.final_observations is None:
             return following
@@ -104,9 +104,9 @@ class Rollout:
 
     @classmethod
     def side_by_side(cls, rollouts: Sequence[Rollout], observations: Tensor | None = None) -> Rollout:
-        """Rollouts of equal length as one of all their environments, in their order; raw observations are left out.
+        """Rollouts of equal length as one rollout of all their environments, in order, without raw observations.
 
-        `observations` are those of all of them, where they lie side by side already.
+        `observations` are those of all of them if they are already side by side.
         """
         offsets = list(itertools.accumulate((len(one.rewards[0]) for one in rollouts), initial=0))
         finals = [one.final_observations for one in rollouts if one.final_observations is not None]
@@ -135,17 +135,17 @@ class Minibatch:
     """Some steps of some environments of a batch, for one of several passes over it."""
 
     observations: Tensor
-    """`[T, B, ...]`; single steps drawn from anywhere are `[1, B, ...]`."""
+    """`[T, B, ...]`; single steps are `[1, B, ...]`."""
     actions: Tensor
     """`[T, B]` or `[T, B, n]`."""
     extras: Extras
-    """`[T, B]` each: what the passes have worked out beforehand."""
+    """`[T, B]` each: what was computed before the passes."""
     acted_at: int
-    """T, the steps of all workers, when it was acted."""
+    """T, the steps of all workers, at the time of acting."""
     state: State = None
     """The recurrent state in which the sequences begin."""
     last: Tensor | None = None
-    """`[T, B]` where an episode ended, for the state to begin anew."""
+    """`[T, B]` where an episode ended, so that the state is reset."""
 
     def flat(self) -> Minibatch:
         """All steps of all environments as single ones, `[1, T B, ...]`, without a state."""
@@ -157,9 +157,9 @@ class Minibatch:
         )
 
     def select(self, chosen: Tensor) -> Minibatch:
-        """Those with the numbers `chosen` `[b]` of the B."""
+        """Those of the B with the indices `chosen` `[b]`."""
         return Minibatch(
-            self.observations.index_select(1, chosen),  # twice as fast as by brackets
+            self.observations.index_select(1, chosen),  # twice as fast as indexing
             self.actions[:, chosen],
             {name: values[:, chosen] for name, values in self.extras.items()},
             self.acted_at,
@@ -172,11 +172,11 @@ class Minibatch:
 class Transitions:
     """B transitions of n steps each, drawn one by one from a replay memory.
 
-    Rewards end with the first `last`: what the rows below it hold belongs to the next episode.
+    Rewards end with the first `last`: the rows after it belong to the next episode.
     """
 
     observations: Tensor
-    """`[B, ...]` what the first action was chosen on."""
+    """`[B, ...]` the observation on which the first action was chosen."""
     actions: Tensor
     """`[B]` int64: the first action."""
     rewards: Tensor
@@ -188,11 +188,11 @@ class Transitions:
     following: Tensor
     """`[B, ...]` what the return bootstraps from: the observation n steps later, or that after the first `last`."""
     weights: Tensor
-    """`[B]` float32: what each counts in the loss; 1 where all are drawn equally often."""
+    """`[B]` float32: weight of each in the loss; 1 if all are drawn equally often."""
     reward_scale: float = 1.0
-    """What the loss multiplies rewards by, where returns are normalised."""
+    """The factor of rewards in the loss if returns are normalised."""
 
     def learning_rewards(self, clip: float) -> Tensor:
-        """Rewards as a loss takes them, `[n, B]`: scaled, then clipped to [-clip, clip]; with 0 not clipped."""
+        """Rewards for a loss, `[n, B]`: scaled, then clipped to [-clip, clip]; with 0 not clipped."""
         rewards = self.rewards * self.reward_scale
         return rewards.clamp_(-clip, clip) if clip else rewards

@@ -11,7 +11,7 @@ Kind = Literal["atari", "screen", "board", "vector"]
 
 @dataclass(frozen=True)
 class Spaces:
-    """What goes in and out of an environment, which is all that a network has to know of it."""
+    """What goes in and out of an environment: all that a network has to know about it."""
 
     observation_shape: tuple[int, ...]
     """[C, H, W] for images and planes, [n] for vectors."""
@@ -24,7 +24,7 @@ class Spaces:
     action_high: tuple[float, ...] = ()
     """Upper bound of each component of a continuous action."""
     kind: Kind = "vector"
-    """What an observation is, which presets and networks ask for; all but vectors are [C, H, W]."""
+    """The kind of observation, for presets and networks; all but vectors are [C, H, W]."""
 
     @property
     def is_image(self) -> bool:

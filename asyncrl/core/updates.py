@@ -1,8 +1,8 @@
-"""Update rules: what one gradient does to the flat parameters and to the statistics that go with them.
+"""Update rules: what a gradient does to the flat parameters and to their statistics.
 
-Each works in place on flat float32 vectors `[P]`. Whether the statistics are shared by all workers or private to one
-is only a question of who owns the tensor: the rule is the same (Mnih et al. 2016, section 7 of the supplement).
-Other processes may write to the same memory at the same time; that is Hogwild, and no rule here takes a lock.
+Each works in place on flat float32 vectors `[P]`. The rule is the same whether the statistics are shared by all workers
+or private to one (Mnih et al. 2016, section 7 of the supplement). Other processes may write to the same memory at the
+same time; that is Hogwild, and no rule here takes a lock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class UpdateRule:
     decay: float = 0.99
     """alpha: how much of the old statistics survives an update (rmsprop, momentum); beta_2 for adam."""
     epsilon: float = 0.1
-    """rmsprop: added *inside* the root, as in the paper. adam, adagrad: added to the root, as in their own papers."""
+    """rmsprop: added *inside* the root, as in the paper. adam, adagrad: added to the root, as in their papers."""
     momentum: float = 0.9
     """beta_1 of adam."""
 
@@ -44,25 +44,25 @@ class UpdateRule:
 
 @dataclass(frozen=True)
 class Descent:
-    """Everything that decides what a gradient does to theta, as plain data."""
+    """All settings that determine what a gradient does to theta, as plain data."""
 
     rule: UpdateRule
     learning_rate: float = 1e-3
     """eta at T = 0."""
     anneal_over: int = 0
-    """T at which eta has gone linearly to 0; 0: it stays as it is."""
+    """T at which eta has fallen linearly to 0; 0: it is constant."""
     max_gradient_norm: float = 0.0
     """A gradient with a larger L2 norm is scaled down to it; 0: never."""
     per_worker_statistics: bool = False
-    """Whether each worker has statistics of its own."""
+    """Whether each worker has its own statistics."""
     target_interval_steps: int = 0
-    """theta^- becomes theta whenever T crosses a multiple of this; 0: not by T."""
+    """Refresh theta^- whenever T crosses a multiple of this; 0: not by T."""
     target_interval_updates: int = 0
-    """theta^- becomes theta whenever the number of updates crosses a multiple of this; 0: not by updates."""
+    """Refresh theta^- whenever the number of updates crosses a multiple of this; 0: not by updates."""
     max_staleness: int = 0
-    """A gradient is dropped before which others have made more updates than this; 0: none is."""
+    """Drop a gradient if others have made more updates than this since; 0: never."""
     max_loss_deviations: float = 0.0
-    """A gradient is dropped whose loss lies so many standard deviations above the running mean; 0: none is."""
+    """Drop a gradient whose loss is more than this many standard deviations above the running mean; 0: never."""
 
     @property
     def has_target(self) -> bool:
@@ -79,7 +79,7 @@ def rmsprop(
 ) -> None:
     """g <- alpha g + (1 - alpha) d^2;  theta <- theta - eta d / sqrt(g + eps)   (equations S2 and S3).
 
-    torch.optim.RMSprop divides by sqrt(g) + eps, which with the authors' eps of 0.1 is another optimiser.
+    torch.optim.RMSprop divides by sqrt(g) + eps: with the authors' eps of 0.1 a different optimiser.
     """
     g = statistics[0]
     g.mul_(rule.decay).addcmul_(gradient, gradient, value=1.0 - rule.decay)
@@ -100,7 +100,7 @@ def adam(
 ) -> None:
     """Adam (Kingma & Ba 2015, Algorithm 1) by torch's fused kernel, one pass over the memory.
 
-    The step of the bias correction comes from the caller's exact count instead of a shared cell that workers race on.
+    The step of the bias correction is the caller's exact count instead of a shared cell on which workers race.
     """
     torch._fused_adam_(
         [theta],
@@ -124,13 +124,13 @@ def adagrad(
 ) -> None:
     """g <- g + d^2;  theta <- theta - eta d / (sqrt(g) + eps)   (Duchi et al. 2011), by torch's fused kernel.
 
-    g only grows: what eta is worth falls with every update. In one pass over the memory it takes a third of the time.
+    g only grows, so steps become smaller with every update. One pass over the memory takes a third of the time.
     """
     torch._fused_adagrad_(
         [theta],
         [gradient],
         [statistics[0]],
-        [torch.ones(())],  # of no meaning without a decay of eta by the number of updates
+        [torch.ones(())],  # unused unless eta decays with the number of updates
         lr=learning_rate,
         lr_decay=0.0,
         weight_decay=0.0,

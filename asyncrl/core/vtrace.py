@@ -1,4 +1,4 @@
-"""V-trace: returns of a policy from what an older one did (Espeholt et al. 2018, arXiv 1802.01561, section 4.1)."""
+"""V-trace: returns of a policy from an older one's actions (Espeholt et al. 2018, arXiv 1802.01561, section 4.1)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 class VTrace(NamedTuple):
-    """What a learner makes of a rollout that is older than its policy; constants, no gradient flows through them."""
+    """What a learner computes from a rollout that is older than its policy; constants without gradients."""
 
     targets: Tensor
-    """`[T, E]` v_s: what V(x_s) is drawn to."""
+    """`[T, E]` v_s: the target of V(x_s)."""
     advantages: Tensor
-    """`[T, E]` rho_s (r_s + d_s v_{s+1} - V(x_s)): what grad log pi(a_s | x_s) is multiplied by."""
+    """`[T, E]` rho_s (r_s + d_s v_{s+1} - V(x_s)): the factor of grad log pi(a_s | x_s)."""
 
 
 def vtrace(

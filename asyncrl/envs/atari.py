@@ -2,12 +2,12 @@
 
 Each action is held for `frame_skip` frames; the last two frames, in grey, are merged by their maximum (sprites flicker
 on odd and even frames), shrunk to 84 x 84, and the latest 4 such images make an observation. An episode begins with 1
-to 30 frames without action. The observations are, pixel for pixel, those of Gymnasium's `AtariPreprocessing` and
-`FrameStackObservation(4, padding_type="zero")` for the same seed and actions, and a test holds them to it. Where this
-differs from them: a lost life is reported without restarting the game, and the step limit counts agent steps.
+to 30 frames without action. For the same seed and actions the observations are, pixel for pixel, those of Gymnasium's
+`AtariPreprocessing` and `FrameStackObservation(4, padding_type="zero")`, which a test checks. What differs: a lost life
+is reported without restarting the game, and the step limit counts agent steps.
 
-The emulator takes most of the time of a step, so the rest is kept small: the screen is read only for the two frames
-that count, into arrays that stay, and only the rows that changed are shrunk again.
+The emulator takes most of a step's time, so the rest is kept small: the screen is read only for the two frames that
+count, into arrays that are reused, and only the rows that changed are shrunk again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ID = re.compile(
 _MULTI_PLAYER_ONLY = frozenset({"combat", "joust", "maze_craze", "warlords"})
 _RING_STACKS = 4
 """Length of the ring of images, in stacks. At its end the newest images are copied to its start, so that the latest
-`frame_stack` images always lie side by side and an observation is a view. Short enough to stay in the cache."""
+`frame_stack` images are always adjacent and an observation is a view. Short enough to stay in the cache."""
 
 
 class AtariEnvironment:
@@ -65,7 +65,7 @@ class AtariEnvironment:
         difficulty: int | None = None,
     ) -> None:
         """Load the game. Raises `UsageError` for a mode or difficulty that it does not have."""
-        cv2.setNumThreads(1)  # a pool of OpenCV's own in every worker would fight over the cores
+        cv2.setNumThreads(1)  # OpenCV's thread pools in all workers would fight for the cores
         # Gymnasium's two seeds, so that its episodes and ours are the same: one for the no-ops, one for the emulator.
         noop_seed, emulator_seed = np.random.SeedSequence(seed).generate_state(2)
         self._random = np.random.default_rng(int(noop_seed))
@@ -133,7 +133,7 @@ class AtariEnvironment:
             reward += ale.act(pressed)
             if ale.game_over():
                 over = True
-                # As in Gymnasium: the screen of a frame that ended the game is not read, what was seen last remains.
+                # As in Gymnasium: the screen of a frame that ended the game is not read, the previous one remains.
                 np.copyto(merged, before)
                 break
             if left == 1:
@@ -163,8 +163,8 @@ class AtariEnvironment:
     def state(self) -> dict[str, Any]:
         """Everything the future depends on, as plain data: about 80 KB of bytes, arrays, numbers and flags.
 
-        Another environment made from the same spec goes on exactly from there, the emulator's random numbers
-        included. Two games are an exception in ale-py 0.12.1, whose state of Qbert and of Tetris is incomplete.
+        Another environment made from the same spec continues exactly from there, including the emulator's random
+        numbers. Qbert and Tetris are exceptions: ale-py 0.12.1 does not save their complete state.
         """
         return {
             "emulator": self._ale.cloneState(include_rng=True).serialize(),
@@ -201,9 +201,9 @@ class AtariEnvironment:
 class _Shrinker:
     """cv2's INTER_AREA to a square image, again only for the rows that changed since the last image.
 
-    Where 210 rows become 84, every 5 rows become 2 and depend on nothing else: the image falls into 42 bands that can
-    be shrunk by themselves, with the same arithmetic and so the same pixels. Most of a screen stands still (a third of
-    Pong's changes in a step), so a step takes up to a tenth less time. In general there are gcd(height, size) bands.
+    Where 210 rows become 84, every 5 rows become 2 and depend on nothing else: the image consists of 42 bands that can
+    be shrunk separately, with the same arithmetic and so the same pixels. Most of a screen does not change (a third of
+    Pong's does in a step), so a step takes up to a tenth less time. In general there are gcd(height, size) bands.
     """
 
     def __init__(self, height: int, width: int, size: int) -> None:
@@ -239,8 +239,8 @@ class _Shrinker:
 
 
 def _load(rom: Path, seed: int, sticky_actions: float, mode: int | None, difficulty: int | None) -> ale_py.ALEInterface:
-    """An emulator running the game in `rom`. The settings come first: loading is what makes them count."""
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # or every process prints a banner
+    """An emulator running the game in `rom`. Settings come first: they take effect on loading."""
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # otherwise every process prints a banner
     ale = ale_py.ALEInterface()
     ale.setInt("random_seed", seed)
     ale.setFloat("repeat_action_probability", sticky_actions)

@@ -37,12 +37,11 @@ MISFIT = (
 
 
 class SharedStore:
-    """theta `[P]` and the optimiser's statistics in shared memory, read and written by everybody without a lock.
+    """theta `[P]` and the optimiser's statistics in shared memory, read and written by all without a lock.
 
-    What that means: updates of two workers may overwrite each other element by element, and a pull may see half of
-    another's update. Aligned 4-byte stores are not torn, so every element is some worker's value. A snapshot is such
-    a mixture too. With `lock_file` pushes and pulls are serialised instead, by a lock that the kernel takes back from
-    a process that dies.
+    So updates of two workers may overwrite each other element by element, and a pull may see half of another's update.
+    Aligned 4-byte writes are atomic, so every element is some worker's value. A snapshot is such a mixture too. With
+    `lock_file` pushes and pulls are serialised instead, by a lock that the kernel releases when a process dies.
     """
 
     def __init__(
@@ -58,10 +57,10 @@ class SharedStore:
         self.theta = zeros(initial.numel())
         self.theta.copy_(initial)
         owners = workers if descent.per_worker_statistics else 1
-        # Allocated here and now: statistics created at the first step would be private to the process that steps.
+        # Allocated now: statistics created at the first step would be private to that process.
         self.statistics = zeros(owners, descent.rule.statistics, initial.numel())
         self._target: Tensor | None = None
-        """theta^- `[P]`; refreshed by whoever sees that it is due."""
+        """theta^- `[P]`; refreshed by whoever sees that a refresh is due."""
         if descent.has_target:
             self._target = zeros(initial.numel())
             self._target.copy_(initial)
@@ -93,12 +92,12 @@ class SharedStore:
 
     @property
     def torn(self) -> bool:
-        """Whether the learner has begun an update and not ended it: if it is dead, theta is half of one."""
+        """Whether the learner has begun an update and not ended it: if it is dead, theta contains half an update."""
         own = self._counts[self._row(LEARNER)]
         return bool(own[BEGUN] != own[UPDATES])
 
     def counts(self, worker: int | None = None) -> Counts:
-        """What became of one worker's updates since this part of the run began; None: of all of the run's."""
+        """Counts of one worker's updates since the run began or was resumed; None: of all updates of the run."""
         own = self._counts.sum(0) if worker is None else self._counts[self._row(worker)]
         return Counts(*own[:COUNTED].tolist())
 
@@ -126,9 +125,9 @@ class SharedStore:
     def push(self, update: Update) -> Receipt:
         """theta <- theta - eta update(gradient), exactly once; T <- T + steps; theta^- <- theta if that is due.
 
-        The gradient is clipped in place. One that is not finite is counted and not applied: one NaN would reach every
-        worker and stay in the statistics for ever. So is one that is too old or of an unusual loss, if those rules
-        (Nair et al. 2015) are set; its steps count all the same.
+        The gradient is clipped in place. If it is not finite it is counted but not applied: a NaN would reach every
+        worker and stay in the statistics. The same holds for one that is too old or has an unusual loss, if those rules
+        (Nair et al. 2015) are set. Its steps count all the same.
         """
         eta = self._descent.learning_rate_at(self._clock.steps)
         norm = clip_by_norm(update.gradient, self._descent.max_gradient_norm)
@@ -190,7 +189,7 @@ class SharedStore:
         return self.theta.clone()
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of all that belongs into a checkpoint beside theta."""
+        """Copies of everything that belongs in a checkpoint besides theta."""
         state = {
             "statistics": self.statistics.clone(),
             "worker_updates": torch.from_numpy(self._counts[: self._workers, [UPDATES, EARLIER_UPDATES]].sum(1)),
@@ -201,7 +200,7 @@ class SharedStore:
         return state
 
     def restore(self, theta: Tensor, state: Mapping[str, Tensor], counts: Counts) -> None:
-        """Put back what a checkpoint holds; `counts` are those of earlier parts of the run.
+        """Restore what a checkpoint holds; `counts` are those from before a resume.
 
         Raises UsageError, naming the setting, if it does not fit.
         """
@@ -226,7 +225,7 @@ class SharedStore:
             self._target.copy_(state["target"])
             self._target_steps.copy_(state["target_steps"])
         self._counts[-1, :COUNTED] = counts
-        self._counts[:, BEGUN] = self._counts[:, UPDATES]  # no update is half done any more
+        self._counts[:, BEGUN] = self._counts[:, UPDATES]  # no update is incomplete any more
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -235,7 +234,7 @@ class SharedStore:
             return
         import fcntl  # POSIX only, and only --update locked needs it
 
-        if self._lock is None:  # each process opens the file for itself: a lock belongs to the open file
+        if self._lock is None:  # each process opens the file itself: a lock belongs to the open file
             self._lock = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:

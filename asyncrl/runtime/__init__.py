@@ -1,1 +1,1 @@
-"""What each process of a run does, ignorant of any algorithm."""
+"""What each process of a run does, independent of the algorithm."""

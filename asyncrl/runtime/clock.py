@@ -1,4 +1,4 @@
-"""T and everything else the processes of a run tell each other: one shared table, one writer per row, no lock."""
+"""T and the other numbers that processes of a run share: one table, one writer per row, no lock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOP, STARTED_AT, BASE_STEPS, BASE_MILLISECONDS = range(4)
 BUILDING, READY, RUNNING, ENDED = range(4)
 """Phases of a worker or the evaluator."""
 GO_ON, FINISH, LEAVE = range(3)
-"""Values of STOP: go on; end as finished, with a last evaluation; leave as soon as possible."""
+"""Values of STOP: go on; end as finished, with a last evaluation; exit as soon as possible."""
 
 _CACHE_LINE = 8  # int64 per row: 64 bytes, so that no two writers share a line
 
@@ -27,17 +27,17 @@ _CACHE_LINE = 8  # int64 per row: 64 bytes, so that no two writers share a line
 class Clock:
     """Counters in shared memory: row k is worker k's; the evaluator's, the learners' and the supervisor's follow.
 
-    A process that is killed leaves its row as it was and blocks nobody. T is the sum of what each worker counted:
-    exact without a lock, because every cell has a single writer and an aligned 8-byte store is not torn.
+    A killed process leaves its row as it was and blocks nobody. T is the sum of what each worker counted, exact without
+    a lock, because every cell has a single writer and aligned 8-byte writes are atomic.
     """
 
     def __init__(
         self, workers: int, total_steps: int, base_steps: int = 0, base_seconds: float = 0.0, learners: int = 0
     ) -> None:
-        """`base_steps` and `base_seconds` are what earlier parts of a resumed run have done."""
+        """`base_steps` and `base_seconds` are those of a resumed run before it was resumed."""
         self.workers = workers
         self.learners = range(LEARNER, LEARNER - learners, -1)
-        """The numbers of the learners that there are beside the workers."""
+        """The numbers of the learners."""
         self.total_steps = total_steps
         self._cells = shared_zeros(workers + 2 + max(1, learners), _CACHE_LINE, dtype=torch.int64)
         self._attach()
@@ -58,22 +58,22 @@ class Clock:
 
     @property
     def steps(self) -> int:
-        """T: steps of all workers, earlier parts of the run included."""
+        """T: steps of all workers, including those before a resume."""
         return int(self._steps.sum()) + int(self._control[BASE_STEPS])
 
     @property
     def seconds(self) -> float:
-        """Seconds since all workers were ready, earlier parts of the run included."""
+        """Seconds since all workers were ready, including those before a resume."""
         return self.seconds_of_this_part + float(self._control[BASE_MILLISECONDS]) / 1000
 
     @property
     def seconds_of_this_part(self) -> float:
-        """Seconds since all workers of this part of the run were ready."""
+        """The same without those before a resume."""
         started = int(self._control[STARTED_AT])
         return (time.monotonic_ns() - started) / 1e9 if started else 0.0
 
     def worker_steps(self) -> list[int]:
-        """Steps of each worker since this part of the run began."""
+        """Steps of each worker since the run began or was resumed."""
         return [int(steps) for steps in self._steps]
 
     def phases(self) -> list[int]:
@@ -96,11 +96,11 @@ class Clock:
         row[HEARTBEAT] = time.monotonic_ns()
 
     def beat(self, worker: int) -> None:
-        """Worker (or EVALUATOR) says that it goes on."""
+        """Heartbeat of a worker (or EVALUATOR)."""
         self._row(worker)[HEARTBEAT] = time.monotonic_ns()
 
     def enter(self, worker: int, phase: int) -> None:
-        """Worker (or EVALUATOR) says that it is now in `phase`; the supervisor does so for one that is no more."""
+        """Note that a worker (or EVALUATOR) is now in `phase`; the supervisor does so for one that has died."""
         self._row(worker)[PHASE] = phase
         self.beat(worker)
 
@@ -109,7 +109,7 @@ class Clock:
         return row
 
     def start(self) -> None:
-        """The supervisor starts the clock; workers that wait for it go."""
+        """The supervisor starts the clock, for which workers wait."""
         self._control[STARTED_AT] = time.monotonic_ns()
 
     def started(self) -> bool:
@@ -121,7 +121,7 @@ class Clock:
         self._control[STOP] = max(int(self._control[STOP]), how)
 
     def leaving(self) -> bool:
-        """Whether everybody is asked to leave as soon as possible."""
+        """Whether all are asked to exit as soon as possible."""
         return bool(self._control[STOP] == LEAVE)
 
     def finished(self) -> bool:

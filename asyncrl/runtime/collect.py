@@ -34,11 +34,11 @@ class Episode:
 class Collector(Iterator[Rollout]):
     """Endless rollouts of `t_max` steps from E environments, episodes running on from one rollout to the next.
 
-    With `whole_episodes` a rollout is one episode of each environment: who has ended its own waits for the others, in
-    rows that are padding. It has at most `t_max` steps; an episode that is longer goes on in the next one.
+    With `whole_episodes` a rollout is one episode of each environment: an environment whose episode has ended waits for
+    the others, in rows of padding. It has at most `t_max` steps; a longer episode continues in the next rollout.
 
-    `episodes` fills with what ended; whoever reads it clears it. `environment_seconds` and `acting_seconds` add up
-    where the time goes.
+    `episodes` collects episodes that ended, until its reader clears it. `environment_seconds` and `acting_seconds` add
+    up where the time goes.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Collector(Iterator[Rollout]):
         normalizer: Normalizer | None = None,
         whole_episodes: bool = False,
     ) -> None:
-        """`extras` are the names of what the agent's `act` returns beside actions.
+        """`extras` are the names of what the agent's `act` returns besides actions.
 
-        With `look_ahead` the action after a rollout's last observation is chosen at its end, and then taken.
+        With `look_ahead` the action after a rollout's last observation is chosen at its end, and taken in the next one.
         """
         self.episodes: list[Episode] = []
         self.environment_seconds = 0.0
@@ -74,7 +74,7 @@ class Collector(Iterator[Rollout]):
         # What the network sees: the same memory unless it is normalised.
         changed = normalizer is not None and normalizer.observes
         self._observations = torch.empty(self._raw.shape) if changed else self._raw
-        # Row by row, made once: with one environment, finding a row takes as long as what is done with it.
+        # Views of the rows, made once: with one environment, indexing takes as long as the work itself.
         self._raw_rows, self._observation_rows = list(self._raw), list(self._observations)
         self._spaces = spaces
         self._normalizer = normalizer
@@ -102,7 +102,7 @@ class Collector(Iterator[Rollout]):
 
     def __next__(self) -> Rollout:
         steps = self._clock.steps
-        # Copied: acting happens in inference mode, and what is made there cannot take part in a gradient.
+        # Copied: acting happens in inference mode, and tensors made there cannot take part in a gradient.
         state_before = None if self._state is None else tuple(part.clone() for part in self._state)
         self._rows[0] = self._rows[-1]
         if self._normalizer is not None:
@@ -165,7 +165,7 @@ class Collector(Iterator[Rollout]):
                 if playing[e]:
                     self._step(t, e, action, truncated, finals)
                     lengths[e] += 1
-                else:  # it stands at the beginning of its next episode
+                else:  # it is at the beginning of its next episode
                     self._rewards[t, e], self._discounts[t, e], self._last[t, e] = 0.0, 0.0, True
                     self._rows[t + 1, e] = self._rows[t, e]
             self._see(t + 1)
@@ -180,7 +180,7 @@ class Collector(Iterator[Rollout]):
         return lengths
 
     def state(self) -> dict[str, Any] | None:
-        """Everything the next rollouts depend on; None if an environment cannot tell."""
+        """Everything the next rollouts depend on; None if an environment cannot save its state."""
         environments = states_of(self._environments)
         if environments is None:
             return None
@@ -195,7 +195,7 @@ class Collector(Iterator[Rollout]):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to what `state` said."""
+        """Restore what `state` returned."""
         restore_all(self._environments, state["environments"])
         self._rows[-1] = state["row"]
         self._scores[:], self._lengths[:] = state["scores"], state["lengths"]
@@ -205,11 +205,11 @@ class Collector(Iterator[Rollout]):
             self._normalizer.restore(state["normalizer"])
 
     def close(self) -> None:
-        """Close the environments; some have processes or files of their own to end."""
+        """Close the environments; some have processes or files to close."""
         close_all(self._environments)
 
     def _choose(self, t: int, steps: int) -> Tensor:
-        """Actions `[E]` for observation t; those that have been chosen already are taken."""
+        """Actions `[E]` for observation t, or those that have been chosen already."""
         if self._chosen is not None:
             actions, self._chosen = self._chosen, None
             return actions
@@ -221,7 +221,7 @@ class Collector(Iterator[Rollout]):
         return actions
 
     def _next_actions(self, steps: int) -> Tensor:
-        """What is done in observations 1..T, `[T, E]`; the last row is chosen now and taken in the next rollout."""
+        """The actions in observations 1..T, `[T, E]`; the last row is chosen now and taken in the next rollout."""
         with torch.inference_mode():
             self._chosen = self._choose(len(self._rewards), steps)
         return torch.cat([self._actions[1:], self._chosen[None]])
@@ -254,7 +254,7 @@ class Collector(Iterator[Rollout]):
 
 
 def played_of(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Of `rows` `[T + 1, E, ...]` those in which environments made their `lengths` `[E]` steps, one after another."""
+    """The rows of `rows` `[T + 1, E, ...]` in which environments made their `lengths` `[E]` steps, concatenated."""
     return rows[torch.arange(len(rows))[:, None] < lengths]
 
 
@@ -281,13 +281,13 @@ def places_of(truncated: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
 
 
 NOWHERE = places_of(())
-"""No episode was truncated: most rollouts have this."""
+"""For rollouts without truncated episodes, which are most."""
 
 
 def for_environments(actions: Tensor, spaces: Spaces) -> Iterable[Any]:
     """One action per environment: an int, or a vector that is clipped to the environment's box.
 
-    Only what the environment gets is clipped: the policy's gradient is about the action that was drawn.
+    Only the environment gets the clipped action: the policy's gradient needs the one that was drawn.
     """
     if not spaces.is_continuous:
         numbers: list[int] = actions.tolist()

@@ -1,4 +1,4 @@
-"""The evaluator: whole episodes with a snapshot of theta, beside the training and without a share in it."""
+"""The evaluator: plays whole episodes with a snapshot of theta while the training goes on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from asyncrl.storage import checkpoints
 from asyncrl.storage.records import RecordWriter, read_records
 
 MOST_ENVIRONMENTS = 8
-"""Episodes are played side by side: one batch of 8 costs a third of 8 single observations."""
+"""Episodes played side by side: one batch of 8 costs a third of 8 single observations."""
 POLL_SECONDS = 0.1
 
 
@@ -60,7 +60,7 @@ class Evaluator:
     """Plays evaluations, writes a row for each, keeps the best checkpoint."""
 
     def __init__(self, run: Run, interrupted: Callable[[], bool] | None = None) -> None:
-        """`interrupted` tells that an evaluation should be given up; else the supervisor's word does."""
+        """`interrupted` says that an evaluation should be abandoned; by default the clock says so."""
         self._run = run
         self._interrupted = interrupted or self._leaving
         self._config = run.spec.config
@@ -73,7 +73,7 @@ class Evaluator:
         self._writer = RecordWriter(run.spec.folder.evaluator_file)
         self._due_steps = self._next_multiple(run.handles.clock.steps)
         self._evaluated = (-1, -1)
-        """T and the number of updates at the last evaluation's pull."""
+        """T and the number of updates at the pull of the last evaluation."""
         self._cpu_before = time.process_time()
 
     def __enter__(self) -> Evaluator:
@@ -84,7 +84,7 @@ class Evaluator:
         close_all(self._environments)
 
     def state(self) -> dict[str, Any] | None:
-        """Everything its next evaluations depend on, beside theta; None if an environment cannot tell."""
+        """Everything its next evaluations depend on besides theta; None if an environment cannot save its state."""
         environments = states_of(self._environments)
         if environments is None:
             return None
@@ -97,7 +97,7 @@ class Evaluator:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to what `state` said."""
+        """Restore what `state` returned."""
         restore_all(self._environments, state["environments"])
         self._agent.generator.set_state(state["random"])
         self._due_steps, self._evaluated = state["due_steps"], tuple(state["evaluated"])
@@ -105,7 +105,7 @@ class Evaluator:
             self._normalizer.restore(state["normalizer"])
 
     def _leaving(self) -> bool:
-        """Asked at each step of an evaluation, which is also the sign that it goes on."""
+        """Called at each step of an evaluation, which is also its heartbeat."""
         self._run.handles.clock.beat(EVALUATOR)
         return self._run.handles.clock.leaving()
 
@@ -118,22 +118,22 @@ class Evaluator:
         return 0 <= self._due_steps <= self._run.handles.clock.steps
 
     def within_share(self) -> bool:
-        """Whether the evaluator has used less than its share of the CPU time that this part of the run had."""
+        """Whether the evaluator has used less than its share of the CPU time since the run began or was resumed."""
         return self.cpu_share() <= self._config.evaluation_cpu_share
 
     def cpu_share(self) -> float:
-        """CPU seconds of this process since it was built over those that all usable cores had since the start."""
+        """CPU seconds of this process since it was built, divided by those of all usable cores since the start."""
         elapsed = self._run.handles.clock.seconds_of_this_part
         return (time.process_time() - self._cpu_before) / max(1e-9, elapsed * len(usable_cores()))
 
     def evaluate(self) -> Evaluation | None:
         """One evaluation of theta as it is now; None when the run is being left before its end.
 
-        In a serial run, which can go on exactly where it was, one that is left is still due then.
+        In a serial run, which resumes exactly, an abandoned evaluation is made after the resume.
         """
         clock, store = self._run.handles.clock, self._run.handles.store
         before = self.state() if self._config.backend == "serial" else None
-        # Counters before parameters: workers push before they count, so theta holds all that the counters say.
+        # Counters before parameters: workers push before they count, so theta contains everything counted.
         steps, seconds = clock.steps, clock.seconds
         version = self._replica.pull(store)
         beside = store.state() | self._run.handles.moments.state()
@@ -141,7 +141,7 @@ class Evaluator:
         if self._normalizer is not None:
             self._normalizer.renew()
             if self._normalizer.read is not None:
-                # Neither newer nor older: a score belongs to what the network saw.
+                # Exactly these moments: a score belongs to what the network saw.
                 beside["observation_moments"] = torch.from_numpy(self._normalizer.read)
         self._due_steps = self._next_multiple(steps)
         began, cpu = time.perf_counter(), time.process_time()
@@ -176,20 +176,20 @@ class Evaluator:
         }
         if mean > self._best:
             self._best = mean
-            # Workers have gone on since: what belongs to theta was kept when it was pulled.
+            # Workers have gone on since: these were kept when theta was pulled.
             checkpoint = take_checkpoint(
                 self._run, self._replica.theta, steps, seconds, {"best_score": mean}, updates=version, beside=beside
             )
             checkpoints.save_best(self._run.spec.folder.checkpoints, checkpoint)
-        # The row comes last: whoever reads it finds the checkpoint it speaks of.
+        # The row comes last, so that its readers find the checkpoint.
         self._writer.write(row)
         return row
 
     def evaluated_last(self) -> bool:
         """Whether the newest evaluation is of theta as it is now.
 
-        Both counters were read before the pull, and workers count after they have changed theta: an update of which
-        the pull saw nothing, or a part, has been counted since, and makes another evaluation due.
+        Both counters were read before the pull, and workers count after they have changed theta. So an update that the
+        pull did not see, or saw in part, has been counted since, and makes another evaluation due.
         """
         return self._evaluated == (self._run.handles.clock.steps, self._run.handles.store.updates)
 
@@ -215,10 +215,10 @@ def serve(evaluator: Evaluator, run: Run) -> None:
 
 
 def cut_in_words(cut: int, lengths: Sequence[int]) -> str:
-    """What to say of an evaluation of which `cut` episodes did not end by themselves."""
+    """The remark about an evaluation in which `cut` episodes did not end by themselves."""
     return (
-        f"{cut} of {len(lengths)} evaluated episodes had not ended after {max(lengths):,} steps and were cut there: if "
-        "the environment has no end, give the run --max-episode-steps"
+        f"{cut} of {len(lengths)} evaluated episodes had not ended after {max(lengths):,} steps and were cut: if "
+        "the environment never ends an episode, give the run --max-episode-steps"
     )
 
 
@@ -235,8 +235,8 @@ def play(
 ) -> list[Episode] | None:
     """Whole `episodes`, played side by side; None if `interrupted()` became true.
 
-    Episode i belongs to environment i mod E from the start: taking whichever episodes end first would favour short
-    ones. After `longest` steps one is cut in any case.
+    Episode i is played in environment i mod E: taking those that end first would favour short ones. Episodes are cut
+    after `longest` steps.
     """
     count = len(environments)
     dtype = getattr(torch, spaces.observation_dtype)

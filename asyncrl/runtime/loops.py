@@ -3,8 +3,8 @@
     actor_learner    A3C and the Q family (Mnih et al. 2016, Algorithm S3)
     actor, learner   A2C, PPO, IMPALA, Gorila, Ape-X
 
-Each is a generator. A process just runs through it; the serial backend lets the others go on wherever it yields. What
-it yields says whether something was done; if not, the loop waits for somebody else.
+Each is a generator. A process runs through it; the serial backend switches to another one at every yield. What it
+yields says whether something was done; if not, the loop waits for somebody else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORKED, WAITS = True, False
 
 @dataclass
 class Pending:
-    """One update on its way: all of a worker that a checkpoint needs to know while others have their turns."""
+    """A pending update: all that a checkpoint needs to know of a worker while others have their turns."""
 
     gradient: Tensor
     private_copy: bool = True
@@ -42,15 +42,15 @@ class Pending:
     version: int = 0
     """Version of theta at which the gradient is taken."""
     waiting: bool = False
-    """Whether there is something that has still to be pushed."""
+    """Whether something is still to be pushed."""
 
     def state(self) -> dict[str, Any]:
-        """What has to be known of one that is waiting: the gradient, or the rollout of which it will be taken."""
+        """What a pending update consists of: the gradient, or the rollout from which it will be computed."""
         pending = self.gradient.clone() if self.private_copy else cast(Rollout, self.rollout).as_dict()
         return {"pending": pending, "steps": self.steps, "pulled": self.pulled, "version": self.version}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Wait again with what `state` said."""
+        """Restore what `state` returned."""
         if self.private_copy:
             self.gradient.copy_(state["pending"])
         else:
@@ -69,12 +69,11 @@ def actor_learner(
     telemetry: Telemetry,
     pending: Pending,
 ) -> Generator[bool]:
-    """Act, and push the gradient of what was seen, until the run is finished.
+    """Act and push gradients until the run is finished.
 
-    With a private copy the gradient is computed before the others' turns, at the theta' that was acted with, and is
-    stale when it is pushed. Without one, theta' is theta itself: the others change it while the worker acts, and the
-    gradient is computed after their turns, at theta as it is by then. What is `pending` from a checkpoint is completed
-    first.
+    With a private copy the gradient is computed before the others' turns, at the theta' that acted, and is stale when
+    it is pushed. Without one, theta' is theta itself: the others change it while the worker acts, and the gradient is
+    computed after their turns, at the current theta. An update `pending` from a checkpoint is completed first.
     """
     parameters = list(agent.network.parameters())
     metrics: Metrics = dict
@@ -100,7 +99,7 @@ def actor_learner(
                 yield WORKED
                 telemetry.lap("wait")
             if not pending.private_copy:
-                pending.version = replica.pull(store)  # theta as it is by now
+                pending.version = replica.pull(store)  # the current theta
                 loss, metrics = differentiate()
             update = Update(worker, pending.gradient, pending.version, pending.steps, loss)
             receipt = store.push(update)  # theta by d theta, asynchronously; T <- T + t_max E
@@ -120,7 +119,7 @@ def actor(
     clock: Clock,
     telemetry: Telemetry,
 ) -> Generator[bool]:
-    """Act, and hand over what was seen, until the run is finished; wait while there is no room for more."""
+    """Act and hand over rollouts until the run is finished; wait while there is no room."""
     try:
         while not clock.finished():
             if not experience.has_room(worker):
@@ -150,15 +149,15 @@ def learner(
     telemetry: Telemetry,
     who: int = LEARNER,
 ) -> Generator[bool]:
-    """Learn from what actors hand over until the run is finished and nothing is left.
+    """Learn from the actors' rollouts until the run is finished and nothing is left.
 
-    `who` is LEARNER, or the worker whose actor has its process in common with this learner.
+    `who` is LEARNER, or the worker whose actor shares the process with this learner.
     """
     parameters = list(agent.network.parameters())
     gradient = torch.empty_like(replica.theta)
     try:
         while True:
-            over = clock.finished()  # asked first: what actors put before it became so is learnt from
+            over = clock.finished()  # asked first, so that everything put before the end is learnt from
             batch = experience.take(who)
             if batch is None:
                 if over:
@@ -169,10 +168,10 @@ def learner(
                 continue
             telemetry.lap("take")
             telemetry.batch(batch, store.updates)
-            replica.pull(store)  # a copy is one update behind, and passes may begin with values of the whole batch
+            replica.pull(store)  # a copy is one update behind, and passes may start by computing the batch's values
             for part in agent.passes(batch.rollout):
                 if clock.leaving():
-                    return  # a batch may be of many updates, and who does not leave in time is killed in one of them
+                    return  # a batch may have many updates, and a learner that is late to exit is killed during one
                 version = replica.pull(store)
                 loss, metrics = agent.loss(part)
                 gradient_of(loss, parameters, out=gradient)  # d theta

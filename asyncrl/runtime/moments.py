@@ -1,4 +1,4 @@
-"""Running moments of observations and of discounted returns, gathered by all workers of a run."""
+"""Running moments of observations and of discounted returns, of all workers of a run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from asyncrl.runtime.shared_memory import shared_zeros
 
 
 class RunMoments:
-    """A row per worker, and one for earlier parts of the run, in shared memory: one writer each, no lock.
+    """A row per worker, and one for the time before a resume, in shared memory: one writer each, no lock.
 
-    On a *rank*, whose workers are in other memories, what it gathers stays apart until all ranks `publish` what they
-    have: they normalise by the same moments then.
+    On a *rank*, which shares no memory with the others, new samples are kept apart until all ranks `publish` theirs, so
+    that all normalise with the same moments.
     """
 
     def __init__(self, workers: int, observation_size: int = 0, rank: bool = False) -> None:
@@ -39,7 +39,7 @@ class RunMoments:
         return Moments(self._return_rows, self._own[1])
 
     def publish(self, gathered: Sequence[Tensor]) -> None:
-        """What each rank has gathered so far, in the order of ranks, is what all normalise by."""
+        """From now on all normalise with what each rank has gathered so far, in the order of ranks."""
         size = self._observation_rows.shape[1]
         rows = torch.stack(list(gathered))
         self._observation_rows[:-1] = rows[:, :size]
@@ -53,7 +53,7 @@ class RunMoments:
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a checkpoint. Raises UsageError, naming the setting, if it does not fit."""
+        """Restore a checkpoint's. Raises UsageError, naming the setting, if it does not fit."""
         for name, rows in (("observation_moments", self._observation_rows), ("return_moments", self._return_rows)):
             if name not in state:
                 raise UsageError(f"the checkpoint cannot be used: it lacks {name}")
@@ -65,10 +65,10 @@ class RunMoments:
         self._return_rows[-1] = state["return_moments"]
 
     def rows(self) -> dict[str, Tensor]:
-        """Copies of all rows, for a run that is to go on exactly as it was."""
+        """Copies of all rows, for a run that resumes exactly."""
         return {"observations": self._observation_rows.clone(), "returns": self._return_rows.clone()}
 
     def restore_rows(self, rows: Mapping[str, Tensor]) -> None:
-        """Go back to what `rows` said."""
+        """Restore what `rows` returned."""
         self._observation_rows.copy_(rows["observations"])
         self._return_rows.copy_(rows["returns"])

@@ -1,4 +1,4 @@
-"""The supervisor's bookkeeping: reads what the others wrote, decides when a run is over, writes what people read."""
+"""The supervisor's bookkeeping: reads what others wrote, decides when a run is over, writes what people read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from asyncrl.storage.tensorboard import TensorBoardWriter
 from asyncrl.storage.tracking import Tracker
 
 TIME_IS_OVER = "max_seconds reached"
-"""The reason of an end that is the command's and not the run's: the next command may go on."""
+"""Reason of an end of the command, not of the run: the next command may go on."""
 INTERVAL_SECONDS = 2.0
 """Time between two rows of supervisor.jsonl, TensorBoard and status.json."""
 EPISODES_AVERAGED = 100
@@ -31,7 +31,7 @@ SCORES = ("eval/mean_reward", "rollout/ep_rew_mean")
 BOOKKEEPING = ("runs_dir", "run_name", "resume", "quiet", "track", "track_project")
 """Settings that say nothing of what is learnt and how."""
 COUNTED = {"steps": "worker_steps", **{name: name for name in Counts._fields}}
-"""What each worker counts in shared memory: its name in `unrecorded`, and the key in the worker's rows."""
+"""Counters of a worker in shared memory: their names in `unrecorded`, and their keys in the worker's rows."""
 
 
 @dataclass
@@ -57,26 +57,26 @@ class Summary:
     evaluation_due: int | None = None
     """Steps at which the next evaluation is due; total_steps: at the end."""
     remark: str = ""
-    """What else there is to say of the newest evaluation."""
+    """A remark about the newest evaluation."""
     staleness_mean: float | None = 0.0
     """None for ranks whose gradients are all of the newest theta."""
     learning_rate: float = 0.0
     worker_silence: list[float] = field(default_factory=list)
     """Seconds since each worker last pushed an update."""
     worker_restarts: list[int] = field(default_factory=list)
-    """How often each worker's place was filled again in this part of the run."""
+    """How often each worker was replaced since the run began or was resumed."""
     workers_gone: list[int] = field(default_factory=list)
     """Workers that are lost for good."""
     evaluator_restarts: int = 0
     learner_restarts: int = 0
     unrecorded: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
-    """What workers that were lost had counted in this part of the run, and no row of theirs tells."""
+    """What lost workers had counted since the run began or was resumed, but not recorded."""
     ended: bool = False
     """The run is over; `steps_per_second` is then its mean."""
 
     @property
     def seconds_left(self) -> float | None:
-        """Expected time to total_steps at the present speed, or to the limit of time if that comes first."""
+        """Expected time to total_steps at the current speed, or to the time limit if that comes first."""
         if self.steps_per_second <= 0:
             return self.seconds_to_limit
         left = max(0, self.total_steps - self.steps) / self.steps_per_second
@@ -141,7 +141,7 @@ class Monitor:
         self._save_due = False
         self._score_reached = False
         self.exact: Callable[[], dict[str, Any] | None] | None = None
-        """Tells the state of all workers for a checkpoint, where the backend can."""
+        """Returns the state of all workers for a checkpoint, if the backend can."""
 
     def begin(self) -> list[str]:
         """The workers are ready: write down what was chosen, and return lines: how they explore, what is amiss."""
@@ -168,7 +168,7 @@ class Monitor:
             self._listener.begun()
         if threads := max((row["threads"] for row in ready), default=0):
             lines.append(
-                f"the environments of a worker have started {threads} threads beside its own: if those compute, "
+                f"the environments of a worker have started {threads} threads besides its own: if those compute, "
                 "workers fight for cores; ask the environment's package for one thread"
             )
         return lines
@@ -182,7 +182,7 @@ class Monitor:
             tracker.scalars(values, steps)
 
     def look(self, now: bool = False) -> bool:
-        """Read, save and decide what is due; True when a new summary has been written."""
+        """Read, save and decide; True when a new summary has been written."""
         self._save_if_due()
         if not now and time.monotonic() - self._looked_at < INTERVAL_SECONDS:
             return False
@@ -195,7 +195,7 @@ class Monitor:
     def note_loss(self, event: str, worker: int, cause: str) -> None:
         """A worker, LEARNER or EVALUATOR died: it is "restarted", "gone" for good, or "lost" at the end of the run.
 
-        Its process must have ended: what it counted is compared with its rows, the last of which it never wrote.
+        Its process must have ended: its counters are compared with its rows, the last of which it never wrote.
         """
         if event == "restarted" and worker == EVALUATOR:
             self.summary.evaluator_restarts += 1
@@ -272,7 +272,7 @@ class Monitor:
         return rows
 
     def _settle(self, worker: int) -> dict[str, int]:
-        """What a worker whose process has ended has counted since this was last asked, and no row of it tells."""
+        """What a worker whose process has ended counted since the last call, but did not record."""
         self._read(worker)
         clock, store = self.run.handles.clock, self.run.handles.store
         steps = clock.worker_steps()[worker] if worker >= 0 else 0
@@ -374,7 +374,7 @@ class Monitor:
     def save_checkpoint(self) -> bool:
         """Save the run as it is, unless just that has been saved. A NaN in theta is reported, never saved.
 
-        False, and nothing is saved, while the learner is within an update: it may be dead, and half of one in theta.
+        False, and nothing is saved, during an update of the learner: it may be dead, and half an update in theta.
         """
         steps, seconds, updates = (
             self.run.handles.clock.steps,
@@ -428,7 +428,7 @@ class Monitor:
         try:
             self.look_at_evaluations()
             for worker in self._readers:
-                # One that did not leave in time was killed, and nobody noted that as a loss.
+                # A worker that did not exit in time was killed, but not noted as a loss.
                 if any((missing := self._settle(worker)).values()):
                     self._write_event("unrecorded", who=in_records(worker), unrecorded=missing)
             self._write_row()
@@ -451,7 +451,7 @@ def in_words(facts: Mapping[str, float]) -> str:
 
 
 def weighted_mean(rows: Iterable[Mapping[str, Any]], key: str, weight: str = "updates") -> float:
-    """Mean over updates (or another count) of a quantity that each row gives as its own mean."""
+    """Mean over updates (or another count) of a quantity whose mean each row gives."""
     pairs = [(row[key], row[weight]) for row in rows if row[key] is not None]
     return float(sum(value * weight for value, weight in pairs) / max(1, sum(weight for _, weight in pairs)))
 

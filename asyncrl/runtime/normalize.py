@@ -1,4 +1,4 @@
-"""Observations and rewards brought to unit scale by statistics that all workers gather together."""
+"""Scales observations and rewards to unit size with statistics of all workers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from asyncrl.runtime.moments import RunMoments
 from asyncrl.runtime.protocols import EVALUATOR
 
 SMALLEST_GREY_DEVIATION = 2.0
-"""Atari: a pixel that has hardly ever changed is not blown up beyond this many grey levels."""
+"""Atari: least deviation of a pixel, in grey levels, so that pixels that hardly change are not amplified."""
 SMALLEST_RETURN_DEVIATION = 1e-3
 """Below this spread of returns rewards are left as they are."""
 GROWTH = 1.01
-"""The moments are read again when there are so many times more samples than at the last time."""
+"""The moments are read again when the number of samples has grown by this factor."""
 
 
 def moments_shape(config: RunConfig, environment: EnvSpec, spaces: Spaces) -> tuple[int, ...]:
-    """What moments are kept of: one image of an Atari stack, else the whole observation; () if it is left alone."""
+    """The shape of the moments: one image of an Atari stack, else the whole observation; () without normalisation."""
     if not config.normalize_observations:
         return ()
     return (1, *spaces.observation_shape[1:]) if environment.is_atari else spaces.observation_shape
@@ -56,11 +56,11 @@ def make_normalizer(
 class Normalizer:
     """What one worker (or the evaluator, which only reads) does with the shared moments.
 
-    The moments are read between rollouts, like the parameters. Observations are shifted and
-    scaled; rewards are only scaled, by the spread of discounted returns, so that their sign stays what it was.
+    The moments are read between rollouts, like the parameters. Observations are shifted and scaled; rewards are only
+    scaled, by the spread of discounted returns, so that they keep their sign.
 
-    Of images each pixel has its own moments: what stands still becomes 0 and what moves stands out, however small it
-    is. The images of an Atari stack share theirs, which are gathered from the newest one.
+    Each pixel of an image has its own moments: what stands still becomes 0 and what moves stands out, however small it
+    is. The images of an Atari stack share theirs, which come from the newest image.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class Normalizer:
         gamma: float,
         least_deviation: float = 0.0,
     ) -> None:
-        """`shape` is that of the moments of observations, from `moments_shape`; empty: they are left alone."""
+        """`shape` is that of the moments of observations, from `moments_shape`; empty: no normalisation."""
         self._worker = worker
         self._gamma = gamma
         self._shape = shape
         self._observations = moments.observations if shape else None
         self._least = least_deviation
         self.read: NDArray[np.float64] | None = None
-        """The merged moments `[1 + 2 n]` that observations are normalised by; None: they are left alone."""
+        """The merged moments `[1 + 2 n]` with which observations are normalised; None: they are not."""
         self._returns = moments.returns if returns else None
         self._discounted: NDArray[np.float64] | None = None
         self._seen_returns: list[NDArray[np.float64]] = []
         self.reward_scale = 1.0
-        """What the loss multiplies rewards by."""
+        """The factor of rewards in the loss."""
         self.renew()
 
     def renew(self) -> None:
@@ -95,22 +95,22 @@ class Normalizer:
             self._use(self._observations.merged())
         if self._returns is not None:
             spread = float(self._returns.mean_and_deviation()[1][0])
-            # Until something has been earned there is no scale; rewards must not be blown up by the lack of any.
+            # Without any rewards so far there is no scale, and the first ones must not be amplified.
             self.reward_scale = 1.0 / spread if spread > SMALLEST_RETURN_DEVIATION else 1.0
 
     def _use(self, read: NDArray[np.float64]) -> None:
-        """Normalise by these moments from now on. What follows from them is the same wherever they are read."""
+        """Normalise with these moments from now on. Every process derives the same scales from them."""
         self.read = read
         mean, deviation = mean_and_deviation(read)
         self._mean = torch.from_numpy(mean).view(self._shape)
         self._scale = torch.from_numpy(deviation).clamp_min(self._least).reciprocal().view(self._shape)
 
     def state(self) -> dict[str, Any]:
-        """What it has read, and the returns it follows: what `renew` would not bring back."""
+        """What it has read, and the returns it tracks: what `renew` would not restore."""
         return {"read": self.read, "discounted": self._discounted}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to what `state` said."""
+        """Restore what `state` returned."""
         self._discounted = state["discounted"]
         if state["read"] is not None:
             self._use(state["read"])
@@ -122,7 +122,7 @@ class Normalizer:
 
     @property
     def used(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and reciprocal deviation by which observations are normalised; None if they are not."""
+        """Mean and reciprocal deviation with which observations are normalised; None if they are not."""
         return (self._mean, self._scale) if self._observations is not None else None
 
     def observe(self, observations: Tensor, out: Tensor | None = None) -> Tensor:
@@ -134,7 +134,7 @@ class Normalizer:
     def reward(
         self, rewards: NDArray[np.float32], ended: NDArray[np.bool_], played: NDArray[np.bool_] | None = None
     ) -> None:
-        """Follow the discounted return of each environment, `[E]` rewards at a time; not `played`: no step was made."""
+        """Track the discounted return of each environment, `[E]` rewards at a time; not `played`: no step was made."""
         if self._returns is None:
             return
         before = np.zeros(len(rewards)) if self._discounted is None else self._discounted

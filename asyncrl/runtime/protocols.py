@@ -1,9 +1,9 @@
-"""The glossary, in code: what a page must offer, and what may be assumed of a backend.
+"""The glossary in code: what a page must offer, and what may be assumed of a backend.
 
 actor-learner, worker
-    acts in its own environments and learns from what it sees, with its own exploration.
+    acts in its own environments, with its own exploration, and learns from its experience.
 actor, learner
-    the two halves of it, where experience goes to another process.
+    the two halves of it, if experience goes to another process.
 theta, theta'
     the shared parameters, and a worker's private copy of them.
 T
@@ -13,11 +13,11 @@ page
 store
     where the parameters live: `pull` and `push`.
 experience
-    where rollouts go, if not into a gradient of the worker that made them: `put` and `take`.
+    where rollouts go, if not into gradients of the worker that made them: `put` and `take`.
 replay memory
-    an experience that keeps the newest steps, from which the learner draws transitions again and again.
+    an experience that keeps the newest steps, from which the learner samples transitions.
 staleness
-    updates that others made to theta since the version at which a gradient was computed, when it is pushed.
+    updates by others between the version at which a gradient was computed and its push.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from asyncrl.core.rollout import Extras, Minibatch, Rollout, State, Transitions
 from asyncrl.core.spaces import Spaces
 
 EVALUATOR, LEARNER = -1, -2
-"""The numbers of the evaluator and of the learner, where workers count from 0. Further learners are -3, -4, ..."""
+"""The numbers of the evaluator and the learner; workers count from 0, further learners are -3, -4, ..."""
 
 
 def name_of(who: int) -> str:
-    """How a process of a run is called, in messages and in the names of its files."""
+    """The name of a process of a run, in messages and file names."""
     if who >= 0:
         return f"worker-{who:02}"
     names = {EVALUATOR: "evaluator", LEARNER: "learner"}
@@ -47,7 +47,7 @@ def name_of(who: int) -> str:
 
 
 Part: TypeAlias = Rollout | Minibatch | Transitions
-"""What one update is made of."""
+"""What one update is computed from."""
 
 
 class Agent(Protocol):
@@ -57,22 +57,21 @@ class Agent(Protocol):
     generator: torch.Generator
     """The source of all its random numbers."""
     exploration: dict[str, float]
-    """How this worker explores, for the records: what differs between workers."""
+    """How this worker explores, for the records."""
 
     def initial_state(self, environments: int) -> State:
         """The recurrent state with which episodes begin; None for feed-forward networks."""
         ...
 
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
-        """Actions `[E]` for observations `[E, ...]`, the next state, and what else the loss has to know, each `[E]`.
+        """Actions `[E]` for observations `[E, ...]`, the next state, and what else the loss needs, each `[E]`.
 
-        `steps` is T, for annealed exploration. Called in torch's inference mode, which is the caller's to enter: once
-        for many steps.
+        `steps` is T, for annealed exploration. The caller enters torch's inference mode, once for many steps.
         """
         ...
 
     def loss(self, part: Any) -> tuple[Tensor, Metrics]:
-        """The scalar to descend, a pure function of `part` and theta', and detached scalars for the records."""
+        """The scalar to minimise, a pure function of `part` and theta', and detached scalars for the records."""
         ...
 
 
@@ -85,17 +84,17 @@ class Learning(Agent, Protocol):
 
 
 class Prioritising(Learning, Protocol):
-    """The agent of a page whose memory draws by priority."""
+    """The agent of a page whose memory samples by priority."""
 
     errors: Tensor
-    """`[B]` detached: how far each transition of the newest loss was from its target."""
+    """`[B]` detached: the errors of the newest loss's transitions."""
 
 
 class Page(Protocol):
     """The module of one algorithm.
 
-    One that learns from whole episodes says so by one constant more, `WHOLE_EPISODES = True`: a rollout is then an
-    episode of each environment, of at most t_max steps (`Rollout.lengths`).
+    A page that learns from whole episodes also has `WHOLE_EPISODES = True`: a rollout is then an episode of each
+    environment, of at most t_max steps (`Rollout.lengths`).
     """
 
     Config: type[RunConfig]
@@ -104,18 +103,18 @@ class Page(Protocol):
     TAKES_CONTINUOUS: bool
     """Whether actions may be vectors."""
     PRIVATE_COPY: bool
-    """Whether a worker acts with its own copy theta' of the parameters, or on theta itself while others write it."""
+    """Whether a worker acts with its own copy theta', or on theta itself while others write it."""
     LOOKS_AHEAD: bool
-    """Whether the loss needs to know the action after a rollout's last observation (Sarsa)."""
+    """Whether the loss needs the action after a rollout's last observation (Sarsa)."""
 
     EXPERIENCE: str
-    """Where rollouts go: "gradient" of the worker that made them, "in step" or through a "queue" to a learner, or into
-    a "replay" memory that it draws from."""
+    """Where rollouts go: into a "gradient" of the worker that made them, "in step" or through a "queue" to a learner,
+    or into a "replay" memory from which it samples."""
     EXTRAS: tuple[str, ...]
-    """Names of what `act` returns beside the actions."""
+    """Names of what `act` returns besides the actions."""
 
     def preset(self, name: str, spaces: Spaces) -> dict[str, Any]:
-        """The settings in which preset `name` for such an environment differs from the Config's own defaults."""
+        """Settings of preset `name` for such an environment that differ from the Config's defaults."""
         ...
 
     def make_network(self, config: Any, spaces: Spaces) -> nn.Module:
@@ -130,7 +129,7 @@ class Page(Protocol):
         worker: int,
         generator: torch.Generator,
     ) -> Agent:
-        """The agent of a worker, of EVALUATOR or of LEARNER. `target` is the network on theta^-."""
+        """The agent of a worker, of EVALUATOR or LEARNER. `target` is the network on theta^-."""
         ...
 
 
@@ -139,13 +138,13 @@ class Update:
     """A gradient on its way into theta."""
 
     worker: int
-    """Who computed it: a worker, or LEARNER."""
+    """Who computed it: a worker or LEARNER."""
     gradient: Tensor
-    """`[P]`; it is the store's scratch space afterwards."""
+    """`[P]`; the store may overwrite it."""
     version: int
-    """Of theta when it was computed: the updates theta contained."""
+    """Version of theta when it was computed: the number of updates in theta."""
     steps: int
-    """Agent steps it was made of, which T is to count; 0 where an actor's `put` has counted them."""
+    """Agent steps it was computed from, to be counted in T; 0 if an actor's `put` has counted them."""
     loss: Tensor | None = None
     """The scalar whose gradient it is."""
 
@@ -192,7 +191,7 @@ class Receipt:
 
 
 class Store(Protocol):
-    """Where the parameters live. The only thing in which Hogwild, a parameter server and Ray differ."""
+    """Where the parameters live. Hogwild, a parameter server and Ray differ only in this."""
 
     @property
     def updates(self) -> int:
@@ -201,19 +200,19 @@ class Store(Protocol):
 
     @property
     def torn(self) -> bool:
-        """Whether the learner has begun an update and not ended it: if it is dead, theta is half of one."""
+        """Whether the learner has begun an update and not ended it: if it is dead, theta contains half an update."""
         ...
 
     def counts(self, worker: int | None = None) -> Counts:
-        """What became of one worker's updates since this part of the run began; None: of all of the run's."""
+        """Counts of one worker's updates since the run began or was resumed; None: of all updates of the run."""
         ...
 
     def pull(self, into: Tensor) -> int:
-        """Copy theta to `into` `[P]`; returns the version of what was copied."""
+        """Copy theta to `into` `[P]`; returns its version."""
         ...
 
     def view(self) -> Tensor | None:
-        """theta `[P]` itself, for pages that act on it while others write; None where it can only be copied."""
+        """theta `[P]` itself, for pages that act on it while others write; None if it can only be copied."""
         ...
 
     def push(self, update: Update) -> Receipt:
@@ -228,7 +227,7 @@ class Store(Protocol):
         ...
 
     def target_view(self) -> Tensor | None:
-        """theta^- `[P]` itself, where its readers may see it change; None where it can only be copied."""
+        """theta^- `[P]` itself, which may change while it is read; None if it can only be copied."""
         ...
 
     def snapshot(self) -> Tensor:
@@ -236,11 +235,11 @@ class Store(Protocol):
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of all that belongs into a checkpoint beside theta."""
+        """Copies of everything that belongs in a checkpoint besides theta."""
         ...
 
     def restore(self, theta: Tensor, state: Mapping[str, Tensor], counts: Counts) -> None:
-        """Put back what a checkpoint holds; `counts` are those of earlier parts of the run.
+        """Restore what a checkpoint holds; `counts` are those from before a resume.
 
         Raises UsageError, naming the setting, if it does not fit.
         """
@@ -248,34 +247,34 @@ class Store(Protocol):
 
 
 class Experience(Protocol):
-    """Where rollouts go on their way from actors to a learner. Nothing here waits: who finds nothing comes back."""
+    """Where rollouts go on their way from actors to a learner. Nothing here blocks: callers try again."""
 
     def has_room(self, actor: int) -> bool:
         """Whether the actor may make its next rollout."""
         ...
 
     def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
-        """Hand over a copy of a rollout that was acted with theta of `version`, and count its steps."""
+        """Hand over a copy of a rollout made with theta of `version`, and count its steps."""
         ...
 
     def take(self, learner: int = LEARNER) -> Batch | None:
-        """A learner's next batch; None if there is none yet. One that shares a process with an actor has its number."""
+        """A learner's next batch; None if there is none yet. A learner in an actor's process has the actor's number."""
         ...
 
     def release(self, learner: int = LEARNER) -> None:
-        """The learner has done with what it took."""
+        """The learner is done with what it took."""
         ...
 
     def feedback(self, keys: Tensor, errors: Tensor, learner: int = LEARNER) -> None:
-        """The learner's newest errors `[B]` of what it took under these `keys` `[B]`, for whoever draws by priority."""
+        """The learner's newest errors `[B]` of what it took under these `keys` `[B]`, for sampling by priority."""
         ...
 
     def state(self) -> dict[str, Tensor] | None:
-        """Copies of what lies between actors and learner, while nobody puts or takes; None: it is not kept."""
+        """Copies of what is between actors and learner, while nobody puts or takes; None: it is not saved."""
         ...
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go back to what `state` said. Raises UsageError if it does not fit."""
+        """Restore what `state` returned. Raises UsageError if it does not fit."""
         ...
 
 
@@ -284,16 +283,16 @@ class Batch:
     """What a learner takes at once."""
 
     rollout: Rollout | Transitions
-    """Of all environments of the actors it is from, side by side; or what was drawn from a memory."""
+    """All environments of its actors, side by side; or transitions sampled from a memory."""
     versions: list[int]
-    """Of each rollout in it, the version of theta it was acted with; empty for what was drawn."""
+    """For each rollout the version of theta it was made with; empty for sampled transitions."""
     waiting: int = 0
     """Rollouts that are left."""
     missing: int = 0
-    """Actors that had none in time."""
+    """Actors without a rollout in time."""
     again: int = 0
-    """Rollouts that a learner which died had taken before: it may have learnt from them."""
+    """Rollouts that a learner had taken before it died; it may have learnt from them."""
     keys: Tensor | None = None
-    """`[B]` int64 under which the memory wants to be told of errors; None: it does not."""
+    """`[B]` int64, the keys for feedback about errors; None: no feedback."""
     facts: Mapping[str, float] = field(default_factory=dict)
-    """What a memory has to tell the records."""
+    """Figures of a memory for the records."""

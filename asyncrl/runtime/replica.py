@@ -1,4 +1,4 @@
-"""One process's side of the store: the memory under its networks, and how it is renewed."""
+"""One process's side of the store: the memory under its networks, and how it is refreshed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from asyncrl.runtime.protocols import Store
 
 
 class Replica:
-    """theta' under a network, and theta^- under a target network: views on the store's where it has any, or copies."""
+    """theta' of a network, and theta^- of a target network: views on the store's vectors if it has any, or copies."""
 
     def __init__(self, store: Store, network: nn.Module, target: nn.Module | None, private_copy: bool) -> None:
-        """Lays the networks on one flat vector each. `private_copy`: theta' is a copy even where theta can be seen."""
+        """Puts each network on one flat vector. `private_copy`: theta' is a copy even if theta can be viewed."""
         theta = None if private_copy else store.view()
         self.theta: Tensor = flatten_parameters(network) if theta is None else theta
         """theta' `[P]`."""

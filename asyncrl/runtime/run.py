@@ -1,4 +1,4 @@
-"""A run: what it is as data, what its processes share, and how the part of each is built from both."""
+"""A run: its description as data, what its processes share, and how each process is built from both."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Layout = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a run, or one part of a resumed run, is: plain data, no live memory."""
+    """The description of a run, or of one part of a resumed run: plain data, no live memory."""
 
     page: str
     """Module of the algorithm, for example "asyncrl.a3c"."""
@@ -53,9 +53,9 @@ class RunSpec:
     folder: RunFolder
     layout: Layout
     part: int = 0
-    """How many parts there were before that left a checkpoint: each draws new random streams."""
+    """Number of earlier parts that left a checkpoint: each part has new random streams."""
     exact: dict[str, Any] | None = None
-    """Serial backend: the state in which every worker is to go on, from the checkpoint."""
+    """Serial backend: the state of every worker, from the checkpoint."""
     incarnation: int = 0
     """How many processes held this one's place before and died: each draws new random streams."""
     parcels: tuple[Parcel, ...] = ()
@@ -74,14 +74,14 @@ class Handles:
     clock: Clock
     moments: RunMoments
     experience: Experience | None = None
-    """Where rollouts go; None where they go into gradients of the workers that made them."""
+    """Where rollouts go; None if they go into gradients of the workers that made them."""
     accord: Accord | None = None
-    """What ranks agree on, where workers are ranks that work in step."""
+    """What ranks agree on, if workers are ranks in step."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as one of its processes has it."""
+    """A run as seen by one of its processes."""
 
     spec: RunSpec
     handles: Handles
@@ -101,7 +101,7 @@ def initial_parameters(page: str, config: RunConfig, spaces: Spaces) -> tuple[Te
 
 
 def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
-    """An agent, and what renews the parameters under it: a worker's, the learner's or the evaluator's."""
+    """An agent and its replica: of a worker, a learner or the evaluator."""
     spec, store = run.spec, run.handles.store
     page = load_page(spec.page)
     network = page.make_network(spec.config, spec.spaces)
@@ -132,7 +132,7 @@ MakeAgent = Callable[[Run, int], tuple[Agent, Replica]]
 def build_environments(
     run: Run, worker: int, count: int, evaluation: bool, say: Callable[[str], None] = lambda line: None
 ) -> list[Environment]:
-    """The environments of one worker, each with its own seed; `say` is told of those that have to be made anew."""
+    """The environments of one worker, each with its own seed; `say` is called for those that are rebuilt."""
     spec, clock = run.spec, run.handles.clock
 
     def make(e: int, number: int) -> Environment:
@@ -162,14 +162,14 @@ class Role:
     """None for an actor and a learner, which have nothing on its way between two turns."""
 
     def close(self) -> None:
-        """End the loop, which then writes its last row; close its file, even if that never began, and environments."""
+        """End the loop, which writes its last row, and close its file and environments."""
         self.loop.close()
         self.writer.close()
         if self.collector is not None:
             self.collector.close()
 
     def state(self) -> dict[str, Any] | None:
-        """Everything it will do depends on, beside what all share; None if an environment cannot tell."""
+        """Everything its future depends on besides what all share; None if an environment cannot save its state."""
         collector = None if self.collector is None else self.collector.state()
         if self.collector is not None and collector is None:
             return None
@@ -177,7 +177,7 @@ class Role:
         return {"collector": collector, "random": self.agent.generator.get_state(), "pending": pending}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to what `state` said; before the loop has begun."""
+        """Restore what `state` returned; before the loop has begun."""
         if self.collector is not None:
             self.collector.restore(state["collector"])
         self.agent.generator.set_state(state["random"])
@@ -188,10 +188,10 @@ class Role:
 def build_worker(
     run: Run, worker: int, make_agent: MakeAgent = build_agent, make_writer: Callable[[Path], Rows] = RecordWriter
 ) -> Role:
-    """An actor-learner, or an actor where experience goes to a learner.
+    """An actor-learner, or an actor if experience goes to a learner.
 
-    `make_agent` lets the doctor listen in on the agent; everything else is as in a run. `make_writer` is for workers
-    whose records are written elsewhere.
+    `make_agent` lets the doctor observe the agent; everything else is as in a run. `make_writer` is for workers whose
+    records are written elsewhere.
     """
     spec, handles = run.spec, run.handles
     config, page = spec.config, load_page(spec.page)
@@ -259,7 +259,7 @@ def learning_loop(run: Run, who: int, agent: Agent, replica: Replica, writer: Ro
 
 
 def dump_culprit(file: Path, agent: Agent, part: Part) -> str:
-    """Keep what an update was made of, and the parameters its gradient was taken at, as tensors by name; says where."""
+    """Save the inputs of an update and the parameters of its gradient, as named tensors; returns where."""
     tensors = {f"parameters.{name}": parameter.detach() for name, parameter in agent.network.named_parameters()}
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)

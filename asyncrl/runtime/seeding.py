@@ -1,4 +1,4 @@
-"""One seed in, an independent stream for everybody out."""
+"""Derives independent random streams for all from one seed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 ENVIRONMENT, ACTIONS, SCHEDULE, NETWORK, REPLAY = range(5)
 """What a stream is for."""
 NO_PART = -1
-"""In place of the part of a run: of who plays outside of any. No run, whatever its seed, draws from these streams."""
+"""In place of the part of a run, for playing outside of runs. No run, whatever its seed, uses these streams."""
 
 
 def derive(seed: int, purpose: int, *place: int) -> int:
-    """A 31-bit seed for one purpose at one place (worker, environment, part of a resumed run).
+    """A 31-bit seed for one purpose and place (worker, environment, part of a resumed run).
 
-    By numpy's SeedSequence, so that neighbouring seeds and workers have unrelated streams. 31 bits, because the
-    Atari emulator takes no more.
+    From numpy's SeedSequence, so that neighbouring seeds and workers have unrelated streams. 31 bits, because the Atari
+    emulator takes no more.
     """
     # An entropy pool must not be negative: the evaluator's place is -1, the learner's -2.
     key = [number + 1 if number >= -1 else number % 2**32 for number in place]

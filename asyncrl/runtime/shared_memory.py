@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def shared_zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Zeros in memory that every process which is handed the tensor reads and writes.
+    """Zeros in memory that every process with this tensor reads and writes.
 
-    Made in shared memory, not copied there: a page of it that nobody ever writes takes none.
+    Allocated in shared memory, not copied there: pages that nobody writes take no memory.
     """
     size = max(1, math.prod(shape)) * dtype.itemsize  # there is no shared memory of 0 bytes
     storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]

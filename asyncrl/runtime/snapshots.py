@@ -1,4 +1,4 @@
-"""Between the shared parameters and checkpoints."""
+"""Converts between the shared parameters and checkpoints."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from asyncrl.storage.files import plain
 from asyncrl.storage.state import join, split
 
 DROPPED = Counts._fields[1:]
-"""Names of the facts that say how many gradients were dropped."""
+"""Names of the facts that count dropped gradients."""
 REPLAY = "replay."
-"""Begins the names of a replay memory's tensors in a checkpoint."""
+"""Prefix of a replay memory's tensors in a checkpoint."""
 
 
 def keeps_replay(config: RunConfig) -> bool:
@@ -105,7 +105,7 @@ def check_fits(checkpoint: Checkpoint, page: str, env_id: str, optimizer: str, l
 
 
 def counts_of(checkpoint: Checkpoint) -> Counts:
-    """What had become of all updates, of a checkpoint that fits."""
+    """The counts of updates in a checkpoint that fits."""
     return Counts(checkpoint.updates, *(checkpoint.facts[name] for name in DROPPED))
 
 
@@ -119,11 +119,11 @@ MAY_CHANGE = {
     "checkpoint_interval_steps", "checkpoints_kept", "record_interval_seconds", "on_worker_error",
     "worker_restarts", "hang_seconds", "learning_rate", "anneal_learning_rate", "max_gradient_norm",
 }  # fmt: skip
-"""Settings that can change in a run that goes on exactly where it was: no state depends on them."""
+"""Settings that may change when a run resumes exactly: no state depends on them."""
 
 
 def exact_state(checkpoint: Checkpoint, config: RunConfig) -> dict[str, Any] | None:
-    """The state of all workers at the checkpoint; None if it has none, or if the settings do not fit it any more."""
+    """The state of all workers at the checkpoint; None if it has none, or if the settings have changed."""
     data = checkpoint.facts.get("exact")
     before, now = checkpoint.facts["config"], plain(to_plain(config))
     if data is None or any(before.get(name) != now[name] for name in now.keys() - MAY_CHANGE):

@@ -1,4 +1,4 @@
-"""What a worker, an actor or a learner writes down about itself."""
+"""What a worker, an actor or a learner records about itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from asyncrl.runtime.protocols import NOT_FINITE, OUTLIER, STALE, UNDER_WAY, Bat
 from asyncrl.storage.records import Rows
 
 MOST_DROPPED = 10
-"""So many gradients in a row that are not finite end the run."""
+"""The run ends after this many consecutive gradients that are not finite."""
 
 
 def told(metrics: Mapping[str, Tensor]) -> str:
@@ -37,8 +37,7 @@ def ages_as(name: str, ages: Counter[int]) -> dict[str, Any]:
 class Telemetry:
     """Sums over updates, written as one row every `interval` seconds to the process's own file.
 
-    Rows are rare and metrics are worked out only for a row, so that keeping records costs the training nothing
-    worth measuring.
+    Rows are rare, and metrics are computed only for a row, so records cost next to no time.
     """
 
     def __init__(
@@ -55,11 +54,11 @@ class Telemetry:
     ) -> None:
         """`who` is a worker or LEARNER, which has no `collector`.
 
-        `dump` keeps what the last of many gradients that were not finite was made of, and says where. Without a private
-        copy a rollout began at an older theta than its gradient is of: its age is recorded as well.
-        `exchanging` tells how many seconds of the pushes or puts, since it was last asked, were exchanges with other
-        ranks, by phase; what a put has no room for was within `wait`.
-        `shared` is a writer that an actor and a learner of one process have in common: closing it is not theirs.
+        `dump` saves the inputs of the last of many gradients that were not finite, and says where. Without a private
+        copy a rollout began at an older theta than that of its gradient, so its age is recorded as well.
+        `exchanging` returns how many seconds of the pushes or puts since the last call were exchanges with other ranks,
+        by phase; the time in which a put had no room is in `wait`.
+        `shared` is a writer that an actor and a learner of one process share: they do not close it.
         """
         self._who = who
         self._clock = clock
@@ -101,10 +100,10 @@ class Telemetry:
     def update(
         self, receipt: Receipt, steps: int, metrics: Metrics, part: Part | None = None, pull_age: int = 0
     ) -> None:
-        """One update was made of `part`; write a row if one is due. `pull_age` is what its rollout is older.
+        """One update was made from `part`; write a row if one is due. `pull_age` is its rollout's additional age.
 
-        Raises NotFinite when MOST_DROPPED gradients in a row were not finite: nothing is learnt any more. Those that
-        are dropped as stale or as outliers are numbers all the same.
+        Raises NotFinite after MOST_DROPPED consecutive gradients that were not finite: nothing is learnt any more.
+        Those dropped as stale or as outliers do not count.
         """
         self._steps += steps
         self._metrics = metrics
@@ -150,7 +149,7 @@ class Telemetry:
             self.write()
 
     def write(self) -> None:
-        """Write a row now and begin the next, unless there is nothing to tell."""
+        """Write a row now and begin the next, unless there is nothing to record."""
         episodes = [] if self._collector is None else self._collector.episodes
         if not (self._updates or self._dropped or self._steps or episodes):
             return
@@ -197,7 +196,7 @@ class Telemetry:
         }
 
     def _time(self) -> dict[str, float]:
-        """Seconds by phase; a rollout's in what its environments, its policy and the collector took."""
+        """Seconds by phase; those of rollouts are split into environments, policy and collector."""
         seconds = dict(self._seconds)
         parts = {}
         if self._collector is not None:
@@ -216,7 +215,7 @@ class Telemetry:
         return {phase: round(spent, 6) for phase, spent in (parts | seconds).items()}
 
     def close(self) -> None:
-        """Write what is left, and close the file unless somebody else writes to it as well."""
+        """Write what is left, and close the file unless it is shared."""
         try:
             self.write()
         finally:

@@ -1,4 +1,4 @@
-"""What a person sees while a run is going: a live panel on a terminal, plain lines elsewhere."""
+"""Progress of a run for people: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SILENT_SECONDS = 20.0
 
 @contextlib.contextmanager
 def even_if_nobody_reads() -> Iterator[None]:
-    """Let the training go on without output when the reader (`| head -1`) or the terminal is gone."""
+    """Go on without output if the reader (`| head -1`) or the terminal is gone."""
     try:
         yield
     except OSError:
-        # The rest goes nowhere, and so does what Python still holds and would flush at its exit.
+        # Discard the rest, and what Python has buffered and would flush at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -60,7 +60,7 @@ class View(Protocol):
 
 
 class QuietView:
-    """Nothing but what must be said."""
+    """Shows nothing: --quiet."""
 
     def say(self, line: str) -> None:
         """Say nothing: --quiet."""
@@ -143,7 +143,7 @@ class LiveView:
 
 
 def make_view(quiet: bool, title: str) -> View:
-    """The view that suits the output: a panel needs a terminal that moves its cursor (not TERM=dumb) and has lamps."""
+    """The view for this output: a panel needs a terminal that can move its cursor (not TERM=dumb) and draw lamps."""
     if quiet:
         return QuietView()
     console = Console()
@@ -166,12 +166,12 @@ def duration(seconds: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A score for reading; "-" for None."""
+    """A score as people read it; "-" for None."""
     return "-" if value is None else f"{value:.1f}"
 
 
 def percentage(summary: Summary) -> float:
-    """How much of the run is done; the last rollouts of the workers may go beyond its end."""
+    """How much of the run is done, in percent; the workers' last rollouts may exceed its end."""
     return min(100.0, 100 * summary.steps / summary.total_steps)
 
 
@@ -227,7 +227,7 @@ def dropped(summary: Summary) -> list[str]:
 
 
 def losses(summary: Summary) -> str:
-    """What was lost and replaced so far; empty if nothing was."""
+    """What has been lost and replaced so far; empty if nothing."""
     counts = {
         "worker restarts": sum(summary.worker_restarts),
         "workers gone": len(summary.workers_gone),

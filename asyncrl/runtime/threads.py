@@ -1,4 +1,4 @@
-"""One thread per process. Anything else makes workers fight for cores, and learning stops with no word why."""
+"""One thread per process. With more, workers fight for cores, and learning silently stops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUME
 
 
 def request_one_thread() -> None:
-    """Set the variables that the numerical libraries read. Must run before torch and numpy are imported."""
+    """Set the variables that numerical libraries read. Must run before torch and numpy are imported."""
     for variable in VARIABLES:
         _found.setdefault(variable, os.environ.get(variable))
         os.environ[variable] = "1"
@@ -26,7 +26,7 @@ def left_by_launcher() -> str | None:
 
 
 def limit_threads() -> None:
-    """Tell the libraries that are imported to use one thread."""
+    """Set the imported libraries to one thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -35,16 +35,16 @@ def limit_threads() -> None:
 
 
 def enforce_one_thread() -> None:
-    """The same for good, in a process of ours: the variables alone are sometimes ignored."""
+    """The same permanently, in our own processes: the variables alone are sometimes ignored."""
     import torch
 
     limit_threads()
-    with contextlib.suppress(RuntimeError):  # can be set once only, and before any parallel work
+    with contextlib.suppress(RuntimeError):  # can be set only once, before any parallel work
         torch.set_num_interop_threads(1)
 
 
 def compute_with(threads: int) -> None:
-    """Let torch compute with more threads than one in this process: nobody else may need the cores meanwhile."""
+    """Let torch use several threads in this process, for when other processes leave cores idle."""
     import torch
 
     torch.set_num_threads(threads)
@@ -52,7 +52,7 @@ def compute_with(threads: int) -> None:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread in a process that is not ours, and in all it starts, while the block runs; then all is as before."""
+    """One thread in a process that is not ours, and in those it starts, during the block; then all is as before."""
     import torch
 
     variables = {variable: os.environ.get(variable) for variable in VARIABLES}
@@ -73,6 +73,6 @@ def one_thread() -> Iterator[None]:
 
 
 def running_threads() -> int:
-    """Threads of this process, those of libraries in C among them; 0 where the system does not tell."""
+    """Threads of this process, including those of C libraries; 0 if the system does not tell."""
     folder = Path("/proc/self/task")
     return len(os.listdir(folder)) if folder.is_dir() else 0

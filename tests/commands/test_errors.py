@@ -150,7 +150,7 @@ def test_every_flag_refuses_a_wrong_word(page: str, name: str, refuse: Callable[
         ("--schedule delays", "--schedule takes round-robin or random, got 'delays'"),
         (
             "--backend serial --schedule random --delays 1 2",
-            "--delays say whose turn is next, and so does --schedule random: give one",
+            "--delays and --schedule random both say whose turn is next: give only one",
         ),
         ("--schedule random", "--schedule is for --backend serial; processes are scheduled by the system"),
         (

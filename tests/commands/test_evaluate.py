@@ -173,8 +173,8 @@ def test_episodes_that_never_end_are_told_of(
 ) -> None:
     """In the run's own row, in its last lines, and when it is evaluated later; with what to do."""
     monkeypatch.setattr(spec_module, "LONGEST_EVALUATION", 300)
-    line = "of {} evaluated episodes had not ended after 300 steps and were cut there: if the environment has no end, "
-    line += "give the run --max-episode-steps"
+    line = "of {} evaluated episodes had not ended after 300 steps and were cut: if the environment "
+    line += "never ends an episode, give the run --max-episode-steps"
 
     run = make_run(tmp_path, "--evaluation-episodes", "2", env_id=f"{HERE}:blind")
 

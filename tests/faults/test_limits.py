@@ -157,7 +157,7 @@ def test_threads_that_environments_start_are_told_in_one_line(tmp_path: Path, ba
     )  # fmt: skip
 
     assert (result.returncode, result.stderr) == (0, "")
-    told = result.stdout.count("\nthe environments of a worker have started 3 threads beside its own: ")
+    told = result.stdout.count("\nthe environments of a worker have started 3 threads besides its own: ")
     assert told == result.stdout.count("have started") == (1 if threads else 0)
 
 
