@@ -9,6 +9,8 @@ whatever else the machine does at the time meets all of them alike. The first se
 
 A variant is a backend and further flags. What follows `--` goes to every run. Shares are of the time of all ranks:
 *acting* in environments and network, *learning* (loss, gradient, update), *waiting* for others, *communicating*.
+CPU time per step is that of all processes of the run. It is nearly the same however busy the machine is; steps per
+second and shares are not.
 """
 
 from __future__ import annotations
@@ -18,10 +20,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from asyncrl.storage.records import read_records
 
@@ -30,7 +35,7 @@ ACTING, LEARNING = ("environment", "act", "collect", "pull"), ("loss", "push", "
 
 
 def train(page: str, variant: str, workers: int, seconds: float, warm_up: float, flags: Sequence[str]) -> list[float]:
-    """One run: steps per second, updates per second, and the shares of the time."""
+    """One run: steps per second, updates per second, CPU microseconds per step, and the shares of the time."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "asyncrl", "train", page, "--backend", *variant.split(), "--workers", str(workers),
@@ -38,16 +43,35 @@ def train(page: str, variant: str, workers: int, seconds: float, warm_up: float,
             "--evaluation-interval-steps", "0", "--evaluation-episodes", "1", "--checkpoint-interval-steps", "0",
             "--runs-dir", folder, "--quiet", *flags,
         ]  # fmt: skip
-        process = subprocess.run(command, capture_output=True, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        used = cpu_of(process, Path(folder), warm_up)
+        errors = process.communicate()[1]
         if process.returncode:
-            raise SystemExit(f"training ended with exit code {process.returncode}: {process.stderr.strip()}")
+            raise SystemExit(f"training ended with exit code {process.returncode}: {errors.strip()}")
         (run,) = Path(folder).glob("*/*/*")
         ranks = [counted(file, warm_up) for file in sorted(run.glob("worker-*.jsonl"))]
         learner = counted(run / "learner.jsonl", warm_up) if (run / "learner.jsonl").exists() else []
     spent = max(own[-1]["seconds"] for own in ranks) - warm_up
     steps = sum(row["worker_steps"] for own in ranks for row in own)
     updates = sum(row.get("updates", 0) for row in (learner or ranks[0]))
-    return [steps / spent, updates / spent, *shares([time_of(own) for own in ranks], time_of(learner)).values()]
+    return [steps / spent, updates / spent, used, *shares([time_of(own) for own in ranks], time_of(learner)).values()]
+
+
+def cpu_of(process: subprocess.Popen[str], folder: Path, warm_up: float) -> float:
+    """CPU microseconds per step of a run and all its processes, from the end of the warm-up to the last look."""
+    looks = []
+    while process.poll() is None:
+        time.sleep(0.5)
+        rows = [row for file in folder.glob("*/*/*/worker-*.jsonl") for row in counted(file, 0.0)]
+        try:
+            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            cpu = sum(sum(one.cpu_times()[:2]) for one in family)
+        except psutil.NoSuchProcess:  # one has just left, and the run is over
+            break
+        if rows and max(row["seconds"] for row in rows) >= warm_up:
+            looks.append((sum(row["worker_steps"] for row in rows), cpu))
+    (first, before), (last, after) = looks[0], looks[-1]
+    return 1e6 * (after - before) / max(1, last - first)
 
 
 def counted(file: Path, warm_up: float) -> list[dict[str, Any]]:
@@ -106,13 +130,14 @@ def main() -> None:
         for cell in cells if repeat % 2 == 0 else reversed(cells):
             made = train(arguments.page, *cell, arguments.seconds, arguments.warm_up, everywhere)
             found[cell].append(made)
-            split = ", ".join(f"{share} {part:.1%}" for share, part in zip(SHARES, made[2:], strict=True))
-            print(f"# {cell[0]}, {cell[1]}: {made[0]:,.0f} steps/s, {split}", file=sys.stderr, flush=True)
+            split = ", ".join(f"{share} {part:.1%}" for share, part in zip(SHARES, made[3:], strict=True))
+            rate = f"{made[0]:,.0f} steps/s, {made[1]:,.1f} updates/s, {made[2]:,.0f} CPU us per step"
+            print(f"# {cell[0]}, {cell[1]}: {rate}, {split}", file=sys.stderr, flush=True)
     print(
         f"{arguments.page} on {arguments.env_id}, {arguments.repeats} x {arguments.seconds:g} s each, medians", *flags
     )
-    print("| run | workers | steps/s (range) | times one | updates/s | " + " | ".join(SHARES) + " |")
-    print("|---" * (5 + len(SHARES)) + "|")
+    print("| run | workers | steps/s (range) | times one | updates/s | CPU us/step | " + " | ".join(SHARES) + " |")
+    print("|---" * (6 + len(SHARES)) + "|")
     for variant, workers in cells:
         made = found[variant, workers]
         rates = [one[0] for one in made]
@@ -120,7 +145,9 @@ def main() -> None:
         alone = statistics.median(one[0] for one in found[variant, arguments.workers[0]])
         print(
             f"| {variant} | {workers} | {median[0]:,.0f} ({min(rates):,.0f} to {max(rates):,.0f}) | "
-            f"{median[0] / alone:.2f} | {median[1]:,.1f} | " + " | ".join(f"{share:.1%}" for share in median[2:]) + " |"
+            f"{median[0] / alone:.2f} | {median[1]:,.1f} | {median[2]:,.0f} | "
+            + " | ".join(f"{share:.1%}" for share in median[3:])
+            + " |"
         )
 
 
