@@ -20,14 +20,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from queue import SimpleQueue
 from traceback import format_exception
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -189,26 +187,23 @@ class Exchanges:
             )
         self._board = board
         self._signals = signals
-        self._asked: SimpleQueue[tuple[Callable[[], object], Future[None]] | None] = SimpleQueue()
-        # Of a thread of their own: a signal is seen while one waits, and the next rollout can be made meanwhile.
-        self._thread = threading.Thread(target=self._work, daemon=True, name="exchanges")
-        self._thread.start()
+        self._newest: Work | None = None
         wait = timedelta(seconds=seconds)
         with interface_towards(board.host):
-            self._together(lambda: dist.init_process_group("gloo", None, wait, board.size, board.rank, board.store))
+            self._in_thread(lambda: dist.init_process_group("gloo", None, wait, board.size, board.rank, board.store))
 
     def reduce(self, vector: Tensor) -> Callable[[], None]:
         """Begin to replace a vector by the sum of all ranks' vectors; what it gives back waits for the end of that."""
-        return self._begin(lambda: dist.all_reduce(vector))
+        return self._begin(lambda: dist.all_reduce(vector, async_op=True))
 
     def broadcast(self, tensor: Tensor) -> None:
         """Replace a tensor by that of rank 0."""
-        self._together(lambda: dist.broadcast(tensor, 0))
+        self._begin(lambda: dist.broadcast(tensor, 0, async_op=True))()
 
     def share(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, equally large."""
         tensors = [torch.empty_like(tensor) for _ in range(self._board.size)]
-        self._together(lambda: dist.all_gather(tensors, tensor))
+        self._begin(lambda: dist.all_gather(tensors, tensor, async_op=True))()
         return tensors
 
     def gather(self, message: Tensor) -> tuple[list[Tensor], float]:
@@ -235,53 +230,83 @@ class Exchanges:
                 messages.append(torch.empty(int(size), dtype=torch.uint8))
                 dist.recv(messages[-1], rank)
 
-        self._together(send if self._board.rank else receive)
+        self._in_thread(send if self._board.rank else receive)
         return [] if self._board.rank else messages, waited
 
     def close(self) -> None:
         """Leave the group, unless an exchange still waits for somebody: that cannot be taken back."""
-        self._asked.put(None)
-        self._thread.join(timeout=LOOK_SECONDS)
-        self._board.stuck = self._thread.is_alive()
+        if self._newest is not None:
+            with contextlib.suppress(RuntimeError):
+                self._newest.wait(timedelta(seconds=LOOK_SECONDS))
+            self._board.stuck = not self._newest.is_completed()
         if dist.is_initialized() and not self._board.stuck:
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
 
-    def _work(self) -> None:
-        """One exchange after the other, in the order in which they were begun."""
-        while (asked := self._asked.get()) is not None:
-            exchange, future = asked
-            try:
-                exchange()
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                future.set_result(None)
+    def _in_thread(self, exchange: Callable[[], object]) -> None:
+        """Do what gloo has no other way to wait for than to stay in it."""
+        self._begin(lambda: InThread(exchange))()
 
-    def _begin(self, exchange: Callable[[], object]) -> Callable[[], None]:
-        future: Future[None] = Future()
+    def _begin(self, start: Callable[[], Work]) -> Callable[[], None]:
         self._board.begun += 1
-        self._asked.put((exchange, future))
-        return lambda: self._await(future)
-
-    def _together(self, exchange: Callable[[], object]) -> None:
-        self._begin(exchange)()
-
-    def _await(self, future: Future[None]) -> None:
-        """Wait for an exchange. Raises RanksLost if it fails, Interrupted if somebody wants to leave meanwhile."""
-        asked = None
-        while not future.done():
-            with contextlib.suppress(TimeoutError):
-                future.exception(timeout=LOOK_SECONDS)
-            if self._signals.first is None or future.done():
-                continue
-            asked = asked or time.monotonic()
-            if self._signals.urgent or time.monotonic() - asked > PATIENCE_SECONDS:
-                raise Interrupted
         try:
-            future.result()
+            work = self._newest = start()
         except RuntimeError as error:
             raise RanksLost(first_line(error)) from None
+        return lambda: self._await(work)
+
+    def _await(self, work: Work) -> None:
+        """Wait for an exchange. Raises RanksLost if it fails, Interrupted if somebody wants to leave meanwhile."""
+        asked = None
+        while not work.is_completed():
+            with contextlib.suppress(RuntimeError):  # not done yet, or failed, as is seen below
+                work.wait(timedelta(seconds=LOOK_SECONDS))
+            if self._signals.first is not None and not work.is_completed():
+                asked = asked or time.monotonic()
+                if self._signals.urgent or time.monotonic() - asked > PATIENCE_SECONDS:
+                    raise Interrupted
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise RanksLost(first_line(error)) from None
+
+
+class Work(Protocol):
+    """An exchange that has begun."""
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        ...
+
+    def wait(self, timeout: timedelta = ...) -> object:
+        """Wait for its end. Raises RuntimeError if it has failed, and if it has not ended by then."""
+        ...
+
+
+class InThread:
+    """One that a thread makes, because its own way to wait for a while would break it off."""
+
+    def __init__(self, exchange: Callable[[], object]) -> None:
+        self._exchange = exchange
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._make, daemon=True, name="exchange")
+        self._thread.start()
+
+    def _make(self) -> None:
+        try:
+            self._exchange()
+        except Exception as error:
+            self._error = error
+
+    def is_completed(self) -> bool:
+        """Whether the thread has ended."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Wait for its end, at most so long. Raises what the exchange raised."""
+        self._thread.join(None if timeout is None else timeout.total_seconds())
+        if self._error is not None:
+            raise self._error
 
 
 # ------------------------------------------------------------------------------------------------------------ meeting
