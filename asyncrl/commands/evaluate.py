@@ -1,4 +1,4 @@
-"""`python -m asyncrl evaluate RUN`: play episodes with what a run has learnt."""
+"""`python -m asyncrl evaluate RUN...`: play episodes with what runs have learnt."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
 
 from asyncrl.api.playing import Result, load_run, play_run
 from asyncrl.commands.program import run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
-from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec
+from asyncrl.envs.spec import NOOP_MAX, BadEnvironment, Environment, EnvSpec
 from asyncrl.runtime.evaluator import cut_in_words
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+from asyncrl.storage import checkpoints
+from asyncrl.storage.run_folder import RunFolder
+from asyncrl.studies.human import SOURCES, Reference, human_normalized
+from asyncrl.studies.scores import Score, Total, totals
+from asyncrl.studies.statistics import mean_of
 
 FILMS = (".mp4", ".mkv", ".mov")
 """Files that can hold what is filmed."""
@@ -33,12 +39,16 @@ LEAST_HEIGHT = 400
 
 @dataclass(frozen=True)
 class Config:
-    """Play episodes with what a run has learnt, in the run's own environment; the run's folder is only read."""
+    """Play episodes with what runs have learnt, each in its own environment; their folders are only read."""
 
-    run: Annotated[Path, tyro.conf.Positional]
-    """Folder of the run."""
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders of runs, or folders with runs somewhere below them."""
     checkpoint: str = "best"
-    """best, newest, or the name of one, such as step_000000500000."""
+    """best, newest, all of them, or the name of one, such as step_000000500000."""
+    protocol: Literal["as-trained", "no-op-starts"] = "as-trained"
+    """no-op-starts, Atari: 1 to 30 no-ops, no sticky actions, at most 108 000 frames, whatever the run had."""
+    human: Reference = "no-op"
+    """Reference scores for the human-normalised score of Atari games."""
     episodes: int = 10
     """Whole episodes to play."""
     greedy: bool = False
@@ -53,6 +63,8 @@ class Config:
     """Print the results as JSON."""
 
     def __post_init__(self) -> None:
+        if not self.runs:
+            raise UsageError("give the folder of at least one run")
         if not 1 <= self.episodes <= 1_000_000:
             raise UsageError(f"--episodes must be 1 to 1_000_000, got {self.episodes}")
         if not 0 <= self.seed < 2**63:
@@ -71,7 +83,13 @@ def main(words: Sequence[str] | None = None) -> int:
     def evaluate() -> int:
         config = parse(Config, words, program)
         writer = find_writer() if config.video else None
-        result = play_what(config, writer)
+        chosen = choose(config)
+        if len(chosen) > 1:
+            if config.video:
+                raise UsageError("--video films one checkpoint of one run: name it")
+            show_all(play_all(chosen, config), config)
+            return 0
+        result = play_what(*chosen[0], config, writer)
         show(result, config)
         if config.video:
             check_film(config.video, result.lengths[0] + 1, writer)
@@ -80,26 +98,79 @@ def main(words: Sequence[str] | None = None) -> int:
     return run_command(program, evaluate)
 
 
-def play_what(config: Config, writer: Any = None) -> Result:
-    """What the command line says. Raises UsageError when the run, its checkpoint or its environment cannot be used."""
-    film = partial(to_be_filmed, file=Path(config.video)) if config.video else lambda spec: spec
+def choose(config: Config) -> list[tuple[Path, str]]:
+    """The runs and the names of their checkpoints that are to be played. Raises UsageError if there is none."""
+    runs = [run for path in config.runs for run in runs_below(path)]
+    if config.checkpoint != "all":
+        return [(run, config.checkpoint) for run in runs]
+    # In the order of steps; the best one is a copy of what lies between them.
+    found = [(run, path.name) for run in runs for path in _by_steps(RunFolder.open(run))]
+    if not found:
+        raise UsageError(f"{runs[0]} has no checkpoint yet")
+    return found
+
+
+def _by_steps(folder: RunFolder) -> list[Path]:
+    paths = [path for kind in ("step", "best") for path in checkpoints.find(folder.checkpoints, kind)]
+    return sorted(paths, key=lambda path: path.name.partition("_")[2])
+
+
+def runs_below(path: Path) -> list[Path]:
+    """The folder itself if it is a run, else all runs below it. Raises UsageError if there is none."""
+    runs = [path] if (path / "config.json").is_file() else sorted(file.parent for file in path.rglob("config.json"))
+    return runs or [RunFolder.open(path).path]
+
+
+def play_all(chosen: Sequence[tuple[Path, str]], config: Config) -> list[Result]:
+    """What can be played of several; a line on stderr for each that cannot. Raises UsageError if nothing can."""
+    results = []
+    for run, name in chosen:
+        try:
+            results.append(play_what(run, name, config))
+        except UsageError as error:
+            print(f"left out: {run}: {error}", file=sys.stderr)
+    if not results:
+        raise UsageError("none of these runs can be played")
+    return results
+
+
+def play_what(run: Path, checkpoint: str, config: Config, writer: Any = None) -> Result:
+    """One checkpoint of one run. Raises UsageError when it, or its environment, cannot be used."""
+
+    def change(spec: EnvSpec) -> EnvSpec:
+        if config.protocol == "no-op-starts":
+            spec = no_op_starts(spec)
+        return to_be_filmed(spec, Path(config.video)) if config.video else spec
+
     greedy = config.greedy if config.greedy or config.sampled else None
-    loaded = load_run(config.run, config.checkpoint, config.seed, greedy, film)
+    loaded = load_run(run, checkpoint, config.seed, greedy, change)
     rate = frame_rate(loaded.run.spec.environment)
     return play_run(loaded, config.episodes, lambda first: filming(first, config.video, writer, rate))
 
 
+def no_op_starts(spec: EnvSpec) -> EnvSpec:
+    """The game as it is evaluated in papers since Mnih et al. 2015. Raises UsageError for what is no Atari game."""
+    if not spec.is_atari:
+        raise UsageError(f"--protocol no-op-starts is of Atari, and {spec.env_id} is none: leave it out")
+    return dataclasses.replace(spec, noop_max=NOOP_MAX, sticky_actions=0.0, max_episode_steps=0)
+
+
 def to_be_filmed(spec: EnvSpec, file: Path) -> EnvSpec:
-    """The environment, asked for pictures. Raises UsageError if it has none, or the film no folder or other name."""
+    """As `with_pictures`. Raises UsageError also for a film of another kind or without a folder."""
     if file.suffix.lower() not in FILMS:
         raise UsageError(f"--video {file}: the name of a film ends in {', '.join(FILMS[:-1])} or {FILMS[-1]}")
     if not file.absolute().parent.is_dir():
         raise UsageError(f"--video {file}: there is no such folder")
+    return with_pictures(spec)
+
+
+def with_pictures(spec: EnvSpec) -> EnvSpec:
+    """The environment, asked for pictures. Raises UsageError if it has none."""
     draw_without_a_window()
     environment = spec.make(0, evaluation=True)
     environment.close()
     if not hasattr(environment, "picture"):
-        raise UsageError(f"{spec.env_id} has no picture to film: leave out --video")
+        raise UsageError(f"{spec.env_id} has no picture to film")
     if spec.is_atari:  # the emulator always has its screen
         return spec
     spec = dataclasses.replace(spec, env_kwargs=(*spec.env_kwargs, ("render_mode", "rgb_array")))
@@ -121,24 +192,93 @@ def draw_without_a_window() -> None:
         os.environ.setdefault("MUJOCO_GL", "egl")
 
 
+def judged(result: Result, config: Config) -> dict[str, Any]:
+    """What there is to say of a result beside its episodes: summary, interval of the mean, percent of a human."""
+    interval = mean_of(result.returns)
+    percent = human_normalized(result.env_id, interval.value, config.human)
+    human = {} if percent is None else {"human_normalized": percent, "human_reference": config.human}
+    return {"protocol": config.protocol, **result.summary(), "interval": [interval.low, interval.high], **human}
+
+
 def show(result: Result, config: Config) -> None:
     """Print the result as text, or as JSON."""
-    summary = result.summary()
+    summary = judged(result, config)
     if config.json:
         print(json.dumps(dataclasses.asdict(result) | summary, indent=2))
         return
     print(f"{result.page} on {result.env_id}, {result.checkpoint} checkpoint, trained for {result.steps:,} steps")
-    print(f"{len(result.returns)} episodes, {result.policy} policy, seed {result.seed}")
+    print(f"{len(result.returns)} episodes, {result.policy} policy, seed {result.seed}{_protocol(config)}")
     print("returns: " + " ".join(f"{score:g}" for score in result.returns))
     print("lengths: " + " ".join(str(length) for length in result.lengths))
+    low, high = summary["interval"]
     print(
-        f"mean {summary['mean']:.2f}, standard deviation {summary['std']:.2f}, min {summary['min']:g}, "
-        f"max {summary['max']:g}, mean length {summary['mean_length']:.1f} steps"
+        f"mean {summary['mean']:.2f} (95 % interval {low:.2f} to {high:.2f}), standard deviation {summary['std']:.2f}, "
+        f"min {summary['min']:g}, max {summary['max']:g}, mean length {summary['mean_length']:.1f} steps"
     )
+    if "human_normalized" in summary:
+        print(f"human-normalised {summary['human_normalized']:.1f} % ({SOURCES[config.human]})")
     if result.cut:
         print(cut_in_words(result.cut, result.lengths))
     if config.video:
         print(config.video)
+
+
+def show_all(results: Sequence[Result], config: Config) -> None:
+    """Print several results as a table with what they come to, or as JSON."""
+    rows = [judged(result, config) for result in results]
+    scores = [Score(result.page, result.env_id, row["mean"]) for result, row in zip(results, rows, strict=True)]
+    # The checkpoints of one run are no seeds.
+    together = [] if config.checkpoint == "all" else totals(scores, config.human)
+    if config.json:
+        said = [dataclasses.asdict(result) | row for result, row in zip(results, rows, strict=True)]
+        print(json.dumps({"results": said, "totals": list(map(_total_as_data, together))}, indent=2))
+        return
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console.print(_table(results, rows))
+    print(f"{config.episodes} episodes each, seed {config.seed}{_protocol(config)}")
+    if any("human_normalized" in row for row in rows):
+        print(f"human %: {SOURCES[config.human]}; random play is 0 in Video Pinball")
+    for total in together:
+        print(_total_in_words(total))
+
+
+def _table(results: Sequence[Result], rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    human = any("human_normalized" in row for row in rows)
+    names = ["run", "environment", "checkpoint", "steps", "policy", "mean", "95 % interval", "min", "max"]
+    for name in [*names, *(["human %"] if human else [])]:
+        table.add_column(name, justify="left" if name in ("run", "environment", "checkpoint", "policy") else "right")
+    for result, row in zip(results, rows, strict=True):
+        percent = f"{row['human_normalized']:.1f}" if "human_normalized" in row else "-"
+        low, high = row["interval"]
+        table.add_row(
+            f"{result.page} {Path(result.run).name}", result.env_id, result.checkpoint, f"{result.steps:,}",
+            result.policy, f"{row['mean']:.2f}", f"{low:.2f} to {high:.2f}", f"{row['min']:g}", f"{row['max']:g}",
+            *([percent] if human else []),
+        )  # fmt: skip
+    return table
+
+
+def _protocol(config: Config) -> str:
+    return "" if config.protocol == "as-trained" else f", protocol {config.protocol}"
+
+
+def _total_as_data(total: Total) -> dict[str, Any]:
+    interval = {"interquartile": total.interquartile.value}
+    interval |= {"interquartile_low": total.interquartile.low, "interquartile_high": total.interquartile.high}
+    return {name: value for name, value in vars(total).items() if name != "interquartile"} | interval
+
+
+def _total_in_words(total: Total) -> str:
+    unit, of = (" %", "human-normalised, ") if total.normalized else ("", "")
+    line = f"{total.page}, {of}{total.runs} runs"
+    if total.games > 1:
+        line += f" of {total.games} games: median over games {total.median:.1f}{unit}, mean {total.mean:.1f}{unit};"
+    iqm = total.interquartile
+    over = "games and seeds" if total.games > 1 else "seeds"
+    return (
+        f"{line} interquartile mean over {over} {iqm.value:.1f}{unit} (95 % interval {iqm.low:.1f} to {iqm.high:.1f})"
+    )
 
 
 class Film:

@@ -1,4 +1,4 @@
-"""Medians of times that some runs never reached, ratios of them, and bootstrap intervals.
+"""Means of scores over episodes, seeds and games, medians of times that some runs never reached; bootstrap intervals.
 
 A time (in steps or in seconds) is *censored* when the run ended before it reached the score: all that is known is
 that it would have taken longer. Such a run counts as slower than every run that did reach the score, and is never
@@ -107,6 +107,32 @@ def mean(estimates: Sequence[Estimate]) -> Estimate:
     bound = "" if not bounds else bounds.pop() if len(bounds) == 1 else "?"
     resamples = np.mean([estimate.resamples for estimate in estimates], axis=0)
     return _estimate(float(np.mean([estimate.value for estimate in estimates])), bound, resamples)
+
+
+def mean_of(values: Sequence[float], seed: int = 0) -> Estimate:
+    """The mean of scores with its percentile bootstrap interval; of a single one nothing is known beside itself."""
+    scores = np.array(values)
+    drawn = np.random.default_rng(seed).integers(len(scores), size=(RESAMPLES, len(scores)))
+    return _estimate(float(scores.mean()), "", scores[drawn].mean(1))
+
+
+def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Means [R] of the middle half of each row [R, k]: at each end a quarter of it, rounded down, is left out."""
+    k = values.shape[-1]
+    middle: NDArray[np.float64] = np.sort(values, axis=-1)[..., k // 4 : k - k // 4].mean(-1)
+    return middle
+
+
+def interquartile_mean_of(games: Sequence[Sequence[float]], seed: int = 0) -> Estimate:
+    """Interquartile mean over all runs of all games, one score per run (Agarwal et al. 2021).
+
+    Its interval is a stratified percentile bootstrap: the seeds of each game are resampled for themselves.
+    """
+    random = np.random.default_rng(seed)
+    scores = [np.array(runs) for runs in games]
+    resampled = [runs[random.integers(len(runs), size=(RESAMPLES, len(runs)))] for runs in scores]
+    value = interquartile_mean(np.concatenate(scores)[np.newaxis])[0]
+    return _estimate(float(value), "", interquartile_mean(np.concatenate(resampled, axis=1)))
 
 
 def _estimate(value: float, bound: str, resamples: NDArray[np.float64]) -> Estimate:

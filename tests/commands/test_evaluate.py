@@ -25,6 +25,7 @@ from asyncrl.commands.evaluate import (
     frame_rate,
     magnified,
     main,
+    no_op_starts,
     play_what,
 )
 from asyncrl.commands.train import main as train
@@ -204,6 +205,60 @@ def test_text_holds_all_episodes_and_their_summary(catch: Path, capsys: pytest.C
     assert out[4].endswith("mean length 9.0 steps")
 
 
+def test_all_checkpoints_stand_in_one_table(catch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order of their steps; they are no seeds, so there is no total."""
+    assert main([str(catch), "--checkpoint", "all", "--episodes", "2"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    names = [path.name for path in (catch / "checkpoints").iterdir()]
+    assert sorted(names) == sorted(line.split()[3] for line in lines[1:-1])
+    assert lines[1].split()[3:5] == ["step_000000000000", "0"]
+    assert lines[-1] == "2 episodes each, seed 0"
+
+
+def test_a_folder_of_runs_has_a_row_for_each_and_a_total(
+    catch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that cannot be played is left out with a line that says why."""
+    for name in ("one", "two", "broken"):
+        shutil.copytree(catch, tmp_path / "runs" / name)
+    shutil.rmtree(tmp_path / "runs" / "broken" / "checkpoints")
+
+    assert main([str(tmp_path / "runs"), "--episodes", "4", "--json"]) == 0
+
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"left out: {tmp_path / 'runs' / 'broken'}: ")
+    said = json.loads(captured.out)
+    assert [Path(one["run"]).name for one in said["results"]] == ["one", "two"]
+    (total,) = said["totals"]
+    assert (total["page"], total["runs"], total["games"], total["normalized"]) == ("a3c", 2, 1, False)
+    assert total["interquartile"] == said["results"][0]["mean"]
+
+
+def test_no_op_starts_take_the_place_of_what_the_run_had() -> None:
+    """Atari's settings that make a score comparable; not those that the network has learnt with."""
+    spec = EnvSpec("ALE/Pong-v5", noop_max=0, sticky_actions=0.25, max_episode_steps=100, frame_skip=3, image_size=42)
+    told = no_op_starts(spec)
+
+    assert (told.noop_max, told.sticky_actions, told.step_cap) == (30, 0.0, 36_000)
+    assert (told.frame_skip, told.image_size) == (3, 42)
+
+
+def test_a_game_is_told_in_percent_of_a_human(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the reference scores that were asked for, which are named."""
+    words = ["--total-steps", "20", "--evaluation-episodes", "1", "--max-episode-steps", "20"]
+    run = make_run(tmp_path, *words, env_id="ALE/Freeway-v5")
+    capsys.readouterr()
+
+    assert main([str(run), "--episodes", "1", "--human", "human-starts"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    score = float(lines[2].removeprefix("returns: "))
+    assert lines[5] == (
+        f"human-normalised {100 * (score - 0.1) / 25.5:.1f} % (human starts, references of Gorila and double DQN)"
+    )
+
+
 def test_a_run_is_only_read(catch: Path, evaluate: Callable[..., dict[str, Any]]) -> None:
     """No file is made, changed or removed."""
 
@@ -232,6 +287,8 @@ def test_checkpoints_can_be_named(catch: Path, evaluate: Callable[..., dict[str,
         (["--checkpoint", "step_9"], "checkpoints/step_9: no such checkpoint; there are step_000000000000, "),
         (["--seed", "-1"], "--seed must lie between 0 and 2^63, got -1"),
         (["--loud"], "there is no --loud"),
+        (["--protocol", "no-op-starts"], "--protocol no-op-starts is of Atari, and Catch is none: leave it out"),
+        (["--checkpoint", "all", "--video", "x.mp4"], "--video films one checkpoint of one run: name it"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -259,6 +316,10 @@ class TestBrokenRuns:
     def broken(self, catch: Path, tmp_path: Path) -> Path:
         """A copy that may be broken."""
         return Path(shutil.copytree(catch, tmp_path / "copy"))
+
+    def test_nothing_given(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """No folder at all."""
+        assert "give the folder of at least one run" in refusal([], capsys)
 
     def test_no_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """A folder without config.json."""
@@ -400,8 +461,8 @@ class TestVideo:
         run = make_run(tmp_path, env_id="CartPole-v1")
         file = tmp_path / "film.mp4"
 
-        plain = play_what(Config(run, episodes=3))
-        filmed = play_what(Config(run, episodes=3, video=str(file)), ffmpeg)
+        plain = play_what(run, "best", Config((run,), episodes=3))
+        filmed = play_what(run, "best", Config((run,), episodes=3, video=str(file)), ffmpeg)
 
         assert filmed == plain
         pictures, _ = ffmpeg.count_frames_and_secs(str(file))

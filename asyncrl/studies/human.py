@@ -1,0 +1,53 @@
+"""Scores in Atari beside those of a random and of a human player, as papers compare games.
+
+`atari_scores.csv` has both sets of reference scores that are in use, for 57 games:
+
+    no-op           episodes begin with 1 to 30 no-ops: the table of DeepMind's dqn_zoo
+    human-starts    episodes begin where people have played to: Gorila's 49 games (Nair et al. 2015) and 8 of double DQN
+                    (van Hasselt et al. 2016), as used in tables 1 and S3 of Mnih et al. 2016
+
+Video Pinball's random score is taken as 0, whatever the tables say. With human starts the random player scores more
+there than the human one, so that a better agent would get a lower normalised score; and the published means of A3C and
+IMPALA come out only with 0. It moves a mean over games by hundreds of points and a median not at all: report medians.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from functools import cache
+from importlib import resources
+from typing import Literal, get_args
+
+Reference = Literal["no-op", "human-starts"]
+REFERENCES: tuple[Reference, ...] = get_args(Reference)
+SOURCES = {
+    "no-op": "no-op starts, references of dqn_zoo",
+    "human-starts": "human starts, references of Gorila and double DQN",
+}
+"""What to say beside a normalised score."""
+_ZERO = "videopinball"
+_ID = re.compile(r"(?:ale_py:)?(?:ALE/)?(?P<name>[A-Za-z]+?)(?:NoFrameskip)?-v\d+")
+
+
+@cache
+def reference_scores(reference: Reference) -> dict[str, tuple[float, float]]:
+    """Score of the random and of the human player, by the game's name in small letters only."""
+    columns = [f"{player}_{reference.replace('-', '_')}" for player in ("random", "human")]
+    text = resources.files("asyncrl.studies").joinpath("atari_scores.csv").read_text(encoding="utf-8")
+    scores = {}
+    for row in csv.DictReader(text.splitlines()):
+        game = row["game"].replace("-", "")
+        random, human = (float(row[column]) for column in columns)
+        scores[game] = (0.0 if game == _ZERO else random, human)
+    return scores
+
+
+def human_normalized(env_id: str, score: float, reference: Reference = "no-op") -> float | None:
+    """100 (score - random) / (human - random), in percent; None for what is none of the 57 games."""
+    form = _ID.fullmatch(env_id)
+    players = reference_scores(reference).get(form["name"].lower()) if form else None
+    if players is None:
+        return None
+    random, human = players
+    return 100 * (score - random) / (human - random)
