@@ -1,0 +1,267 @@
+"""What a run has learnt as one file for other programs: ONNX, torch.export, or weights alone.
+
+All three hold what the agent sees through as well: the moments by which its observations are normalised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from asyncrl.api.playing import Loaded
+from asyncrl.api.thinking import think
+from asyncrl.core.errors import UsageError
+from asyncrl.core.moments import LARGEST, standardize
+from asyncrl.core.rollout import State
+from asyncrl.envs.spec import BadEnvironment, close_all
+from asyncrl.runtime.collect import for_environments, reset_state
+from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.run import build_agent, build_environments, build_normalizer
+from asyncrl.storage.files import plain, read_json, write_synced
+
+CHECKED = 1000
+"""Observations on which an exported file is compared with the agent."""
+TOLERANCE = 1e-3
+"""By so much may a number differ from the agent's, relative to 1 or to its own size: another order of additions."""
+_SIDE_BY_SIDE = 8
+
+
+class Deciding(nn.Module):
+    """From raw observations `[B, *shape]` and the parts of the recurrent state to what `think` says, and the next
+    state, as one tuple of tensors whose names are in `outputs`. The run must have been loaded with `greedy`."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        super().__init__()
+        run = loaded.run
+        self.spaces = run.spec.spaces
+        self.agent, replica = build_agent(run, EVALUATOR)
+        replica.pull(run.handles.store)
+        self.network = self.agent.network
+        for parameter in self.network.parameters():
+            parameter.data = parameter.data.clone()  # they were views of one vector, which a file would hold with each
+        self.normalizer = build_normalizer(run, EVALUATOR)
+        self.moments = None if self.normalizer is None else self.normalizer.used
+        """Mean and reciprocal deviation; None: observations are taken as they are."""
+        state = self.initial_state(2)
+        with torch.inference_mode():
+            said, after = self.decide(self.example(2), state)
+        self.inputs = ["observation", *(f"state_{i}" for i in range(len(state)))]
+        self.outputs = [*said, *(f"next_state_{i}" for i in range(len(after or ())))]
+
+    def example(self, count: int) -> Tensor:
+        """Observations `[count, *shape]` of zeros."""
+        shape, dtype = self.spaces.observation_shape, getattr(torch, self.spaces.observation_dtype)
+        return torch.zeros((count, *shape), dtype=dtype)
+
+    def initial_state(self, count: int) -> tuple[Tensor, ...]:
+        """The state with which episodes begin, `[count, ...]` each; empty for a feed-forward network."""
+        return self.agent.initial_state(count) or ()
+
+    def decide(self, observation: Tensor, state: Sequence[Tensor]) -> tuple[dict[str, Tensor], State]:
+        """What the agent thinks, by name, and the next state."""
+        seen = observation if self.moments is None else standardize(observation, *self.moments)
+        return think(self.network, self.spaces, seen, tuple(state) or None)
+
+    def forward(self, observation: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """All of it as tensors, in the order of `outputs`."""
+        said, after = self.decide(observation, state)
+        return (*said.values(), *(after or ()))
+
+
+def describe(loaded: Loaded) -> dict[str, str]:
+    """What a file says of itself, as text."""
+    spec, checkpoint = loaded.run.spec, loaded.checkpoint
+    return {
+        "format": "asyncrl agent 1",
+        "page": spec.page,
+        "env_id": spec.environment.env_id,
+        "steps": str(checkpoint.steps),
+        "spaces": json.dumps(plain(dataclasses.asdict(spec.spaces))),
+        "config": json.dumps(read_json(spec.folder.config_file)["config"]),
+    }
+
+
+def export_program(model: Deciding) -> torch.export.ExportedProgram:
+    """The model as torch.export has it, for any number of observations. Raises UsageError if it cannot be traced."""
+    batch = torch.export.Dim("batch", min=1)
+    state = model.initial_state(2)
+    shapes = ({0: batch}, *([tuple({0: batch} for _ in state)] if state else []))
+    try:
+        with torch.no_grad():
+            return torch.export.export(model.eval(), (model.example(2), *state), dynamic_shapes=shapes)
+    except Exception as error:  # torch's own have no common base
+        raise UsageError(f"the network cannot be exported: {str(error).splitlines()[0]}") from error
+
+
+def write_torch(loaded: Loaded, model: Deciding, file: Path) -> None:
+    """Write a program for `torch.export.load`, with what the file says of itself in its extra file agent.json."""
+    content = io.BytesIO()
+    about = json.dumps(describe(loaded) | {"inputs": model.inputs, "outputs": model.outputs})
+    with _calm():
+        torch.export.save(export_program(model), content, extra_files={"agent.json": about})
+    write_synced(file, content.getvalue())
+
+
+def write_onnx(loaded: Loaded, model: Deciding, file: Path) -> None:
+    """Write an ONNX model. Raises UsageError where onnx or onnxscript is missing."""
+    _import("onnxscript")
+    onnx = _import("onnx")
+    program = export_program(model)
+    with _calm():
+        made = torch.onnx.export(
+            program, input_names=model.inputs, output_names=model.outputs, dynamo=True, verbose=False
+        )
+    assert made is not None
+    proto = made.model_proto
+    onnx.helper.set_model_props(proto, describe(loaded))
+    write_synced(file, proto.SerializeToString())
+
+
+def write_safetensors(loaded: Loaded, model: Deciding, file: Path) -> None:
+    """Write weights by name and the moments they need, described in docs/export.md."""
+    tensors = {f"weights.{name}": tensor.detach().clone() for name, tensor in model.network.named_parameters()}
+    about = describe(loaded)
+    if model.moments is not None:
+        mean, scale = model.moments
+        tensors |= {"observation.mean": mean.contiguous(), "observation.scale": scale.contiguous()}
+        about["observation_clip"] = str(LARGEST)
+    write_synced(file, safetensors.torch.save(tensors, metadata=about))
+
+
+Decide = Callable[[list[NDArray[Any]]], list[NDArray[Any]]]
+"""From the inputs of a model to its outputs, both in the order of their names."""
+
+
+def read_torch(file: Path) -> Decide:
+    """The program in a file of `write_torch`."""
+    program = torch.export.load(file).module()
+
+    def decide(inputs: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        with torch.no_grad():
+            return [output.numpy() for output in program(*map(torch.from_numpy, inputs))]
+
+    return decide
+
+
+def read_onnx(file: Path) -> Decide:
+    """The model in a file of `write_onnx`, in onnxruntime. Raises UsageError where that is missing."""
+    runtime = _import("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = runtime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+
+    def decide(inputs: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        outputs: list[NDArray[Any]] = session.run(None, dict(zip(names, inputs, strict=True)))
+        return outputs
+
+    return decide
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How a file compares with the agent it was made from."""
+
+    observations: int
+    """As they came while the agent played."""
+    actions: int
+    """How many best actions were the same."""
+    difference: float
+    """The largest of all numbers but actions, relative to 1 or to the number's own size."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.actions:,} of {self.observations:,} actions the same as the agent's, "
+            f"numbers within {self.difference:.0e}"
+        )
+
+    @property
+    def good(self) -> bool:
+        """Whether the two are the same but for rounding."""
+        return self.actions == self.observations and self.difference <= TOLERANCE
+
+
+def compare(loaded: Loaded, model: Deciding, decide: Decide, observations: int = CHECKED) -> Agreement:
+    """Let the agent play, and ask both of them about each observation. Raises UsageError for a broken environment.
+
+    Each keeps its own recurrent state: a difference in it grows and is seen.
+    """
+    spaces = loaded.run.spec.spaces
+    environments = build_environments(loaded.run, EVALUATOR, _SIDE_BY_SIDE, evaluation=True)
+    seen = model.example(_SIDE_BY_SIDE)
+    own: State = model.initial_state(_SIDE_BY_SIDE)
+    other = [part.numpy() for part in own or ()]
+    same = asked = 0
+    difference = 0.0
+    try:
+        for e, environment in enumerate(environments):
+            seen[e] = torch.from_numpy(np.array(environment.reset()))
+        while asked < observations:
+            with torch.inference_mode():
+                said, _ = model.decide(seen, own or ())
+                looked_at = seen if model.normalizer is None else model.normalizer.observe(seen)
+                chosen, after, _ = model.agent.act(looked_at, own, loaded.checkpoint.steps)
+            heard = decide([seen.numpy(), *other])
+            expected = [*said.values(), *(after or ())]
+            difference = max(difference, *map(_difference, expected, heard))
+            acted = list(for_environments(chosen, spaces))
+            actions = np.abs(np.array(acted) - heard[0]).reshape(_SIDE_BY_SIDE, -1).max(-1)
+            same += int((actions <= (TOLERANCE if spaces.is_continuous else 0)).sum())
+            asked += _SIDE_BY_SIDE
+            ended = np.zeros(_SIDE_BY_SIDE, np.bool_)
+            for e, action in enumerate(acted):
+                observation, _, terminated, truncated, _ = environments[e].step(action)
+                ended[e] = terminated or truncated
+                seen[e] = torch.from_numpy(np.array(environments[e].reset() if ended[e] else observation))
+            own = reset_state(model.agent, after, ended)
+            left = tuple(torch.from_numpy(part) for part in heard[len(said) :]) or None
+            other = [part.numpy() for part in reset_state(model.agent, left, ended) or ()]
+    except BadEnvironment as error:
+        raise UsageError(str(error)) from error
+    finally:
+        close_all(environments)
+    return Agreement(asked, same, difference)
+
+
+def _difference(expected: Tensor, heard: NDArray[Any]) -> float:
+    """The largest difference, relative to 1 or to the expected number's size; actions by number are left out."""
+    if not expected.is_floating_point():
+        return 0.0
+    wanted = expected.numpy()
+    return float((np.abs(wanted - heard) / np.maximum(1.0, np.abs(wanted))).max(initial=0.0))
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UsageError(f'{name} is not installed: pip install "asyncrl[export]"') from None
+
+
+@contextlib.contextmanager
+def _calm() -> Iterator[None]:
+    """Without what the exporter says of packages that it looks for and of its own future."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
