@@ -15,11 +15,16 @@ COMMANDS = {
     "train": "train with any page, also your own: asyncrl train my_package.my_page",
     "plot": "learning curves of any runs in one figure",
     "evaluate": "play episodes with what a run has learnt",
+    "watch": "a film of the agent beside what it thinks, or how a run goes that is going on",
+    "enjoy": "the same as watch",
+    "export": "what a run has learnt as an ONNX model, a torch program, or weights",
     "doctor": "check that learning works on this machine and with your environment",
     "speedup": "what more workers buy: throughput, data, time",
     "race": "which way of running in parallel is best for a problem: time, data and cores to a score",
     "sweep": "run many settings: lists, grids or random draws",
 }
+ALIASES = {"enjoy": "watch"}
+"""Other names of commands, for those who come from elsewhere: RL Zoo calls it so."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -51,7 +56,8 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"asyncrl train: error: name a page first: {', '.join(PAGES)}, or your own module", file=sys.stderr)
             return 2
     elif words[0] in COMMANDS:
-        return int(importlib.import_module(f"asyncrl.commands.{words[0]}").main(words[1:]))
+        module = ALIASES.get(words[0], words[0])
+        return int(importlib.import_module(f"asyncrl.commands.{module}").main(words[1:]))
     from asyncrl.commands.train import main as train
 
     return train(module_of(words[0]), words[1:])

@@ -73,6 +73,8 @@ class AtariEnvironment:
 
         action_set = self._ale.getLegalActionSet() if full_action_space else self._ale.getMinimalActionSet()
         self._actions = tuple(action.value for action in action_set)
+        self.action_names = tuple(action.name.lower() for action in action_set)
+        """What the joystick does in each action, as the emulator calls it."""
         self.spaces = Spaces(
             observation_shape=(frame_stack, image_size, image_size),
             observation_dtype="uint8",

@@ -1,0 +1,110 @@
+"""An episode as it is played: what there was to see, what the agent made of it, what it did and what that paid."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from asyncrl.api.playing import Loaded
+from asyncrl.api.thinking import think
+from asyncrl.core.errors import UsageError
+from asyncrl.envs.spec import BadEnvironment, Environment, close_all
+from asyncrl.runtime.collect import for_environments
+from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.run import build_agent, build_environments, build_normalizer
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A picture that waits to be drawn: a film of some hundred would not fit into memory as it is."""
+
+    shape: tuple[int, ...]
+    pixels: bytes
+
+    @classmethod
+    def of(cls, picture: NDArray[np.uint8]) -> Packed:
+        """The picture, compressed."""
+        return cls(picture.shape, zlib.compress(picture.tobytes(), 1))
+
+    def unpacked(self) -> NDArray[np.uint8]:
+        """The picture as it was."""
+        return np.frombuffer(zlib.decompress(self.pixels), np.uint8).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One step."""
+
+    picture: Packed | None
+    """What the environment showed, uint8 `[H, W, 3]`; None if it has no pictures."""
+    observation: NDArray[Any]
+    """What the agent saw, before any normalisation."""
+    thought: dict[str, NDArray[np.float64]]
+    """`probabilities` or `q` `[A]`, or `mean` and `deviation` `[n]`; `value` `[]` where there is one."""
+    action: int | NDArray[np.float32]
+    reward: float
+    """What the step paid."""
+    score: float
+    """What all steps before it had paid."""
+    step: int
+    """Which one of the episode it is, from 0."""
+
+
+def watch(loaded: Loaded, steps: int, skip: int = 0, pictures: bool = True) -> Iterator[Moment]:
+    """One episode with the run's own policy of evaluations, from step `skip`, at most `steps` steps of it.
+
+    Raises UsageError for an environment that breaks and for a network that cannot be asked.
+    """
+    run = loaded.run
+    agent, replica = build_agent(run, EVALUATOR)
+    replica.pull(run.handles.store)
+    normalizer = build_normalizer(run, EVALUATOR)
+    environments = build_environments(run, EVALUATOR, 1, evaluation=True)
+    environment, state, score = environments[0], agent.initial_state(1), 0.0
+    try:
+        observation, over = environment.reset(), False
+        for step in range(skip + steps):
+            if over:
+                return
+            seen = torch.from_numpy(np.array(observation))
+            with torch.inference_mode():
+                looked_at = seen[None] if normalizer is None else normalizer.observe(seen[None])
+                said, _ = think(agent.network, run.spec.spaces, looked_at, state)
+                chosen, state, _ = agent.act(looked_at, state, loaded.checkpoint.steps)
+            (action,) = for_environments(chosen, run.spec.spaces)
+            picture = Packed.of(picture_of(environment)) if pictures and step >= skip else None
+            observation, reward, terminated, truncated, _ = environment.step(action)
+            if step >= skip:
+                thought = {name: values[0].double().numpy() for name, values in said.items() if name != "action"}
+                if "logits" in thought:
+                    thought["probabilities"] = torch.softmax(said["logits"][0].double(), -1).numpy()
+                yield Moment(picture, seen.numpy(), thought, action, reward, score, step)
+            score += reward
+            over = terminated or truncated
+    except BadEnvironment as error:
+        raise UsageError(str(error)) from error
+    finally:
+        close_all(environments)
+
+
+def picture_of(environment: Environment) -> NDArray[np.uint8]:
+    """What the environment shows of itself, uint8 `[H, W, 3]`."""
+    picture: NDArray[np.uint8] = environment.picture()  # type: ignore[attr-defined]
+    return picture
+
+
+def action_names(loaded: Loaded) -> tuple[str, ...]:
+    """How the environment calls its actions; numbers, or letters with their component, where it has no names."""
+    spaces = loaded.run.spec.spaces
+    if spaces.is_continuous:
+        return tuple(f"action {i}" for i in range(len(spaces.action_low)))
+    environment: Any = loaded.run.spec.environment.make(0, evaluation=True)
+    environment.close()
+    names = getattr(environment, "action_names", ())
+    return tuple(names) if len(names) == spaces.actions else tuple(f"action {i}" for i in range(spaces.actions))

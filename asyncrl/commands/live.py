@@ -1,0 +1,163 @@
+"""How a run that is going on goes, read from its files by another process: nothing is asked of the run itself."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+
+from asyncrl.core.errors import UsageError
+from asyncrl.pages import short
+from asyncrl.runtime.monitor import Summary
+from asyncrl.runtime.terminal import PlainView, number, panel
+from asyncrl.storage.files import read_json
+from asyncrl.storage.records import RecordReader
+from asyncrl.storage.run_folder import RunFolder
+
+STALE_SECONDS = 60.0
+"""A run that has written nothing for so long does not go on."""
+POLL_SECONDS = 1.0
+GOING = ("starting", "running")
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_WIDTH = 48
+
+
+def is_going_on(folder: RunFolder, now: float) -> bool:
+    """Whether the run says that it is, and has written something lately."""
+    try:
+        return read_json(folder.status_file)["state"] in GOING and silence(folder.status_file, now) < STALE_SECONDS
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def silence(file: Path, now: float) -> float:
+    """Seconds since something was written to a file; for ever if there is none."""
+    try:
+        return now - file.stat().st_mtime
+    except OSError:
+        return float("inf")
+
+
+class Reader:
+    """Follows the files of a run."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        """Raises UsageError if the folder's settings cannot be read."""
+        self.folder = folder
+        try:
+            stored = read_json(folder.config_file)
+            self.config: dict[str, Any] = stored["config"]
+            self.title = f"{short(stored['page'])} on {self.config['env_id']}"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{folder.config_file} cannot be read: {error}") from None
+        self._supervisor = RecordReader(folder.supervisor_file)
+        self._evaluator = RecordReader(folder.evaluator_file)
+        self._row: dict[str, Any] = {}
+        self.returns: list[float] = []
+        """Mean return of the newest training episodes, row by row."""
+        self.evaluations: list[float] = []
+        self.state, self.reason = "starting", ""
+
+    def read(self, now: float) -> Summary:
+        """What there is to know by now."""
+        try:
+            status = read_json(self.folder.status_file)
+        except (OSError, ValueError):
+            status = {}
+        for row in self._supervisor.new():
+            if "event" not in row:
+                self._row = row
+                if row.get("rollout/ep_rew_mean") is not None:
+                    self.returns.append(row["rollout/ep_rew_mean"])
+        self.evaluations += [row["mean"] for row in self._evaluator.new() if row.get("mean") is not None]
+        self.state, self.reason = status.get("state", "starting"), status.get("reason", "")
+        steps, row = status.get("steps", 0), self._row
+        return Summary(
+            steps=steps,
+            total_steps=max(1, status.get("total_steps", self.config["total_steps"])),
+            frames_per_step=max(1, round(status.get("frames", steps) / steps)) if steps else 1,
+            seconds=status.get("seconds", 0.0),
+            steps_per_second=status.get("steps_per_second", 0.0),
+            updates=status.get("updates", 0),
+            dropped_gradients=status.get("dropped_gradients", 0),
+            stale_gradients=status.get("stale_gradients", 0),
+            outlier_gradients=status.get("outlier_gradients", 0),
+            score_mean=row.get("rollout/ep_rew_mean"),
+            evaluation=self.evaluations[-1] if self.evaluations else None,
+            best_score=max(self.evaluations, default=None),
+            staleness_mean=row.get("async/staleness_mean") or 0.0,
+            learning_rate=row.get("train/learning_rate") or 0.0,
+            worker_silence=[silence(self.folder.worker_file(k), now) for k in range(self.config["workers"])],
+            worker_restarts=status.get("worker_restarts", []),
+            workers_gone=status.get("workers_gone", []),
+            evaluator_restarts=status.get("evaluator_restarts", 0),
+            learner_restarts=status.get("learner_restarts", 0),
+            ended=self.state not in GOING,
+        )
+
+
+def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
+    """A curve of block letters, the least value lowest; of more values than `width` the mean of neighbours."""
+    if not values:
+        return ""
+    edges = [len(values) * i // width for i in range(width + 1)] if len(values) > width else range(len(values) + 1)
+    parts = [values[a:b] for a, b in zip(edges, list(edges)[1:], strict=False)]
+    means = [sum(part) / len(part) for part in parts]
+    low, high = min(means), max(means)
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[round(top * (mean - low) / (high - low))] if high > low else _BLOCKS[0] for mean in means)
+
+
+def view(reader: Reader, summary: Summary) -> Group:
+    """The panel that the run's own command shows, and the curves so far below it."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(style="dim", no_wrap=True)
+    for name, values in (("training return", reader.returns), ("evaluations", reader.evaluations)):
+        if values:
+            grid.add_row(name, sparkline(values), f"{number(min(values))} to {number(max(values))}")
+    title = f"{reader.title} ({reader.state}; Ctrl-C leaves, the run goes on)"
+    parts: list[Any] = [panel(summary, title)]
+    if reader.returns or reader.evaluations:
+        parts.append(Panel(grid, title="so far", title_align="left", border_style="dim", expand=False))
+    return Group(*parts)
+
+
+def follow(folder: RunFolder) -> int:
+    """Show the run until it has ended or nothing more is heard of it; returns the exit code."""
+    reader = Reader(folder)
+    console = Console()
+    plain = PlainView()
+    live = Live(console=console, auto_refresh=False) if console.is_terminal and not console.is_dumb_terminal else None
+    if live is not None:
+        live.start()
+    try:
+        while True:
+            now = time.time()
+            going = is_going_on(folder, now)
+            summary = reader.read(now)
+            if live is None:
+                plain.show(summary)
+            else:
+                live.update(view(reader, summary), refresh=True)
+            if not going:
+                break
+            time.sleep(POLL_SECONDS)
+    finally:
+        if live is not None:
+            live.stop()
+    if live is None:
+        plain.close(summary)
+    if reader.state in GOING:
+        print(f"asyncrl watch: nothing was heard for {STALE_SECONDS:.0f} s; was it killed?", file=sys.stderr)
+        return 1
+    print(f"{reader.state}: {reader.reason}; best evaluation {number(summary.best_score)}")
+    return 0

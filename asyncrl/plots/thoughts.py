@@ -1,0 +1,238 @@
+"""Pictures of an agent at work: the game on the left, what the agent thinks on the right. Drawn by Pillow alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+BACK, CARD, TEXT, DIM = (18, 20, 24), (30, 33, 39), (232, 234, 237), (140, 146, 156)
+BAR, CHOSEN, LINE, GAIN, LOSS = (74, 96, 128), (245, 166, 35), (90, 200, 250), (80, 200, 120), (235, 87, 87)
+WINDOW = 150
+"""Steps over which the value is drawn."""
+MOST_BARS = 8
+"""Rows of actions; further ones are left out, the likeliest stay."""
+COLOURS = 96
+"""Of a GIF."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is the same in all pictures of a film."""
+
+    title: str
+    names: tuple[str, ...]
+    """Of the actions."""
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    """Bounds of continuous actions."""
+    height: int = 400
+    """Pixels of the whole picture."""
+
+    @property
+    def panel_width(self) -> int:
+        """Pixels of the right part."""
+        return 2 * (self.height * 5 // 12)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What one picture shows."""
+
+    picture: NDArray[np.uint8] | None
+    observation: NDArray[Any]
+    thought: dict[str, NDArray[np.float64]]
+    action: int | NDArray[np.float32]
+    score: float
+    step: int
+    values: Sequence[float]
+    """Expected returns up to now, the newest last; empty if there are none."""
+    rewards: Sequence[float]
+    """What was paid in those steps."""
+
+
+def draw(sight: Sight, look: Look) -> Image.Image:
+    """One picture of a film."""
+    game = scene(sight, look.height)
+    panel, pad = look.panel_width, look.height // 25
+    whole = Image.new("RGB", (even(game.width) + panel, look.height), BACK)
+    whole.paste(game, (0, 0))
+    pen = ImageDraw.Draw(whole)
+    left, right = even(game.width) + pad, even(game.width) + panel - pad
+    large, small = font(look.height // 22), font(look.height // 28)
+    pen.text((left, pad), look.title, TEXT, large)
+    top = pad + look.height // 15
+    pen.text((left, top), f"score {sight.score:g}", CHOSEN, large)
+    pen.text((right, top), f"step {sight.step}", DIM, small, anchor="ra")
+    top += look.height // 9
+    chart = look.height * 3 // 10 if sight.values else 0
+    bottom = look.height - pad - (chart + pad if chart else 0)
+    draw_actions(pen, sight, look, (left, top, right, bottom))
+    if chart:
+        draw_values(pen, sight, (left, look.height - pad - chart, right, look.height - pad), small)
+    return whole
+
+
+def scene(sight: Sight, height: int) -> Image.Image:
+    """The game's picture of a height; what the agent sees where there is none."""
+    if sight.picture is not None:
+        return scaled(Image.fromarray(sight.picture), height)
+    seen = sight.observation
+    if seen.ndim == 3:  # the newest plane that says anything
+        return scaled(Image.fromarray(as_grey(seen.max(0))).convert("RGB"), height)
+    return draw_vector(seen, height)
+
+
+def scaled(picture: Image.Image, height: int) -> Image.Image:
+    """The picture at a height: pixels stay squares when they are magnified."""
+    width = max(2, round(picture.width * height / picture.height))
+    larger = height > picture.height
+    return picture.resize((width, height), Image.Resampling.NEAREST if larger else Image.Resampling.LANCZOS)
+
+
+def as_grey(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Values `[H, W]` from the least, black, to the largest, white."""
+    low, high = float(values.min()), float(values.max())
+    return (255 * (values.astype(np.float64) - low) / max(1e-9, high - low)).astype(np.uint8)
+
+
+def draw_vector(values: NDArray[Any], height: int) -> Image.Image:
+    """A vector as bars to both sides of zero."""
+    picture = Image.new("RGB", (height, height), CARD)
+    pen, pad = ImageDraw.Draw(picture), height // 25
+    pen.text((pad, pad), "what it sees", DIM, font(height // 28))
+    top, largest = 3 * pad, max(1e-9, float(np.abs(values).max()))
+    each, middle = (height - top - pad) / len(values), height / 2
+    for i, value in enumerate(values):
+        end = middle + float(value) / largest * (middle - pad)
+        y = top + i * each
+        pen.rectangle((min(middle, end), y + 0.15 * each, max(middle, end), y + 0.85 * each), LINE)
+    pen.line((middle, top, middle, height - pad), DIM)
+    return picture
+
+
+Place = tuple[int, int, int, int]
+"""Left, top, right and bottom in pixels."""
+
+
+def draw_actions(pen: ImageDraw.ImageDraw, sight: Sight, look: Look, place: Place) -> None:
+    """A bar for each action: its probability, its value, or where its distribution lies between its bounds."""
+    left, top, right, bottom = place
+    small = font(look.height // 28)
+    thought = sight.thought
+    if "mean" in thought:
+        pen.text((left, top), "action: mean, deviation, taken", DIM, small)
+        shown = list(range(min(MOST_BARS, len(look.names))))
+    else:
+        scores = thought["probabilities"] if "probabilities" in thought else thought["q"]
+        pen.text((left, top), "probability" if "probabilities" in thought else "value of action", DIM, small)
+        shown = sorted(np.argsort(-scores, kind="stable")[:MOST_BARS].tolist())
+    top += look.height // 18
+    each = min((bottom - top) / max(1, len(shown)), look.height / 14)
+    names_end = left + (right - left) * 2 // 5
+    for row, i in enumerate(shown):
+        y = int(top + row * each)
+        bar = (names_end, y + 1, right, int(y + 0.75 * each))
+        pen.text((left, y), shortened(look.names[i], small, names_end - left - 4), TEXT, small)
+        if "mean" in thought:
+            draw_component(pen, sight, look, i, bar)
+        else:
+            taken = i == sight.action
+            share = float(scores[i]) if "probabilities" in thought else share_of(scores, i)
+            pen.rectangle(bar, CARD)
+            pen.rectangle((bar[0], bar[1], bar[0] + int(share * (right - bar[0])), bar[3]), CHOSEN if taken else BAR)
+            text = f"{share:.2f}" if "probabilities" in thought else f"{scores[i]:.2f}"
+            colour = BACK if taken and share > 0.8 else TEXT
+            pen.text((right - 3, (bar[1] + bar[3]) // 2), text, colour, font(look.height // 34), anchor="rm")
+
+
+def share_of(scores: NDArray[np.float64], i: int) -> float:
+    """How long the bar of an action value is: the best has all of it, the worst a twentieth."""
+    spread = float(scores.max() - scores.min())
+    return 1.0 if spread == 0 else 0.05 + 0.95 * float(scores[i] - scores.min()) / spread
+
+
+def draw_component(pen: ImageDraw.ImageDraw, sight: Sight, look: Look, i: int, bar: Place) -> None:
+    """A component of a continuous action: mean and deviation between its bounds, and what was taken."""
+    mean, deviation = float(sight.thought["mean"][i]), float(sight.thought["deviation"][i])
+    low, high = look.low[i], look.high[i]
+    if not (np.isfinite(low) and np.isfinite(high) and high - low < 1e30):
+        low, high = -3.0, 3.0
+
+    def at(value: float) -> int:
+        return int(bar[0] + (bar[2] - bar[0]) * min(1.0, max(0.0, (value - low) / max(1e-9, high - low))))
+
+    pen.rectangle(bar, CARD)
+    pen.rectangle((at(mean - deviation), bar[1], at(mean + deviation), bar[3]), BAR)
+    pen.line((at(mean), bar[1], at(mean), bar[3]), TEXT, 1)
+    taken = at(float(np.asarray(sight.action).ravel()[i]))
+    pen.line((taken, bar[1], taken, bar[3]), CHOSEN, 3)
+
+
+def draw_values(pen: ImageDraw.ImageDraw, sight: Sight, place: Place, small: Any) -> None:
+    """The expected return over the newest steps, and lines where something was paid unless nearly every step pays."""
+    left, top, right, bottom = place
+    pen.text((left, top), f"expected return {sight.values[-1]:.2f}", DIM, small)
+    top += int(1.8 * small.size)
+    pen.rectangle((left, top, right, bottom), CARD)
+    values, rewards = list(sight.values[-WINDOW:]), list(sight.rewards[-WINDOW:])
+    low, high = min(sight.values), max(sight.values)
+    room = max(0.1 * (high - low), 1e-3)
+    low, high = low - room, high + room
+    points = [
+        (left + (right - left) * i / (WINDOW - 1), bottom - (bottom - top) * (value - low) / (high - low))
+        for i, value in enumerate(values)
+    ]
+    tells = 4 * sum(map(bool, sight.rewards)) <= len(sight.rewards)
+    for (x, _), reward in zip(points, rewards, strict=True):
+        if reward and tells:
+            pen.line((x, top + 1, x, bottom - 1), GAIN if reward > 0 else LOSS, 2)
+    if len(points) > 1:
+        pen.line(points, LINE, 2)
+    x, y = points[-1]
+    pen.ellipse((x - 3, y - 3, x + 3, y + 3), LINE)
+
+
+def shortened(text: str, small: Any, width: float) -> str:
+    """As much of a text as fits."""
+    while text and small.getlength(text) > width:
+        text = text[:-1]
+    return text
+
+
+def even(size: int) -> int:
+    """The next even number: films have no others."""
+    return size + size % 2
+
+
+@cache
+def font(size: int) -> Any:
+    """Pillow's own font."""
+    return ImageFont.load_default(max(8, size))
+
+
+def save_gif(pictures: Sequence[Any], draw_one: Any, file: Path, rate: float) -> None:
+    """Write `draw_one(p)` of all `pictures` as a GIF that repeats for ever. Raises OSError if it cannot be written.
+
+    All share one palette, of some pictures from everywhere: what stands still then costs nothing.
+    """
+    palette = palette_of(draw_one(pictures[i]) for i in range(0, len(pictures), max(1, len(pictures) // 12)))
+    frames = (draw_one(picture).quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures)
+    first = next(frames)
+    duration = max(20, 10 * round(100 / rate))  # GIF counts hundredths; below two of them browsers take ten
+    first.save(file, save_all=True, append_images=frames, duration=duration, loop=0, optimize=False)
+
+
+def palette_of(frames: Iterable[Image.Image]) -> Image.Image:
+    """A palette of COLOURS for all of these."""
+    some = list(frames)
+    together = Image.new("RGB", (some[0].width, sum(frame.height for frame in some)))
+    for i, frame in enumerate(some):
+        together.paste(frame, (0, i * some[0].height))
+    return together.quantize(COLOURS, Image.Quantize.MEDIANCUT)

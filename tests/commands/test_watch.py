@@ -1,0 +1,192 @@
+"""Films of agents, and runs that are watched while they go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from asyncrl.__main__ import main as command
+from asyncrl.api.playing import load_run, play_run
+from asyncrl.api.watching import Packed, action_names, watch
+from asyncrl.commands import live
+from asyncrl.commands.live import Reader, follow, is_going_on, sparkline
+from asyncrl.commands.train import main as train
+from asyncrl.commands.watch import main
+from asyncrl.storage.run_folder import RunFolder
+from tests.support import status_of, the_run
+
+WORDS = ["--workers", "2", "--total-steps", "600", "--seed", "7", "--backend", "serial", "--quiet"]
+WORDS += ["--evaluation-interval-steps", "300", "--evaluation-episodes", "2"]
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Any:
+    """The command sets what holds for its process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def catch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on Catch, which the tests only read."""
+    folder = tmp_path_factory.mktemp("runs")
+    assert train("asyncrl.a3c", ["--env-id", "Catch", *WORDS, "--runs-dir", str(folder)]) == 0
+    return the_run(folder)
+
+
+@pytest.mark.parametrize("name", ["watch", "enjoy"])
+def test_an_episode_becomes_a_gif_by_pillow_alone(
+    catch: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine steps of Catch, which has no picture: shown is what the agent sees."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+
+    assert command([name, str(catch)]) == 0
+
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[0].startswith("steps 0 to 8 of an episode, score ")
+    assert "shown is what the agent sees" in captured.err
+    with Image.open("watch.gif") as film:
+        assert film.n_frames == 9
+
+
+@pytest.mark.slow
+def test_a_film_of_a_game_is_what_ffmpeg_makes_of_it(tmp_path: Path) -> None:
+    """Atari, from its third step on, each second one; the actions have their names."""
+    ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra [video]")
+    words = ["--env-id", "ALE/Pong-v5", *WORDS, "--total-steps", "20", "--evaluation-interval-steps", "0"]
+    words += ["--evaluation-episodes", "1", "--max-episode-steps", "30", "--runs-dir", str(tmp_path / "runs")]
+    assert train("asyncrl.a3c", words) == 0
+    run = the_run(tmp_path / "runs")
+
+    film = tmp_path / "film.mp4"
+    assert main([str(run), "--out", str(film), "--skip", "3", "--steps", "20", "--every", "2"]) == 0
+
+    assert ffmpeg.count_frames_and_secs(str(film))[0] == 10
+    assert action_names(load_run(run)) == ("noop", "fire", "right", "left", "rightfire", "leftfire")
+
+
+def test_what_is_shown_is_the_episode_that_evaluate_plays_first(catch: Path) -> None:
+    """The same seed and policy: the same score and length; thoughts are probabilities that add up to 1."""
+    loaded = load_run(catch, seed=5)
+    moments = list(watch(loaded, steps=100, pictures=False))
+    played = play_run(load_run(catch, seed=5), episodes=1)
+
+    assert [moments[-1].score + moments[-1].reward] == played.returns
+    assert [len(moments)] == played.lengths
+    assert [moment.step for moment in moments] == list(range(9))
+    for moment in moments:
+        assert moment.thought["probabilities"].sum() == pytest.approx(1)
+        assert moment.action == moment.thought["probabilities"].argmax()  # Catch is evaluated greedily
+        assert moment.thought["value"].shape == ()
+
+
+def test_a_picture_comes_out_as_it_went_in() -> None:
+    """Compressed in between."""
+    picture = np.random.default_rng(1).integers(0, 255, (7, 5, 3)).astype(np.uint8)
+    np.testing.assert_array_equal(Packed.of(picture).unpacked(), picture)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--out", "x.png"], "--out x.png: the name of a film ends in .gif, .mp4, .mkv or .mov"),
+        (["--out", "no/x.gif"], "--out no/x.gif: there is no such folder"),
+        (["--greedy", "--sampled"], "--greedy and --sampled exclude each other"),
+        (["--steps", "0"], "--steps must be 1 to 100_000, got 0"),
+        (["--skip", "50", "--out", "x.gif"], "the episode has ended before step 50: give a smaller --skip"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    catch: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """And no film is left."""
+    monkeypatch.chdir(tmp_path)
+    assert main([str(catch), *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+class TestLive:
+    """A run that is going on, as another process sees it."""
+
+    @pytest.fixture
+    def going(self, catch: Path, tmp_path: Path) -> RunFolder:
+        """A run of which the newest status says that it runs."""
+        path = Path(shutil.copytree(catch, tmp_path / "copy"))
+        status = status_of(path) | {"state": "running", "exit_code": None, "steps": 300, "steps_per_second": 50.0}
+        (path / "status.json").write_text(json.dumps(status))
+        return RunFolder.open(path)
+
+    def test_a_run_goes_on_while_it_says_so_and_writes(self, going: RunFolder, catch: Path) -> None:
+        """One that was killed writes no more; one that has ended says that."""
+        now = time.time()
+        assert is_going_on(going, now)
+        assert not is_going_on(going, now + 61)
+        assert not is_going_on(RunFolder.open(catch), now)
+        going.status_file.unlink()
+        assert not is_going_on(going, now)
+
+    def test_it_is_followed_to_its_end(
+        self, going: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Watched without a file to write, a run that is going on is shown, and its last line said when it ends."""
+
+        def end(seconds: float) -> None:
+            status = status_of(going.path) | {"state": "finished", "reason": "total_steps reached", "steps": 600}
+            going.status_file.write_text(json.dumps(status))
+
+        monkeypatch.setattr(live.time, "sleep", end)
+        assert main([str(going.path)]) == 0
+
+        out = capsys.readouterr().out.splitlines()
+        assert "600 steps (100 %)" in out[0]
+        assert out[-1].startswith("finished: total_steps reached; best evaluation ")
+
+    def test_a_run_that_was_killed_is_not_waited_for(
+        self, going: RunFolder, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Nothing was written for two minutes."""
+        long_ago = time.time() - 120
+        os.utime(going.status_file, (long_ago, long_ago))
+
+        assert follow(going) == 1
+        assert "nothing was heard for 60 s; was it killed?" in capsys.readouterr().err
+
+    def test_what_is_shown_is_what_the_files_say(self, going: RunFolder) -> None:
+        """Steps and speed of the status, scores of the evaluator, staleness of the supervisor's newest row."""
+        reader = Reader(going)
+        summary = reader.read(time.time())
+
+        rows = [json.loads(line) for line in going.evaluator_file.read_text().splitlines()]
+        assert (summary.steps, summary.total_steps, summary.steps_per_second) == (300, 600, 50.0)
+        assert summary.evaluation == rows[-1]["mean"]
+        assert summary.best_score == max(row["mean"] for row in rows)
+        assert reader.evaluations == [row["mean"] for row in rows]
+        assert (reader.title, len(summary.worker_silence), summary.ended) == ("a3c on Catch", 2, False)
+
+    def test_a_damaged_status_is_waited_for(self, going: RunFolder) -> None:
+        """It is replaced as a whole, but by another program on another file system it need not be."""
+        going.status_file.write_text("{")
+        assert Reader(going).read(time.time()).steps == 0
+
+
+def test_a_curve_of_letters_goes_from_the_lowest_to_the_highest() -> None:
+    """Neighbours are averaged where there are more values than letters; a flat line is low."""
+    assert sparkline([0.0, 7.0, 3.0]) == "▁█▄"
+    assert sparkline([1.0, 3.0, 5.0, 7.0], width=2) == "▁█"
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([]) == ""
