@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": "play episodes with what a run has learnt",
     "watch": "a film of the agent beside what it thinks, or how a run goes that is going on",
     "enjoy": "the same as watch",
+    "report": "all about runs, side by side, on one page of HTML",
     "export": "what a run has learnt as an ONNX model, a torch program, or weights",
     "doctor": "check that learning works on this machine and with your environment",
     "speedup": "what more workers buy: throughput, data, time",

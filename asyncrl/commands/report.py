@@ -1,0 +1,56 @@
+"""`python -m asyncrl report RUN...`: all about runs on one page of HTML."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from asyncrl.commands.program import run_command
+from asyncrl.config.commandline import parse
+from asyncrl.core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Config:
+    """Write one page of HTML about runs, side by side: it holds all its charts and needs no network."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders of runs; one that is going on is shown as far as it has come."""
+    out: Path = Path("report.html")
+    """File to write."""
+    title: str = ""
+    """Title; empty: methods and environments."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise UsageError("give the folder of at least one run")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Write what the command line says; returns the exit code."""
+    words = sys.argv[1:] if words is None else words
+    program = "asyncrl report"
+
+    def report() -> int:
+        config = parse(Config, words, program)
+        from asyncrl.plots.report import make_page, read_runs
+
+        page = make_page(read_runs(config.runs), config.title)
+        try:
+            config.out.parent.mkdir(parents=True, exist_ok=True)
+            config.out.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {config.out}: {error}") from None
+        print(f"{config.out} ({config.out.stat().st_size / 1000:.0f} kB)")
+        return 0
+
+    return run_command(program, report)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

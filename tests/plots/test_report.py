@@ -1,0 +1,206 @@
+"""One page of HTML about runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from asyncrl.commands.report import main
+from asyncrl.commands.train import main as train
+from asyncrl.plots.report import make_page, read_runs
+from asyncrl.plots.svg import Line, histogram, line_chart, short, thinned, ticks
+from tests.support import evaluations_of, status_of, the_run
+
+WORDS = ["--env-id", "Catch", "--workers", "2", "--total-steps", "1500", "--backend", "serial", "--quiet"]
+WORDS += ["--evaluation-interval-steps", "500", "--evaluation-episodes", "3", "--record-interval-seconds", "0"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Runs of three kinds, which the tests only read: workers that learn, a learner, a replay memory."""
+    made = []
+    for page, more in {
+        "a3c": ["--entropy-weights", "0.1", "0.2"],
+        "ppo": [],
+        "apex": ["--warmup-steps", "200"],
+    }.items():
+        folder = tmp_path_factory.mktemp("runs")
+        assert train(f"asyncrl.{page}", [*WORDS, *more, "--runs-dir", str(folder)]) == 0
+        made.append(the_run(folder))
+    return made
+
+
+class Tags(HTMLParser):
+    """Which tags are open, and what would be loaded from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elsewhere: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+        self.elsewhere += [value or "" for name, value in attributes if name in ("src", "href")]
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def section(page: str, title: str) -> str:
+    """The text of a section."""
+    (found,) = (text for text in page.split("<section>") if text.startswith(f"<h2>{title}</h2>"))
+    return found
+
+
+def test_the_page_is_whole_and_needs_nothing_else(runs: list[Path], tmp_path: Path) -> None:
+    """Tags are closed, charts are valid XML, nothing is loaded, and no path of this machine is told."""
+    out = tmp_path / "new" / "report.html"
+    assert main([*map(str, runs), "--out", str(out)]) == 0
+
+    page = out.read_text()
+    tags = Tags()
+    tags.feed(page)
+    assert (tags.open, tags.elsewhere) == ([], [])
+    charts = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(charts) > 8
+    for chart in charts:
+        ElementTree.fromstring(chart)
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert str(runs[0].parent) not in page
+
+
+def test_it_says_of_a_run_what_its_records_say(runs: list[Path]) -> None:
+    """Its end, each evaluation with the best one marked, and where the time went, which adds up to all of it."""
+    page = make_page(read_runs(runs[:1]))
+    evaluations, status = evaluations_of(runs[0]), status_of(runs[0])
+
+    assert "a3c on Catch" in page
+    assert f"{status['state']}: {status['reason']}" in page
+    told = section(page, "Evaluations")
+    for row in evaluations:
+        assert f">{row['steps']:,}<" in told
+    assert f"<b>{max(row['mean'] for row in evaluations):.4g}</b> ★" in told
+    shares = re.findall(r"([\d.]+) %</span>", section(page, "Where the time went"))
+    assert sum(map(float, shares)) == pytest.approx(100, abs=0.5)
+    assert "Staleness of workers" in page
+    assert "none: nobody was lost" in section(page, "Faults")
+
+
+def test_workers_are_told_apart_by_their_exploration(runs: list[Path]) -> None:
+    """With the steps that each of them made."""
+    told = section(make_page(read_runs(runs[:1])), "Workers")
+
+    assert "entropy&nbsp;weight&nbsp;0.1<" in told
+    assert "entropy&nbsp;weight&nbsp;0.2<" in told
+    for steps in status_of(runs[0])["worker_steps"]:
+        assert f"<td class=n>{steps:,}</td>" in told
+
+
+def test_runs_stand_side_by_side_by_what_tells_them_apart(runs: list[Path]) -> None:
+    """Settings that differ are shown for each, others once; each kind of age has its chart."""
+    page = make_page(read_runs(runs), "Three <methods>")
+
+    assert "<h1>Three &lt;methods&gt;</h1>" in page
+    differing, same = section(page, "Settings").split("<details>")
+    assert "<code>entropy_weights</code>" in differing
+    assert "<code>env_id</code>" in same
+    ages = section(page, "How old what is learnt from was")
+    assert "Staleness of workers" in ages
+    assert "Age of rollouts" in ages
+    assert "Age of what was drawn" in ages
+    assert "all runs" in section(page, "Machine")
+
+
+def test_seeds_of_one_method_are_named_by_their_seed(runs: list[Path], tmp_path: Path) -> None:
+    """And runs that differ in nothing by their folders."""
+    copies = [Path(shutil.copytree(runs[0], tmp_path / name)) for name in ("one", "two")]
+    assert [run.name for run in read_runs(copies)] == ["one", "two"]
+
+    stored = json.loads((copies[1] / "config.json").read_text())
+    stored["config"]["seed"] = 9
+    (copies[1] / "config.json").write_text(json.dumps(stored))
+    assert [run.name for run in read_runs(copies)] == ["a3c, seed 1", "a3c, seed 9"]
+
+
+def test_a_run_that_was_killed_at_its_start_has_a_page(runs: list[Path], tmp_path: Path) -> None:
+    """Nothing but config.json is there."""
+    (tmp_path / "run").mkdir()
+    shutil.copy(runs[0] / "config.json", tmp_path / "run")
+
+    page = make_page(read_runs([tmp_path / "run"]))
+    assert "no status" in page
+    assert "none yet" in section(page, "Evaluations")
+
+
+def test_faults_are_told_with_their_cause(runs: list[Path], tmp_path: Path) -> None:
+    """A worker that was replaced, gradients that were dropped, steps that nobody wrote down, a traceback."""
+    run = Path(shutil.copytree(runs[0], tmp_path / "run"))
+    status = status_of(run) | {"dropped_gradients": 3, "traceback": "ValueError: <lamp>", "unrecorded": {"steps": 40}}
+    (run / "status.json").write_text(json.dumps(status))
+    with (run / "supervisor.jsonl").open("a") as file:
+        event = {"event": "restarted", "who": 1, "cause": "killed by signal 9", "steps": 700, "seconds": 65.0}
+        file.write(json.dumps(event) + "\n")
+
+    told = section(make_page(read_runs([run])), "Faults")
+    assert "3 dropped gradients; 40 steps in no record" in told
+    assert "<td>restarted</td><td>1</td><td>killed by signal 9</td><td class=n>700</td><td class=n>1:05</td>" in told
+    assert "ValueError: &lt;lamp&gt;" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [([], "give the folder of at least one run"), (["nowhere"], "nowhere is not a run: no such folder")],
+)
+def test_mistakes_are_told_in_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is written."""
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+class TestCharts:
+    """Curves and histograms as SVG."""
+
+    def test_axes_have_round_numbers(self) -> None:
+        """Steps of 1, 2 or 5; one number where there is nothing between."""
+        assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+        assert ticks(-21, 21) == [-20, -10, 0, 10, 20]
+        assert ticks(0.0, 0.07, 4) == pytest.approx([0, 0.02, 0.04, 0.06])
+        assert ticks(3, 3) == [3]
+        assert [short(value) for value in (1_250_000, 300_000, 0.05, -20, 0)] == ["1.25M", "300k", "0.05", "-20", "0"]
+
+    def test_a_long_curve_becomes_means_of_neighbours(self) -> None:
+        """So that its shape stays."""
+        assert thinned([(float(i), 2.0 * i) for i in range(100)], most=10)[0] == (4.5, 9.0)
+        assert thinned([(0.0, 1.0)]) == [(0.0, 1.0)]
+
+    def test_a_curve_goes_from_corner_to_corner(self) -> None:
+        """Up is up; of one point and of a flat line there is a chart as well, and of none there is none."""
+        chart = line_chart([Line([(0.0, 0.0), (10.0, 1.0)], "#123456", "x", marks=True)], "steps", "score")
+        ((_, y1), (_, y2)) = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', chart)
+        assert float(y1) > float(y2)
+        assert "x: 1 at 10" in chart
+        assert line_chart([Line([(5.0, 3.0)], "#123456")], "steps", "score")
+        assert line_chart([Line([], "#123456")], "steps", "score") == ""
+
+    def test_a_robust_axis_is_not_that_of_one_outlier(self) -> None:
+        """Which is drawn at its edge."""
+        points = [(float(i), 1000.0 if i == 0 else float(i % 2)) for i in range(100)]
+        assert "1k" in line_chart([Line(points, "#123456")], "steps", "loss")
+        assert "1k" not in line_chart([Line(points, "#123456")], "steps", "loss", robust=True)
+
+    def test_bars_are_shares_and_the_last_takes_the_tail(self) -> None:
+        """Nine of ten are 0; a single one of 1,000 updates does not stretch the axis."""
+        counts = {0: 900, 1: 95, 5: 4, 1000: 1}
+        chart = histogram([("run", "#123456", counts)], "updates")
+        assert re.findall(r"<title>(.*?)</title>", chart) == ["run: 90 % at 0", "run: 10 % at 1"]
+        assert histogram([("run", "#123456", {})], "updates") == ""
