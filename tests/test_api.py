@@ -56,6 +56,31 @@ class Screen(gymnasium.Env[Any, Any]):
         return self._observe(), reward, self.at == 20, False, {}
 
 
+class Levers(gymnasium.Env[Any, Any]):
+    """One of three lamps shines: turn its lever to where the level is, which pays 1."""
+
+    observation_space = gymnasium.spaces.Dict(
+        lamp=gymnasium.spaces.Discrete(3), level=gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
+    )
+    action_space = gymnasium.spaces.MultiDiscrete([3, 2])
+
+    def _observe(self) -> Any:
+        self.lamp = int(self.np_random.integers(3))
+        self.level = self.np_random.random(1).astype(np.float32)
+        return {"lamp": self.lamp, "level": self.level}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.at = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action)
+        reward = float(action[0] == self.lamp and action[1] == (self.level[0] > 0.5))
+        self.at += 1
+        return self._observe(), reward, self.at == 20, False, {}
+
+
 class Breaking(Screen):
     """Raises in its third step."""
 
@@ -523,6 +548,27 @@ def test_a_memory_remembers(tmp_path: Path) -> None:
     _, second = policy.act(np.ones(4, np.float32), first)
 
     assert not torch.equal(first.memory[0], second.memory[0])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("page", ["a3c", "n_step_q"])
+def test_observations_and_actions_of_several_parts_are_acted_in_as_they_are(tmp_path: Path, page: str) -> None:
+    """A Dict alone or as a batch, whose parts are batches; actions are what the environment takes."""
+    run = asyncrl.train(page, env_id=f"{HERE}:Levers", **TINY, runs_dir=tmp_path)
+    policy, environment = asyncrl.load(run), Levers()
+    seen = [environment.reset(seed=1)[0]]
+    for _ in range(4):
+        action, _ = policy.act(seen[-1])
+        seen.append(environment.step(action)[0])
+
+    batch = {key: np.array([one[key] for one in seen]) for key in seen[0]}
+    together, _ = policy.act(batch)
+    assert together.shape == (5, 2)
+    if page == "n_step_q":  # the others draw
+        np.testing.assert_array_equal(together, [policy.act(one)[0] for one in seen])
+    with pytest.raises(asyncrl.UsageError, match="it has the parts lamp, level"):
+        policy.act({"lamp": 1})
+    with pytest.raises(asyncrl.UsageError, match="of different numbers of environments"):
+        policy.act(batch | {"lamp": 1})
 
 
 def test_what_is_no_observation_is_refused(cartpole: asyncrl.Run) -> None:

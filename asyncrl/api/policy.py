@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,7 +15,7 @@ from asyncrl.api.playing import Loaded
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
+from asyncrl.envs.gymnasium_env import GymnasiumEnvironment, rows_of
 from asyncrl.envs.preprocessed import Preprocessed
 from asyncrl.runtime.collect import for_environments, reset_state
 from asyncrl.runtime.protocols import EVALUATOR
@@ -57,26 +59,20 @@ class Policy:
         self._stacked = environment if isinstance(environment, Preprocessed) else None
         below = environment.environment if self._stacked else environment
         self._native = below if isinstance(below, GymnasiumEnvironment) else None
-        space = self._native.native.observation_space if self._native else None
-        shape = self.spaces.observation_shape if space is None else space.shape
-        assert shape is not None  # of the spaces that are encoded all have one
-        self._shape = shape
+        own = gymnasium.spaces.Box(-np.inf, np.inf, self.spaces.observation_shape)
+        self._space: gymnasium.Space[Any] = self._native.native.observation_space if self._native else own
 
     def act(self, observation: Any, state: PolicyState | None = None) -> tuple[Any, PolicyState]:
         """The action for one observation, or the actions `[B, ...]` for a batch `[B, ...]`, and the next state.
 
-        Actions are as the environment takes them: an int, or a vector of its action space. `state` is what the call
-        before returned, None at the beginning of an episode. Raises UsageError for an observation that is none of the
-        environment's.
+        Observations that are a Dict or a Tuple make a batch whose parts are batches. Actions are as the environment
+        takes them: an int, or an array of its action space. `state` is what the call before returned, None at the
+        beginning of an episode. Raises UsageError for an observation that is none of the environment's.
         """
-        given = np.asarray(observation)
-        single = given.ndim == len(self._shape)
-        batch = given[np.newaxis] if single else given
-        if batch.shape[1:] != self._shape:
-            raise UsageError(
-                f"an observation of {self.env_id} has the shape {list(self._shape)}, and a batch one dimension more "
-                f"before it; got {list(given.shape)}"
-            )
+        try:
+            batch, single = rows_of(self._space, observation)
+        except ValueError as error:
+            raise UsageError(f"an observation of {self.env_id} is not as it should be: {error}") from None
         if state is None:
             state = self._first(len(batch))
         elif len(state.seen) != len(batch):
@@ -102,7 +98,7 @@ class Policy:
         seen = np.zeros((count, *self.spaces.observation_shape), self.spaces.observation_dtype)
         return PolicyState(self._agent.initial_state(count), seen)
 
-    def _encoded(self, batch: NDArray[Any], before: NDArray[Any]) -> NDArray[Any]:
+    def _encoded(self, batch: Sequence[Any], before: NDArray[Any]) -> NDArray[Any]:
         """Observations as the network takes them, `[B, *shape]`, in an array of its own."""
         seen = before.copy()
         for place, raw in zip(seen, batch, strict=True):

@@ -1,9 +1,10 @@
 """Any single-agent Gymnasium environment, by id or from a user's factory, behind the contract of `envs.spec`.
 
 What comes out: images and planes [rows, columns, channels] as [C, H, W] (uint8 stays uint8, all else is float32),
-vectors as float32, Discrete, MultiDiscrete and MiniGrid's symbols as one-hot float32. Discrete actions count from 0
-whatever the space's own start is. Each step is checked cheaply, since a NaN or a wrong shape would poison the shared
-network for everybody: the violation raises `BadEnvironment` with the environment's id.
+vectors as float32, Discrete, MultiDiscrete and MiniGrid's symbols as one-hot float32, a Dict or Tuple of such things as
+one vector of all its parts. Discrete actions count from 0 whatever the space's own start is; of MultiDiscrete and
+MultiBinary actions each combination is one. Each step is checked cheaply, since a NaN or a wrong shape would poison the
+shared network for everybody: the violation raises `BadEnvironment` with the environment's id.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 SMALLEST_SCREEN = 36
 """Images with fewer rows are boards."""
+MOST_COMBINATIONS = 4096
+"""Of the parts of an action: a network has an output for each combination."""
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
 """Rewards are kept as float32; a larger one would be an infinity there."""
 
@@ -67,7 +70,7 @@ class GymnasiumEnvironment:
         self._action_space = environment.action_space
         actions, low, high = _actions(self._action_space, env_id)
         self.spaces = Spaces(shape, dtype, actions, low, high, _kind(shape))
-        self._first_action = int(self._action_space.start) if isinstance(self._action_space, spaces.Discrete) else 0
+        self._choices = [] if self.spaces.is_continuous else _choices(self._action_space)
         self._elapsed = 0
         self._running = False
 
@@ -159,7 +162,19 @@ class GymnasiumEnvironment:
             return self._into_box(action)
         if not 0 <= cast(int, action) < self.spaces.actions:
             raise ValueError(f"{self.env_id} has the actions 0 to {self.spaces.actions - 1}, not {action}")
-        return self._first_action + cast(int, action)
+        choice = self._choices[cast(int, action)]
+        return choice.copy() if isinstance(choice, np.ndarray) else choice
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """What the environment calls its discrete actions, or else what it is given for each of them."""
+        meanings = getattr(self.native.unwrapped, "get_action_meanings", lambda: ())()
+        if len(meanings) == len(self._choices):
+            return tuple(str(meaning).lower() for meaning in meanings)
+        return tuple(
+            " ".join(map(str, choice.ravel())) if isinstance(choice, np.ndarray) else f"action {choice}"
+            for choice in self._choices
+        )
 
     def _into_box(self, action: int | NDArray[Any]) -> NDArray[Any]:
         """An action as the space has it: its bounds may be finer than the float32 in which the action was clipped."""
@@ -222,11 +237,8 @@ def _encoder(space: spaces.Space[Any], env_id: str) -> tuple[tuple[int, ...], st
         return _one_hot_encoder(space.nvec.ravel(), space.start.ravel())
     if isinstance(space, spaces.MultiBinary):
         return _vector_encoder(space.shape)
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        raise UsageError(
-            f"{env_id} observes a {type(space).__name__} of several parts: give a module:factory that wraps it in "
-            "gymnasium.wrappers.FlattenObservation"
-        )
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return _parts_encoder(space, env_id)
     raise UsageError(f"{env_id} observes a {type(space).__name__}, which is not supported: wrap it to observe a Box")
 
 
@@ -293,6 +305,65 @@ def _vector_encoder(shape: tuple[int, ...]) -> tuple[tuple[int, ...], str, Encod
     return (size,), "float32", encode
 
 
+def _parts_encoder(space: spaces.Dict | spaces.Tuple[Any], env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
+    """The parts of a Dict or Tuple, in the order of the space, one behind the other in one vector."""
+    encoders = {}
+    size = 0
+    for key, part in _parts(space):
+        shape, _, encode = _encoder(part, env_id)
+        if _kind(shape) == "screen":
+            raise UsageError(
+                f"{env_id} observes a {type(space).__name__} with an image in {key!r}: give a module:factory that "
+                "wraps it to observe the image, or numbers, alone"
+            )
+        encoders[key] = encode
+        size += math.prod(shape)
+    if not size:
+        raise UsageError(f"{env_id} observes a {type(space).__name__} of no parts: there is nothing to learn from")
+
+    def encode_all(observation: Any) -> NDArray[Any]:
+        try:
+            parts = [observation[key] for key in encoders]
+        except (KeyError, IndexError, TypeError):
+            raise ValueError(f"the observation has not all of the parts {', '.join(map(str, encoders))}") from None
+        encoded = [np.ravel(encode(part)) for encode, part in zip(encoders.values(), parts, strict=True)]
+        return np.concatenate(encoded, dtype=np.float32, casting="unsafe")
+
+    return (size,), "float32", encode_all
+
+
+def _parts(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.Space[Any]]]:
+    """Key, or place, and space of each part."""
+    return list(space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
+
+
+def rows_of(space: spaces.Space[Any], observation: Any) -> tuple[list[Any], bool]:
+    """The observations in `observation`, and whether it is a single one of `space` and no batch.
+
+    A batch of a Dict or Tuple is one whose parts are batches. Raises ValueError for what is neither.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        keys = [key for key, _ in _parts(space)]
+        try:
+            parts = [rows_of(part, observation[key]) for key, part in _parts(space)]
+        except (KeyError, IndexError, TypeError):
+            raise ValueError(f"it has the parts {', '.join(map(str, keys))}") from None
+        if len({(len(rows), single) for rows, single in parts}) > 1:
+            raise ValueError("its parts are of different numbers of environments")
+        together = zip(*(rows for rows, _ in parts), strict=True)
+        rows = [dict(zip(keys, row, strict=True)) if isinstance(space, spaces.Dict) else row for row in together]
+        return rows, parts[0][1]
+    shape, given = space.shape, np.asarray(observation)
+    assert shape is not None  # of the spaces that are encoded all others have one
+    single = given.ndim == len(shape)
+    batch = given[np.newaxis] if single else given
+    if batch.shape[1:] != shape:
+        raise ValueError(
+            f"it has the shape {list(shape)}, and a batch one dimension more before it; got {list(given.shape)}"
+        )
+    return list(batch), single
+
+
 def _one_hot_encoder(sizes: NDArray[Any], starts: NDArray[Any]) -> tuple[tuple[int, ...], str, Encoder]:
     """One-hot vectors of several categories, side by side."""
     offsets = np.cumsum(sizes) - sizes
@@ -351,14 +422,43 @@ def _actions(space: spaces.Space[Any], env_id: str) -> tuple[int, tuple[float, .
     """Number of discrete actions, or the bounds of continuous ones."""
     if isinstance(space, spaces.Discrete):
         return int(space.n), (), ()
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        combinations = math.prod(_sizes(space).ravel().tolist())
+        if combinations > MOST_COMBINATIONS:
+            raise UsageError(
+                f"{env_id} has {combinations:_} combinations of actions in {space}, at most {MOST_COMBINATIONS:_} are "
+                "supported: wrap it to take fewer, or a Box"
+            )
+        return combinations, (), ()
     if isinstance(space, spaces.Box) and math.prod(space.shape) > 0:
         return 0, tuple(map(float, space.low.ravel())), tuple(map(float, space.high.ravel()))
-    raise UsageError(f"{env_id} has actions in {space}, which is not supported: wrap it to take Discrete or Box")
+    raise UsageError(
+        f"{env_id} has actions in {space}, which is not supported: wrap it to take Discrete, MultiDiscrete, "
+        "MultiBinary or Box"
+    )
 
 
-def make_gymnasium(spec: EnvSpec, seed: int) -> GymnasiumEnvironment | Preprocessed:
+def _sizes(space: spaces.MultiDiscrete | spaces.MultiBinary) -> NDArray[np.int64]:
+    """How many values each part of an action has, in the shape of the space."""
+    if isinstance(space, spaces.MultiBinary):
+        return np.full(space.shape, 2, np.int64)
+    return space.nvec.astype(np.int64)
+
+
+def _choices(space: spaces.Space[Any]) -> list[Any]:
+    """What the environment is given for each of our discrete actions; the last part of several changes fastest."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.start) + i for i in range(int(space.n))]
+    assert isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary)
+    sizes = _sizes(space)
+    start = space.start if isinstance(space, spaces.MultiDiscrete) else 0
+    combinations = np.indices(tuple(sizes.ravel())).reshape(sizes.size, -1).T
+    return [(one.reshape(sizes.shape) + start).astype(space.dtype) for one in combinations]
+
+
+def make_gymnasium(spec: EnvSpec, seed: int, evaluation: bool) -> GymnasiumEnvironment | Preprocessed:
     """Make the environment that a spec names. Raises `UsageError` when that cannot be done."""
-    environment = _make_plain(spec, seed)
+    environment = _make_plain(spec, seed, evaluation)
     if (spec.frames_per_step, spec.frames_per_observation, spec.pixels, spec.sticky_actions) == (1, 1, 0, 0.0):
         return environment
     try:
@@ -375,9 +475,13 @@ def make_gymnasium(spec: EnvSpec, seed: int) -> GymnasiumEnvironment | Preproces
         raise
 
 
-def _make_plain(spec: EnvSpec, seed: int) -> GymnasiumEnvironment:
-    """The environment as it is. Our own limit is in agent steps, the environment counts frames."""
-    env_id, limit = spec.env_id, spec.max_episode_steps * spec.frames_per_step
+def _make_plain(spec: EnvSpec, seed: int, evaluation: bool) -> GymnasiumEnvironment:
+    """The environment as it is. Our own limit is in agent steps, the environment counts frames.
+
+    In training there always is one; an evaluation counts those that it has to cut itself.
+    """
+    steps = spec.step_cap if evaluation else spec.training_step_cap
+    env_id, limit = spec.env_id, steps * spec.frames_per_step
     arguments = dict(spec.env_kwargs)
     if is_name(env_id):
         environment = _from_factory(env_id, arguments)

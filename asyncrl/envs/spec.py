@@ -36,9 +36,9 @@ ATARI_FRAME_SKIP, ATARI_FRAME_STACK = 4, 4
 ATARI_IMAGE_SIZE = 42
 NOOP_MAX = 30
 
-LONGEST_EVALUATION = 100_000
-"""Steps after which an evaluation ends an episode, unless longer ones are allowed. A policy without a dice may walk
-into the same wall for ever, and an environment without a time limit would let it."""
+LONGEST_EPISODE = 100_000
+"""Steps after which an episode is cut unless another limit was given. A policy without a dice may walk into the same
+wall for ever, and an environment without a time limit would let it."""
 
 _ATARI_ID = re.compile(r"(?:ale_py:)?(?:ALE/.*|\w+(?:NoFrameskip|Deterministic)-v\d+|\w+-ram\w*-v\d+)")
 _TOY_IDS = ("Chain", "Catch")
@@ -206,7 +206,12 @@ class EnvSpec:
     @property
     def evaluation_step_cap(self) -> int:
         """Longest episode of an evaluation in agent steps: there always is one."""
-        return max(LONGEST_EVALUATION, self.step_cap)
+        return max(LONGEST_EPISODE, self.step_cap)
+
+    @property
+    def training_step_cap(self) -> int:
+        """Longest episode of training in agent steps: there always is one."""
+        return self.step_cap or LONGEST_EPISODE
 
     def make(self, seed: int, evaluation: bool) -> Environment:
         """Make one environment. Equal seeds and actions give equal episodes.
@@ -280,7 +285,7 @@ class EnvSpec:
             return make_toy(self, seed)
         from asyncrl.envs.gymnasium_env import make_gymnasium
 
-        return make_gymnasium(self, seed)
+        return make_gymnasium(self, seed, evaluation)
 
     def _try_out(self, environment: AnyEnvironment) -> None:
         spaces = environment.spaces

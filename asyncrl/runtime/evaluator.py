@@ -12,7 +12,7 @@ import torch
 
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.spec import LONGEST_EVALUATION, Environment, EpisodeLost, close_all, restore_all, states_of
+from asyncrl.envs.spec import LONGEST_EPISODE, Environment, EpisodeLost, close_all, restore_all, states_of
 from asyncrl.runtime.clock import ENDED, READY, RUNNING
 from asyncrl.runtime.collect import Episode, for_environments, reset_state
 from asyncrl.runtime.normalize import Normalizer
@@ -231,7 +231,7 @@ def play(
     steps: int,
     interrupted: Callable[[], bool] | None = None,
     normalizer: Normalizer | None = None,
-    longest: int = LONGEST_EVALUATION,
+    longest: int = LONGEST_EPISODE,
 ) -> list[Episode] | None:
     """Whole `episodes`, played side by side; None if `interrupted()` became true.
 

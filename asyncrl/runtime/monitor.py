@@ -131,6 +131,8 @@ class Monitor:
         resumed_at = run.handles.clock.steps if run.spec.part else None
         self._trackers: list[Tracker] = [TensorBoardWriter(run.spec.folder.tensorboard, resumed_at), *trackers]
         self._await_evaluation(self.summary.steps)
+        self._endless = ""
+        """What to say of episodes of training that had to be cut."""
         self._scores: deque[float] = deque(maxlen=EPISODES_AVERAGED)
         self._lengths: deque[float] = deque(maxlen=EPISODES_AVERAGED)
         self._looked_at = time.monotonic()
@@ -233,7 +235,7 @@ class Monitor:
             summary = self.summary
             summary.evaluation = mean
             self._await_evaluation(row["steps"])
-            summary.remark = cut_in_words(row["cut"], row["lengths"]) if row.get("cut") else ""
+            summary.remark = cut_in_words(row["cut"], row["lengths"]) if row.get("cut") else self._endless
             summary.best_score = mean if summary.best_score is None else max(summary.best_score, mean)
             if target is not None and mean >= target:
                 self._score_reached = True
@@ -269,7 +271,19 @@ class Monitor:
             for score, length in row.get("episodes", ()):
                 self._scores.append(score)
                 self._lengths.append(length)
+                self._note_length(length)
         return rows
+
+    def _note_length(self, length: int) -> None:
+        """Remark, once, that an episode of training was cut for want of an end."""
+        environment = self.run.spec.environment
+        if self._endless or environment.step_cap or length < environment.training_step_cap:
+            return
+        self._endless = (
+            f"an episode of training had not ended after {length:,} steps and was cut: if the environment never ends an "
+            "episode, give the run --max-episode-steps"
+        )
+        self.summary.remark = self.summary.remark or self._endless
 
     def _settle(self, worker: int) -> dict[str, int]:
         """What a worker whose process has ended counted since the last call, but did not record."""

@@ -173,7 +173,7 @@ def test_episodes_that_never_end_are_told_of(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the run's own row, in its last lines, and when it is evaluated later; with what to do."""
-    monkeypatch.setattr(spec_module, "LONGEST_EVALUATION", 300)
+    monkeypatch.setattr(spec_module, "LONGEST_EPISODE", 300)
     line = "of {} evaluated episodes had not ended after 300 steps and were cut: if the environment "
     line += "never ends an episode, give the run --max-episode-steps"
 

@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
+from asyncrl.envs import spec as spec_module
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
 from asyncrl.envs.spec import BadEnvironment, EnvironmentNotice, EnvSpec
 
@@ -143,10 +144,20 @@ def test_pictures_of_a_grid_stay_pictures() -> None:
         (spaces.Discrete(3, start=5), np.int64(7), [0.0, 0.0, 1.0]),
         (spaces.MultiBinary(3), np.array([1, 0, 1], np.int8), [1.0, 0.0, 1.0]),
         (spaces.MultiDiscrete([2, 3]), np.array([1, 0]), [0.0, 1.0, 1.0, 0.0, 0.0]),
+        (
+            spaces.Dict(b=spaces.Discrete(2), a=spaces.Box(-9.0, 9.0, (2,)), c=spaces.Tuple([spaces.MultiBinary(2)])),
+            {"c": (np.array([1, 0], np.int8),), "b": 1, "a": np.array([5.0, 6.0], np.float32)},
+            [0.0, 1.0, 5.0, 6.0, 1.0, 0.0],
+        ),
+        (
+            spaces.Tuple([spaces.Box(0.0, 9.0, (1,)), spaces.Box(0, 9, (2, 2), np.int64)]),
+            (np.array([7.0]), np.array([[1, 2], [3, 4]])),
+            [7.0, 1.0, 2.0, 3.0, 4.0],
+        ),
     ],
 )
 def test_everything_else_becomes_a_float_vector(space: Any, observation: Any, expected: list[float]) -> None:
-    """Numbers as they are, categories as one-hot vectors side by side."""
+    """Numbers as they are, categories as one-hot vectors side by side, parts in the order of their space."""
     adapter, result = observe(space, observation)
     assert result.dtype == np.float32
     assert result.tolist() == expected
@@ -164,6 +175,67 @@ def test_discrete_actions_count_from_zero() -> None:
     for action in range(3):
         adapter.step(action)
     assert scripted.given == [-1, 0, 1]
+
+
+def test_parts_that_are_missing_or_broken_are_noticed() -> None:
+    """As in a space of one part: with the reason."""
+    space = spaces.Dict(a=UNIT, b=UNIT)
+    half = {"a": np.zeros(3, np.float32)}
+    for observation, said in (
+        (half, "the observation has not all of the parts a, b"),
+        (3, "the observation has not all of the parts a, b"),
+        (half | {"b": np.full(3, np.nan, np.float32)}, "holds a NaN"),
+    ):
+        with pytest.raises(BadEnvironment, match=said):
+            observe(space, observation)
+
+
+@pytest.mark.parametrize(
+    ("space", "given"),
+    [
+        (spaces.MultiDiscrete([2, 3]), [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]),
+        (spaces.MultiDiscrete([2, 2], start=[5, -1]), [[5, -1], [5, 0], [6, -1], [6, 0]]),
+        (spaces.MultiBinary(2), [[0, 0], [0, 1], [1, 0], [1, 1]]),
+        (spaces.MultiBinary((1, 2)), [[[0, 0]], [[0, 1]], [[1, 0]], [[1, 1]]]),
+    ],
+)
+def test_each_combination_of_the_parts_of_an_action_is_an_action(space: Any, given: list[Any]) -> None:
+    """All that the space has, once, each in the shape and type of the space; an environment may keep what it gets."""
+    scripted = Scripted(actions=space)
+    adapter = adapt(scripted)
+    adapter.reset()
+    for action in range(adapter.spaces.actions):
+        adapter.step(action)
+
+    assert [action.tolist() for action in scripted.given] == given
+    assert all(space.contains(action) for action in scripted.given)
+    scripted.given[0] += 1
+    adapter.step(0)
+    assert scripted.given[-1].tolist() == given[0]
+
+
+def test_an_environment_may_name_its_actions() -> None:
+    """Else they are called by what the environment is given."""
+    assert adapt(Scripted(actions=spaces.MultiDiscrete([1, 2]))).action_names == ("0 0", "0 1")
+    assert adapt(Scripted(actions=spaces.Discrete(2, start=3))).action_names == ("action 3", "action 4")
+    named = Scripted()
+    named.get_action_meanings = lambda: ["LEFT", "RIGHT"]  # type: ignore[attr-defined]
+    assert adapt(named).action_names == ("left", "right")
+
+
+def test_an_episode_of_training_has_a_limit_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In frames as many times more; an evaluation counts what it cuts, and another limit counts instead."""
+    monkeypatch.setattr(spec_module, "LONGEST_EPISODE", 5)
+
+    def length(evaluation: bool, **settings: Any) -> int:
+        environment = EnvSpec(f"{HERE}:make_scripted", **settings).make(1, evaluation)
+        environment.reset()
+        return next((i for i in range(1, 13) if environment.step(0)[3]), 0)
+
+    assert length(evaluation=False) == 5
+    assert length(evaluation=False, frame_skip=2) == 5
+    assert length(evaluation=True) == 0
+    assert length(evaluation=False, max_episode_steps=8) == length(evaluation=True, max_episode_steps=8) == 8
 
 
 def test_a_continuous_action_is_a_vector_within_bounds_that_spaces_tell() -> None:
@@ -314,14 +386,19 @@ def make_pictures() -> Any:
     return ImgObsWrapper(RGBImgPartialObsWrapper(gymnasium.make("MiniGrid-Empty-5x5-v0")))
 
 
-make_dict = with_space(spaces.Dict(a=UNIT, b=UNIT))
-make_tuple = with_space(spaces.Tuple([UNIT, UNIT]))
+make_dict = with_space(spaces.Dict(a=UNIT, b=spaces.Box(0, 255, (40, 40, 3), np.uint8)))
+make_tuple = with_space(spaces.Tuple([UNIT, spaces.Text(5)]))
+make_empty = with_space(spaces.Dict())
 make_text = with_space(spaces.Text(5))
 make_video = with_space(spaces.Box(0, 255, (4, 8, 8, 3), np.uint8))
 
 
 def make_two_sticks() -> Scripted:
-    return Scripted(actions=spaces.MultiDiscrete([2, 3]))
+    return Scripted(actions=spaces.MultiDiscrete([100, 100]))
+
+
+def make_many_levers() -> Scripted:
+    return Scripted(actions=spaces.Dict(a=spaces.Discrete(2)))
 
 
 def test_a_factory_s_environment_takes_its_arguments() -> None:
@@ -349,11 +426,16 @@ def test_a_factory_s_environment_takes_its_arguments() -> None:
         (f"{HERE}:make_trouble", r"make_trouble\(\) failed: OSError: no motor"),
         (f"{HERE}:make_nan", "broke its contract in step 1 of an episode: the observation holds a NaN"),
         (f"{HERE}:make_crash", r"broke in step\(\) after 0 steps of an episode: KeyError: 'left'"),
-        (f"{HERE}:make_dict", "observes a Dict of several parts: .*gymnasium.wrappers.FlattenObservation"),
-        (f"{HERE}:make_tuple", "observes a Tuple of several parts: .*gymnasium.wrappers.FlattenObservation"),
+        (f"{HERE}:make_dict", "observes a Dict with an image in 'b': give a module:factory that wraps it"),
+        (f"{HERE}:make_tuple", "observes a Text, which is not supported"),
+        (f"{HERE}:make_empty", "observes a Dict of no parts"),
         (f"{HERE}:make_text", "observes a Text, which is not supported"),
         (f"{HERE}:make_video", r"observes an array \[4, 8, 8, 3\]"),
-        (f"{HERE}:make_two_sticks", r"has actions in MultiDiscrete\(.*wrap it to take Discrete or Box"),
+        (f"{HERE}:make_two_sticks", r"has 10_000 combinations of actions .*, at most 4_096 are supported"),
+        (
+            f"{HERE}:make_many_levers",
+            r"has actions in Dict\(.*wrap it to take Discrete, MultiDiscrete, MultiBinary or B",
+        ),
     ],
 )
 def test_a_mistake_gets_one_line(env_id: str, line: str) -> None:
