@@ -28,7 +28,7 @@ from asyncrl.api.thinking import think
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import LARGEST, standardize
 from asyncrl.core.rollout import State
-from asyncrl.envs.spec import BadEnvironment, close_all
+from asyncrl.envs.spec import BadEnvironment, EpisodeLost, close_all
 from asyncrl.runtime.collect import for_environments, reset_state
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import build_agent, build_environments, build_normalizer
@@ -231,8 +231,8 @@ def compare(loaded: Loaded, model: Deciding, decide: Decide, observations: int =
             own = reset_state(model.agent, after, ended)
             left = tuple(torch.from_numpy(part) for part in heard[len(said) :]) or None
             other = [part.numpy() for part in reset_state(model.agent, left, ended) or ()]
-    except BadEnvironment as error:
-        raise UsageError(str(error)) from error
+    except (BadEnvironment, EpisodeLost) as error:
+        raise UsageError(str(error.__cause__ or error)) from error
     finally:
         close_all(environments)
     return Agreement(asked, same, difference)

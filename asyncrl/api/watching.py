@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from asyncrl.api.playing import Loaded
 from asyncrl.api.thinking import think
 from asyncrl.core.errors import UsageError
-from asyncrl.envs.spec import BadEnvironment, Environment, close_all
+from asyncrl.envs.spec import BadEnvironment, Environment, EpisodeLost, close_all
 from asyncrl.runtime.collect import for_environments
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import build_agent, build_environments, build_normalizer
@@ -87,8 +87,8 @@ def watch(loaded: Loaded, steps: int, skip: int = 0, pictures: bool = True) -> I
                 yield Moment(picture, seen.numpy(), thought, action, reward, score, step)
             score += reward
             over = terminated or truncated
-    except BadEnvironment as error:
-        raise UsageError(str(error)) from error
+    except (BadEnvironment, EpisodeLost) as error:
+        raise UsageError(str(error.__cause__ or error)) from error
     finally:
         close_all(environments)
 

@@ -124,7 +124,8 @@ def view(reader: Reader, summary: Summary) -> Group:
     for name, values in (("training return", reader.returns), ("evaluations", reader.evaluations)):
         if values:
             grid.add_row(name, sparkline(values), f"{number(min(values))} to {number(max(values))}")
-    title = f"{reader.title} ({reader.state}; Ctrl-C leaves, the run goes on)"
+    hint = "; Ctrl-C leaves, the run goes on" if reader.state in GOING else ""
+    title = f"{reader.title} ({reader.state}{hint})"
     parts: list[Any] = [panel(summary, title)]
     if reader.returns or reader.evaluations:
         parts.append(Panel(grid, title="so far", title_align="left", border_style="dim", expand=False))

@@ -57,6 +57,11 @@ class Rebuilding:
             self._breaks = 0
         return result
 
+    def picture(self) -> NDArray[np.uint8]:
+        """As the environment does, if it has pictures."""
+        picture: NDArray[np.uint8] = self._inner.picture()  # type: ignore[attr-defined]
+        return picture
+
     def close(self) -> None:
         """As the environment does."""
         self._inner.close()

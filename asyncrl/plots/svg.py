@@ -10,8 +10,8 @@ from itertools import pairwise
 
 WIDTH, HEIGHT = 460, 270
 LEFT, RIGHT, TOP, BOTTOM = 60, 12, 12, 40
-MOST_POINTS = 240
-"""Of a line: neighbours of longer ones are averaged."""
+MOST_POINTS, MOST_ROBUST_POINTS = 240, 80
+"""Of a line: neighbours of longer ones are averaged, in a robust chart until its noise no longer hides its course."""
 
 Point = tuple[float, float]
 
@@ -63,7 +63,8 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, robust: bool =
 
     A `robust` one leaves its axis to the middle 90 of 100 points: what the first update did would flatten all others.
     """
-    shown = [Line(thinned(line.points), line.colour, line.name, line.faint, line.marks) for line in lines]
+    most = MOST_ROBUST_POINTS if robust else MOST_POINTS
+    shown = [Line(thinned(line.points, most), line.colour, line.name, line.faint, line.marks) for line in lines]
     points = [point for line in shown for point in line.points]
     if not points:
         return ""

@@ -43,11 +43,17 @@ def reference_scores(reference: Reference) -> dict[str, tuple[float, float]]:
     return scores
 
 
+def game_of(env_id: str) -> str | None:
+    """The game that an id means, in small letters only; None if it is none of the 57."""
+    form = _ID.fullmatch(env_id)
+    game = form["name"].lower() if form else ""
+    return game if game in reference_scores("no-op") else None
+
+
 def human_normalized(env_id: str, score: float, reference: Reference = "no-op") -> float | None:
     """100 (score - random) / (human - random), in percent; None for what is none of the 57 games."""
-    form = _ID.fullmatch(env_id)
-    players = reference_scores(reference).get(form["name"].lower()) if form else None
-    if players is None:
+    game = game_of(env_id)
+    if game is None:
         return None
-    random, human = players
+    random, human = reference_scores(reference)[game]
     return 100 * (score - random) / (human - random)

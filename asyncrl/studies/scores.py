@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from asyncrl.studies.human import Reference, human_normalized
+from asyncrl.studies.human import Reference, game_of, human_normalized
 from asyncrl.studies.statistics import Estimate, interquartile_mean_of
 
 
@@ -54,8 +54,9 @@ def _total(scores: Sequence[Score], reference: Reference) -> Total | None:
     games: dict[str, list[float]] = {}
     for score in scores:
         percent = human_normalized(score.env_id, score.mean, reference)
-        if percent is not None:
-            games.setdefault(score.env_id, []).append(percent)
+        game = game_of(score.env_id)
+        if percent is not None and game is not None:
+            games.setdefault(game, []).append(percent)
     normalized = bool(games)
     if not normalized and len({score.env_id for score in scores}) == 1:
         games = {scores[0].env_id: [score.mean for score in scores]}

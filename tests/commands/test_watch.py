@@ -22,6 +22,7 @@ from asyncrl.commands import live
 from asyncrl.commands.live import Reader, follow, is_going_on, sparkline
 from asyncrl.commands.train import main as train
 from asyncrl.commands.watch import main
+from asyncrl.envs.spec import BadEnvironment
 from asyncrl.storage.run_folder import RunFolder
 from tests.support import status_of, the_run
 
@@ -91,6 +92,25 @@ def test_what_is_shown_is_the_episode_that_evaluate_plays_first(catch: Path) -> 
         assert moment.thought["probabilities"].sum() == pytest.approx(1)
         assert moment.action == moment.thought["probabilities"].argmax()  # Catch is evaluated greedily
         assert moment.thought["value"].shape == ()
+
+
+def test_an_environment_that_breaks_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a run that makes environments anew: an episode that was lost is none to show."""
+    words = ["--env-id", "CartPole-v1", *WORDS, "--on-env-error", "rebuild", "--runs-dir", str(tmp_path / "runs")]
+    assert train("asyncrl.a3c", words) == 0
+
+    def broken(self: Any, action: Any) -> Any:
+        raise BadEnvironment("the pole is gone")
+
+    monkeypatch.setattr("asyncrl.envs.gymnasium_env.GymnasiumEnvironment.step", broken)
+    monkeypatch.setattr("asyncrl.envs.spec.EnvSpec._try_out", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+
+    assert main([str(the_run(tmp_path / "runs"))]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "asyncrl watch: error: the pole is gone"
 
 
 def test_a_picture_comes_out_as_it_went_in() -> None:

@@ -90,3 +90,17 @@ def test_its_state_goes_with_it() -> None:
         left, right = first.step(action), second.step(action)
         assert left[0].tolist() == right[0].tolist()
         assert left[1:] == right[1:]
+
+
+def test_it_can_be_filmed_if_what_it_wraps_can() -> None:
+    """The picture is that of the environment that is there now."""
+
+    class Drawn(Brittle):
+        def picture(self) -> np.ndarray:
+            return np.full((2, 2, 3), self.breaks_at, np.uint8)
+
+    environment = Rebuilding(lambda number: Drawn(at=1 if number == 0 else 9), False, lambda line: None)
+    environment.reset()
+    assert environment.picture().max() == 1
+    environment.step(0)
+    assert environment.picture().max() == 9
