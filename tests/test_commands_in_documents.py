@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from asyncrl.commands import doctor, evaluate, plot, speedup, sweep
+from asyncrl.commands import doctor, evaluate, export, plot, report, speedup, sweep, watch
 from asyncrl.config.commandline import parse
 from asyncrl.pages import PAGES, load, module_of
 
@@ -60,7 +60,9 @@ def understand(words: list[str]) -> None:
     elif name == "sweep":
         sweep.understand(words, name)
     elif not name.startswith("my_package."):
-        parse({"doctor": doctor, "evaluate": evaluate, "plot": plot}[name].Config, words, name)
+        modules = (doctor, evaluate, export, plot, report, watch)
+        (module,) = (module for module in modules if module.__name__ == f"asyncrl.commands.{name}")
+        parse(module.Config, words, name)
 
 
 @pytest.mark.parametrize("page", TAUGHT, ids=lambda page: page.name)

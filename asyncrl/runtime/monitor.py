@@ -280,8 +280,8 @@ class Monitor:
         if self._endless or environment.step_cap or length < environment.training_step_cap:
             return
         self._endless = (
-            f"an episode of training had not ended after {length:,} steps and was cut: if the environment never ends an "
-            "episode, give the run --max-episode-steps"
+            f"an episode of training had not ended after {length:,} steps and was cut: if the environment never ends "
+            "an episode, give the run --max-episode-steps"
         )
         self.summary.remark = self.summary.remark or self._endless
 
