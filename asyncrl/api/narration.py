@@ -23,10 +23,11 @@ def introduction(run: Run, description: str, changes: list[str]) -> list[str]:
     """What there is to say when a run is ready to begin; `description` is of its environment."""
     config = run.spec.config
     parameters = sum(math.prod(shape) for _, shape in run.spec.layout)
+    hosts = f"{config.hosts} hosts x " if config.backend == "ray" else ""
     lines = [
         description,
         f"{short(run.spec.page)}, preset {config.preset}: {parameters:,} parameters, "
-        f"{config.workers} workers x {config.envs_per_worker} environments, t_max {config.t_max}, "
+        f"{hosts}{config.workers} workers x {config.envs_per_worker} environments, t_max {config.t_max}, "
         f"{config.optimizer} {config.learning_rate:g}, {config.precision}, "
         + ("in step" if config.backend == "collective" else f"{config.update} updates, {config.statistics} statistics"),
         chosen_by_preset(run),

@@ -18,7 +18,7 @@ import torch
 
 from asyncrl.api.narration import conclusion, introduction, what_next
 from asyncrl.api.resume import AUTO, differences, is_finished, is_resumed, load_for_resume, newest, stored_config
-from asyncrl.backends import collective, local, serial
+from asyncrl.backends import collective, local, ray, serial
 from asyncrl.backends.handles import GRADIENT, IN_STEP, MEMORY, build_handles, experience_bytes, learners_of
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
@@ -137,6 +137,8 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
                 "--precision bfloat16 needs a processor that has it (avx512_bf16 or amx_bf16; bf16 on ARM), and this "
                 "one would be slower with it: use --precision float32"
             )
+    if config.backend == "ray":
+        _check_ray(page)
     if config.update == "locked" and sys.platform == "win32":
         raise UsageError("--update locked needs a POSIX system")
 
@@ -148,6 +150,13 @@ def _check_overlap(page: str, config: RunConfig) -> None:
         raise UsageError(f"--overlap is for actors that wait for the learner; those of {command_of(page)} do not")
     if kind == GRADIENT and config.backend != "collective":
         raise UsageError(f"--overlap is for ranks (--backend collective); workers of {command_of(page)} do not wait")
+
+
+def _check_ray(page: str) -> None:
+    """Raise UsageError for what hosts of a cluster cannot do, or if there is no Ray."""
+    if load_page(page).EXPERIENCE != GRADIENT:
+        raise UsageError(f"{command_of(page)} has a learner, and --backend ray runs methods whose workers learn so far")
+    ray.require_ray()
 
 
 def _check_collective(page: str, config: RunConfig) -> None:
@@ -270,7 +279,8 @@ def follow(
         monitor.write_status("starting")
         if run.spec.config.backend == "collective":
             return collective.run(run, monitor, view, signals, meeting)
-        return (serial.run if run.spec.config.backend == "serial" else local.run)(run, monitor, view, signals)
+        backends = {"serial": serial.run, "local": local.run, "ray": ray.run}
+        return backends[run.spec.config.backend](run, monitor, view, signals)
     except Exception as error:
         return broken(error)
 

@@ -15,6 +15,7 @@ from asyncrl.experience.blocks import RolloutShape
 from asyncrl.experience.gathered import Gathered, Kept
 from asyncrl.experience.replay import Replay, ReplayPlan
 from asyncrl.experience.steps import StepShape
+from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.replicas import Replicas
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.accord import Accord
@@ -44,6 +45,12 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
         return handles
     config, page = spec.config, load_page(spec.page)
     clock = build_clock(spec, *((checkpoint.steps, checkpoint.seconds) if checkpoint else ()))
+    if config.backend == "ray":
+        size = moments_size(moments_shape(config, spec.environment, spec.spaces))
+        handles = Handles(Mirror(theta, config.descent, config.all_workers, clock), clock, RunMoments(1, size))
+        if checkpoint is not None:
+            restore(handles, theta, checkpoint)
+        return handles
     lock_file = str(spec.folder.path / "store.lock") if config.update == "locked" else None
     store = SharedStore(theta, config.descent, config.workers, clock, lock_file)
     moments = RunMoments(config.workers, moments_size(moments_shape(config, spec.environment, spec.spaces)))
@@ -58,7 +65,7 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
 
 def build_clock(spec: RunSpec, steps: int = 0, seconds: float = 0.0) -> Clock:
     """The counters of a run that made so many steps in so many seconds before it was resumed."""
-    return Clock(spec.config.workers, spec.config.total_steps, steps, seconds, learners_of(spec.page, spec.config))
+    return Clock(spec.config.all_workers, spec.config.total_steps, steps, seconds, learners_of(spec.page, spec.config))
 
 
 def build_rank_handles(spec: RunSpec, theta: Tensor, rank: int, steps: int = 0, seconds: float = 0.0) -> Handles:

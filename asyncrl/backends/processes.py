@@ -81,9 +81,11 @@ def start(
     return start_child(context, target, replace(run, spec=replace(run.spec, incarnation=incarnation)), worker)
 
 
-def start_child(context: BaseContext, target: Callable[[PartT, int], None], part: PartT, worker: int) -> BaseProcess:
-    """Start a child that calls `target(part, worker)`. Raises OSError or EOFError."""
-    name = name_of(worker)
+def start_child(
+    context: BaseContext, target: Callable[[PartT, int], None], part: PartT, worker: int, name: str = ""
+) -> BaseProcess:
+    """Start a child that calls `target(part, worker)`, named by what it is or by `name`. Raises OSError or EOFError."""
+    name = name or name_of(worker)
     process: BaseProcess = context.Process(target=child, args=(target, part, worker, name), name=name)  # type: ignore[attr-defined]
     with no_main_module(), signals_held_back():
         process.start()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
+from typing import Protocol
 
 from asyncrl.backends.outcome import Outcome, Signals, failed
 from asyncrl.backends.processes import (
@@ -27,11 +28,9 @@ from asyncrl.backends.processes import (
     start_context,
 )
 from asyncrl.runtime.clock import BUILDING, ENDED, RUNNING
-from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, name_of
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import flat_parameters
-from asyncrl.runtime.terminal import View
 from asyncrl.storage import checkpoints
 
 BACK_OFF_SECONDS = (1.0, 2.0, 4.0)
@@ -61,20 +60,37 @@ class Slot:
         return name_of(self.worker)
 
 
+class Losses(Protocol):
+    """Who is told of losses: a `Monitor`."""
+
+    def note_loss(self, event: str, worker: int, cause: str) -> None:
+        """One of those that were at work is "restarted", "gone" for good, or "lost" at the end of the run."""
+        ...
+
+
+class Voice(Protocol):
+    """Where lines go that people read: a `View`."""
+
+    def say(self, line: str) -> None:
+        """Show one line."""
+        ...
+
+
 class Supervisor:
     """Workers and evaluator of a run. `tend` is called often; it starts and replaces processes, or gives up."""
 
     def __init__(
         self,
         run: Run,
-        monitor: Monitor,
-        view: View,
+        monitor: Losses,
+        view: Voice,
         work: Callable[[Run, int], None],
         evaluate: Callable[[Run, int], None],
         learn: Callable[[Run, int], None],
         evaluator_only: bool = False,
+        workers_only: bool = False,
     ) -> None:
-        """`evaluator_only`: the workers are not here but ranks of their own."""
+        """`evaluator_only`: the workers are elsewhere; `workers_only`: the evaluator is."""
         self._run = run
         self._monitor = monitor
         self._view = view
@@ -84,7 +100,7 @@ class Supervisor:
         here = 0 if evaluator_only else run.spec.config.workers
         self.workers = [Slot(worker) for worker in range(here)]
         self.learners = [] if evaluator_only else [Slot(learner) for learner in run.handles.clock.learners]
-        self.evaluator = Slot(EVALUATOR)
+        self.evaluator = Slot(EVALUATOR, due=None if workers_only else 0.0)
         self._gone: dict[int, str] = {}
         """Of each worker and of a learner that is gone for good, what was the last of it."""
 

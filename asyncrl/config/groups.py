@@ -151,8 +151,8 @@ class ParallelismSettings(Settings):
     # 20 steps instead of 5: a quarter of the pulls and pushes, and returns that look further.
     t_max: int = 20
     """Steps of each environment between two updates (I_AsyncUpdate; --async-update-interval is the same)."""
-    backend: Literal["local", "serial", "collective"] = "local"
-    """local: a process per worker. serial: one process, in turns, repeatable. collective: ranks that work in step."""
+    backend: Literal["local", "serial", "collective", "ray"] = "local"
+    """local: a process per worker. serial: one process, in turns, repeatable. collective: ranks in step. ray: hosts."""
     schedule: Literal["round-robin", "random"] = "round-robin"
     """Serial backend: whose turn is next."""
     delays: tuple[float, ...] = ()
@@ -172,10 +172,26 @@ class ParallelismSettings(Settings):
     check_replicas: int = 1_000
     """Collective backend: updates between comparisons of all ranks' parameters; 0: never."""
 
+    hosts: int = 1
+    """Ray backend: machines, each with --workers of its own. Those that are missing may come later."""
+    address: str = ""
+    """Ray backend: the cluster to join, HOST:PORT or auto; empty: RAY_ADDRESS, or a cluster of its own, here."""
+    parameter_shards: int = 1
+    """Ray backend: processes among which the parameters between hosts are divided."""
+    exchange_updates: int = 32
+    """Ray backend: updates of a host after which it exchanges parameters with the others; once a second in any case."""
+
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
         super().check()
         self._require_count("workers", most=MOST_WORKERS)
+        self._require_count("hosts", most=MOST_WORKERS // self.workers)
+        self._require_count("parameter_shards", most=1_000)
+        self._require_count("exchange_updates", most=1_000_000)
+        for name in ("hosts", "address", "parameter_shards"):
+            # A run that goes on elsewhere may keep them for another time.
+            if getattr(self, name) not in (1, "") and self.backend != "ray" and not getattr(self, "resume", ""):
+                raise UsageError(f"{flag(name)} is for --backend ray")
         self._require_count("envs_per_worker", most=10_000)
         self._require_count("t_max", most=1_000_000)
         self._require("delays", all(0 < delay < math.inf for delay in self.delays), "must be positive")
@@ -190,8 +206,9 @@ class ParallelismSettings(Settings):
         self._require_not_negative("check_replicas")
         fits = not self.init_method or self.init_method.startswith(("tcp://", "file://"))
         self._require("init_method", fits, "takes tcp://HOST:PORT or file://PATH")
-        if self.backend == "collective" and (self.update, self.statistics) != ("hogwild", "shared"):
-            raise UsageError("--update locked and --statistics per-worker are for one memory; each rank has its own")
+        if (self.update, self.statistics) != ("hogwild", "shared") and self.backend in ("collective", "ray"):
+            who = "rank" if self.backend == "collective" else "host"
+            raise UsageError(f"--update locked and --statistics per-worker are for one memory; each {who} has its own")
 
 
 @dataclass(frozen=True)

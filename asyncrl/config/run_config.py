@@ -40,6 +40,11 @@ class RunConfig(
     """
 
     @property
+    def all_workers(self) -> int:
+        """Workers of all hosts."""
+        return self.workers * (self.hosts if self.backend == "ray" else 1)
+
+    @property
     def update_rule(self) -> UpdateRule:
         """The optimiser these settings describe."""
         return UpdateRule(self.optimizer, self.optimizer_decay, self.optimizer_epsilon, self.optimizer_momentum)

@@ -62,6 +62,11 @@ class Clock:
         return int(self._steps.sum()) + int(self._control[BASE_STEPS])
 
     @property
+    def base_steps(self) -> int:
+        """Those of T that were done beside these workers."""
+        return int(self._control[BASE_STEPS])
+
+    @property
     def seconds(self) -> float:
         """Seconds since all workers were ready, including those before a resume."""
         return self.seconds_of_this_part + float(self._control[BASE_MILLISECONDS]) / 1000
@@ -103,6 +108,22 @@ class Clock:
         """Note that a worker (or EVALUATOR) is now in `phase`; the supervisor does so for one that has died."""
         self._row(worker)[PHASE] = phase
         self.beat(worker)
+
+    def rebase(self, steps: int, seconds: float | None = None) -> None:
+        """What was done beside these workers: in earlier parts of the run, and by workers of other hosts."""
+        self._control[BASE_STEPS] = steps
+        if seconds is not None:
+            self._control[BASE_MILLISECONDS] = round(seconds * 1000)
+
+    def tell(self, worker: int, steps: int) -> None:
+        """How many steps a worker of another host has counted; what is older than what is known says nothing."""
+        row = self._table[worker]
+        row[STEPS] = max(int(row[STEPS]), steps)
+
+    def vouch(self, worker: int, phase: int, silence: float) -> None:
+        """In which phase a worker of another host is, and how many seconds ago it counted last."""
+        row = self._table[worker]
+        row[PHASE], row[HEARTBEAT] = phase, time.monotonic_ns() - int(silence * 1e9)
 
     def _row(self, worker: int) -> NDArray[np.int64]:
         row: NDArray[np.int64] = self._table[worker if worker >= 0 else self.workers - 1 - worker]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.errors import UsageError
@@ -63,6 +65,15 @@ class RunMoments:
                 )
         self._observation_rows[-1] = state["observation_moments"]
         self._return_rows[-1] = state["return_moments"]
+
+    def of_workers(self) -> tuple[NDArray[np.float64], ...]:
+        """What these workers have gathered, of observations and of returns, each merged to one row."""
+        return tuple(Moments(rows[:-1]).merged() for rows in (self._observation_rows, self._return_rows))
+
+    def lay_down(self, earlier: Sequence[NDArray[np.float64]]) -> None:
+        """What was gathered beside these workers: in earlier parts of the run, and by workers of other hosts."""
+        for rows, row in zip((self._observation_rows, self._return_rows), earlier, strict=True):
+            rows[-1] = torch.from_numpy(row)
 
     def rows(self) -> dict[str, Tensor]:
         """Copies of all rows, for a run that resumes exactly."""

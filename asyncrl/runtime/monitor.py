@@ -112,15 +112,17 @@ class Monitor:
             seconds=run.handles.clock.seconds,
             updates=run.handles.store.updates,
             staleness_mean=0.0 if run.handles.accord is None else None,
-            worker_restarts=[0] * run.spec.config.workers,
+            worker_restarts=[0] * run.spec.config.all_workers,
         )
         self._writer = RecordWriter(run.spec.folder.supervisor_file)
-        self._readers = {k: RecordReader(run.spec.folder.worker_file(k)) for k in range(run.spec.config.workers)}
+        self._readers = {k: RecordReader(run.spec.folder.worker_file(k)) for k in range(run.spec.config.all_workers)}
         for learner in run.handles.clock.learners:
             self._readers[learner] = RecordReader(run.spec.folder.learner_file(name_of(learner)))
+        hosts = run.spec.config.hosts if run.spec.config.backend == "ray" else 0
+        self._exchanges = [RecordReader(run.spec.folder.exchange_file(host)) for host in range(hosts)]
         self._evaluator = RecordReader(run.spec.folder.evaluator_file)
         # What earlier parts of the run wrote has been reported then; only their best score still counts.
-        for reader in self._readers.values():
+        for reader in (*self._readers.values(), *self._exchanges):
             reader.new()
         self._recorded = {who: dict.fromkeys(COUNTED, 0) for who in self._readers}
         """What the rows of each add up to in this part of the run, with what was found to be missing in them."""
@@ -208,9 +210,10 @@ class Monitor:
         elif event == "gone" and worker >= 0:
             self.summary.workers_gone.append(worker)
         unrecorded = {} if worker == EVALUATOR else {"unrecorded": self._settle(worker)}
-        self._write_event(event, who=in_records(worker), cause=cause, **unrecorded)
+        self.note_event(event, who=in_records(worker), cause=cause, **unrecorded)
 
-    def _write_event(self, event: str, **facts: Any) -> None:
+    def note_event(self, event: str, **facts: Any) -> None:
+        """Write down what happened."""
         clock = self.run.handles.clock
         self._writer.write({"event": event, **facts, "steps": clock.steps, "seconds": round(clock.seconds, 3)})
 
@@ -334,6 +337,7 @@ class Monitor:
         scalars |= self._took([row for row in rows if "batches" in row])
         scalars |= time_shares([row for row in rows if "worker_steps" in row], "async/time_share")
         scalars |= time_shares([row for row in rows if "worker_steps" not in row], "learner/time_share")
+        scalars |= exchanged([row for reader in self._exchanges for row in reader.new()])
         if self.run.handles.accord is not None:
             scalars |= dict.fromkeys(REPLACED)
         present = {tag: value for tag, value in scalars.items() if value is not None}
@@ -444,7 +448,7 @@ class Monitor:
             for worker in self._readers:
                 # A worker that did not exit in time was killed, but not noted as a loss.
                 if any((missing := self._settle(worker)).values()):
-                    self._write_event("unrecorded", who=in_records(worker), unrecorded=missing)
+                    self.note_event("unrecorded", who=in_records(worker), unrecorded=missing)
             self._write_row()
             self.summary.ended = True
             self.summary.steps_per_second = self.summary.steps / max(1e-9, self.summary.seconds)
@@ -468,6 +472,18 @@ def weighted_mean(rows: Iterable[Mapping[str, Any]], key: str, weight: str = "up
     """Mean over updates (or another count) of a quantity whose mean each row gives."""
     pairs = [(row[key], row[weight]) for row in rows if row[key] is not None]
     return float(sum(value * weight for value, weight in pairs) / max(1, sum(weight for _, weight in pairs)))
+
+
+def exchanged(rows: list[dict[str, Any]]) -> dict[str, float | None]:
+    """What rows say about exchanges between hosts."""
+    if not rows:
+        return {}
+    return {
+        "hosts/exchange_staleness_mean": weighted_mean(rows, "exchange_staleness_mean", "exchanges"),
+        "hosts/exchange_staleness_max": max(row["exchange_staleness_max"] for row in rows),
+        "hosts/exchange_seconds_mean": weighted_mean(rows, "exchange_seconds_mean", "exchanges"),
+        "hosts/exchanges_lost": sum(row["exchanges_lost"] for row in rows),
+    }
 
 
 def time_shares(rows: Iterable[Mapping[str, Any]], tag: str) -> dict[str, float | None]:

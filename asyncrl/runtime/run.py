@@ -60,10 +60,16 @@ class RunSpec:
     """How many processes held this one's place before and died: each draws new random streams."""
     parcels: tuple[Parcel, ...] = ()
     """What a program has handed over and other processes could not import."""
+    first_worker: int = 0
+    """Several hosts: the number of this host's first worker among those of all."""
+
+    def among_all(self, worker: int) -> int:
+        """The number of a worker of this host among those of all hosts; of others than workers their own."""
+        return worker + self.first_worker if worker >= 0 else worker
 
     def stream(self, worker: int, *place: int) -> tuple[int, ...]:
         """What distinguishes a random stream of a worker from all others of its purpose."""
-        return (worker, *place, self.part, *([self.incarnation] if self.incarnation else []))
+        return (self.among_all(worker), *place, self.part, *([self.incarnation] if self.incarnation else []))
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
             compute_in(own, spec.config.precision)
     replica = Replica(store, network, target, private_copy)
     random = generator(spec.config.seed, ACTIONS, *spec.stream(worker))
-    return page.make_agent(spec.config, network, target, worker, random), replica
+    return page.make_agent(spec.config, network, target, spec.among_all(worker), random), replica
 
 
 @functools.lru_cache(maxsize=1)  # it takes a network, and a run asks for it twice before it begins

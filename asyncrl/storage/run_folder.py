@@ -154,6 +154,10 @@ class RunFolder:
         """The records of one worker; ranks count from 0."""
         return self.path / f"worker-{rank:02d}.jsonl"
 
+    def exchange_file(self, host: int) -> Path:
+        """The records of what a host exchanged with the others; hosts count from 0."""
+        return self.path / f"host-{host}.jsonl"
+
     def traceback_file(self, role: str) -> Path:
         """Where a process that fails leaves its traceback; `role` is such as "worker-03" or "evaluator"."""
         return self.path / f"{role}.traceback.txt"

@@ -27,7 +27,7 @@ from asyncrl.parameters.shards import (
     slices,
 )
 
-HOSTS, MOST_UPDATES, EVERY = 3, 120, 3
+HOSTS, MOST_UPDATES, EVERY = 2, 60, 3
 
 
 @dataclass
@@ -66,6 +66,9 @@ class Exchanging(RuleBasedStateMachine):
         first = beginning(np.zeros(MOST_UPDATES, np.float32))
         self.begins: list[tuple[str, int, State]] = [(self.shard.life, 1, first)]
         self.begin_arrives(0)
+        for host in range(HOSTS):
+            self.join(host)
+            self.exchange(host)
 
     def start_shard(self) -> None:
         self.shard = Shard(HOSTS, self.save, EVERY, Ledger(HOSTS, 1, 1))
@@ -75,30 +78,25 @@ class Exchanging(RuleBasedStateMachine):
     def save(self, state: State) -> None:
         self.saved = state
 
-    @rule(host=st.integers(0, HOSTS - 1))
     def join(self, host: int) -> None:
-        """Also in the place of one that lives on without knowing that it was replaced."""
         self.incarnations[host] += 1
         live = np.zeros(MOST_UPDATES, np.float32)
         self.hosts[host] = Host(self.incarnations[host], live, Exchanger(host, self.incarnations[host], live))
 
     @rule(host=st.integers(0, HOSTS - 1))
-    def die(self, host: int) -> None:
-        self.hosts.pop(host, None)
+    def another_joins(self, host: int) -> None:
+        """In the place of one that has died, or that lives on and does not know that it was replaced."""
+        self.join(host)
 
-    @rule(host=st.integers(0, HOSTS - 1))
-    def work(self, host: int) -> None:
-        one = self.hosts.get(host)
-        if one is not None and one.exchanger.joined and self.next_update < MOST_UPDATES:
+    @rule(host=st.integers(0, HOSTS - 1), again=st.booleans())
+    def work_and_call(self, host: int, again: bool) -> None:
+        """A new call, or the last one again; what is never delivered is lost."""
+        one = self.hosts[host]
+        if one.exchanger.joined and self.next_update < MOST_UPDATES and not again:
             one.live[self.next_update] += 1
             one.made += 1
             self.next_update += 1
-
-    @rule(host=st.integers(0, HOSTS - 1))
-    def send(self, host: int) -> None:
-        """A new call, or the last one again."""
-        if host in self.hosts:
-            self.calls.append(self.call_of(self.hosts[host]))
+        self.calls.append(self.call_of(one))
 
     def call_of(self, one: Host) -> Call:
         call = one.exchanger.call(one.made, Report(np.array([[one.made]]), ()))
@@ -107,30 +105,33 @@ class Exchanging(RuleBasedStateMachine):
         return call
 
     @precondition(lambda self: self.calls)
-    @rule(which=st.integers(0, 1000), again=st.booleans())
-    def call_arrives(self, which: int, again: bool) -> None:
-        """Any of those on their way, which may arrive once more later."""
-        call = self.calls[which % len(self.calls)] if again else self.calls.pop(which % len(self.calls))
-        try:
+    @rule(age=st.integers(0, 5), again=st.booleans())
+    def call_arrives(self, age: int, again: bool) -> None:
+        """One of the newest on their way, which may arrive once more later."""
+        which = max(0, len(self.calls) - 1 - age)
+        call = self.calls[which] if again else self.calls.pop(which)
+        if not self.shard.empty:
             self.answers.append((call.host, call.incarnation, self.shard.exchange(call)))
-        except Empty:
-            return
 
     @precondition(lambda self: self.answers)
-    @rule(which=st.integers(0, 1000), again=st.booleans())
-    def answer_arrives(self, which: int, again: bool) -> None:
-        which %= len(self.answers)
+    @rule(age=st.integers(0, 5), again=st.booleans())
+    def answer_arrives(self, age: int, again: bool) -> None:
+        which = max(0, len(self.answers) - 1 - age)
         self.hear(*(self.answers[which] if again else self.answers.pop(which)))
 
+    @precondition(lambda self: not self.shard.empty)
+    @rule(host=st.integers(0, HOSTS - 1))
+    def exchange(self, host: int) -> None:
+        """All goes well; but the call may arrive once more later."""
+        self.work_and_call(host, again=False)
+        self.call_arrives(0, again=True)
+        self.answer_arrives(0, again=False)
+
     def hear(self, host: int, incarnation: int, answer: Answer) -> Exchanged | None:
-        one = self.hosts.get(host)
-        if one is None or one.incarnation != incarnation:
+        one = self.hosts[host]
+        if one.incarnation != incarnation:
             return None
-        try:
-            exchanged = one.exchanger.accept(answer)
-        except Retired:
-            del self.hosts[host]
-            return None
+        exchanged = one.exchanger.accept(answer)
         if exchanged is not None:
             one.heard.append((answer.epoch, answer.version))
             for number, updates in one.sent.items():
@@ -138,16 +139,6 @@ class Exchanging(RuleBasedStateMachine):
                     self.acknowledged |= dict.fromkeys(updates, (host, incarnation, number))
             one.sent = {number: updates for number, updates in one.sent.items() if number > answer.taken}
         return exchanged
-
-    @precondition(lambda self: self.calls)
-    @rule(which=st.integers(0, 1000))
-    def call_is_lost(self, which: int) -> None:
-        self.calls.pop(which % len(self.calls))
-
-    @precondition(lambda self: self.answers)
-    @rule(which=st.integers(0, 1000))
-    def answer_is_lost(self, which: int) -> None:
-        self.answers.pop(which % len(self.answers))
 
     @rule()
     def shard_dies(self) -> None:
@@ -174,16 +165,16 @@ class Exchanging(RuleBasedStateMachine):
         if not self.shard.empty:
             self.known = self.shard.state()
 
+    @precondition(lambda self: self.shard.empty)
     @rule()
     def somebody_fills(self) -> None:
         """With the newest that is known; what was sent to an earlier life may still arrive."""
-        if self.shard.empty and self.known is not None:
-            self.begun += 1
-            self.begins.append((self.shard.life, self.begun + 1, self.known))
+        self.begun += 1
+        self.begins.append((self.shard.life, self.begun + 1, self.known or self.begins[0][2]))
 
-    @rule(which=st.integers(0, 1000))
-    def begin_arrives(self, which: int) -> None:
-        life, times, state = self.begins[which % len(self.begins)]
+    @rule(age=st.integers(0, 3))
+    def begin_arrives(self, age: int) -> None:
+        life, times, state = self.begins[max(0, len(self.begins) - 1 - age)]
         if self.shard.begin(life, times, state):
             self.note_losses(None)
 

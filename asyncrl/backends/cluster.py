@@ -1,0 +1,494 @@
+"""The driver of a run on Ray, and its actors: what stands between hosts, shards and the run's supervisor.
+
+Ray places and watches processes and carries their calls; the rules are `parameters/shards.py`, a host's work is
+`backends/host.py`. The driver is a process of its own: when the head of a cluster dies, Ray ends a driver without a
+word, and somebody has to be left to say how the run ended. It shows what shards and hosts say in the memory that it
+shares with the supervisor, which keeps the run as on any backend.
+
+One actor per host runs the workers of that host as ordinary processes. It is put on a node of its own by the node's
+name: a placement group would have all of its nodes or none, and here hosts come and go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import ray
+import safetensors.numpy
+import torch
+from numpy.typing import NDArray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from asyncrl.backends.host import LEFT, Beginning, Host, Seen
+from asyncrl.backends.supervisor import BACK_OFF_SECONDS, BUDGET_SECONDS
+from asyncrl.core.moments import merge
+from asyncrl.parameters.mirror import Mirror
+from asyncrl.parameters.shards import Answer, Call, Empty, Ledger, Shard, State, beginning, slices
+from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, GO_ON, LEAVE, READY, RUNNING
+from asyncrl.runtime.protocols import Counts
+from asyncrl.runtime.run import Run
+from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+from asyncrl.storage.files import append_whole, write_synced
+from asyncrl.storage.records import RecordWriter
+
+LOOK_SECONDS = 0.1
+"""Between two looks at a host."""
+PULL_SECONDS = 0.5
+"""Between two copies of theta and of all counts."""
+BESIDE_SECONDS = 10.0
+"""Between two copies of a host's statistics."""
+NODES_SECONDS = 1.0
+"""Between two looks at which machines there are."""
+CALL_SECONDS = 10.0
+"""For an answer that the driver waits for."""
+COME_SECONDS = 60.0
+"""Hosts that have not come by then come later."""
+LOST_SECONDS = 120.0
+"""A run without any host for so long has failed."""
+LEAVE_SECONDS = 15.0
+"""For all hosts to leave."""
+SAVED_EVERY = 20
+"""Exchanges between two checkpoints of a shard."""
+KINDS = 1 + len(Counts._fields)
+"""What is counted of each worker: steps, and what became of its updates."""
+
+
+# ------------------------------------------------------------------------------------------------------------- actors
+
+
+class ShardActor:
+    """A shard's process. Ray starts it again when it dies, and repeats no call."""
+
+    def __init__(self, file: str, hosts: int, workers: int, sizes: tuple[int, ...], first: bool) -> None:
+        """`file` is where it saves itself, below a folder of the run where there is one; the `first` has the ledger."""
+        enforce_one_thread()
+        place = Path(file)
+        if not place.parent.parent.is_dir():  # the run's folder is on another machine
+            place = Path(tempfile.gettempdir()) / f"asyncrl-{place.parent.name}" / place.name
+        place.parent.mkdir(exist_ok=True)
+        self._file = place
+        ledger = Ledger(hosts, workers, KINDS, sizes) if first else None
+        self._shard = Shard(hosts, self._save, SAVED_EVERY, ledger)
+        if place.is_file():
+            self._shard.recover(cast(State, safetensors.numpy.load(place.read_bytes())))
+
+    def _save(self, state: State) -> None:
+        temporary = self._file.with_suffix(".new")
+        write_synced(temporary, safetensors.numpy.save(cast(dict[str, NDArray[Any]], state)))
+        temporary.replace(self._file)
+
+    def life(self) -> str:
+        """Of this process."""
+        return self._shard.life
+
+    def begin(self, life: str, times: int, state: State) -> bool:
+        """See `Shard.begin`."""
+        return self._shard.begin(life, times, state)
+
+    def exchange(self, call: Call) -> Answer:
+        """See `Shard.exchange`."""
+        return self._shard.exchange(call)
+
+    def state(self) -> State:
+        """See `Shard.state`."""
+        return self._shard.state()
+
+    def forget(self) -> None:
+        """The run is over: remove what was saved."""
+        shutil.rmtree(self._file.parent, ignore_errors=True)
+
+
+class RayWire:
+    """A host's way to the shards."""
+
+    def __init__(self, shards: Sequence[Any]) -> None:
+        self._shards = shards
+
+    def send(self, shard: int, call: Call) -> Any:
+        """Make a call; returns what `receive` takes."""
+        return self._shards[shard].exchange.remote(call)
+
+    def receive(self, calls: Sequence[Any], seconds: float) -> list[tuple[Any, Answer | None]]:
+        """Wait for answers to some of `calls`, at most so long: each with its answer, or None if the call failed."""
+        ready, _ = ray.wait(list(calls), timeout=seconds)
+        return [(call, _answer(call)) for call in ready]
+
+
+def _answer(call: Any) -> Answer | None:
+    try:
+        return cast(Answer, ray.get(call))
+    except (ray.exceptions.RayError, Empty):  # it is gone, cannot be reached, or waits to be filled
+        return None
+
+
+class HostActor:
+    """A host's process."""
+
+    def __init__(self, beginning: Beginning, shards: Sequence[Any]) -> None:
+        request_one_thread()
+        enforce_one_thread()
+        self._host = Host(beginning, RayWire(shards))
+
+    def look(self, told: int, start: bool, order: int) -> Seen:
+        """See `Host.look`."""
+        return self._host.look(told, start, order)
+
+    def state(self) -> State | None:
+        """See `Host.state`."""
+        return self._host.state()
+
+    def close(self) -> None:
+        """See `Host.close`."""
+        self._host.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- driver
+
+
+@dataclass
+class Place:
+    """A host's place in the run, whichever machine has it."""
+
+    number: int
+    node: str = ""
+    name: str = ""
+    """Of the machine."""
+    actor: Any = None
+    """None: nobody is here."""
+    incarnation: int = 0
+    look: Any = None
+    """A call on its way."""
+    looked: float = 0.0
+    told: int = 0
+    seen: Seen | None = None
+    losses: list[float] = field(default_factory=list)
+    """When it lost somebody, by the monotonic clock, within the budget's time."""
+    due: float = 0.0
+    """From when on it may be filled."""
+    gone: bool = False
+    """Nobody follows."""
+    left: bool = False
+    """Its work is done."""
+
+
+class Driver:
+    """One run on a cluster, from the driver's process."""
+
+    def __init__(self, run: Run, pipe: Connection) -> None:
+        """`pipe` leads to the supervisor."""
+        self._run, self._pipe = run, pipe
+        spec, handles = run.spec, run.handles
+        self._spec, self._clock = spec, handles.clock
+        assert isinstance(handles.store, Mirror)
+        self._store: Mirror = handles.store
+        self._steps = handles.clock.steps
+        state = handles.moments.state()
+        self._moments = (state["observation_moments"].numpy(), state["return_moments"].numpy())
+        """Of earlier parts of the run, as T is."""
+        self._places = [Place(number) for number in range(spec.config.hosts)]
+        self._parts = slices(self._store.theta.numel(), spec.config.parameter_shards)
+        theta = self._store.snapshot().numpy()
+        self._known: list[State] = [beginning(theta[part]) for part in self._parts]
+        """The newest of each shard: what one that has lost everything is filled with."""
+        self._filled = [0] * len(self._parts)
+        """How often each was."""
+        self._shards: list[Any] = []
+        self._pulls: list[Any] = []
+        self._pulled = self._listed = self._beside = 0.0
+        self._nodes: list[dict[str, Any]] = []
+        self._beside_call: Any = None
+        self._writers: dict[str, RecordWriter] = {}
+        self._ready = False
+        self._began = self._inhabited = time.monotonic()
+        self._leaving = 0.0
+        """Since when all have been asked to leave."""
+
+    def drive(self) -> None:
+        """Follow the run to its end."""
+        self._list_nodes()
+        self._start_shards()
+        self._say(f"{len(self._nodes)} machines in the cluster, {len(self._places)} hosts wanted")
+        while not self._over():
+            self._list_nodes()
+            self._fill_places()
+            self._wait()
+            self._pull()
+            self._tell_ready()
+        self._end()
+
+    # ------------------------------------------------------------------------------------------------------- shards
+
+    def _start_shards(self) -> None:
+        config, folder = self._spec.config, self._spec.folder.path / f"shards-{uuid.uuid4().hex[:8]}"
+        sizes = tuple(len(row) for row in self._moments)
+        remote = ray.remote(ShardActor)
+        for shard in range(len(self._parts)):
+            node = self._nodes[shard % len(self._nodes)]["NodeID"]
+            options = remote.options(
+                num_cpus=0,
+                max_restarts=-1,
+                max_task_retries=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+            )
+            file = str(folder / f"shard-{shard}.safetensors")
+            self._shards.append(options.remote(file, config.hosts, config.workers, sizes, shard == 0))
+        for shard in range(len(self._parts)):
+            self._fill_shard(shard, seconds=COME_SECONDS)
+
+    def _fill_shard(self, shard: int, seconds: float = CALL_SECONDS) -> None:
+        """Fill an empty shard with what is known of it. One that has just come back by itself is left alone."""
+        actor = self._shards[shard]
+        self._filled[shard] += 1
+        life = ray.get(actor.life.remote(), timeout=seconds)
+        begun = ray.get(actor.begin.remote(life, self._filled[shard], self._known[shard]), timeout=seconds)
+        if begun and self._filled[shard] > 1:
+            version = int(self._known[shard].get("counts", np.zeros(1))[0])
+            self._say(f"shard {shard} was empty; it begins again at version {version}, of the newest copy")
+
+    def _pull(self, wait: bool = False) -> None:
+        """Copy theta and all counts to where the supervisor sees them, if it is time."""
+        now = time.monotonic()
+        if not self._pulls and (wait or now - self._pulled >= PULL_SECONDS):
+            self._pulls, self._pulled = [shard.state.remote() for shard in self._shards], now
+        if not self._pulls:
+            return
+        ready, _ = ray.wait(self._pulls, num_returns=len(self._pulls), timeout=CALL_SECONDS if wait else 0)
+        if len(ready) < len(self._pulls):
+            if now - self._pulled > CALL_SECONDS:
+                self._pulls = []
+            return
+        pulls, self._pulls = self._pulls, []
+        for shard, call in enumerate(pulls):
+            try:
+                self._known[shard] = {name: np.array(array) for name, array in ray.get(call).items()}
+            except Empty:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    self._fill_shard(shard)
+            except ray.exceptions.RayError:  # it is being started again
+                continue
+        self._show()
+
+    def _show(self) -> None:
+        if "tallies" not in self._known[0]:
+            return
+        config = self._spec.config
+        ledger = Ledger(config.hosts, config.workers, KINDS, tuple(len(row) for row in self._moments))
+        ledger.restore(self._known[0])
+        tallies = ledger.of_workers().reshape(-1, KINDS)
+        theta = torch.from_numpy(np.concatenate([cast(NDArray[np.float32], known["theta"]) for known in self._known]))
+        self._store.show(theta, tallies[:, 1:])
+        rows = zip(self._moments, ledger.all().moments, strict=True)
+        self._run.handles.moments.lay_down([merge(earlier, row) for earlier, row in rows])
+        for worker, steps in enumerate(tallies[:, 0].tolist()):
+            self._clock.tell(worker, steps)
+
+    # -------------------------------------------------------------------------------------------------------- hosts
+
+    def _list_nodes(self) -> None:
+        now = time.monotonic()
+        if now - self._listed < NODES_SECONDS:
+            return
+        self._listed = now
+        here = ray.get_runtime_context().get_node_id()
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        self._nodes = sorted(alive, key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"]))
+
+    def _fill_places(self) -> None:
+        """Put a host on each machine that has none, as long as there are places."""
+        if self._order() != GO_ON:
+            return
+        taken = {place.node for place in self._places if place.actor is not None}
+        free = [node for node in self._nodes if node["NodeID"] not in taken]
+        now = time.monotonic()
+        for place in self._places:
+            if place.actor is None and not place.gone and not place.left and now >= place.due and free:
+                self._fill(place, free.pop(0))
+
+    def _fill(self, place: Place, node: dict[str, Any]) -> None:
+        place.node, place.name = node["NodeID"], node["NodeManagerHostname"]
+        place.incarnation += 1
+        place.told, place.look, place.seen = 0, None, None
+        state = {name: tensor.numpy() for name, tensor in self._store.state().items()}
+        begin = Beginning(
+            self._spec, place.number, place.incarnation, self._steps, self._clock.seconds, self._moments,
+            cast(State, state),
+        )  # fmt: skip
+        options = ray.remote(HostActor).options(
+            num_cpus=0, max_restarts=0, scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False)
+        )
+        place.actor = options.remote(begin, self._shards)
+        self._enter(place, BUILDING)
+        if self._ready or place.incarnation > 1:
+            self._say(f"host {place.number} joins, on {place.name}")
+            self._tell("event", "host_joined", {"host": place.number})
+
+    def _wait(self) -> None:
+        """Look at all hosts, and take what they have to say."""
+        now = time.monotonic()
+        for place in self._places:
+            if place.actor is None:
+                continue
+            self._inhabited = now
+            if place.look is None and now - place.looked >= LOOK_SECONDS:
+                place.look = place.actor.look.remote(place.told, self._clock.started(), self._order())
+                place.looked = now
+        looks = [place.look for place in self._places if place.look is not None]
+        if not looks:
+            time.sleep(LOOK_SECONDS / 4)
+            return
+        ready, _ = ray.wait(looks, timeout=LOOK_SECONDS / 2)
+        if not ready:
+            return
+        for place in self._places:
+            if place.look in ready:
+                self._take(place)
+        self._look_beside()
+
+    def _take(self, place: Place) -> None:
+        look, place.look = place.look, None
+        try:
+            seen = cast(Seen, ray.get(look))
+        except ray.exceptions.ActorUnavailableError:
+            return  # the way to it is broken; Ray decides whether it is dead
+        except ray.exceptions.RayError as error:
+            self._lose(place, _in_words(error))
+            return
+        fresh, place.told, place.seen = seen.news, seen.told, seen
+        for kind, *facts in fresh:
+            if kind == "row":
+                self._write(*facts)
+            elif kind == "file":
+                self._keep(*facts)
+            else:
+                self._tell(kind, *facts)
+        for worker, (phase, silence) in enumerate(zip(seen.phases, seen.silence, strict=True)):
+            # That a worker has ended counts once theta has all of it.
+            self._clock.vouch(self._first(place) + worker, min(phase, RUNNING), silence)
+        if seen.outcome == LEFT:
+            place.left = True
+            self._copy_beside(place, CALL_SECONDS)
+            self._dismiss(place)
+        elif seen.outcome is not None:
+            self._dismiss(place)
+            self._tell("failed", seen.outcome.reason, seen.outcome.traceback)
+
+    def _lose(self, place: Place, cause: str) -> None:
+        """A host is lost: another follows on the same machine or on one that is free, unless too many have."""
+        place.actor = None
+        now = time.monotonic()
+        place.losses = [moment for moment in place.losses if now - moment < BUDGET_SECONDS] + [now]
+        budget = self._spec.config.worker_restarts
+        place.gone = len(place.losses) > budget
+        place.due = now + BACK_OFF_SECONDS[min(len(place.losses), len(BACK_OFF_SECONDS)) - 1]
+        self._enter(place, ENDED if place.gone else BUILDING)
+        follows = "nobody follows" if place.gone else "another follows where there is room"
+        self._say(f"host {place.number} on {place.name} is lost ({cause}); {follows}")
+        self._tell("event", "host_gone" if place.gone else "host_lost", {"host": place.number, "cause": cause})
+
+    def _dismiss(self, place: Place) -> None:
+        actor, place.actor = place.actor, None
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(actor.close.remote(), timeout=CALL_SECONDS)
+        ray.kill(actor)
+
+    def _look_beside(self) -> None:
+        """Copy a host's statistics now and then: for checkpoints, and for hosts that join."""
+        now = time.monotonic()
+        inhabited = [place for place in self._places if place.actor is not None and place.seen is not None]
+        if self._beside_call is None and inhabited and now - self._beside >= BESIDE_SECONDS:
+            self._beside_call, self._beside = inhabited[0].actor.state.remote(), now
+        if self._beside_call is not None and ray.wait([self._beside_call], timeout=0)[0]:
+            call, self._beside_call = self._beside_call, None
+            self._show_beside(call)
+
+    def _copy_beside(self, place: Place, seconds: float) -> None:
+        self._show_beside(place.actor.state.remote(), seconds)
+
+    def _show_beside(self, call: Any, seconds: float = CALL_SECONDS) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):
+            state = ray.get(call, timeout=seconds)
+            if state is not None:
+                self._store.show_beside(state)
+
+    # ------------------------------------------------------------------------------------------------- the supervisor
+
+    def _order(self) -> int:
+        if self._clock.leaving():
+            return LEAVE
+        return FINISH if self._clock.finished() else GO_ON
+
+    def _over(self) -> bool:
+        """Whether no host is at work nor will be."""
+        if self._order() == LEAVE:
+            self._leaving = self._leaving or time.monotonic()
+            late = time.monotonic() - self._leaving > LEAVE_SECONDS
+            return late or all(place.actor is None for place in self._places)
+        if all(place.gone for place in self._places):
+            self._tell("failed", "all hosts are gone for good", None)
+            return True
+        if time.monotonic() - self._inhabited > LOST_SECONDS:
+            self._tell("failed", f"there was no host for {LOST_SECONDS:.0f} seconds", None)
+            return True
+        at_work = [place for place in self._places if place.actor is not None]
+        return not at_work and any(place.left for place in self._places)
+
+    def _tell_ready(self) -> None:
+        """Say that the run can begin: all hosts are ready, or those that have come."""
+        if self._ready or self._order() != GO_ON:
+            return
+        phases = [READY if place.seen is None else min(place.seen.phases) for place in self._places if place.seen]
+        late = time.monotonic() - self._began > COME_SECONDS
+        if phases and min(phases) >= READY and (len(phases) == len(self._places) or late):
+            self._ready = True
+            self._tell("ready", len(phases))
+
+    def _end(self) -> None:
+        """All hosts have done their part: copy the last theta, and let the supervisor finish."""
+        self._pull(wait=True)
+        self._pull(wait=True)  # the first may have been on its way before
+        for place in self._places:
+            self._enter(place, ENDED)
+        self._tell("ended")
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get([shard.forget.remote() for shard in self._shards], timeout=CALL_SECONDS)
+        for writer in self._writers.values():
+            writer.close()
+
+    def _first(self, place: Place) -> int:
+        return place.number * self._spec.config.workers
+
+    def _enter(self, place: Place, phase: int) -> None:
+        for worker in range(self._spec.config.workers):
+            self._clock.vouch(self._first(place) + worker, phase, 0.0)
+
+    def _write(self, file: str, row: dict[str, Any]) -> None:
+        if file not in self._writers:
+            self._writers[file] = RecordWriter(self._spec.folder.path / file)
+        self._writers[file].write(row)
+
+    def _keep(self, name: str, content: bytes) -> None:
+        if content:
+            with open(self._spec.folder.path / Path(name).name, "ab", buffering=0) as file:
+                append_whole(file, content)
+
+    def _say(self, line: str) -> None:
+        self._tell("say", line)
+
+    def _tell(self, *what: Any) -> None:
+        self._pipe.send(what)
+
+
+def _in_words(error: Exception) -> str:
+    """What Ray says of a loss, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if isinstance(error, ray.exceptions.ActorDiedError) and lines else type(error).__name__)[:200]

@@ -1,0 +1,179 @@
+"""Workers on several machines, by Ray: the supervisor's part, in the command's own process.
+
+The evaluator, records, checkpoints and the end of the run are here, as with the local backend; what happens elsewhere
+is seen through a mirror, shared memory that the driver (`backends/cluster.py`) writes. The driver is a child: it may be
+lost, and Ray with it, and the run still ends with a checkpoint and the right exit code.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import secrets
+import signal
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+from asyncrl.backends.local import await_last_evaluation, evaluator_process, learner_process, worker_process
+from asyncrl.backends.outcome import STOPPING, Outcome, Signals, failed, finished, stopped
+from asyncrl.backends.processes import POLL_SECONDS, end, how_it_died, last_line, start_child, start_context
+from asyncrl.backends.supervisor import Supervisor
+from asyncrl.core.errors import UsageError
+from asyncrl.runtime.clock import FINISH, LEAVE
+from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.run import Run, RunSpec
+from asyncrl.runtime.terminal import View
+
+DRIVER = "driver"
+LEAVE_SECONDS = 30.0
+"""Time for all hosts to leave and for Ray to end, before the driver is killed."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What the driver's process is handed."""
+
+    run: Run
+    pipe: Connection
+
+    @property
+    def spec(self) -> RunSpec:
+        """What run it is of."""
+        return self.run.spec
+
+
+def require_ray() -> None:
+    """Raise UsageError where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError('--backend ray needs Ray: pip install "asyncrl[ray]"')
+
+
+def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
+    """Follow the run to its end on a cluster. No process of it is left here when it returns."""
+    keeper = Supervisor(
+        run, monitor, view, worker_process, evaluator_process, learner_process, evaluator_only=True
+    )  # fmt: skip
+    here, there = multiprocessing.Pipe()
+    driver = start_child(start_context(run.spec.page), driver_process, Seat(run, there), 0, DRIVER)
+    there.close()
+    leader = Leader(run, monitor, view, driver, here)
+    try:
+        keeper.fill(keeper.evaluator)
+        outcome = leader.follow(keeper, signals)
+        if outcome.state == "finished":
+            outcome = await_last_evaluation(keeper, monitor, view, signals) or outcome
+        return outcome
+    finally:
+        run.handles.clock.stop(LEAVE)
+        leader.dismiss(signals)
+        keeper.end(signals)
+
+
+class Leader:
+    """What the supervisor has to do with the driver."""
+
+    def __init__(self, run: Run, monitor: Monitor, view: View, driver: BaseProcess, pipe: Connection) -> None:
+        self._run, self._monitor, self._view = run, monitor, view
+        self._driver, self._pipe = driver, pipe
+        self._ended = False
+        self._failed: Outcome | None = None
+
+    def follow(self, keeper: Supervisor, signals: Signals) -> Outcome:
+        """Until all hosts have ended, the driver has, or somebody wants the run to stop."""
+        clock, monitor = self._run.handles.clock, self._monitor
+        while True:
+            wait([self._driver.sentinel, self._pipe, *keeper.sentinels()], timeout=POLL_SECONDS)
+            self._listen()
+            if self._failed is not None:
+                return self._failed
+            if (outcome := keeper.tend()) is not None:
+                return outcome
+            if clock.started() and monitor.look():
+                self._view.show(monitor.summary)
+            monitor.look_at_evaluations()
+            if signals.first is not None:
+                return stopped(signals.first)
+            if (reason := monitor.verdict()) is not None and clock.started():
+                clock.stop(FINISH)
+            if self._ended:
+                return finished(reason) if reason is not None else failed("all hosts have left before the end")
+            if self._driver.exitcode is not None:
+                self._listen()
+                return self._failed or self._without_driver()
+
+    def dismiss(self, signals: Signals) -> None:
+        """Let the driver end Ray, and take what it still has to say."""
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while self._driver.exitcode is None and time.monotonic() < deadline and not signals.urgent:
+            wait([self._driver.sentinel, self._pipe], timeout=POLL_SECONDS)
+            self._listen()
+        end(self._driver)
+        self._listen()
+        self._pipe.close()
+
+    def _without_driver(self) -> Outcome:
+        """Ray ends a driver from within when it loses the head of the cluster."""
+        try:
+            traceback = self._run.spec.folder.traceback_file(DRIVER).read_text()
+        except OSError:
+            return failed(f"Ray's driver {how_it_died(self._driver)}: was the head of the cluster lost?")
+        return failed(f"Ray's driver raised {last_line(traceback)}", traceback)
+
+    def _listen(self) -> None:
+        try:
+            while self._pipe.poll():
+                self._hear(*self._pipe.recv())
+        except (EOFError, OSError):
+            return
+
+    def _hear(self, kind: str, *facts: object) -> None:
+        match kind, facts:
+            case "say", (str(line),):
+                self._view.say(line)
+            case "loss", (str(event), int(worker), str(cause)):
+                self._monitor.note_loss(event, worker, cause)
+            case "event", (str(event), dict(more)):
+                self._monitor.note_event(event, **more)
+            case "failed", (str(reason), traceback):
+                self._failed = failed(reason, None if traceback is None else str(traceback))
+            case "ready", (int(hosts),):
+                self._begin(hosts)
+            case "ended", ():
+                self._ended = True
+
+    def _begin(self, hosts: int) -> None:
+        self._run.handles.clock.start()
+        config = self._run.spec.config
+        self._view.say(f"all {hosts * config.workers} workers are ready, on {hosts} of {config.hosts} hosts")
+        for line in self._monitor.begin():
+            self._view.say(line)
+
+
+def driver_process(seat: Seat, _: int) -> None:
+    """The driver: connect to Ray, or start it, and drive the run."""
+    config = seat.spec.config
+    address = config.address or os.environ.get("RAY_ADDRESS") or "local"
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address == "local":  # nobody else has any business there
+        os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
+    import ray  # reads the variables
+
+    from asyncrl.backends.cluster import Driver
+
+    own = {"num_cpus": 1, "include_dashboard": False} if address == "local" else {}
+    os.setsid()  # a Ctrl-C in the terminal is for the supervisor, not for what Ray starts below this process
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
+    except Exception as error:  # it raises whatever went wrong, ConnectionError or a plain Exception
+        what = "be started" if own else f"be reached at {address}"
+        seat.pipe.send(("failed", f"Ray could not {what}: {' '.join(str(error).split())[:300]}", None))
+        return
+    for number in STOPPING:  # Ray has taken some of them over
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        Driver(seat.run, seat.pipe).drive()
+    finally:
+        ray.shutdown()

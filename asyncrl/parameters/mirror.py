@@ -1,0 +1,37 @@
+"""What is elsewhere as this machine sees it: for the evaluator, the monitor and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asyncrl.parameters.shared import COUNTED, SharedStore
+
+KEPT_ELSEWHERE = ("statistics", "target", "target_steps")
+"""Names in a store's state of what is not theta and not a count."""
+
+
+class Mirror(SharedStore):
+    """A copy of theta, which lives on other machines, with the counts of their workers. One process writes it.
+
+    Nobody pushes. As with theta itself, a reader may see a mixture of two copies.
+    """
+
+    def show(self, theta: Tensor, tallies: NDArray[np.int64]) -> None:
+        """theta `[P]` of now, and of each worker what became of its updates, `[N, len(Counts)]`."""
+        self.theta.copy_(theta)
+        # Counts come last: theta holds all that they say. One that is older than what is known says nothing.
+        own = self._counts[: len(tallies), :COUNTED]
+        np.maximum(own, tallies, out=own)
+
+    def show_beside(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+        """What a host's store keeps beside theta: statistics and target."""
+        mine = {"statistics": self.statistics, "target": self._target, "target_steps": self._target_steps}
+        for name in KEPT_ELSEWHERE:
+            tensor = mine[name]
+            if tensor is not None and name in state:
+                tensor.copy_(torch.from_numpy(np.array(state[name])))

@@ -1,0 +1,102 @@
+"""A host's part of a run, its shards being objects of the test: no cluster, but real workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from asyncrl.backends.host import LEFT, Beginning, Host, Seen
+from asyncrl.parameters.shards import Answer, Call, Ledger, Shard, State, beginning, slices
+from asyncrl.runtime.clock import ENDED, GO_ON, READY
+from asyncrl.runtime.run import Run
+from tests.support import make_run
+
+KINDS = 5
+
+
+class DirectWire:
+    """Calls reach shards at once, but for each `faulty`-th, which is carried out and its answer lost."""
+
+    def __init__(self, shards: list[Shard], faulty: int = 0) -> None:
+        self.shards, self.faulty, self.calls = shards, faulty, 0
+
+    def send(self, shard: int, call: Call) -> Any:
+        self.calls += 1
+        answer = self.shards[shard].exchange(call)
+        return (self.calls, None if self.faulty and self.calls % self.faulty == 0 else answer)
+
+    def receive(self, calls: Sequence[Any], seconds: float) -> list[tuple[Any, Answer | None]]:
+        return [(call, call[1]) for call in calls]
+
+
+def shards_of(run: Run, count: int, hosts: int) -> list[Shard]:
+    """Shards that hold the run's theta."""
+    theta = run.handles.store.snapshot().numpy()
+    sizes = tuple(len(row) for row in run.handles.moments.of_workers())
+    found = []
+    for number, part in enumerate(slices(len(theta), count)):
+        ledger = Ledger(hosts, run.spec.config.workers, KINDS, sizes) if number == 0 else None
+        shard = Shard(hosts, lambda state: None, ledger=ledger)
+        shard.begin(shard.life, 1, beginning(theta[part]))
+        found.append(shard)
+    return found
+
+
+def beginning_of(run: Run, host: int) -> Beginning:
+    """What a host is told."""
+    state: State = {name: tensor.numpy() for name, tensor in run.handles.store.state().items()}
+    moments = tuple(np.zeros_like(row) for row in run.handles.moments.of_workers())
+    return Beginning(run.spec, host, 1, 0, 0.0, moments, state)
+
+
+def follow(hosts: list[Host], seconds: float = 90.0) -> list[list[tuple[Any, ...]]]:
+    """Look at hosts until all have left; the news of each."""
+    news: list[list[tuple[Any, ...]]] = [[] for _ in hosts]
+    seen: list[Seen | None] = [None] * len(hosts)
+    told = [0] * len(hosts)
+    deadline = time.monotonic() + seconds
+    while not all(one is not None and one.outcome is not None for one in seen):
+        start = all(one is not None and min(one.phases) >= READY for one in seen)
+        for number, host in enumerate(hosts):
+            one = host.look(told[number], start, GO_ON)
+            news[number] += one.news
+            seen[number], told[number] = one, one.told
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.02)
+    for host in hosts:
+        host.close()
+    assert [one.outcome for one in seen if one is not None] == [LEFT] * len(hosts)
+    assert all(set(one.phases) == {ENDED} for one in seen if one is not None)
+    return news
+
+
+def test_two_hosts_make_one_run_of_shared_parameters(tmp_path: Path) -> None:
+    """Two shards, and every third answer is lost: the shards have each update once, and T is that of both hosts."""
+    run = make_run(tmp_path, workers=1, total_steps=1500, envs_per_worker=4)
+    run = Run(
+        replace(run.spec, config=replace(run.spec.config, backend="ray", hosts=2, parameter_shards=2)), run.handles
+    )
+    before = run.handles.store.snapshot().numpy()
+    shards = shards_of(run, count=2, hosts=2)
+
+    hosts = [Host(beginning_of(run, host), DirectWire(shards, faulty=3)) for host in (0, 1)]
+    news = follow(hosts)
+
+    ledger = shards[0].ledger
+    assert ledger is not None
+    steps, updates = ledger.of_workers()[..., 0].ravel(), ledger.of_workers()[..., 1].ravel()
+    assert steps.sum() >= 1500
+    assert (steps > 0).all()
+    assert [shard.updates for shard in shards] == [updates.sum()] * 2
+    after = np.concatenate([shard.state()["theta"] for shard in shards])
+    assert np.abs(after - before).max() > 0
+    rows = [facts[2] for own in news for facts in own if facts[0] == "row"]
+    assert {row["worker"] for row in rows if "worker" in row} == {0, 1}
+    assert sum(row["worker_steps"] for row in rows if "worker_steps" in row) == steps.sum()
+    assert sum(row["exchanges"] for row in rows if "exchanges" in row) > 4
+    assert sum(row["exchanges_lost"] for row in rows if "exchanges" in row) == 0

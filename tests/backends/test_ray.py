@@ -1,0 +1,177 @@
+"""Runs on Ray: alone on this machine, and on a cluster of two raylets that get hurt. Skipped where Ray is missing."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from asyncrl.commands.train import main
+from asyncrl.storage.checkpoints import load_newest
+from asyncrl.storage.records import read_records
+from tests.faults.running import CATCH, Running, running
+from tests.support import evaluations_of, status_of, the_run
+
+RAY = ("--backend", "ray", "--workers", "1")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--backend", "local", "--hosts", "2"), "--hosts is for --backend ray"),
+        (("--backend", "serial", "--address", "auto"), "--address is for --backend ray"),
+        (("--backend", "ray", "--update", "locked"), "are for one memory; each host has its own"),
+        (("--backend", "ray", "--statistics", "per-worker"), "are for one memory; each host has its own"),
+    ],
+)
+def test_what_hosts_cannot_do_is_refused_in_one_line(
+    tmp_path: Path, words: tuple[str, ...], complaint: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With exit code 2, and nothing is made."""
+    assert main("asyncrl.a3c", [*CATCH, *words, "--runs-dir", str(tmp_path)]) == 2
+
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    assert re.search(complaint, line)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_page_with_a_learner_says_that_it_does_not_run_on_hosts_yet(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, whether Ray is there or not."""
+    assert main("asyncrl.impala", [*CATCH, "--backend", "ray", "--runs-dir", str(tmp_path)]) == 2
+
+    assert "has a learner, and --backend ray runs methods whose workers learn" in capfd.readouterr().err
+
+
+def test_without_ray_the_command_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, before anything is made."""
+    monkeypatch.setattr("asyncrl.backends.ray.importlib.util.find_spec", lambda name: None)
+
+    assert main("asyncrl.a3c", [*CATCH, "--backend", "ray", "--runs-dir", str(tmp_path)]) == 2
+
+    assert 'pip install "asyncrl[ray]"' in capfd.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.fixture
+def needs_ray() -> None:
+    """Skips the test where Ray is missing; it is not imported here, where it would start threads."""
+    from importlib.util import find_spec
+
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("needs_ray")
+def test_a_run_on_a_cluster_of_its_own_goes_on_as_a_local_one_and_back(tmp_path: Path) -> None:
+    """Every step is in a row, the last evaluation is of the last theta, and checkpoints fit both backends."""
+    words = [*CATCH, "--runs-dir", str(tmp_path), "--seed", "3"]
+    assert main("asyncrl.a3c", [*words, *RAY, "--total-steps", "3000", "--parameter-shards", "2"]) == 0
+    run = the_run(tmp_path)
+    first = status_of(run)
+
+    assert (first["state"], first["reason"]) == ("finished", "total_steps reached")
+    assert first["steps"] >= 3000
+    rows = [row for row in read_records(run / "worker-00.jsonl") if "worker_steps" in row]
+    assert sum(row["worker_steps"] for row in rows) == first["steps"] == sum(first["worker_steps"])
+    assert sum(row["updates"] for row in rows) == first["updates"] > 10
+    assert evaluations_of(run)[-1]["steps"] == first["steps"]
+    assert load_newest(run / "checkpoints")[0].updates == first["updates"]
+    assert sum(row["exchanges"] for row in read_records(run / "host-0.jsonl")) > 2
+    assert not list(run.glob("shards-*"))
+
+    for backend, steps in (("local", 4500), ("ray", 6000)):
+        assert main("asyncrl.a3c", ["--resume", str(run), "--backend", backend, "--total-steps", str(steps)]) == 0
+        status = status_of(run)
+        assert status["state"] == "finished"
+        assert status["steps"] >= steps
+        assert status["updates"] > first["updates"]
+
+
+@pytest.fixture
+def cluster(needs_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head and one node more, on this machine."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    try:
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def actors(name: str) -> list[psutil.Process]:
+    """Processes in which Ray runs an actor of this class."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(f"ray::{name}" in word for word in process.info["cmdline"] or ()):
+            found.append(process)
+    return found
+
+
+def on_two_hosts(run: Running) -> None:
+    """Wait until both hosts have learnt something."""
+    run.until(lambda: all(steps > 0 for steps in run.status.get("worker_steps", [0])), "steps on both hosts")
+
+
+ENDLESS = (*CATCH, *RAY, "--hosts", "2", "--total-steps", "1e9", "--evaluation-interval-steps", "0")
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_a_run_on_two_hosts_outlives_a_worker_a_host_and_a_shard_and_stops_when_asked(
+    tmp_path: Path, cluster: Any
+) -> None:
+    """Each is replaced; T goes on; a signal ends the run with a checkpoint of the last update."""
+    words = (*ENDLESS, "--address", cluster.address)
+    with running(tmp_path / "runs", *words) as run:
+        on_two_hosts(run)
+
+        (shard,) = actors("ShardActor")
+        before = run.status["updates"]
+        shard.send_signal(signal.SIGKILL)
+        run.until(lambda: run.status["updates"] > before + 100, "updates after the shard's end")
+        rows = [row for host in (0, 1) for row in read_records(run.folder / f"host-{host}.jsonl")]
+        assert sum(row["exchanges_lost"] for row in rows) < 20
+
+        actors("HostActor")[0].send_signal(signal.SIGKILL)
+        run.until(lambda: [row["event"] for row in run.events].count("host_joined") == 1, "another in its place")
+        before_each = run.status["worker_steps"]
+        run.until(
+            lambda: all(now > then for now, then in zip(run.status["worker_steps"], before_each, strict=True)),
+            "steps on both hosts again",
+        )
+
+        run.process.send_signal(signal.SIGTERM)
+        run.ends_with(143)
+        status = run.status
+        assert status["state"] == "stopped"
+        assert load_newest(run.folder / "checkpoints")[0].steps == status["steps"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_when_the_driver_is_killed_the_run_fails_with_a_checkpoint(tmp_path: Path, cluster: Any) -> None:
+    """Ray does so itself, without a word, when the head of a cluster is lost."""
+    words = (*ENDLESS, "--address", cluster.address)
+    with running(tmp_path / "runs", *words) as run:
+        on_two_hosts(run)
+        driver = next(one for one in run.everyone()[1:] if any("host-0.jsonl" in f.path for f in one.open_files()))
+        driver.send_signal(signal.SIGKILL)
+        run.ends_with(1)
+
+        status = run.status
+        assert status["state"] == "failed"
+        assert "Ray's driver was killed by SIGKILL" in status["reason"]
+        assert load_newest(run.folder / "checkpoints")[0].steps == status["steps"] > 0
