@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.backends.host import LEFT, Beginning, Host, Seen
-from asyncrl.backends.supervisor import BACK_OFF_SECONDS, BUDGET_SECONDS
+from asyncrl.backends.supervisor import BACK_OFF_SECONDS, BUDGET_SECONDS, READY_SECONDS
 from asyncrl.core.moments import merge
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import Answer, Call, Empty, Ledger, Shard, State, beginning, slices
@@ -243,7 +243,7 @@ class Driver:
             file = str(folder / f"shard-{shard}.safetensors")
             self._shards.append(options.remote(file, config.hosts, config.workers, sizes, shard == 0))
         for shard in range(len(self._parts)):
-            self._fill_shard(shard, seconds=COME_SECONDS)
+            self._fill_shard(shard, seconds=READY_SECONDS)
 
     def _fill_shard(self, shard: int, seconds: float = CALL_SECONDS) -> None:
         """Fill an empty shard with what is known of it. One that has just come back by itself is left alone."""

@@ -157,6 +157,7 @@ def driver_process(seat: Seat, _: int) -> None:
     config = seat.spec.config
     address = config.address or os.environ.get("RAY_ADDRESS") or "local"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # its own 15 would put workers behind everything else
     if address == "local":  # nobody else has any business there
         os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
     import ray  # reads the variables

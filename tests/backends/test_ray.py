@@ -101,6 +101,7 @@ def test_a_run_on_a_cluster_of_its_own_goes_on_as_a_local_one_and_back(tmp_path:
 def cluster(needs_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A head and one node more, on this machine."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
