@@ -22,7 +22,8 @@ COMMANDS = {
     "doctor": "check that learning works on this machine and with your environment",
     "speedup": "what more workers buy: throughput, data, time",
     "race": "which way of running in parallel is best for a problem: time, data and cores to a score",
-    "sweep": "run many settings: lists, grids or random draws",
+    "sweep": "run many settings: lists, grids, random draws, or a search",
+    "completion": "a script for bash or zsh that completes commands and flags",
 }
 ALIASES = {"enjoy": "watch"}
 """Other names of commands, for those who come from elsewhere: RL Zoo calls it so."""

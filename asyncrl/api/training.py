@@ -6,6 +6,7 @@ import ast
 import contextlib
 import dataclasses
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -204,7 +205,12 @@ def carry_out(
         write_json(folder.config_file, {"page": settled.page, "config": to_plain(config), "environment": settled.facts})
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
         title = f"{short(settled.page)} {config.env_id} {folder.path.name}"
-        trackers = make_trackers(config.track, config.track_project, title, folder.path)
+        try:
+            trackers = make_trackers(config.track, config.track_project, title, folder.path)
+        except UsageError:
+            if not is_resumed(config):
+                shutil.rmtree(folder.path)
+            raise
         monitor = Monitor(run, listener, trackers)
         outcome = conclude(follow(run, monitor, view, signals, meeting), monitor)
     view.close(monitor.summary)

@@ -53,7 +53,7 @@ class Config:
     """Runs of each entrant, with seeds 1, 2, ..."""
     max_minutes: float = 15.0
     """End a run after so many minutes of training; 0: no limit."""
-    max_steps: tuple[int, ...] = (0,)
+    total_steps: tuple[int, ...] = (0,)
     """Steps T of each run, one number for all environments, or one each; 0: the page's default."""
     evaluation_episodes: int = 10
     """Whole episodes per evaluation."""
@@ -114,8 +114,8 @@ def check(config: Config, further: Sequence[str]) -> list[Entrant]:
             raise UsageError(f"--{name} needs at least one value and none twice")
     if config.seeds < 1 or config.jobs < 1 or config.workers < 0:
         raise UsageError("--seeds and --jobs must be at least 1, and --workers not negative")
-    if not 0 <= config.max_minutes < math.inf or any(steps < 0 for steps in config.max_steps):
-        raise UsageError("--max-minutes and --max-steps must not be negative")
+    if not 0 <= config.max_minutes < math.inf or any(steps < 0 for steps in config.total_steps):
+        raise UsageError("--max-minutes and --total-steps must not be negative")
     for flag, _ in group_words(further):
         if flag.removeprefix("--").replace("-", "_") in TAKEN:
             raise UsageError(f"{flag} is the race's own business: it cannot stand behind --")
@@ -125,7 +125,7 @@ def check(config: Config, further: Sequence[str]) -> list[Entrant]:
 def conditions_of(config: Config, further: Sequence[str]) -> dict[str, Conditions]:
     """What is equal for all entrants, by environment. Raises UsageError."""
     scores = [_score(word) for word in spread("--scores", config.scores, config.env_ids)]
-    steps = spread("--max-steps", config.max_steps, config.env_ids)
+    steps = spread("--total-steps", config.total_steps, config.env_ids)
     return {
         env_id: Conditions(
             score,

@@ -1,4 +1,4 @@
-"""`python -m asyncrl sweep`: any settings over lists, grids or random draws.
+r"""`python -m asyncrl sweep`: any settings over lists, grids, random draws, or by a search.
 
 A flag of the methods may have several values, and its name a plural s. All listed values are combined with each
 other; settings that are drawn (`N log-uniform LOW HIGH` or `N uniform LOW HIGH`) vary together. A value of several
@@ -6,8 +6,15 @@ words is put in quotes. The paper's Figure 2, for one game:
 
     python -m asyncrl sweep --algorithms a3c --env-ids ALE/Breakout-v5 --learning-rates 50 log-uniform 1e-4 1e-2
 
-The same line, given again, goes on where it was stopped. It writes one table and one figure. With --print-jobs it only
-prints its runs as command lines, for GNU Parallel or a SLURM array; with --collect it only reports on what is there.
+With --trials N it searches instead: Optuna proposes N settings one after the other, by what the ones before reached,
+from lists and from bounds (`log-uniform LOW HIGH` or `uniform LOW HIGH`); --prune stops bad runs early:
+
+    python -m asyncrl sweep --algorithms ppo --env-ids CartPole-v1 --learning-rate log-uniform 1e-5 1e-2 \
+        --t-max 8 32 128 --total-steps 100_000 --trials 30 --prune
+
+The same line, given again, goes on where it was stopped. It writes one page with a table and figures. With --print-jobs
+it only prints its runs as command lines, for GNU Parallel or a SLURM array; with --collect it only reports on what is
+there.
 """
 
 from __future__ import annotations
@@ -17,18 +24,22 @@ import hashlib
 import re
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_type_hints
 
 from asyncrl import pages
 from asyncrl.commands.program import run_command
 from asyncrl.commands.speedup import check_algorithms
 from asyncrl.config.commandline import parse
+from asyncrl.config.words import understood
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.studies.axes import Axis, Point, combine, group_words, make_axis, words_of
 from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs, run_state
+from asyncrl.studies.search import Plan, Search, import_optuna
+from asyncrl.studies.sweep_rows import Row
 
 TAKEN = ("seed", "runs_dir", "run_name", "resume", "quiet")
 """Settings of a run that are the sweep's own business."""
@@ -36,16 +47,20 @@ TAKEN = ("seed", "runs_dir", "run_name", "resume", "quiet")
 
 @dataclass(frozen=True)
 class Config:
-    """Runs over lists, grids and random draws of settings. Any flag of the methods may be given as well."""
+    """Runs over lists, grids, random draws or a search of settings. Any flag of the methods may be given as well."""
 
     algorithms: tuple[str, ...] = ("a3c",)
     """Methods to run: pages of this package, or your own by their modules."""
     seeds: int = 1
     """Runs of each combination, with seeds 1, 2, ..."""
+    trials: int = 0
+    """Search: how many settings Optuna proposes for each method and environment; 0: all combinations instead."""
+    prune: bool = False
+    """Search: stop a run whose evaluations are below the median of the others."""
     draw_seed: int = 1
-    """Seed of the random draws."""
+    """Seed of the random draws, and of a search."""
     jobs: int = 0
-    """Runs at a time, each with its share of the cores; 0: one per core with --backend serial, else one."""
+    """Runs at a time, each with its share of the cores; 0: one per core for small environments and serial runs."""
     runs_dir: Path = Path("runs/sweep")
     """Folder of the runs, and of report/."""
     print_jobs: bool = False
@@ -74,6 +89,11 @@ def main(words: Sequence[str] | None = None) -> int:
 def sweep(words: Sequence[str], program: str) -> int:
     """The whole sweep; exit code 1 if a run failed. Raises UsageError before the first run is made."""
     config, axes = understand(words, program)
+    if config.trials:
+        import_optuna()
+        if config.print_jobs:
+            raise UsageError("--print-jobs is for sweeps without --trials: a search proposes one run after the other")
+        return search(config, axes, words)
     trials = make_trials(config, axes)
     if config.print_jobs:
         print_jobs(trials, config.runs_dir)
@@ -81,16 +101,108 @@ def sweep(words: Sequence[str], program: str) -> int:
     failures: list[str] = []
     with alone_in(config.runs_dir, print) as lock:
         if not config.collect:
-            try_words(trials)
-            slots = config.jobs or (len(usable_cores()) if ("--backend", ["serial"]) in group_words(words) else 1)
+            slots = slots_for(config, axes, try_words([trial for trial in trials if trial.seed == 1]))
             failures = run_jobs([trial.job for trial in trials], config.runs_dir, slots, lock, print)
-        from asyncrl.studies.sweep_report import Row, write_report
+        rows = [row_of(trial, config.runs_dir) for trial in trials]
+        return report(rows, axes, config.runs_dir, words, failures)
 
-        rows = [Row.read(t.job.page, t.job.env_id, t.point, t.seed, t.job.folder(config.runs_dir)) for t in trials]
-        report = write_report(rows, axes, config.runs_dir, shlex.join(["python", "-m", "asyncrl", "sweep", *words]))
+
+def search(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> int:
+    """The same by Optuna, for each method and environment by itself: their scores cannot be compared."""
+    searches = {
+        (algorithm, env_id): make_search(algorithm, env_id, config, axes)
+        for algorithm in config.algorithms
+        for env_id in env_ids_of(algorithm, axes)
+    }
+    failures: list[str] = []
+    with alone_in(config.runs_dir, print) as lock:
+        if not config.collect:
+            slots = slots_for(config, axes, try_words([trial for s in searches for trial in corners(*s, axes)]))
+            plan = Plan(config.trials, config.seeds, config.prune, config.draw_seed, slots)
+            for one in searches.values():
+                failures += one.run(plan, lock, print)
+        rows = [
+            row_of(make_trial(algorithm, point, seed, axes), config.runs_dir, state)
+            for (algorithm, _), one in searches.items()
+            for point, state in one.points()
+            for seed in range(1, 2 if state else config.seeds + 1)
+        ]
+        return report(rows, axes, config.runs_dir, words, failures)
+
+
+def make_search(algorithm: str, env_id: str, config: Config, axes: Sequence[Axis]) -> Search:
+    """The search of a method in an environment."""
+    own = [replace(axis, values=(env_id,)) if axis.field == "env_id" else axis for axis in axes]
+
+    def make(point: Point, seed: int) -> Job:
+        return make_trial(algorithm, point, seed, axes).job
+
+    return Search(f"{algorithm} {env_id}", own, whole_numbers_of(algorithm), make, config.runs_dir)
+
+
+def whole_numbers_of(algorithm: str) -> list[str]:
+    """The settings of a method that are whole numbers."""
+    hints = get_type_hints(pages.load(pages.module_of(algorithm)).Config)
+    return [name for name, kind in hints.items() if kind is int]
+
+
+def env_ids_of(algorithm: str, axes: Sequence[Axis]) -> tuple[str, ...]:
+    """The environments that the axes name, or the method's own."""
+    named = [axis.values for axis in axes if axis.field == "env_id"]
+    return named[0] if named else (pages.load(pages.module_of(algorithm)).Config.env_id,)
+
+
+def corners(algorithm: str, env_id: str, axes: Sequence[Axis]) -> list[Trial]:
+    """Runs at both ends of all bounds and with every listed value, for the commands to judge."""
+    whole = [
+        name for name, kind in get_type_hints(pages.load(pages.module_of(algorithm)).Config).items() if kind is int
+    ]
+
+    def ends(axis: Axis) -> tuple[str, ...]:
+        if axis.field == "env_id":
+            return (env_id,)
+        return (
+            axis.values
+            if axis.bounds is None
+            else tuple(str(round(bound)) if axis.field in whole else f"{bound:.6g}" for bound in axis.bounds)
+        )
+
+    longest = max((len(ends(axis)) for axis in axes), default=1)
+    points = [{axis.field: ends(axis)[min(i, len(ends(axis)) - 1)] for axis in axes} for i in range(longest)]
+    return [make_trial(algorithm, point, 1, axes) for point in points]
+
+
+def slots_for(config: Config, axes: Sequence[Axis], kinds: Collection[str]) -> int:
+    """How many runs at a time. More workers than a core can feed make a run of a small environment hardly faster, and
+    many runs beside each other use all cores: so each gets one, and by default two workers."""
+    cores = len(usable_cores())
+    if config.jobs:
+        return config.jobs
+    given = {axis.field: axis.values for axis in axes}
+    if given.get("backend") == ("serial",):
+        return cores
+    if cores > 1 and not {"workers", "backend"} & given.keys() and not {"atari", "screen"} & set(kinds):
+        print(f"small environments: {cores} runs at a time, on a core each; --jobs 1 gives each run all cores")
+        return cores
+    return 1
+
+
+def row_of(trial: Trial, runs_dir: Path, state: str = "") -> Row:
+    """What the records of a run say; `state` in place of theirs, if it is not empty."""
+    row = Row.read(trial.job.page, trial.job.env_id, trial.point, trial.seed, trial.job.folder(runs_dir))
+    return replace(row, state=state or row.state)
+
+
+def report(rows: Sequence[Row], axes: Sequence[Axis], runs_dir: Path, words: Sequence[str], failures: list[str]) -> int:
+    """Write the report, say the best rows and what failed; returns the exit code."""
+    from asyncrl.studies.sweep_report import best_rows, write_report
+
+    path = write_report(rows, axes, runs_dir, shlex.join(["python", "-m", "asyncrl", "sweep", *words]))
+    for line in best_rows(rows, axes):
+        print(line)
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
-    print(report)
+    print(path)
     return 1 if failures else 0
 
 
@@ -98,18 +210,22 @@ def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
     """The sweep's own settings and the axes. Raises UsageError."""
     if any(word in ("-h", "--help") for word in words):
         parse(Config, words, program)
-    groups = group_words(words)
+    groups = group_words(understood(words))
     own = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(Config)}
     mine = [word for flag, values in groups if flag in own for word in (flag, *values)]
     config = parse(Config, mine, program)
     check_algorithms(config.algorithms)
     if not config.algorithms or len(set(config.algorithms)) < len(config.algorithms):
         raise UsageError("--algorithms needs at least one and none twice")
-    if config.seeds < 1 or config.jobs < 0 or config.draw_seed < 0:
-        raise UsageError("--seeds must be at least 1, --jobs and --draw-seed not negative")
+    if config.seeds < 1 or config.jobs < 0 or config.draw_seed < 0 or config.trials < 0:
+        raise UsageError("--seeds must be at least 1, --jobs, --draw-seed and --trials not negative")
+    if config.prune and not config.trials:
+        raise UsageError("--prune is for a search: give --trials")
     fields = {name for algorithm in config.algorithms for name in settings_of(algorithm)}
     axes = [make_axis(flag, values, fields, config.draw_seed) for flag, values in groups if flag not in own]
     for axis in axes:
+        if config.trials and axis.drawn and axis.bounds is None:
+            raise UsageError(f"a search draws itself: --{axis.field.replace('_', '-')} {axis.drawn} LOW HIGH")
         if axis.field in TAKEN:
             raise UsageError(f"--{axis.field.replace('_', '-')} is the sweep's own business")
         if sum(other.field == axis.field for other in axes) > 1:
@@ -145,13 +261,16 @@ def make_trial(algorithm: str, point: Point, seed: int, axes: Sequence[Axis]) ->
     return Trial(Job(algorithm, env_id, f"{told}-{digest}", words), point, seed)
 
 
-def try_words(trials: Sequence[Trial]) -> None:
-    """Let the commands judge the words of all runs before any of them begins. Raises UsageError."""
+def try_words(trials: Sequence[Trial]) -> set[str]:
+    """Let the commands judge the words of runs before any of them begins; returns what kinds of environment they have.
+
+    Raises UsageError.
+    """
     from asyncrl.commands.train import configure
 
-    for trial in trials:
-        if trial.seed == 1:
-            configure(pages.module_of(trial.job.page), trial.job.arguments(Path("runs")))
+    return {
+        configure(pages.module_of(trial.job.page), trial.job.arguments(Path("runs"))).spaces.kind for trial in trials
+    }
 
 
 def print_jobs(trials: Sequence[Trial], runs_dir: Path) -> None:

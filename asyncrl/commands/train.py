@@ -40,6 +40,8 @@ def train(page: str, words: Sequence[str]) -> int:
         return 0
     pages.load(page)
     words = understood(words, page)
+    if {"-h", "--help"} & set(words):
+        show_help(page, words)
     launch = launch_of(words)
     if launch is None:
         return train_here(page, words)
@@ -51,9 +53,22 @@ def train(page: str, words: Sequence[str]) -> int:
     return code
 
 
+def show_help(page: str, words: Sequence[str]) -> None:
+    """Print the help, with the defaults of the preset and environment that the words name, and end the program.
+
+    With the page's plain defaults if the words are not right.
+    """
+    cls = load_page(page).Config
+    try:
+        default = configure(page, [word for word in words if word not in ("-h", "--help")]).config
+    except UsageError:
+        default = cls()
+    parse(cls, ["--help"], command_of(page), default)
+
+
 def launch_of(words: Sequence[str]) -> Launch | None:
     """As which of several ranks a launcher has started this command; None if it was started alone."""
-    if value_of("--backend", words) != "collective" or {"-h", "--help"} & set(words):
+    if value_of("--backend", words) != "collective":
         return None
     return launched(os.environ, value_of("--init-method", words))
 

@@ -25,15 +25,19 @@ class Axis:
     """As on a command line; a value of several words is one text with spaces."""
     drawn: str = ""
     """The distribution they were drawn from, if they were; axes that were drawn vary together."""
+    bounds: tuple[float, float] | None = None
+    """Of a search: from where to where it may look. Such an axis has no values of its own."""
 
     @property
     def varies(self) -> bool:
         """Whether it takes more than one value."""
-        return len(self.values) > 1
+        return len(self.values) > 1 or self.bounds is not None
 
     @property
     def is_numeric(self) -> bool:
         """Whether all values are numbers."""
+        if self.bounds is not None:
+            return True
         try:
             return bool([float(value) for value in self.values])
         except ValueError:
@@ -72,6 +76,9 @@ def make_axis(flag: str, words: Sequence[str], fields: Collection[str], seed: in
         raise UsageError(f"there is no {flag}")
     if len(words) == 4 and words[1] in DISTRIBUTIONS:
         return Axis(field, draw(flag, words, (seed, *field.encode())), drawn=words[1])
+    if len(words) == 3 and words[0] in DISTRIBUTIONS:
+        draw(flag, ["1", *words], (seed,))  # judges the bounds
+        return Axis(field, (), words[0], (float(words[1]), float(words[2])))
     if len(set(words)) < len(words):
         raise UsageError(f"{flag} has a value twice")
     return Axis(field, tuple(words) or ("True",))
@@ -94,8 +101,12 @@ def draw(flag: str, words: Sequence[str], seed: Sequence[int]) -> tuple[str, ...
 def combine(axes: Sequence[Axis]) -> list[Point]:
     """Every value of every listed axis with every other; axes that were drawn go together, as in a random search.
 
-    Raises UsageError if these have not equally many values.
+    Raises UsageError if these have not equally many values, or none because they are for a search.
     """
+    for axis in axes:
+        if axis.bounds is not None:
+            name = axis.field.replace("_", "-")
+            raise UsageError(f"--{name} has bounds and no number of draws: give it, or --trials for a search")
     drawn = [axis for axis in axes if axis.drawn]
     if len({len(axis.values) for axis in drawn}) > 1:
         raise UsageError("settings that are drawn vary together: draw equally many of " + " and ".join(map(str, drawn)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto
 h1, h2 { line-height: 1.2; } h2 { margin-top: 2.2rem; }
 table { border-collapse: collapse; font-size: 0.82rem; display: block; overflow-x: auto; }
 th, td { padding: 0.25rem 0.6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
-th.words, td.words { text-align: left; }
+th.words, td.words { text-align: left; } tr.marked { font-weight: 600; background: #fff7d6; }
 img { max-width: 100%; height: auto; } figure { margin: 1.5rem 0; } figcaption { font-size: 0.85rem; color: #444; }
 pre { background: #f4f4f4; padding: 0.8rem; overflow-x: auto; font-size: 0.82rem; }
 """
@@ -88,10 +88,15 @@ class Table:
 
     titles: Sequence[str]
     rows: Sequence[Sequence[str]]
+    marked: Collection[int] = ()
+    """Rows that stand in bold type."""
 
     def markdown(self, folder: Path) -> str:
         """As Markdown."""
-        lines = [self.titles, ["---" if words else "--:" for words in self._of_words()], *self.rows]
+        rows = [
+            [f"**{cell}**" if cell and i in self.marked else cell for cell in row] for i, row in enumerate(self.rows)
+        ]
+        lines = [self.titles, ["---" if words else "--:" for words in self._of_words()], *rows]
         return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
     def html(self, folder: Path) -> str:
@@ -99,11 +104,14 @@ class Table:
 
         classes = [' class="words"' if words else "" for words in self._of_words()]
 
-        def line(cells: Sequence[str], tag: str) -> str:
+        def line(cells: Sequence[str], tag: str, bold: bool = False) -> str:
             marked = zip(cells, classes, strict=True)
-            return "<tr>" + "".join(f"<{tag}{mark}>{html.escape(cell)}</{tag}>" for cell, mark in marked) + "</tr>"
+            style = ' class="marked"' if bold else ""
+            inner = "".join(f"<{tag}{mark}>{html.escape(cell)}</{tag}>" for cell, mark in marked)
+            return f"<tr{style}>{inner}</tr>"
 
-        return "<table>" + line(self.titles, "th") + "".join(line(row, "td") for row in self.rows) + "</table>"
+        rows = "".join(line(row, "td", i in self.marked) for i, row in enumerate(self.rows))
+        return "<table>" + line(self.titles, "th") + rows + "</table>"
 
     def _of_words(self) -> list[bool]:
         """By column, whether none of its cells begins as a number."""

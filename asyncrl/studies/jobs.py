@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -28,6 +29,8 @@ from asyncrl.storage.files import read_json
 from asyncrl.storage.run_folder import run_path
 
 Say = Callable[[str], None]
+LOOK_SECONDS = 1.0
+"""Between two looks at a run that may be stopped early."""
 
 
 @dataclass(frozen=True)
@@ -103,19 +106,41 @@ def run_jobs(jobs: Sequence[Job], runs_dir: Path, slots: int, lock: int, say: Sa
     """
     waiting = [job for job in jobs if not is_done(job, runs_dir)]
     say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them finished before; {slots} at a time")
+
+    def task(job: Job, running: RunningJobs) -> Told:
+        failure, seconds = running.run(job)
+        told = f"{job}: {failure or 'finished'} after {seconds:.0f} s"
+        return Told(told, f"{job}: {failure}" if failure else "")
+
+    return run_tasks([partial(task, job) for job in waiting], runs_dir, slots, lock, say)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What there is to say of a task that has ended."""
+
+    line: str
+    failure: str = ""
+    """Empty if it did not fail."""
+
+
+def run_tasks(
+    tasks: Sequence[Callable[[RunningJobs], Told]], runs_dir: Path, slots: int, lock: int, say: Say
+) -> list[str]:
+    """Do what makes runs, `slots` at a time, each in its share of the cores; otherwise as `run_jobs`."""
     shares: SimpleQueue[list[int]] = SimpleQueue()
     for share in share_cores(usable_cores(), slots):
         shares.put(share)
-    running = _RunningJobs(runs_dir, lock)
+    running = RunningJobs(runs_dir, lock)
     failures = []
     with ThreadPoolExecutor(slots, initializer=lambda: _keep_to(shares.get())) as pool, _sigterm_as_interrupt():
-        futures = {pool.submit(running.run, job): job for job in waiting}
+        futures = [pool.submit(task, running) for task in tasks]
         try:
             for count, future in enumerate(as_completed(futures), 1):
-                failure, seconds = future.result()
-                say(f"[{count}/{len(waiting)}] {futures[future]}: {failure or 'finished'} after {seconds:.0f} s")
-                if failure:
-                    failures.append(f"{futures[future]}: {failure}")
+                told = future.result()
+                say(f"[{count}/{len(tasks)}] {told.line}")
+                if told.failure:
+                    failures.append(told.failure)
         except BaseException:
             running.stop()
             for future in futures:
@@ -124,7 +149,7 @@ def run_jobs(jobs: Sequence[Job], runs_dir: Path, slots: int, lock: int, say: Sa
     return failures
 
 
-class _RunningJobs:
+class RunningJobs:
     """The runs that are going."""
 
     def __init__(self, runs_dir: Path, lock: int) -> None:
@@ -134,8 +159,16 @@ class _RunningJobs:
         self._stopping = False
         self._going: set[subprocess.Popen[str]] = set()
 
-    def run(self, job: Job) -> tuple[str, float]:
-        """Make one run; returns what went wrong ("" if nothing) and the seconds it took."""
+    @property
+    def stopping(self) -> bool:
+        """Whether no other run is to begin."""
+        return self._stopping
+
+    def run(self, job: Job, enough: Callable[[], bool] | None = None) -> tuple[str, float]:
+        """Make one run; returns what went wrong ("" if nothing) and the seconds it took.
+
+        `enough` is asked every second: once it says so, the run is stopped in order, which is nothing wrong.
+        """
         began = time.monotonic()
         folder = job.folder(self._runs_dir)
         with self._guard:
@@ -153,11 +186,13 @@ class _RunningJobs:
                 pass_fds=(self._lock,),
             )
             self._going.add(process)
-        _, said = process.communicate()
+        said, cut = _follow(process, enough)
         with self._guard:
             self._going.discard(process)
         if process.returncode == 2:
             raise UsageError(f"{job}: {said.strip().splitlines()[-1] if said.strip() else 'refused'}")
+        if cut:
+            return "", time.monotonic() - began
         return ("" if process.returncode == 0 else _last_words(process.returncode, said)), time.monotonic() - began
 
     def stop(self) -> None:
@@ -166,6 +201,19 @@ class _RunningJobs:
             self._stopping = True
             for process in self._going:
                 process.terminate()
+
+
+def _follow(process: subprocess.Popen[str], enough: Callable[[], bool] | None) -> tuple[str, bool]:
+    """What a run said until its end, and whether that was for `enough`."""
+    cut = False
+    while True:
+        try:
+            _, said = process.communicate(timeout=None if enough is None or cut else LOOK_SECONDS)
+            return said, cut
+        except subprocess.TimeoutExpired:
+            if enough is not None and enough():
+                process.terminate()
+                cut = True
 
 
 def _last_words(code: int, said: str) -> str:

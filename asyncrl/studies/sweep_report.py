@@ -1,69 +1,66 @@
-"""The table and the figure of a sweep."""
+"""The table and the figures of a sweep."""
 
 from __future__ import annotations
 
 import csv
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncrl.plots.curves import save_figure
-from asyncrl.storage.files import read_json
-from asyncrl.storage.records import read_records
 from asyncrl.studies.axes import Axis
 from asyncrl.studies.documents import Code, Heading, Picture, Table, Text, write_pages
 from asyncrl.studies.figures import COLOURS, NAMES
-from asyncrl.studies.jobs import run_state
+from asyncrl.studies.search import importances
+from asyncrl.studies.sweep_rows import Row
 
-
-@dataclass(frozen=True)
-class Row:
-    """One run of the sweep, as its records have it."""
-
-    algorithm: str
-    env_id: str
-    settings: Mapping[str, str]
-    seed: int
-    state: str
-    """As in status.json; "" if the run has not been made."""
-    steps: int = 0
-    best_score: float | None = None
-    """Best evaluation."""
-    final_score: float | None = None
-    """Last evaluation, which is of the final parameters; None unless the run finished."""
-
-    @classmethod
-    def read(cls, algorithm: str, env_id: str, settings: Mapping[str, str], seed: int, folder: Path) -> Row:
-        """Read the run in a folder, if there is one."""
-        state = run_state(folder)
-        if not state:
-            return cls(algorithm, env_id, settings, seed, "")
-        scores = [row["mean"] for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]
-        status = read_json(folder / "status.json")
-        return cls(
-            algorithm, env_id, settings, seed, state, int(status.get("steps", 0)),
-            max(scores, default=None), scores[-1] if scores and state == "finished" else None,
-        )  # fmt: skip
+SHOWN = 5
+"""How many of the best runs the terminal says."""
+SCORED_FOR_LINES = 3
+"""With fewer runs there is nothing to see in parallel coordinates."""
 
 
 def write_report(rows: Sequence[Row], axes: Sequence[Axis], runs_dir: Path, command: str) -> Path:
-    """Write RUNS_DIR/report/: report.md, report.html, table.csv and the figure; returns the path of report.md."""
+    """Write RUNS_DIR/report/: report.md, report.html, table.csv and figures; returns the path of report.md."""
     folder = runs_dir / "report"
     folder.mkdir(exist_ok=True)
-    varied = [axis for axis in axes if axis.varies and axis.field != "env_id"]
+    rows = ranked(rows)
+    varied = varied_of(axes)
     titles = ["method", "environment", *(axis.field for axis in varied), "seed", "state", "steps", "best", "final"]
     cells = [_cells(row, varied) for row in rows]
     with open(folder / "table.csv", "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerows([titles, *cells])
-    figure = draw_sweep(rows, varied)
-    save_figure(figure, folder / "scores.svg")
-    save_figure(figure, folder / "scores.png")
+    pictures = [
+        Picture(
+            "scores.png",
+            "Final score of each run. Crosses at the lower edge: runs without one, because they failed, were "
+            "stopped or have not been made.",
+        )
+    ]
+    _save(draw_sweep(rows, [with_values(axis, rows) for axis in varied]), folder, "scores")
+    if varied and sum(row.best_score is not None for row in rows) >= SCORED_FOR_LINES:
+        _save(draw_parallel(rows, varied), folder, "parallel")
+        pictures.append(
+            Picture("parallel.png", "A line for each run, by its settings and its best score: yellow is best.")
+        )
+    shares = shares_of(rows, varied)
+    if shares:
+        _save(draw_importances(shares), folder, "importance")
+        pictures.append(
+            Picture(
+                "importance.png",
+                "How much each setting decides whether a run is among the better ones (PED-ANOVA, Watanabe et al. "
+                "2023, by Optuna). Shares of one; it takes many runs to tell small ones from nothing.",
+            )
+        )
     states = Counter(row.state or "not made" for row in rows)
     fixed = ", ".join(f"{axis.field} {axis.values[0]}" for axis in axes if not axis.varies)
     write_pages(
@@ -76,15 +73,148 @@ def write_report(rows: Sequence[Row], axes: Sequence[Axis], runs_dir: Path, comm
                 "A score is the mean raw return of an evaluation; final: of the last one."
             ),
             Code(command),
-            Picture(
-                "scores.png",
-                "Final score of each run. Crosses at the lower edge: runs without one, because they failed, were "
-                "stopped or have not been made.",
-            ),
-            Table(titles, cells),
+            *pictures,
+            Table(titles, cells, marked=[i for i, row in enumerate(rows) if row in best_of(rows)]),
         ],
     )
     return folder / "report.md"
+
+
+def varied_of(axes: Sequence[Axis]) -> list[Axis]:
+    """The settings that tell runs in an environment apart."""
+    return [axis for axis in axes if axis.varies and axis.field != "env_id"]
+
+
+def with_values(axis: Axis, rows: Sequence[Row]) -> Axis:
+    """The axis with the values that were tried, if it was only given bounds."""
+    if axis.bounds is None:
+        return axis
+    return replace(axis, values=tuple(dict.fromkeys(row.settings[axis.field] for row in rows)))
+
+
+def ranked(rows: Sequence[Row]) -> list[Row]:
+    """By environment, best score first; those without one last."""
+    env_ids = list(dict.fromkeys(row.env_id for row in rows))
+
+    def order(row: Row) -> tuple[int, float]:
+        return env_ids.index(row.env_id), math.inf if row.best_score is None else -row.best_score
+
+    return sorted(rows, key=order)
+
+
+def best_of(rows: Sequence[Row]) -> list[Row]:
+    """The best run of each environment."""
+    first: dict[str, Row] = {}
+    for row in ranked(rows):
+        if row.best_score is not None:
+            first.setdefault(row.env_id, row)
+    return list(first.values())
+
+
+def best_rows(rows: Sequence[Row], axes: Sequence[Axis]) -> list[str]:
+    """The best runs of each environment as lines for the terminal, one below the other."""
+    varied = varied_of(axes)
+    methods = len({row.algorithm for row in rows}) > 1
+    lines = []
+    for env_id in dict.fromkeys(row.env_id for row in rows):
+        own = [row for row in ranked(rows) if row.env_id == env_id and row.best_score is not None]
+        if own:
+            lines.append(f"best of {len(own)} runs in {env_id}:")
+        for row in own[:SHOWN]:
+            settings = [f"{axis.field} {row.settings.get(axis.field, '')}" for axis in varied]
+            told = ", ".join([*([row.algorithm] if methods else []), *settings, f"seed {row.seed}"])
+            lines.append(f"  {row.best_score:>10.6g}  {told}")
+    return lines
+
+
+def shares_of(rows: Sequence[Row], varied: Sequence[Axis]) -> dict[str, dict[str, float]]:
+    """How much each setting decides, by method and environment; where there is enough to tell."""
+    groups: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    for row in rows:
+        if row.best_score is not None:
+            groups.setdefault(f"{_name(row)}, {row.env_id}", []).append((row.settings, row.best_score))
+    found = {name: importances(own, varied) for name, own in groups.items()}
+    return {name: shares for name, shares in found.items() if shares}
+
+
+def draw_importances(shares: Mapping[str, Mapping[str, float]]) -> Figure:
+    """A bar for each setting, a panel for each method and environment."""
+    most = max(len(own) for own in shares.values())
+    figure = Figure(figsize=(6.0, 1.0 + 0.4 * most * len(shares)), layout="constrained")
+    grid = figure.subplots(len(shares), 1, squeeze=False)[:, 0]
+    for axes, (name, own) in zip(grid, shares.items(), strict=True):
+        fields = sorted(own, key=lambda field: own[field])
+        axes.barh([field.replace("_", " ") for field in fields], [own[field] for field in fields], color="C0")
+        axes.set_xlim(0, 1)
+        axes.set_title(name, fontsize=11)
+        axes.spines[["top", "right"]].set_visible(False)
+    grid[-1].set_xlabel("importance")
+    return figure
+
+
+def draw_parallel(rows: Sequence[Row], varied: Sequence[Axis]) -> Figure:
+    """Parallel coordinates: each setting from bottom to top, the best score at the right; a panel per environment."""
+    env_ids = list(dict.fromkeys(row.env_id for row in rows))
+    figure = Figure(figsize=(2.0 + 1.6 * (len(varied) + 1), 3.6 * len(env_ids)), layout="constrained")
+    grid = figure.subplots(len(env_ids), 1, squeeze=False)[:, 0]
+    for axes, env_id in zip(grid, env_ids, strict=True):
+        own = [row for row in rows if row.env_id == env_id and row.best_score is not None]
+        if own:
+            _draw_lines(axes, own, [with_values(axis, rows) for axis in varied])
+        axes.set_title(env_id, fontsize=11)
+    return figure
+
+
+def _draw_lines(axes: Axes, rows: Sequence[Row], varied: Sequence[Axis]) -> None:
+    scores = [row.best_score or 0.0 for row in rows]
+    columns = [_heights(axis, [row.settings[axis.field] for row in rows]) for axis in varied]
+    columns.append(_between(scores))
+    for i in sorted(range(len(rows)), key=lambda i: scores[i]):  # the best are drawn last
+        axes.plot(
+            range(len(columns)),
+            [column[i] for column in columns],
+            color=matplotlib.colormaps["viridis"](columns[-1][i]),
+            alpha=0.8,
+        )
+    for x, axis in enumerate(varied):
+        for value in _labels(axis):
+            (height,) = _heights(axis, [value])
+            axes.annotate(value, (x, height), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    for height, score in ((0.0, min(scores)), (1.0, max(scores))):
+        axes.annotate(f"{score:.6g}", (len(varied), height), xytext=(4, 0), textcoords="offset points", fontsize=8)
+    for x in range(len(columns)):
+        axes.axvline(x, color="0.3", linewidth=0.8, zorder=0)
+    axes.set_xticks(range(len(columns)), [*(axis.field.replace("_", "\n") for axis in varied), "best\nscore"])
+    axes.set_xlim(-0.1, len(varied) + 0.5)
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+
+
+def _labels(axis: Axis) -> list[str]:
+    """What is written beside an axis: all values of a list, both ends of what was drawn."""
+    if axis.is_numeric and axis.drawn:
+        return [min(axis.values, key=float), max(axis.values, key=float)]
+    return list(axis.values)
+
+
+def _heights(axis: Axis, values: Sequence[str]) -> list[float]:
+    """Places from 0 to 1 along an axis; those of a list are equally far apart."""
+    if not (axis.is_numeric and axis.drawn):
+        order = sorted(axis.values, key=float) if axis.is_numeric else list(axis.values)
+        return [order.index(value) / max(1, len(order) - 1) for value in values]
+    scale = math.log if axis.drawn == "log-uniform" else float
+    low, high = (scale(float(value)) for value in _labels(axis))
+    return [(scale(float(value)) - low) / ((high - low) or 1.0) for value in values]
+
+
+def _between(scores: Sequence[float]) -> list[float]:
+    low, high = min(scores), max(scores)
+    return [(score - low) / ((high - low) or 1.0) for score in scores]
+
+
+def _save(figure: Figure, folder: Path, name: str) -> None:
+    for suffix in ("svg", "png"):
+        save_figure(figure, folder / f"{name}.{suffix}")
 
 
 def _cells(row: Row, varied: Sequence[Axis]) -> list[str]:

@@ -39,7 +39,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"image_size": 8}, "--image-size must be 0 or at least 16"),
     ({"delays": (1.0,)}, "--delays is for --backend serial"),
     ({"delays": (0.0,), "backend": "serial"}, "--delays must be positive, got (0.0,)"),
-    ({"delays": (1.0,), "schedule": "random", "backend": "serial"}, "and so does --schedule random: give one"),
+    ({"delays": (1.0,), "schedule": "random", "backend": "serial"}, "both say whose turn is next: give only one"),
     ({"schedule": "random"}, "--schedule is for --backend serial"),
 ]
 

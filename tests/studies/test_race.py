@@ -22,7 +22,7 @@ REFUSED = [
     (["--scores", "nan"], "--scores takes numbers or none, got nan"),
     (["--scores", "1", "2"], "--scores takes one value, or one for each of the 1 environments"),
     (["--seeds", "0"], "--seeds and --jobs must be at least 1"),
-    (["--max-minutes", "-1"], "--max-minutes and --max-steps must not be negative"),
+    (["--max-minutes", "-1"], "--max-minutes and --total-steps must not be negative"),
     (["--", "--workers", "3"], "--workers is the race's own business"),
     (["--", "--no-such-flag"], "a3c on Catch"),
 ]
@@ -118,7 +118,7 @@ def test_runs_under_other_conditions_are_refused(tmp_path: Path, capsys: pytest.
 def test_a_race_runs_and_the_same_line_repeats_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two pages on Catch, each on a backend of its own; the second call finds both finished."""
     words = ["--algorithms", "a3c@serial", "ppo", "--backend", "serial", "--env-ids", ENV, "--scores", "none"]
-    words += ["--seeds", "1", "--workers", "2", "--max-steps", "600", "--runs-dir", str(tmp_path)]
+    words += ["--seeds", "1", "--workers", "2", "--total-steps", "600", "--runs-dir", str(tmp_path)]
     further = ["--", "--evaluation-interval-steps", "300", "--t-max", "8"]
 
     assert main([*words, *further]) == 0

@@ -79,17 +79,18 @@ def test_what_other_machines_wrote_is_collected(tmp_path: Path, capsys: pytest.C
     with open(tmp_path / "report" / "table.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["state"], row["best"], row["final"]) for row in rows] == [
-        ("finished", "1", "0"), ("finished", "2", "1"), ("finished", "3", "2"), ("not made", "", ""),
+        ("finished", "3", "2"), ("finished", "2", "1"), ("finished", "1", "0"), ("not made", "", ""),
     ]  # fmt: skip
     assert {path.name for path in (tmp_path / "report").iterdir()} == {
-        "report.md", "report.html", "table.csv", "scores.png", "scores.svg",
+        "report.md", "report.html", "table.csv", "scores.png", "scores.svg", "parallel.png", "parallel.svg",
     }  # fmt: skip
     assert "4 runs (3 finished, 1 not made)" in (tmp_path / "report" / "report.md").read_text()
 
 
 def test_the_figure_is_the_papers_scatter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A panel per environment, score over a logarithmic learning rate, a dot per run, a colour per method."""
-    from asyncrl.studies.sweep_report import Row, draw_sweep
+    from asyncrl.studies.sweep_report import draw_sweep
+    from asyncrl.studies.sweep_rows import Row
 
     words = ["--algorithms", "a3c", "n_step_q", "--env-ids", "Catch", "Chain", *RATES]
     config, axes = understand(words, "asyncrl sweep")
@@ -111,7 +112,7 @@ def test_the_figure_is_the_papers_scatter(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_run_that_was_stopped_has_no_final_score(tmp_path: Path) -> None:
     """Its last evaluation is not of a whole training."""
-    from asyncrl.studies.sweep_report import Row
+    from asyncrl.studies.sweep_rows import Row
 
     (tmp_path / "status.json").write_text('{"state": "stopped", "steps": 500}')
     (tmp_path / "evaluator.jsonl").write_text('{"steps": 500, "mean": 3.0}\n')

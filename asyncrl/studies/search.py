@@ -1,0 +1,228 @@
+"""A search by Optuna: settings are proposed by what the runs before reached, and bad runs are stopped early.
+
+Its state lies in the sweep's folder (`search.log`, Optuna's journal): the same line goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from asyncrl.core.errors import UsageError
+from asyncrl.storage.records import RecordReader, read_records
+from asyncrl.studies.axes import Axis, Point
+from asyncrl.studies.jobs import Job, RunningJobs, Say, Told, is_done, run_tasks
+
+STORAGE = "search.log"
+FEWEST_TRIALS = 5
+"""Before there are so many, none is stopped early."""
+FEWEST_EVALUATIONS = 2
+"""Nor before its run has been evaluated more often than this."""
+POINT, FAILURE = "point", "failure"
+"""What is kept of a trial beside Optuna's own: its settings as they are typed, and what went wrong."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to search."""
+
+    trials: int
+    """Settings to try, those of earlier commands included."""
+    seeds: int
+    """Runs of each; its score is the mean of their best evaluations."""
+    prune: bool
+    """Stop a run whose best evaluation so far is below the median of the others at that time."""
+    seed: int
+    """Of the proposals."""
+    slots: int
+    """Trials at a time."""
+
+
+class Search:
+    """The search of one method in one environment."""
+
+    def __init__(
+        self, name: str, axes: Sequence[Axis], whole: Collection[str], make: Callable[[Point, int], Job], runs_dir: Path
+    ) -> None:
+        """`whole` are the settings that are whole numbers; `make` gives the run of a point and a seed."""
+        self._axes, self._whole, self._make, self._runs_dir = axes, whole, make, runs_dir
+        self._name = name
+        self._asking = threading.Lock()
+
+    def run(self, plan: Plan, lock: int, say: Say) -> list[str]:
+        """Make the trials that are left, and say each; returns a line for each that failed."""
+        study = self.study(plan)
+        put_back(study)
+        left = max(0, plan.trials - len(done(study)))
+        say(f"{self._name}: {plan.trials} trials, {plan.trials - left} of them made before; {plan.slots} at a time")
+        return run_tasks(
+            [partial(self._try_one, study, plan)] * left, self._runs_dir, min(plan.slots, max(1, left)), lock, say
+        )
+
+    def points(self) -> list[tuple[Point, str]]:
+        """The settings tried so far, in their order, and how each ended if not as its runs say: pruned, or nothing."""
+        optuna = import_optuna()
+        pruned = optuna.trial.TrialState.PRUNED
+        return [
+            (trial.user_attrs[POINT], "pruned" if trial.state == pruned else "")
+            for trial in done(self.study())
+        ]  # fmt: skip
+
+    def study(self, plan: Plan | None = None) -> Any:
+        """Optuna's study, new or as it was left."""
+        optuna = import_optuna()
+        backend = optuna.storages.journal.JournalFileBackend(str(self._runs_dir / STORAGE))
+        storage = optuna.storages.JournalStorage(backend)
+        study = optuna.create_study(storage=storage, study_name=self._name, direction="maximize", load_if_exists=True)
+        if plan is not None:
+            # Every command draws anew: with the same seed it would propose what has been tried.
+            study.sampler = optuna.samplers.TPESampler(seed=plan.seed + 1000 * len(study.trials))
+            study.pruner = optuna.pruners.NopPruner()
+            if plan.prune:
+                study.pruner = optuna.pruners.MedianPruner(FEWEST_TRIALS, FEWEST_EVALUATIONS)
+        return study
+
+    def _try_one(self, study: Any, plan: Plan, running: RunningJobs) -> Told:
+        """One trial: ask for settings, make its runs, tell what they reached."""
+        states = import_optuna().trial.TrialState
+        with self._asking:
+            trial = study.ask()
+            point = {axis.field: propose(trial, axis, axis.field in self._whole) for axis in self._axes}
+            trial.set_user_attr(POINT, point)
+        told = ", ".join(f"{axis.field} {point[axis.field]}" for axis in self._axes if axis.varies)
+        scores = []
+        for seed in range(1, plan.seeds + 1):
+            job = self._make(point, seed)
+            watch = Watch(trial, job.folder(self._runs_dir)) if plan.prune and seed == 1 else None
+            failure, _ = (
+                ("", 0.0) if is_done(job, self._runs_dir) else running.run(job, watch.enough if watch else None)
+            )
+            if running.stopping:
+                return Told(f"{told}: not finished")  # it is put back when the search goes on
+            if watch is not None and watch.pruned:
+                study.tell(trial, state=states.PRUNED)
+                return Told(f"{told}: stopped early at {watch.best:.6g}")
+            score = best_score(job.folder(self._runs_dir))
+            if failure or score is None:
+                trial.set_user_attr(FAILURE, failure or "no evaluation")
+                study.tell(trial, state=states.FAIL)
+                return Told(f"{told}: {failure or 'no evaluation'}", f"{job}: {failure or 'no evaluation'}")
+            scores.append(score)
+        value = statistics.fmean(scores)
+        study.tell(trial, value)
+        return Told(f"{told}: {value:.6g}, best so far {study.best_value:.6g}")
+
+
+class Watch:
+    """Looks at the evaluations of a run and asks whether it is worth going on."""
+
+    def __init__(self, trial: Any, folder: Path) -> None:
+        self._trial = trial
+        self._file = folder / "evaluator.jsonl"
+        self._reader: RecordReader | None = None
+        self._seen = 0
+        self.best = float("-inf")
+        self.pruned = False
+
+    def enough(self) -> bool:
+        """Read new evaluations; whether the run is to be stopped."""
+        if self._reader is None:
+            self._reader = RecordReader(self._file)
+        for row in self._reader.new():
+            if row.get("mean") is not None:
+                self._seen += 1
+                self.best = max(self.best, row["mean"])
+                self._trial.report(self.best, self._seen)
+                self.pruned = self.pruned or self._trial.should_prune()
+        return self.pruned
+
+
+def import_optuna() -> Any:
+    """Optuna, quiet. Raises UsageError without it."""
+    try:
+        import optuna
+    except ImportError:
+        raise UsageError('a search needs Optuna: pip install "asyncrl[search]"') from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def propose(trial: Any, axis: Axis, whole: bool) -> str:
+    """A value of the axis, as it is typed."""
+    if axis.bounds is None:
+        return str(trial.suggest_categorical(axis.field, list(axis.values))) if axis.varies else axis.values[0]
+    low, high = axis.bounds
+    log = axis.drawn == "log-uniform"
+    if whole:
+        return str(trial.suggest_int(axis.field, round(low), round(high), log=log))
+    return f"{trial.suggest_float(axis.field, low, high, log=log):.6g}"
+
+
+def done(study: Any) -> list[Any]:
+    """Its trials that have ended by themselves."""
+    states = import_optuna().trial.TrialState
+    return [
+        trial
+        for trial in study.get_trials(deepcopy=False)
+        if trial.state in (states.COMPLETE, states.PRUNED)
+        or (trial.state == states.FAIL and FAILURE in trial.user_attrs)
+    ]
+
+
+def put_back(study: Any) -> None:
+    """Propose again what was going on when a command was killed or stopped. The sweep's lock says that nobody is."""
+    states = import_optuna().trial.TrialState
+    for trial in study.get_trials(deepcopy=False, states=(states.RUNNING,)):
+        study.tell(trial.number, state=states.FAIL)
+        if trial.params:
+            study.enqueue_trial(trial.params)
+
+
+def best_score(folder: Path) -> float | None:
+    """Mean of the best evaluation of a run; None if it made none."""
+    means = [row["mean"] for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]
+    return max(means, default=None)
+
+
+def importances(rows: Sequence[tuple[Mapping[str, str], float]], axes: Sequence[Axis]) -> dict[str, float]:
+    """How much each axis decides whether a score is among the better ones (PED-ANOVA, Watanabe et al. 2023).
+
+    `rows` are settings and scores. Empty without Optuna, and where there is too little to tell.
+    """
+    axes = [axis for axis in axes if len({point[axis.field] for point, _ in rows}) > 1]
+    if len(rows) < 2 * FEWEST_TRIALS or not axes or len({score for _, score in rows}) == 1:
+        return {}
+    try:
+        optuna = import_optuna()
+    except UsageError:
+        return {}
+    study = optuna.create_study(direction="maximize")
+    numeric = {axis.field: is_numeric([point[axis.field] for point, _ in rows]) for axis in axes}
+    distributions = {axis.field: _distribution(axis, rows, numeric[axis.field], optuna) for axis in axes}
+    for point, score in rows:
+        params = {name: float(point[name]) if numeric[name] else point[name] for name in distributions}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=score))
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    found: dict[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return found
+
+
+def is_numeric(values: Sequence[str]) -> bool:
+    """Whether all are numbers."""
+    try:
+        return bool([float(value) for value in values])
+    except ValueError:
+        return False
+
+
+def _distribution(axis: Axis, rows: Sequence[tuple[Mapping[str, str], float]], numeric: bool, optuna: Any) -> Any:
+    values = [point[axis.field] for point, _ in rows]
+    if not numeric:
+        return optuna.distributions.CategoricalDistribution(sorted(set(values)))
+    numbers = [float(value) for value in values]
+    return optuna.distributions.FloatDistribution(min(numbers), max(numbers), log=axis.drawn == "log-uniform")

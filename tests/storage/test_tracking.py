@@ -1,0 +1,177 @@
+"""Weights & Biases and MLflow are told of a run; here modules with as much of their surface as is used."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import asyncrl
+from tests.support import status_of
+
+TINY: dict[str, Any] = {
+    "env_id": "Catch", "backend": "serial", "workers": 2, "total_steps": 600, "evaluation_interval_steps": 300,
+    "evaluation_episodes": 2, "run_name": "one",
+}  # fmt: skip
+
+
+class FakeWandb:
+    """What wandb.init returns, and what was asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.rows: list[dict[str, float]] = []
+        self.settings: dict[str, Any] = {}
+        self.finished = 0
+        self.broken = False
+        self.config = SimpleNamespace(update=lambda values, allow_val_change: self.settings.update(values))
+        self.id = "an-id"
+
+    def init(self, **settings: Any) -> FakeWandb:
+        self.asked.append(settings)
+        return self
+
+    def define_metric(self, name: str, **settings: Any) -> None:
+        pass
+
+    def log(self, row: dict[str, float]) -> None:
+        if self.broken:
+            raise ConnectionError("nobody is there")
+        self.rows.append(row)
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+class FakeMlflow:
+    """MLflow's client, and what it was told."""
+
+    def __init__(self) -> None:
+        self.experiments: list[str] = []
+        self.runs: list[str] = []
+        self.params: dict[str, str] = {}
+        self.metrics: list[tuple[str, float, int]] = []
+        self.terminated = 0
+
+    def get_experiment_by_name(self, name: str) -> Any:
+        return SimpleNamespace(experiment_id="7") if name in self.experiments else None
+
+    def create_experiment(self, name: str) -> str:
+        self.experiments.append(name)
+        return "7"
+
+    def create_run(self, experiment: str, run_name: str) -> Any:
+        assert experiment == "7"
+        self.runs.append(run_name)
+        return SimpleNamespace(info=SimpleNamespace(run_id="run-1"))
+
+    def get_run(self, key: str) -> Any:
+        return SimpleNamespace(data=SimpleNamespace(params=self.params))
+
+    def log_batch(self, key: str, metrics: Any = (), params: Any = ()) -> None:
+        assert key == "run-1"
+        self.params |= {param.key: param.value for param in params}
+        self.metrics += [(metric.key, metric.value, metric.step) for metric in metrics]
+
+    def set_terminated(self, key: str) -> None:
+        self.terminated += 1
+
+
+def put(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+    """Let a module of that name be there."""
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
+    vars(module).update(members)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+    fake = FakeWandb()
+    put(monkeypatch, "wandb", init=fake.init)
+    return fake
+
+
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> FakeMlflow:
+    fake = FakeMlflow()
+    put(monkeypatch, "mlflow", MlflowClient=lambda: fake)
+    put(
+        monkeypatch, "mlflow.entities",
+        Metric=lambda key, value, timestamp, step: SimpleNamespace(key=key, value=value, step=step),
+        Param=lambda key, value: SimpleNamespace(key=key, value=value),
+    )  # fmt: skip
+    return fake
+
+
+def test_both_are_told_settings_scores_and_the_end(tmp_path: Path, wandb: FakeWandb, mlflow: FakeMlflow) -> None:
+    """What TensorBoard is told, at the same steps; a run that goes on is the same run there."""
+    run = asyncrl.train("a3c", **TINY, runs_dir=tmp_path, track=["wandb", "mlflow"], track_project="mine")
+
+    scores = [(row["steps"], row["mean"]) for row in run.evaluations()]
+    assert [(row["steps"], row["eval/mean_reward"]) for row in wandb.rows if "eval/mean_reward" in row] == scores
+    assert [(step, value) for tag, value, step in mlflow.metrics if tag == "eval/mean_reward"] == scores
+    assert (wandb.settings["page"], wandb.settings["workers"]) == ("asyncrl.a3c", 2)
+    assert (mlflow.params["page"], mlflow.params["workers"]) == ("asyncrl.a3c", "2")
+    assert "runs_dir" not in wandb.settings
+    assert (wandb.asked[0]["project"], wandb.asked[0]["name"], wandb.asked[0]["id"]) == ("mine", "a3c Catch one", None)
+    assert (mlflow.experiments, mlflow.runs) == (["mine"], ["a3c Catch one"])
+    assert (wandb.finished, mlflow.terminated) == (1, 1)
+    assert json.loads((run.path / "tracking.json").read_text()) == {"wandb": "an-id", "mlflow": "run-1"}
+
+    asyncrl.train("a3c", resume=run.path, total_steps=900)
+
+    assert (wandb.asked[1]["id"], wandb.asked[1]["resume"]) == ("an-id", "allow")
+    assert mlflow.runs == ["a3c Catch one"]
+    assert mlflow.params["total_steps"] == "600"  # what stands there cannot be changed
+
+
+def test_a_tracker_that_fails_ends_nothing(tmp_path: Path, wandb: FakeWandb, capfd: pytest.CaptureFixture[str]) -> None:
+    """One line says so, and it is left alone from then on."""
+    wandb.broken = True
+    run = asyncrl.train("a3c", **TINY, runs_dir=tmp_path, track=["wandb"])
+
+    assert run.state == "finished"
+    assert capfd.readouterr().err == "wandb is not told any more: ConnectionError: nobody is there\n"
+    assert wandb.finished == 1
+
+
+def test_a_tracker_that_cannot_begin_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlflow: FakeMlflow
+) -> None:
+    """Nor does the one that had begun go on."""
+
+    def init(**settings: Any) -> None:
+        raise PermissionError("who are you?")
+
+    put(monkeypatch, "wandb", init=init)
+
+    with pytest.raises(asyncrl.UsageError, match=r"--track wandb failed: PermissionError: who are you\?"):
+        asyncrl.train("a3c", **TINY, runs_dir=tmp_path, track=["mlflow", "wandb"])
+
+    assert mlflow.terminated == 1
+    assert not list(tmp_path.glob("*/*/*"))
+
+
+def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a folder is made; and a name that is none is refused."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(asyncrl.UsageError, match=r'--track wandb needs its package: pip install "asyncrl\[wandb\]"'):
+        asyncrl.train("a3c", **TINY, runs_dir=tmp_path, track=["wandb"])
+    with pytest.raises(asyncrl.UsageError, match="--track takes wandb or mlflow, got 'comet'"):
+        asyncrl.train("a3c", **TINY, runs_dir=tmp_path, track=["comet"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nobody_is_told_unless_asked_to(tmp_path: Path, wandb: FakeWandb) -> None:
+    """Nor is anything imported."""
+    run = asyncrl.train("a3c", **TINY | {"total_steps": 100}, runs_dir=tmp_path)
+
+    assert (status_of(run.path)["state"], wandb.asked) == ("finished", [])
+    assert not (run.path / "tracking.json").exists()

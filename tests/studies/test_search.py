@@ -1,0 +1,195 @@
+"""Searches by Optuna: what is proposed, stopped early, gone on with and reported."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.commands.sweep import main, understand
+from asyncrl.studies import jobs
+from asyncrl.studies.axes import Axis
+from asyncrl.studies.jobs import Job, RunningJobs
+from asyncrl.studies.search import importances
+
+optuna = pytest.importorskip("optuna")
+RATE = ("--learning-rate", "log-uniform", "1e-5", "1e-1")
+WORDS = ("--env-ids", "Catch", "--total-steps", "1000", "--jobs", "1", *RATE)
+
+
+def rate_of(job: Job) -> float:
+    """The learning rate of a run, by its words."""
+    return float(job.words[job.words.index("--learning-rate") + 1])
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """Runs are made up: five evaluations whose mean is best at a learning rate of 1e-3; lists what was asked for."""
+    made: list[Job] = []
+
+    def run(self: RunningJobs, job: Job, enough: Callable[[], bool] | None = None) -> tuple[str, float]:
+        made.append(job)
+        folder = job.folder(self._runs_dir)
+        folder.mkdir(parents=True)
+        score = -abs(math.log10(rate_of(job)) + 3)
+        state = "finished"
+        with open(folder / "evaluator.jsonl", "a") as file:
+            for number in range(1, 6):
+                file.write(json.dumps({"steps": 200 * number, "mean": score - 5 + number}) + "\n")
+                file.flush()
+                if enough is not None and enough():
+                    state = "stopped"
+                    break
+        (folder / "status.json").write_text(json.dumps({"state": state, "steps": 200 * number}))
+        return "", 0.0
+
+    monkeypatch.setattr(jobs.RunningJobs, "run", run)
+    return made
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    """The rows of the report."""
+    with open(folder / "report" / "table.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_search_proposes_from_lists_and_bounds_and_finds_the_best(
+    tmp_path: Path, runs: list[Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whole numbers stay whole; the best rows are said, first in the table, and marked."""
+    words = [*WORDS, "--t-max", "uniform", "5", "20", "--optimizer", "adam", "rmsprop", "--trials", "12"]
+    assert main([*words, "--runs-dir", str(tmp_path)]) == 0
+
+    said = capsys.readouterr().out
+    rows = table(tmp_path)
+    assert (len(runs), len(rows)) == (12, 12)
+    rates = [float(row["learning_rate"]) for row in rows]
+    assert all(1e-5 <= rate <= 1e-1 for rate in rates)
+    assert all(row["t_max"] in map(str, range(5, 21)) for row in rows)
+    assert {row["optimizer"] for row in rows} == {"adam", "rmsprop"}
+    scores = [float(row["best"]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+    assert "best of 12 runs in Catch:\n" in said
+    assert f"learning_rate {rows[0]['learning_rate']}, t_max {rows[0]['t_max']}" in said
+    report = (tmp_path / "report" / "report.md").read_text()
+    assert report.count("| **a3c** | **Catch** |") == 1
+    assert "parallel.png" in report
+    assert "importance.png" in report
+
+
+def test_a_search_that_was_killed_goes_on_with_what_it_was_at(tmp_path: Path, runs: list[Job]) -> None:
+    """The same line makes what is left, and the run that was interrupted with its own settings."""
+    line = [*WORDS, "--trials", "4", "--runs-dir", str(tmp_path)]
+    assert main(line) == 0
+    config, axes = understand([*line], "asyncrl sweep")
+    from asyncrl.commands.sweep import make_search
+
+    study = make_search("a3c", "Catch", config, axes).study()
+    killed = study.ask()
+    rate = killed.suggest_float("learning_rate", 1e-5, 1e-1, log=True)
+
+    assert main([*WORDS, "--trials", "6", "--runs-dir", str(tmp_path)]) == 0
+
+    assert rate_of(runs[4]) == pytest.approx(rate, rel=1e-5)
+    assert (len(runs), len({rate_of(job) for job in runs})) == (6, 6)
+    assert main([*WORDS, "--trials", "6", "--runs-dir", str(tmp_path)]) == 0
+    assert len(runs) == 6
+
+
+def test_bad_runs_are_stopped_early(tmp_path: Path, runs: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
+    """Below the median of the others; they stay in the table, as pruned, and are made with one seed only."""
+    words = [*WORDS, "--trials", "15", "--prune", "--seeds", "2"]
+    assert main([*words, "--runs-dir", str(tmp_path)]) == 0
+
+    rows = table(tmp_path)
+    pruned = [row for row in rows if row["state"] == "pruned"]
+    assert pruned
+    assert {row["seed"] for row in pruned} == {"1"}
+    assert len(rows) == len(runs) == 30 - len(pruned)
+    assert capsys.readouterr().out.count(": stopped early at ") == len(pruned)
+
+
+def test_a_run_that_failed_is_told_and_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It counts as a trial."""
+    asked: list[Job] = []
+    monkeypatch.setattr(
+        RunningJobs, "run", lambda self, job, enough: (asked.append(job), ("ended with code 1", 0.0))[1]
+    )
+    line = [*WORDS, "--trials", "2", "--runs-dir", str(tmp_path)]
+
+    assert main(line) == 1
+    assert "failed: a3c Catch " in capsys.readouterr().err
+    assert main(line) == 0
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--trials", "3", "--learning-rate", "5", "log-uniform", "1e-5", "1e-1"], "a search draws itself"),
+        (["--learning-rate", "log-uniform", "1e-5", "1e-1"], "give it, or --trials for a search"),
+        (["--trials", "3", "--learning-rate", "log-uniform", "0", "1e-1"], "LOW below HIGH, above 0"),
+        (["--trials", "3", "--t-max", "uniform", "-4", "5"], "--t-max must be at least 1"),
+        (["--prune"], "--prune is for a search: give --trials"),
+        (["--trials", "3", "--print-jobs"], "--print-jobs is for sweeps without --trials"),
+        (["--trials", "-1"], "--trials not negative"),
+    ],
+)
+def test_mistakes_are_one_line_before_any_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], line: str
+) -> None:
+    """Exit code 2."""
+    assert main(["--env-ids", "Catch", *words, "--runs-dir", str(tmp_path)]) == 2
+
+    error = capfd.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
+
+
+def test_a_search_without_optuna_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And other sweeps do without it."""
+    monkeypatch.setitem(sys.modules, "optuna", None)
+
+    assert main([*WORDS, "--trials", "3", "--runs-dir", str(tmp_path)]) == 2
+    assert 'a search needs Optuna: pip install "asyncrl[search]"' in capfd.readouterr().err
+    assert importances([({"a": str(i)}, float(i)) for i in range(20)], [Axis("a", ("1", "2"))]) == {}
+
+
+def test_what_decides_is_important() -> None:
+    """Of two settings one makes the score; too few runs tell nothing."""
+    rows: list[Any] = [({"rate": f"{i / 40}", "width": f"{i * 7 % 40}"}, i / 40) for i in range(40)]
+    axes = [Axis("rate", (), "uniform", (0.0, 1.0)), Axis("width", ("1", "2"))]
+
+    found = importances(rows, axes)
+
+    assert found["rate"] > 0.6
+    assert sum(found.values()) == pytest.approx(1.0)
+    assert importances(rows[:4], axes) == {}
+
+
+def test_small_environments_get_a_core_each(
+    tmp_path: Path, runs: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless the line says how many at a time, or how many workers."""
+    import asyncrl.commands.sweep as command
+
+    monkeypatch.setattr(command, "usable_cores", lambda: [0, 1, 2])
+    asked: list[int] = []
+    monkeypatch.setattr(command, "run_jobs", lambda jobs, runs_dir, slots, lock, say: asked.append(slots) or [])
+    place = ["--env-ids", "Catch", "--total-steps", "1000", "--runs-dir", str(tmp_path)]
+
+    for words in ([], ["--jobs", "2"], ["--workers", "4"], ["--backend", "serial"], ["--seeds", "2"]):
+        assert main([*place, *words]) == 0
+
+    assert asked == [3, 2, 1, 3, 3]
+    assert "small environments: 3 runs at a time, on a core each" in capsys.readouterr().out
