@@ -1,4 +1,4 @@
-"""The Python API: train, evaluate and use agents from a program. The commands call what stands below it.
+"""The Python API: train, evaluate and use agents from a program. The commands call the modules below it.
 
 Nothing here reads argv, exits, or prints unless asked to; the process's threads, signal handlers and random numbers are
 as before when a call returns.
@@ -79,10 +79,10 @@ def train(
 def load(
     run: Run | str | os.PathLike[str], checkpoint: str = "best", greedy: bool | None = None, seed: int = 0
 ) -> Policy:
-    """What a run has learnt, to act with in a program of one's own.
+    """The policy that a run has learnt, to act with in your program.
 
-    `checkpoint` is best, newest or the name of one; `greedy` None is the policy of the run's own evaluations; `seed`
-    is that of the actions it draws. Raises UsageError.
+    `checkpoint` is best, newest or the name of one; `greedy` None is the policy of the run's own evaluations; `seed` is
+    that of the actions it draws. Raises UsageError.
     """
     path = run.path if isinstance(run, Run) else Path(run)
     with one_thread(), random_numbers_kept():

@@ -1,4 +1,4 @@
-"""What a run has learnt, loaded and played, whoever asks for it."""
+"""Loads what a run has learnt and plays it, for the commands and the API."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from asyncrl.storage.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Loaded:
-    """A run that is only looked at, with a checkpoint's parameters and moments in its memory."""
+    """A run opened for reading, with a checkpoint's parameters and moments in memory."""
 
     run: Run
     checkpoint: Checkpoint
@@ -58,10 +58,10 @@ class Result:
     lengths: list[int]
     """Steps of each episode."""
     cut: int
-    """How many of them had not ended, and were cut by the longest length of an evaluation."""
+    """How many of them were cut because they had not ended after the longest length of an evaluation."""
 
     def summary(self) -> dict[str, float]:
-        """Mean, standard deviation (of these episodes, not of the mean), least and greatest return; mean length."""
+        """Mean, standard deviation (of these episodes, not of the mean), minimum and maximum return; mean length."""
         return {
             "mean": float(np.mean(self.returns)),
             "std": float(np.std(self.returns)),

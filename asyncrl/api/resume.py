@@ -1,4 +1,4 @@
-"""Going on with an earlier run: which one, with which settings, and whether its checkpoint fits."""
+"""Resuming an earlier run: which one, with which settings, and whether its checkpoint fits."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ AUTO = "auto"
 
 
 def is_resumed(config: RunConfig) -> bool:
-    """Whether the configuration is of a run that goes on, not of one that begins."""
+    """Whether the configuration is that of a resumed run, not of a new one."""
     return config.resume not in ("", AUTO)
 
 
 def newest(page: str, config: RunConfig) -> Path | None:
-    """The newest run that this command began before and that has a checkpoint; None if there is none.
+    """The newest run that this command started earlier and that has a checkpoint; None if there is none.
 
-    Its name is --run-name, or else the same but for the time at its end; of ranks, whose number changes with the hosts
-    there are, also but for that.
+    Its name is --run-name, or else equal except for the time at its end; for ranks, whose number may change, also
+    except for their number.
     """
     runs = runs_of(Path(config.runs_dir), short(page), config.env_id)
     if config.run_name:
@@ -56,7 +56,7 @@ def _backend_of(run: RunFolder) -> str | None:
 
 
 def is_finished(path: Path) -> bool:
-    """Whether the run reached its end; that of the time which one command was given is not."""
+    """Whether the run reached its end; --max-seconds ends a command, not a run."""
     try:
         status = read_json(RunFolder.open(path).status_file)
         return bool(status["state"] == "finished" and status["reason"] != TIME_IS_OVER)
@@ -77,7 +77,7 @@ def stored_config(page: str, path: Path) -> RunConfig:
 
 
 def differences(stored: RunConfig, config: RunConfig) -> list[str]:
-    """A line for each setting that is another one in the resumed run, but for how much it prints."""
+    """A line for each setting that differs in the resumed run, except for how much it prints."""
     before, after = to_plain(stored), to_plain(config)
     names = [name for name in after if name not in ("resume", "quiet") and before[name] != after[name]]
     return [f"changed on resume: {flag(name)} {before[name]} -> {after[name]}" for name in names]
@@ -92,7 +92,7 @@ def load_for_resume(page: str, config: RunConfig, layout: Layout) -> Checkpoint:
     for line in skipped:
         print(line, file=sys.stderr)
     check_fits(checkpoint, page, config.env_id, config.optimizer, layout)
-    # One that was cut off before its end still has its last evaluation to make.
+    # A run that was killed before its end still has to make its last evaluation.
     if checkpoint.steps >= config.total_steps and is_finished(Path(config.resume)):
         raise UsageError(
             f"the run has made {checkpoint.steps} of {config.total_steps} steps; give a larger --total-steps to go on"

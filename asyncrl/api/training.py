@@ -1,4 +1,4 @@
-"""What training is, whoever asks for it: from settings to a run, and from a run to its end."""
+"""Training, for the commands and the API: from settings to a run, and from a run to its end."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ FILES_PER_CHILD = 3
 
 @dataclass(frozen=True)
 class Settled:
-    """All that a run will be, before anything is made or started."""
+    """The description of a run before anything is made or started."""
 
     page: str
     config: RunConfig
     environment: EnvSpec
     spaces: Spaces
     changes: list[str]
-    """A line for each setting that is another one in a resumed run."""
+    """A line for each setting that differs in a resumed run."""
     facts: dict[str, Any]
     """What config.json says of the environment."""
 
@@ -97,13 +97,13 @@ def _settle(page: str, read: Read, resume: str) -> Settled:
         changes = []
         first = read(None, "")
         spec = make_spec(first)
-        spaces = spec.probe()  # only to know what kind of preset it wants
+        spaces = spec.probe()  # only to know which preset it asks for
         settings = module.preset(first.preset, spaces) | {"preset": first.preset}
         config = read(dataclasses.replace(module.Config(), **settings), "")
         if make_spec(config) != spec:
             spec = make_spec(config)
             spaces = spec.probe()
-    # Said of the environment itself, by what has just been probed: describing must not make another one.
+    # Described from what has just been probed: describing must not make another environment.
     facts = {"id": config.env_id, "description": spec.describe(spaces), **dataclasses.asdict(spaces)}
     check_together(page, config, spaces)
     return Settled(page, config, spec, spaces, changes, facts)
@@ -116,7 +116,7 @@ def has_nothing_to_do(settled: Settled, resume: str) -> bool:
 
 
 def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
-    """Raise UsageError for settings that do not go with the environment, with each other or with this system."""
+    """Raise UsageError for settings that do not fit the environment, each other or this system."""
     if spaces.is_continuous and not load_page(page).TAKES_CONTINUOUS:
         raise UsageError(f"{config.env_id} has continuous actions; {command_of(page)} chooses between discrete ones")
     if config.backend == "serial" and config.on_worker_error == "restart":
@@ -161,7 +161,7 @@ def _check_ray(page: str) -> None:
 
 
 def _check_collective(page: str, config: RunConfig) -> None:
-    """Raise UsageError for what ranks that work in step cannot do."""
+    """Raise UsageError for what ranks in step cannot do."""
     if load_page(page).EXPERIENCE not in (GRADIENT, IN_STEP):
         raise UsageError(
             f"{command_of(page)} does not wait for its actors, and the ranks of --backend collective wait for each "
@@ -197,7 +197,7 @@ def carry_out(
         folder = run.spec.folder
         if not is_resumed(config):
             stack.enter_context(folder.occupied())
-        checkpoints.clean(folder.checkpoints)  # what a save that was killed has left
+        checkpoints.clean(folder.checkpoints)  # left by a save that was killed
         view = make_view(config.quiet or not speaks, f"{short(settled.page)} on {config.env_id}")
         tell(f"run folder: {folder.path}")
         for line in introduction(run, settled.facts["description"], settled.changes):
@@ -254,7 +254,7 @@ def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, para
     check_memory(page, config, spec, spaces, parameters, experience)
     target = load_page(page).HAS_TARGET
     learners = learners_of(page, config)
-    workers = config.workers if config.backend == "local" else 0  # nor has every rank to be on this machine
+    workers = config.workers if config.backend == "local" else 0  # ranks may be on other machines
     place = Path(config.resume if is_resumed(config) else config.runs_dir)
     needed = machine.processes_bytes(config, spec, spaces, parameters, learners) if workers else 0
     demand(machine.check_memory(workers, needed + experience, available, learners))
@@ -292,7 +292,7 @@ def follow(
 
 
 def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
-    """Last checkpoint, last rows, last status; what goes wrong here makes the run a failed one."""
+    """Last checkpoint, last rows, last status; an error here makes the run a failed one."""
     try:
         try:
             monitor.save_checkpoint()
@@ -301,7 +301,7 @@ def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
     except (OSError, ValueError) as error:
         if outcome.state != "failed":
             outcome = failed(f"could not save the end of the run: {error}")
-    with contextlib.suppress(OSError):  # on a full disk the exit code and the last line must do
+    with contextlib.suppress(OSError):  # on a full disk only the exit code and the last line are left
         monitor.write_status(outcome.state, outcome.reason, outcome.exit_code, outcome.traceback)
     return outcome
 
@@ -339,7 +339,7 @@ def open_folder(page: str, config: RunConfig) -> RunFolder:
         return RunFolder.open(Path(config.resume))
     create = partial(RunFolder.create, Path(config.runs_dir), short(page), config.env_id)
     if config.run_name:
-        # A run that was killed before its first checkpoint begins again where it lies: it has nothing to lose.
+        # A run that was killed before its first checkpoint starts again in its folder: it has nothing to lose.
         return create(config.run_name, again=config.resume == AUTO)
     name = default_name(config.seed, config.workers)
     try:

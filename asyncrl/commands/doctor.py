@@ -1,7 +1,7 @@
 """`python -m asyncrl doctor`: does learning work on this machine, and with this environment?
 
-Every check runs what a run runs, for a few seconds, in processes of its own. Exit code 0 if all is well, 1 if a check
-failed, 2 for a mistake on the command line.
+Every check uses the code of a real run, for a few seconds, in separate processes. Exit code 0 if all is well, 1 if a
+check failed, 2 for a mistake on the command line.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from asyncrl.runtime.run import Run, initial_parameters, load_page
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 
 WANTED = "forkserver" if sys.platform == "linux" else "spawn"
-"""How children have to be started."""
+"""How children must be started."""
 A3C, N_STEP_Q = "asyncrl.a3c", "asyncrl.n_step_q"
 EXERCISE: dict[str, Any] = {
     "env_id": "Chain",
@@ -54,11 +54,11 @@ EXERCISE: dict[str, Any] = {
     "envs_per_worker": 1,
     "t_max": 16,
     "total_steps": 10_000,
-    # The checks compare what the agent saw with what an environment of their own returns.
+    # The checks compare what the agent saw with what a second environment returns.
     "normalize_observations": False,
     "normalize_returns": False,
 }
-"""What learning is tried on: each rollout of 16 steps contains an episode's end, nearly always by the time limit."""
+"""The task of the checks: each rollout of 16 steps contains an episode's end, nearly always by the time limit."""
 LEARNER_EXERCISE: dict[str, Any] = {
     "gae_lambda": 1.0,
     "normalize_advantages": False,
@@ -75,12 +75,12 @@ return, and a queue in which rollouts grow old."""
 
 @dataclass(frozen=True)
 class Config:
-    """Check this machine, what learning does on it, and an environment. Takes some ten seconds."""
+    """Check learning, this machine and an environment. Takes some ten seconds."""
 
     page: str = "a3c"
-    """Page of the run to come. Learning is tried with A3C and n-step Q; with the page itself if one learner learns."""
+    """Page of the planned run. Learning is checked with A3C and n-step Q, or with the page if it has a learner."""
     env_id: str = "ALE/Pong-v5"
-    """Environment to look at and to measure with: any that can be trained on, yours as module:factory."""
+    """Environment to check and measure: any that can be trained on, yours as module:factory."""
     env_kwargs: tuple[str, ...] = ()
     """Arguments of the environment, as key=value."""
     steps: int = 300
@@ -88,13 +88,13 @@ class Config:
     seed: int = 1
     """Seed of the environment and of all actions."""
     workers: int = field(default_factory=default_workers)
-    """Workers of the run to come, for which there must be room. By default two per usable core."""
+    """Workers of the planned run, for which there must be room. By default two per usable core."""
     statistics: Literal["shared", "per-worker"] = "shared"
-    """Who owns the optimiser's statistics in the run to come."""
+    """Who owns the optimiser's statistics in the planned run."""
     backend: Literal["local", "collective"] = "local"
     """collective: look at ranks first: those that a launcher has started with this command, or --workers here."""
     runs_dir: Path = Path("runs")
-    """Where the run would be written."""
+    """Where the run will be written."""
     json: bool = False
     """Print the results as JSON."""
 
@@ -126,10 +126,10 @@ def main(words: Sequence[str] | None = None) -> int:
         page = pages.module_of(config.page)
         pages.load(page)
         spec = make_spec(RunConfig(env_id=config.env_id, env_kwargs=config.env_kwargs))
-        made = spec.make(config.seed, evaluation=False)  # a mistake in the id or in its arguments is said here
+        made = spec.make(config.seed, evaluation=False)  # a mistake in the id or its arguments is reported here
         made.close()
         found = check_group(config, launch, words, page, spec, environment.spaces_of(made))
-        if 0 < machine.descriptor_limit() < machine.LEAST_FILES:  # the checks themselves would break off
+        if 0 < machine.descriptor_limit() < machine.LEAST_FILES:  # the checks themselves would fail
             findings = [*found, machine.check_descriptors(config.workers, per_child=4)]
         else:
             findings = [*found, *examine(config, page, spec, environment.spaces_of(made))]
@@ -175,12 +175,12 @@ def check_group(
 
 
 def no_room(error: UsageError) -> Finding:
-    """This machine refuses even the small runs of the checks."""
-    return Finding("a small run", "FAIL", str(error), "make the room that it asks for, and try again")
+    """The finding if this machine has no room even for the small runs of the checks."""
+    return Finding("a small run", "FAIL", str(error), "make the room that is missing, and try again")
 
 
 def run_config(config: Config, page: str, spaces: Spaces) -> RunConfig:
-    """The run that the page would begin with these flags."""
+    """The run that the page would start with these flags."""
     given = {
         "env_id": config.env_id,
         "env_kwargs": config.env_kwargs,
@@ -203,7 +203,7 @@ def exercise_run(page: str, folder: Path, **settings: Any) -> Run:
 
 
 def check_learning(context: BaseContext, folder: Path, statistics: str) -> tuple[list[Finding], int]:
-    """Two workers of A3C and one of n-step Q, one after the other; also how many files each needs of this process."""
+    """Two A3C workers and one of n-step Q, one after the other; also the files each needs in this process."""
     try:
         a3c = exercise_run(A3C, folder, gae_lambda=1.0, statistics=statistics)
         n_step_q = exercise_run(N_STEP_Q, folder, target_interval_steps=40)
@@ -228,7 +228,7 @@ def check_learning(context: BaseContext, folder: Path, statistics: str) -> tuple
 
 
 def check_learner(context: BaseContext, page: str, folder: Path) -> tuple[list[Finding], int]:
-    """Two actors and the learner of a page, in turns; also how many files each needs of this process."""
+    """Two actors and the learner of a page, in turns; also the files each needs in this process."""
     try:
         run = exercise_learner(page, folder)
     except UsageError as error:
@@ -254,7 +254,7 @@ def exercise_learner(page: str, folder: Path) -> Run:
 
 
 def judge_learning(run: Run, initial: Any, heard: Sequence[Heard]) -> list[Finding]:
-    """What was heard of the workers of A3C."""
+    """What was recorded of A3C's workers."""
     return [
         learning.check_pulls(run, initial, heard),
         learning.check_gradients(heard),
@@ -265,7 +265,7 @@ def judge_learning(run: Run, initial: Any, heard: Sequence[Heard]) -> list[Findi
 
 
 def check_room(page: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, open_per_child: int) -> Iterator[Finding]:
-    """Memory, file descriptors and disk for the run to come."""
+    """Memory, file descriptors and disk for the planned run."""
     target, learners = load_page(page).HAS_TARGET, learners_of(page, run)
     parameters = initial_parameters(page, run, spaces)[0].numel()
     moments, experience = moments_size(moments_shape(run, spec, spaces)), experience_bytes(page, run, spec, spaces)
@@ -279,7 +279,7 @@ def check_room(page: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, open_pe
 def check_environment(
     context: BaseContext, folder: Path, config: Config, spec: EnvSpec, spaces: Spaces
 ) -> list[Finding]:
-    """The environment, looked at in a worker's process: a hang or a crash ends that one only."""
+    """The environment, checked in a worker process: a hang or a crash ends only that process."""
     run = with_environment(exercise_run(A3C, folder / "environment"), spec, spaces)
     name = "a worker's process makes it"
     try:
@@ -298,7 +298,7 @@ def with_environment(run: Run, environment: EnvSpec, spaces: Spaces) -> Run:
 def check_speed(
     context: BaseContext, page: str, folder: Path, settings: RunConfig, spec: EnvSpec, spaces: Spaces
 ) -> Iterator[Finding]:
-    """One worker's training on the environment, for two seconds; where there is a learner, in turns with it."""
+    """Two seconds of one worker's training on the environment, in turns with the learner if there is one."""
     config = dataclasses.replace(settings, workers=1, runs_dir=str(folder / "speed"))
     run = prepare(page, config, spec, spaces)
     try:
@@ -330,7 +330,7 @@ COLOURS = {"ok": "green", "note": "yellow", "FAIL": "bold red"}
 
 
 def table(findings: Sequence[Finding]) -> Table:
-    """The findings as a rich table; what to do stands below the figure."""
+    """The findings as a rich table; what to do is below the figure."""
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     grid.add_column(no_wrap=True)
     grid.add_column()

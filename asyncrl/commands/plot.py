@@ -23,15 +23,15 @@ class Config:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Folders of runs."""
     x: Literal["steps", "frames", "minutes"] = "steps"
-    """What the score is drawn over."""
+    """The horizontal axis."""
     out: Path = Path("curves.png")
     """File to write; its suffix chooses the format (png, svg, pdf)."""
     reference: tuple[Path, ...] = ()
     """CSV files of other curves to compare with: columns label, score, and steps, frames or minutes."""
     reference_until: float = math.inf
-    """Draw those no further than so many steps, frames or minutes (the unit of --x)."""
+    """Draw the references only up to this many steps, frames or minutes (the unit of --x)."""
     title: str = ""
-    """Title; empty: the environments."""
+    """Title; empty: the names of the environments."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
