@@ -48,8 +48,9 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
 
 def _await_ready(run: Run, supervisor: Supervisor, view: View, signals: Signals) -> Outcome | None:
     """Wait until every worker can begin, and count them meanwhile; an Outcome if the run ended before it began."""
+    workers = run.spec.config.workers
     while BUILDING in (phases := run.handles.clock.phases()):
-        view.count(sum(phase == READY for phase in phases), len(phases))
+        view.count(sum(phase == READY for phase in phases[:workers]), workers)  # learners come after the workers
         if signals.first is not None:
             return stopped(signals.first)
         wait(supervisor.sentinels(), timeout=0.02)

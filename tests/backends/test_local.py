@@ -20,10 +20,11 @@ from tests.support import make_run
 
 
 def test_the_workers_that_are_ready_are_counted_while_the_others_are_waited_for() -> None:
-    """At each look; the view decides what it shows of that."""
-    looks = iter([[BUILDING, BUILDING, BUILDING], [READY, BUILDING, READY], [READY, READY, READY]])
+    """At each look, without the learner, which comes last; the view decides what it shows of that."""
+    looks = iter([[BUILDING, BUILDING, BUILDING, READY], [READY, BUILDING, READY, READY], [READY, READY, READY, READY]])
     clock = SimpleNamespace(phases=lambda: next(looks))
-    run = SimpleNamespace(handles=SimpleNamespace(clock=clock))
+    config = SimpleNamespace(workers=3)
+    run = SimpleNamespace(handles=SimpleNamespace(clock=clock), spec=SimpleNamespace(config=config))
     supervisor = SimpleNamespace(sentinels=lambda: [], tend=lambda: None)
     counts: list[tuple[int, int]] = []
     view = SimpleNamespace(count=lambda *numbers: counts.append(numbers))
