@@ -61,18 +61,19 @@ def train(page: str, variant: str, workers: int, seconds: float, warm_up: float,
 def cpu_of(process: subprocess.Popen[str], folder: Path, warm_up: float) -> float:
     """CPU microseconds per step of a run and all its processes, from the end of the warm-up to the last look."""
     looks: list[tuple[int, dict[int, float]]] = []
+    used: dict[int, float] = {}
+    """Of each process when it was last seen: one that has ended has used that."""
     while process.poll() is None:
         time.sleep(0.5)
         rows = [row for file in folder.glob("*/*/*/worker-*.jsonl") for row in counted(file, 0.0)]
-        used = {}
         with contextlib.suppress(psutil.NoSuchProcess):
             for one in (psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)):
                 used[one.pid] = sum(one.cpu_times()[:2])
         steps = sum(row["worker_steps"] for row in rows)
         if rows and max(row["seconds"] for row in rows) >= warm_up and (not looks or steps > looks[-1][0]):
-            looks.append((steps, used))
+            looks.append((steps, dict(used)))
     (first, before), (last, after) = looks[0], looks[-1]
-    return 1e6 * sum(after[pid] - before[pid] for pid in before.keys() & after.keys()) / max(1, last - first)
+    return 1e6 * sum(after[pid] - before.get(pid, 0.0) for pid in after) / max(1, last - first)
 
 
 def counted(file: Path, warm_up: float) -> list[dict[str, Any]]:
