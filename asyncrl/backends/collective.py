@@ -202,7 +202,7 @@ class Exchanges:
 
     def share(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, equally large."""
-        tensors = [torch.empty_like(tensor) for _ in range(self._board.size)]
+        tensors = [tensor.clone() for _ in range(self._board.size)]
         self._begin(lambda: dist.all_gather(tensors, tensor, async_op=True))()
         return tensors
 
@@ -248,6 +248,8 @@ class Exchanges:
         self._begin(lambda: InThread(exchange))()
 
     def _begin(self, start: Callable[[], Work]) -> Callable[[], None]:
+        if self._board.size == 1:  # alone: each result is what is there already
+            return lambda: None
         self._board.begun += 1
         try:
             work = self._newest = start()
