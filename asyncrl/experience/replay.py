@@ -5,8 +5,8 @@ it was read is noticed and another drawn. What does make them wait is the replay
 any machine. Whoever is ahead waits, the learner for steps, the actors for updates.
 
 Drawn by priority (Schaul et al. 2016), an actor leaves the first priority beside its steps (Horgan et al. 2018), and
-the learner keeps a tree over all places of its own, brought up to date whenever it draws. One that died is followed by
-one that begins with the first priorities again.
+the learner keeps a tree over all places of its own, brought up to date whenever it draws. What it makes of a priority
+it leaves beside the step as well: one that died is followed by one that goes on with them.
 """
 
 from __future__ import annotations
@@ -169,6 +169,10 @@ class Replay:
         """The learner's errors `[B]` of what it took: new priorities of what is still there."""
         self._drawing[self._place(learner)].renew(keys.numpy(), errors.numpy())
 
+    def priorities(self, keys: Tensor, learner: int = LEARNER) -> Tensor:
+        """p^alpha `[B]` by which the learner draws those keys `[B]` of its newest minibatch."""
+        return torch.from_numpy(self._drawing[self._place(learner)].priorities(keys.numpy()))
+
     def state(self) -> dict[str, Tensor] | None:
         """Copies of all steps, and of what the learners of this process will draw; None: it is not kept."""
         if not self.plan.kept:
@@ -297,6 +301,12 @@ class _Drawing:
         }
         return importance_weights(torch.from_numpy(priorities), self._plan.importance_exponent)
 
+    def priorities(self, keys: Numbers) -> np.ndarray:
+        """Those in the tree of what was drawn."""
+        assert self._tree is not None
+        rows, streams = np.divmod(keys, self._steps.streams)
+        return self._tree.priority(self._steps.place(streams, rows))
+
     def renew(self, keys: Numbers, errors: np.ndarray) -> None:
         """New priorities of what was drawn, unless other rows have taken its place in the tree.
 
@@ -306,8 +316,9 @@ class _Drawing:
         rows, streams = np.divmod(keys, self._steps.streams)
         there = (rows >= self._known[streams] - self._steps.capacity) & np.isfinite(errors)
         places = self._steps.place(streams[there], rows[there])
-        priorities = (np.abs(errors[there]).astype(np.float64) + LEAST_PRIORITY) ** self._plan.priority_exponent
-        self._tree.set(places, priorities)
+        priorities = np.abs(errors[there]).astype(np.float64) + LEAST_PRIORITY
+        self._tree.set(places, priorities**self._plan.priority_exponent)
+        self._steps.renew(streams[there], rows[there], priorities)
 
     def state(self) -> dict[str, Tensor]:
         """Everything that what is drawn next depends on."""

@@ -7,7 +7,8 @@ rollouts, and no rollout has to be kept whole.
 
 Rows are numbered 0, 1, 2, ... in each stream; row r lies in place r modulo the capacity. A stream's writer says in one
 cell how far it has begun to write and in another how far it has written, so of row r is left what was written while
-`begun` - capacity <= r < `written`: who copies a row asks again afterwards. Every cell has one writer and nobody waits.
+`begun` - capacity <= r < `written`: who copies a row asks again afterwards. Every cell but a priority has one writer,
+and nobody waits.
 What `asyncrl.experience.ring` says of the order of stores holds here as well.
 
 A writer that dies leaves rows that were never written, and its successor, whose environments are others, begins a new
@@ -57,7 +58,7 @@ class StepShape:
     n_step: int = 1
     """Steps of a transition."""
     priorities: bool = False
-    """Whether first priorities are kept."""
+    """Whether priorities are kept: first those of the actor, then what the learner makes of them."""
     reward_clip: float = 0.0
     """By which the rewards in first priorities are clipped."""
 
@@ -159,74 +160,72 @@ class Steps:
 
     def add(self, actor: int, rollout: Rollout) -> None:
         """Append what an actor has seen to its own streams."""
-        for e in range(self.environments):
-            self._append(actor * self.environments + e, e, rollout)
-
-    def _append(self, stream: int, e: int, rollout: Rollout) -> None:
+        own = np.arange(actor * self.environments, (actor + 1) * self.environments)
         observations = rollout.observations if rollout.raw is None else rollout.raw
         finals = rollout.final_observations if rollout.raw is None else rollout.raw_final
-        seen = observations[:-1, e].numpy()
-        last: Truths = rollout.last[:, e].numpy()
-        own = np.flatnonzero(rollout.truncated[1].numpy() == e)
-        cut: Numbers = rollout.truncated[0].numpy()[own]
-        steps, count = len(last), len(last) + len(cut)
+        seen, last = observations[:-1].numpy(), rollout.last.numpy()
+        cut = tuple(part.numpy() for part in rollout.truncated)
+        steps = len(last)
 
-        before = int(self._cells[stream, _WRITTEN])
+        before = self.written[own]
+        after = before + steps + np.bincount(cut[1], minlength=len(own))
         # A writer that died may have begun more rows than its successor does now: those stay gone.
-        self._cells[stream, _BEGUN] = max(int(self._cells[stream, _BEGUN]), before + count)
-        shift = np.zeros(steps, np.int64)
-        np.add.at(shift, cut[cut + 1 < steps] + 1, 1)
-        offsets = np.arange(steps) + np.cumsum(shift)
-        base = stream * self.capacity
-        places = base + (before + offsets) % self.capacity
-        final_places = base + (before + offsets[cut] + 1) % self.capacity
+        self._cells[own, _BEGUN] = np.maximum(self._cells[own, _BEGUN], after)
+        shift = np.zeros((steps + 1, len(own)), np.int64)
+        shift[cut[0] + 1, cut[1]] = 1  # a row more behind each step after which an episode was cut
+        numbers = before + np.arange(steps)[:, None] + shift[:-1].cumsum(0)
+        places, final_places = self.place(own, numbers), self.place(own[cut[1]], numbers[cut] + 1)
 
-        starts, ages = self._follow(stream, seen, last)
-        newest = self.shape.frame[0]
+        starts, ages = self._follow(own, seen, last)
+        newest, oldest = self.shape.frame[0], self.shape.stack - 1
         rows = self.rows
-        rows["frames"][places] = seen[:, -newest:]
-        rows["actions"][places] = rollout.actions[:, e].numpy()
-        rows["rewards"][places] = rollout.rewards[:, e].numpy()
-        rows["discounts"][places] = rollout.discounts[:, e].numpy()
+        rows["frames"][places] = seen[:, :, -newest:]
+        rows["actions"][places] = rollout.actions.numpy()
+        rows["rewards"][places] = rollout.rewards.numpy()
+        rows["discounts"][places] = rollout.discounts.numpy()
         rows["marks"][places] = LAST * last + START * starts
-        rows["older"][places] = np.minimum(ages, self.shape.stack - 1)
+        rows["older"][places] = np.minimum(ages, oldest)
         rows["acted_at"][places] = rollout.acted_at
-        if len(cut):
+        if len(final_places):
             assert finals is not None
-            rows["frames"][final_places] = finals.numpy()[own][:, -newest:]
+            rows["frames"][final_places] = finals.numpy()[:, -newest:]
             rows["marks"][final_places] = FINAL
-            rows["older"][final_places] = np.minimum(ages[cut] + 1, self.shape.stack - 1)
+            rows["older"][final_places] = np.minimum(ages[cut] + 1, oldest)
         if self.shape.priorities:
             for name in (ACTION_VALUE, STATE_VALUE):
-                rows[name][places] = rollout.extras[name][:, e].numpy()
+                rows[name][places] = rollout.extras[name].numpy()
             # Nobody has acted on the last observation of an episode that was cut: its value is that of the one before.
             rows[STATE_VALUE][final_places] = rows[STATE_VALUE][places[cut]]
-            self._first_priorities(stream, before, before + count, float(rollout.reward_scale))
-        self._cells[stream, _STEPS] += steps
-        self._cells[stream, _WRITTEN] = before + count
+            self._first_priorities(own, before, after, float(rollout.reward_scale))
+        self._cells[own, _STEPS] += steps
+        self._cells[own, _WRITTEN] = after
 
-    def _follow(self, stream: int, seen: NDArray[Any], last: Truths) -> tuple[Truths, Numbers]:
-        """Which of the rows of observations `[T, ...]` begin an episode, and how many rows of it are before each.
+    def _follow(self, own: Numbers, seen: NDArray[Any], last: Truths) -> tuple[Truths, Numbers]:
+        """Which of the rows of observations `[T, E, ...]` begin an episode, and how many rows of it are before each.
 
         A rollout does not tell a lost life, after which images go on to be stacked, from an end, after which all but
         the newest image are zeros. The images do.
         """
-        after = np.concatenate([[self._ended[stream]], last[:-1]])
-        older = seen[:, : -self.shape.frame[0]]
-        starts: Truths = np.array([ended and not older[t].any() for t, ended in enumerate(after)])
-        starts[0] |= self._ages[stream] < 0
-        numbers = np.arange(len(last))
+        starts: Truths = np.concatenate([self._ended[own][None], last[:-1]])
+        ended = starts.nonzero()
+        older = seen[ended][:, : -self.shape.frame[0]]
+        starts[ended] = ~older.any(tuple(range(1, older.ndim)))
+        starts[0] |= self._ages[own] < 0
+        numbers = np.arange(len(last))[:, None]
         # The row with which the episode began, counted from the first of these; of one that goes on it lies before.
-        first = np.maximum.accumulate(np.where(starts, numbers, -1 - self._ages[stream]))
+        first = np.maximum.accumulate(np.where(starts, numbers, -1 - self._ages[own]), 0)
         ages = numbers - first
-        self._ages[stream], self._ended[stream] = ages[-1], last[-1]
+        self._ages[own], self._ended[own] = ages[-1], last[-1]
         return starts, ages
 
-    def _first_priorities(self, stream: int, before: int, after: int, scale: float) -> None:
-        """Absolute errors of the transitions that become drawable with row `after` - 1, by what acting has left."""
+    def _first_priorities(self, own: Numbers, before: Numbers, after: Numbers, scale: float) -> None:
+        """Absolute errors of the transitions that the rows before `after` make drawable, by what acting has left.
+
+        Of all streams `own` `[E]` at once.
+        """
         n, clip = self.shape.n_step, self.shape.reward_clip
-        rows = np.arange(max(0, before - n), max(0, after - n))
-        streams = np.full(len(rows), stream)
+        which, rows = ranges(np.maximum(0, before - n), np.maximum(0, after - n))
+        streams = own[which]
         places, marks = self._places(streams, rows)
         rewards, discounts = (self.rows[name][places[:-1]] for name in ("rewards", "discounts"))
         rewards *= np.float32(scale)
@@ -234,7 +233,17 @@ class Steps:
         learning = (rewards.clip(-clip, clip) if clip else rewards, discounts, (marks[:-1] & LAST) > 0, values)
         targets = n_step_targets(*(torch.from_numpy(array) for array in learning)).numpy()
         errors = targets - self.rows[ACTION_VALUE][places[0]]
-        self.rows["priorities"][places[0]] = (np.nan_to_num(np.abs(errors)) + LEAST_PRIORITY) * self._is_whole(marks)
+        priorities = np.where(np.isfinite(errors), np.abs(errors), 0) + LEAST_PRIORITY
+        self.rows["priorities"][places[0]] = priorities * self._is_whole(marks)
+
+    def renew(self, streams: Numbers, rows: Numbers, priorities: NDArray[np.floating[Any]]) -> None:
+        """Leave new priorities `[B]` with those of the rows `[B]` that are still there, for a learner yet to come.
+
+        The one cell that two write: a learner that was held up for a whole rollout between the look and the writing
+        leaves them with the steps that came after.
+        """
+        there = rows >= self.begun[streams] - self.capacity
+        self.rows["priorities"][self.place(streams[there], rows[there])] = priorities[there]
 
     def whole(self, streams: Numbers, rows: Numbers) -> Truths:
         """Whether a transition can begin with each of these drawable rows `[B]`.

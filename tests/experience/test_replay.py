@@ -184,6 +184,48 @@ def test_transitions_are_drawn_by_priority_and_weighed_by_it() -> None:
     assert steps.whole(streams, rows).all()
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_renewed_priorities_outlive_the_learner(resumed: bool) -> None:
+    """Its successor in the run, and the first one of a resumed run, draw by them."""
+    plan = replace(BY_PRIORITY, actors=1, environments=1, capacity=60, ratio=10.0, warmup_steps=5, kept=True)
+    world = World(plan)
+    world.put(0, 0, 0)
+    world.take()
+    world.memory.feedback(torch.arange(14), torch.eye(14)[7] * 1e3)
+    state = world.memory.state()
+    assert state is not None
+
+    if resumed:
+        world = World(plan)
+        world.memory.restore(state, exactly=False)
+    else:
+        world.memory._drawing.clear()
+    batch, transitions = world.take()
+
+    assert len(set(transitions.observations[:, 0, 0, 0].tolist())) == 1
+    assert batch.facts["priority_max_drawn"] == pytest.approx(1e3**0.5)
+    assert batch.facts["priority_mean"] == pytest.approx((1e3**0.5 + 13 * 1e-6**0.5) / 14, rel=1e-3)
+
+
+def test_feedback_on_what_is_overwritten_leaves_the_first_priority_of_what_came_after() -> None:
+    """Also before the learner has looked again."""
+    world = World(replace(BY_PRIORITY, actors=1, environments=1, capacity=30, ratio=10.0, warmup_steps=5))
+    world.put(0, 0)
+    batch, _ = world.take()
+    for _ in range(7):
+        world.put(0)
+    assert batch.keys is not None
+    before = world.memory.steps.rows["priorities"].copy()
+
+    world.memory.feedback(batch.keys, torch.full((8,), 1e12))
+
+    assert np.array_equal(world.memory.steps.rows["priorities"], before)
+    world.take()
+    own = world.memory._drawing[0]
+    assert own._tree is not None
+    assert own._tree.total < 1e5
+
+
 def test_feedback_on_what_is_gone_is_ignored() -> None:
     """The row that has its place keeps its own priority; so it is with errors that are no numbers."""
     world = World(replace(BY_PRIORITY, actors=1, environments=1, capacity=30, ratio=10.0, warmup_steps=5))
