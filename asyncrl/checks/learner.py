@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.context import BaseContext
 from typing import Any, cast
@@ -175,11 +175,14 @@ def sum_of(rollout: Rollout, columns: slice) -> int:
 class Participant:
     """One actor of a run, or its learner, with everything recorded."""
 
+    heard_of: type[HeardExchange] = HeardExchange
+    listens_to: Callable[[Any, Store, Any], ListeningExperience] = ListeningExperience
+
     def __init__(self, run: Run, who: int) -> None:
-        self.heard = HeardExchange(threads=learning.threads(), started_by=os.getppid())
+        self.heard = self.heard_of(threads=learning.threads(), started_by=os.getppid())
         handles = run.handles
-        assert handles.experience is not None
-        experience = ListeningExperience(handles.experience, handles.store, self.heard)
+        self.store = handles.store
+        experience = type(self).listens_to(handles.experience, handles.store, self.heard)
         store = cast(Store, ListeningStore(handles.store, self.heard))
         heard = replace(handles, store=store, experience=cast(Experience, experience))
         listening = replace(run, handles=heard)
@@ -187,7 +190,7 @@ class Participant:
         def make_agent(_: Run, number: int) -> tuple[Agent, Replica]:
             agent, replica = build_agent(run, number)
             if number == LEARNER:
-                return ListeningLearner(cast(Learning, agent), self.heard), replica
+                return self.learns(cast(Learning, agent), replica), replica
             experience.policy, experience.replay = replica.theta, Replay(run, self.heard)
             return agent, replica
 
@@ -195,6 +198,10 @@ class Participant:
         self._role = (
             build_learner(listening, who, make_agent) if who == LEARNER else build_worker(listening, who, make_agent)
         )
+
+    def learns(self, agent: Learning, replica: Replica) -> ListeningLearner:
+        """The learner's agent."""
+        return ListeningLearner(agent, self.heard)
 
     def turn(self) -> None:
         """Go on until it is another's turn."""
@@ -217,10 +224,11 @@ class Turns:
 
     taken: Tensor
     """`[1]` in shared memory: how many turns are over."""
+    takes_part: type[Participant]
 
     def __call__(self, run: Run, who: int) -> None:
         """Take part, and write what was recorded to the run's folder."""
-        participant = Participant(run, who)
+        participant = self.takes_part(run, who)
         for number, owner in enumerate(turns_of(run)):
             if owner == who:
                 while int(self.taken) != number:
@@ -231,9 +239,9 @@ class Turns:
         torch.save(asdict(participant.heard), file_of(run, who))
 
 
-def listen(run: Run) -> tuple[HeardExchange, list[HeardExchange]]:
+def listen(run: Run, takes_part: type[Participant] = Participant) -> tuple[Any, list[Any]]:
     """The learner and the actors of the run in this process; what was recorded of them."""
-    participants = {who: Participant(run, who) for who in dict.fromkeys(turns_of(run))}
+    participants = {who: takes_part(run, who) for who in dict.fromkeys(turns_of(run))}
     for who in turns_of(run):
         participants[who].turn()
     for participant in participants.values():
@@ -241,11 +249,11 @@ def listen(run: Run) -> tuple[HeardExchange, list[HeardExchange]]:
     return participants[LEARNER].heard, [participants[k].heard for k in range(run.spec.config.workers)]
 
 
-def hear(context: BaseContext, run: Run) -> tuple[HeardExchange, list[HeardExchange], int]:
+def hear(context: BaseContext, run: Run, takes_part: type[Participant] = Participant) -> tuple[Any, list[Any], int]:
     """The same in separate processes; also the largest number of open files. Raises NoAnswer if one breaks."""
     everyone = [*range(run.spec.config.workers), LEARNER]
-    opened = learning.run_children(context, Turns(shared_zeros(1, dtype=torch.int64)), run, everyone)
-    *actors, learner = [HeardExchange(**learning.read_plain(run, who)) for who in everyone]
+    opened = learning.run_children(context, Turns(shared_zeros(1, dtype=torch.int64), takes_part), run, everyone)
+    *actors, learner = [takes_part.heard_of(**learning.read_plain(run, who)) for who in everyone]
     return learner, actors, opened
 
 

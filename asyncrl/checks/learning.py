@@ -336,9 +336,11 @@ def apply_again(run: Run, initial: Tensor, heard: Sequence[Heard]) -> tuple[list
     return thetas, statistics
 
 
-def check_target(run: Run, initial: Tensor, heard: Heard) -> Finding:
-    """The loss depends on the shared theta^-, which becomes theta when T crosses a multiple and at no other time."""
-    period = cast(Any, run.spec.config).target_interval_steps
+def check_target(initial: Tensor, heard: Heard, period: int, counted: str = "T") -> Finding:
+    """The loss depends on the shared theta^-, which becomes theta when T crosses a multiple and at no other time.
+
+    `counted` is what is counted in `heard.steps`.
+    """
     expected, before, refreshes = initial, 0, 0
     right = all(heard.target_matters)
     for theta, target, steps in zip(heard.thetas, heard.targets, heard.steps, strict=True):
@@ -348,7 +350,7 @@ def check_target(run: Run, initial: Tensor, heard: Heard) -> Finding:
     return judge(
         "the target network is shared, and refreshed",
         right and refreshes > 0,
-        f"T went to {heard.steps[-1]}, {refreshes} refresh at a multiple of {period}",
+        f"{counted} went to {heard.steps[-1]}, {refreshes} refresh at a multiple of {period}",
         "theta^- is private or stale: look at build_agent's target and SharedStore.push",
     )
 

@@ -26,10 +26,10 @@ from rich.text import Text
 from asyncrl import pages
 from asyncrl.api.training import check_together, make_spec, prepare
 from asyncrl.backends.collective import RanksLost, first_line
-from asyncrl.backends.handles import IN_STEP, QUEUE, experience_bytes, learners_of
+from asyncrl.backends.handles import GRADIENT, MEMORY, experience_bytes, learners_of
 from asyncrl.backends.launch import Launch, launched
 from asyncrl.backends.processes import start_context
-from asyncrl.checks import environment, group, learning, machine
+from asyncrl.checks import environment, group, learning, machine, replay
 from asyncrl.checks import learner as exchange
 from asyncrl.checks.finding import Finding
 from asyncrl.checks.learning import Heard, NoAnswer
@@ -47,6 +47,8 @@ from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 WANTED = "forkserver" if sys.platform == "linux" else "spawn"
 """How children must be started."""
 A3C, N_STEP_Q = "asyncrl.a3c", "asyncrl.n_step_q"
+TARGET_STEPS = 40
+"""Between two refreshes of the target network of n-step Q."""
 EXERCISE: dict[str, Any] = {
     "env_id": "Chain",
     "env_kwargs": ("limit=9",),
@@ -68,9 +70,14 @@ LEARNER_EXERCISE: dict[str, Any] = {
     "minibatches": 2,
     "queue_length": 2,
     "batch_rollouts": 0,
+    "memory_steps": 152,
+    "warmup_steps": 32,
+    "minibatch": 16,
+    "replay_ratio": replay.UPDATES_PER_ROLLOUT / EXERCISE["t_max"],
+    "target_interval_updates": replay.TARGET_UPDATES,
 }
 """And with a learner, as far as its page has such settings: some updates of each batch, returns that are the n-step
-return, and a queue in which rollouts grow old."""
+return, a queue in which rollouts grow old, and a memory that is overwritten."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +153,7 @@ def examine(config: Config, page: str, spec: EnvSpec, spaces: Spaces) -> list[Fi
     context = start_context(page)
     with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        if load_page(page).EXPERIENCE in (IN_STEP, QUEUE):
+        if load_page(page).EXPERIENCE != GRADIENT:
             found, open_per_child = check_learner(context, page, folder)
         else:
             found, open_per_child = check_learning(context, folder, config.statistics)
@@ -206,7 +213,7 @@ def check_learning(context: BaseContext, folder: Path, statistics: str) -> tuple
     """Two A3C workers and one of n-step Q, one after the other; also the files each needs in this process."""
     try:
         a3c = exercise_run(A3C, folder, gae_lambda=1.0, statistics=statistics)
-        n_step_q = exercise_run(N_STEP_Q, folder, target_interval_steps=40)
+        n_step_q = exercise_run(N_STEP_Q, folder, target_interval_steps=TARGET_STEPS)
     except UsageError as error:
         return [no_room(error)], 4
     initial, initial_q = a3c.handles.store.snapshot(), n_step_q.handles.store.snapshot()
@@ -223,7 +230,7 @@ def check_learning(context: BaseContext, folder: Path, statistics: str) -> tuple
         learning.check_start_method(context.get_start_method() or "", WANTED, heard),
         learning.check_threads([*heard, of_q]),
         *judge_learning(a3c, initial, heard),
-        learning.check_target(n_step_q, initial_q, of_q),
+        learning.check_target(initial_q, of_q, TARGET_STEPS),
     ], opened
 
 
@@ -235,7 +242,7 @@ def check_learner(context: BaseContext, page: str, folder: Path) -> tuple[list[F
         return [no_room(error)], 4
     initial, before = run.handles.store.snapshot(), machine.open_files()
     try:
-        learner, actors, opened = exchange.hear(context, run)
+        learner, actors, opened = exchange.hear(context, run, participants_of(page))
     except NoAnswer as error:
         command = pages.command_of(page)
         return [Finding("actors and learner", "FAIL", str(error), f"see what it says; does `{command}` run?")], 4
@@ -243,8 +250,20 @@ def check_learner(context: BaseContext, page: str, folder: Path) -> tuple[list[F
     return [
         learning.check_start_method(context.get_start_method() or "", WANTED, everyone),
         learning.check_threads(everyone),
-        *exchange.judge_exchange(run, initial, learner, actors),
+        *judge_exchange(run, initial, learner, actors),
     ], max(0, opened - before) // len(everyone)
+
+
+def participants_of(page: str) -> type[exchange.Participant]:
+    """Who takes part in the exchange of a page."""
+    return replay.Participant if load_page(page).EXPERIENCE == MEMORY else exchange.Participant
+
+
+def judge_exchange(run: Run, initial: Any, learner: Any, actors: Sequence[Any]) -> Iterator[Finding]:
+    """What was heard of actors and learner."""
+    if load_page(run.spec.page).EXPERIENCE == MEMORY:
+        return replay.judge_exchange(run, initial, learner, actors)
+    return exchange.judge_exchange(run, initial, learner, actors)
 
 
 def exercise_learner(page: str, folder: Path) -> Run:

@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl import a3c
+from asyncrl import a3c, apex
 from asyncrl.backends.handles import experience_bytes
 from asyncrl.backends.processes import start_context
 from asyncrl.checks import environment, group, learning, machine
@@ -34,9 +34,10 @@ from asyncrl.config.run_config import RunConfig
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.experience import blocks
+from asyncrl.experience import blocks, replay, steps
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.replay import Replay
+from asyncrl.experience.steps import Steps
 from asyncrl.parameters import shared
 from asyncrl.runtime import collect, loops, replica
 from asyncrl.runtime.protocols import Receipt, Update
@@ -448,6 +449,144 @@ class TestLearner:
             learning.run_children(start_context(A3C), raise_if_first, exercise, [0, 1])
 
 
+DRAWN = "what is drawn was put, whole"
+PRIORITIES = "priorities reach the memory"
+BOOTSTRAPS = "truncation bootstraps"
+
+
+class TestReplay:
+    """Faults of a replay memory and of the pages that draw from it, each put into the program itself."""
+
+    @pytest.fixture
+    def verdicts(self, tmp_path: Path) -> Callable[[str], dict[str, str]]:
+        """Let two actors and the learner of a page take turns in this process; each check's verdict by its name."""
+
+        def examine(page: str) -> dict[str, str]:
+            exercise = exercise_learner(f"asyncrl.{page}", tmp_path / page)
+            initial = exercise.handles.store.snapshot()
+            learner, actors = exchange.listen(exercise, doctor.participants_of(exercise.spec.page))
+            return verdicts_of(list(doctor.judge_exchange(exercise, initial, learner, actors)))
+
+        return examine
+
+    @pytest.mark.parametrize(("page", "checks"), [("gorila", 10), ("apex", 11)])
+    def test_all_is_well(self, verdicts: Callable[[str], dict[str, str]], page: str, checks: int) -> None:
+        """No check complains of the program as it is."""
+        found = verdicts(page)
+
+        assert len(found) == checks
+        assert (PRIORITIES in found) == (page == "apex")
+        assert set(found.values()) == {"ok"}
+
+    def test_steps_that_are_not_whole_are_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Their actions were never copied."""
+        add = Steps.add
+
+        def half(self: Steps, actor: int, rollout: Rollout) -> None:
+            add(self, actor, rollout)
+            self.rows["actions"][:] = 0
+
+        monkeypatch.setattr(Steps, "add", half)
+
+        found = verdicts("gorila")
+        assert (found[DRAWN], found[ONCE]) == ("FAIL", "ok")
+
+    def test_transitions_that_lead_into_another_episode_are_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What follows is always taken n rows on."""
+        monkeypatch.setattr(steps, "_length", lambda marks: np.full(marks.shape[1], len(marks) - 1))
+
+        assert verdicts("apex")[DRAWN] == "FAIL"
+
+    @pytest.mark.parametrize("page", ["gorila", "apex"])
+    def test_a_time_limit_taken_for_an_end_is_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch, page: str
+    ) -> None:
+        """A discount of 0 at a truncation."""
+        step = collect.Collector._step
+
+        def ending(self: Any, t: int, e: int, *rest: Any) -> None:
+            step(self, t, e, *rest)
+            self._discounts[t, e] *= not self._last[t, e]
+
+        monkeypatch.setattr(collect.Collector, "_step", ending)
+
+        found = verdicts(page)
+        assert (found[BOOTSTRAPS], found[DRAWN]) == ("FAIL", "ok")
+
+    def test_returns_that_go_on_behind_an_end_are_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A page that adds what belongs to the next episode."""
+        targets = apex.n_step_targets
+        monkeypatch.setattr(apex, "n_step_targets", lambda r, d, last, v: targets(r, d, torch.zeros_like(last), v))
+
+        found = verdicts("apex")
+        assert (found[BOOTSTRAPS], found[DRAWN], found[PRIORITIES]) == ("FAIL", "ok", "ok")
+
+    @pytest.mark.parametrize("fault", ["first", "renewed", "weights"])
+    def test_priorities_that_get_lost_are_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch, fault: str
+    ) -> None:
+        """Those of the actors, those of the learner, or what they make of the loss."""
+        if fault == "first":
+
+            def equal(self: Steps, *_: Any) -> None:
+                self.rows["priorities"][:] = 1.0
+
+            monkeypatch.setattr(Steps, "_first_priorities", equal)
+        elif fault == "renewed":
+            monkeypatch.setattr(Replay, "feedback", lambda *_: None)
+        else:
+            monkeypatch.setattr(replay, "importance_weights", lambda priorities, _: torch.ones(len(priorities)))
+
+        found = verdicts("apex")
+        assert (found[PRIORITIES], found[DRAWN], found[ONCE]) == ("FAIL", "ok", "ok")
+
+    def test_a_learner_that_waits_for_nothing_is_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It learns as often as it can."""
+        monkeypatch.setattr(Replay, "ahead", lambda self, number=0: 2.0)
+
+        found = verdicts("gorila")
+        assert (found["the replay ratio is kept"], found[DRAWN]) == ("FAIL", "ok")
+
+    def test_a_gradient_applied_twice_is_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """theta then is not what each gradient once makes of it."""
+        push = shared.SharedStore.push
+
+        def twice(self: Any, update: Update) -> Receipt:
+            push(self, dataclasses.replace(update, gradient=update.gradient.clone()))
+            return push(self, update)
+
+        monkeypatch.setattr(shared.SharedStore, "push", twice)
+
+        found = verdicts("apex")
+        assert (found[ONCE], found[COUNTS]) == ("FAIL", "FAIL")
+
+    def test_actors_that_do_not_pull_are_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They act with the parameters they were made with."""
+        monkeypatch.setattr(shared.SharedStore, "pull", lambda self, into: self.updates)
+
+        assert verdicts("gorila")[POLICY] == "FAIL"
+
+    def test_a_stale_target_network_is_seen(
+        self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One that is never refreshed."""
+        monkeypatch.setattr(shared.SharedStore, "_refresh_target", lambda *_: None)
+
+        assert verdicts("apex")["the target network is shared, and refreshed"] == "FAIL"
+
+
 def raise_if_first(exercise: Run, number: int) -> None:
     (raise_something if number == 0 else wait_for_ever)(exercise, number)
 
@@ -455,7 +594,7 @@ def raise_if_first(exercise: Run, number: int) -> None:
 def target_finding(folder: Path) -> Finding:
     exercise = exercise_run(N_STEP_Q, folder, target_interval_steps=40)
     initial = exercise.handles.store.snapshot()
-    return learning.check_target(exercise, initial, learning.listen(exercise, 0))
+    return learning.check_target(initial, learning.listen(exercise, 0), 40)
 
 
 def bytes_of(run: Run) -> int:
@@ -800,19 +939,29 @@ class TestEnvironment:
 class TestCommand:
     """`python -m asyncrl doctor` as people type it."""
 
-    @pytest.mark.parametrize("page", ["a3c", "ppo"])
-    def test_all_checks_pass_here(self, tmp_path: Path, page: str) -> None:
+    WORDS = ("--env-id", "CartPole-v1", "--workers", "2")
+
+    def test_all_checks_pass_here(self, tmp_path: Path) -> None:
         """As a command, without a terminal: plain text of 80 columns, nothing left in the folder."""
-        words = [sys.executable, "-m", "asyncrl", "doctor", "--page", page, "--env-id", "CartPole-v1", "--workers", "2"]
-        done = subprocess.run(
-            [*words, "--runs-dir", str(tmp_path / "runs")], capture_output=True, text=True, timeout=240
-        )
+        words = [sys.executable, "-m", "asyncrl", "doctor", *self.WORDS, "--runs-dir", str(tmp_path / "runs")]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=240)
 
         assert (done.returncode, done.stderr) == (0, "")
         assert "\x1b" not in done.stdout
         assert max(map(len, done.stdout.splitlines())) <= 80
         assert "FAIL" not in done.stdout
         assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("page", ["ppo", "apex"])
+    def test_the_exchange_of_a_page_is_checked_here(
+        self, tmp_path: Path, page: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Of one whose experience goes to a learner."""
+        assert main(["--page", page, *self.WORDS, "--runs-dir", str(tmp_path / "runs")]) == 0
+
+        said = capsys.readouterr().out
+        assert "FAIL" not in said
+        assert "updates and steps are counted once" in said
 
     @pytest.mark.parametrize("limit", [20, 48])
     def test_too_few_descriptors_for_the_doctor_itself_are_a_finding(self, limit: int) -> None:

@@ -204,5 +204,5 @@ def test_the_doctor_listens_to_it(tmp_path: Path, page: str) -> None:
         findings = [learning.check_gradients([heard]), learning.check_theta(run, initial, [heard])]
         findings += [learning.check_pulls(run, initial, [heard]), learning.check_statistics(run, initial, [heard])]
         if target:
-            findings.append(learning.check_target(run, initial, heard))
+            findings.append(learning.check_target(initial, heard, 20))
         assert [finding.verdict for finding in findings] == ["ok"] * len(findings), findings
