@@ -92,7 +92,7 @@ def push(store: SharedStore, worker: int, gradient: Tensor, version: int, steps:
 
 
 def run_command(
-    *words: str, timeout: float = 120, page: str = "a3c", **options: Any
+    *words: str, timeout: float = 200, page: str = "a3c", **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """`python -m asyncrl.<page> words...` as a user types it."""
     return subprocess.run(

@@ -123,7 +123,7 @@ def test_the_batch_scripts_queue_a_job_again_that_ran_into_its_time_limit(
     slurm = {"SLURM_JOB_ID": "1234", "SLURM_ARRAY_JOB_ID": "1234", "SLURM_ARRAY_TASK_ID": "3"}
     environment = os.environ | slurm | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "8"}
 
-    assert subprocess.run(["bash", "-c", script], env=environment, timeout=60).returncode == code
+    assert subprocess.run(["bash", "-c", script], env=environment, timeout=200).returncode == code
 
     assert (tmp_path / "asked").exists() == queued_again
     if queued_again:

@@ -11,7 +11,7 @@ import asyncrl
 
 def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Python in a folder, with the words given."""
-    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=200)
 
 
 def test_the_folder_above_a_clone_named_asyncrl_hides_nothing(tmp_path: Path) -> None:

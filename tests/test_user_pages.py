@@ -134,18 +134,8 @@ def test_its_help_names_its_own_settings(home: Path) -> None:
 
 def test_it_takes_part_in_a_speedup_study(home: Path) -> None:
     """Beside a page of the package."""
-    words = ("--env-ids", "Catch", "--workers", "1", "2", "--seeds", "1", "--total-steps", "1500")
-    words += (
-        "--backend",
-        "serial",
-        "--evaluation-episodes",
-        "2",
-        "--runs-dir",
-        "study",
-        "--algorithms",
-        "a3c",
-        "my_package.my_page",
-    )
+    words = ("--env-ids", "Catch", "--workers", "1", "--seeds", "1", "--total-steps", "1500", "--backend", "serial")
+    words += ("--evaluation-episodes", "2", "--runs-dir", "study", "--algorithms", "a3c", "my_package.my_page")
     done = python(home, "asyncrl", "speedup", *words, "--evaluation-interval-steps", "500")
 
     assert (done.returncode, done.stderr) == (0, "")

@@ -18,7 +18,7 @@ class Together:
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self._barrier = threading.Barrier(ranks, timeout=60)
+        self._barrier = threading.Barrier(ranks, timeout=200)
         self._given: list[Any] = [None] * ranks
         self.exchanges = 0
 

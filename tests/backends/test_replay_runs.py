@@ -33,8 +33,8 @@ def test_a_resumed_run_fills_its_memory_again_unless_the_checkpoint_holds_it(
 ) -> None:
     """And says so: with the memory it goes on learning at once, without it after the warm-up."""
     run = train(tmp_path, "apex", "--backend", backend, *(["--checkpoint-replay"] if kept else []))
-    before = status_of(run)["updates"]
-    assert 240 <= before <= 280
+    before = status_of(run)
+    assert before["updates"] == (before["steps"] - 500) // 4
     checkpoint, _ = load_newest(run / "checkpoints")
     assert any("frames" in name or name.startswith("exact") for name in checkpoint.tensors) == kept
 
@@ -43,8 +43,8 @@ def test_a_resumed_run_fills_its_memory_again_unless_the_checkpoint_holds_it(
     said = capfd.readouterr().out
     assert ("the memory is filled again: nothing is learnt before it holds 500 steps" in said) == (not kept)
     assert "replay memory: 1,000 steps take " in said
-    later = status_of(run)["updates"] - before
-    assert later == 0 if not kept else 80 <= later <= 125
+    later = status_of(run)
+    assert later["updates"] == ((later["steps"] - 500) // 4 if kept else before["updates"])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,9 @@ def test_gorilas_learners_share_theta(tmp_path: Path, words: tuple[str, ...], fi
 
     status = status_of(run)
     rows = [learners_rows(run, file) for file in files]
-    assert all(sum(int(str(row["updates"])) for row in own) > 20 for own in rows)
+    assert all(sum(int(str(row["updates"])) for row in own) > 0 for own in rows)
     assert sum(int(str(row["updates"])) for own in rows for row in own) == status["updates"]
-    assert 240 <= status["updates"] <= 290
+    bundled = "bundled" in words
+    due = sum(max(0, steps - 250) // 4 for steps in status["worker_steps"]) if bundled else (status["steps"] - 500) // 4
+    assert due <= status["updates"] <= due + 2  # two learners may take the last one that is due at once
     assert sum(status["worker_steps"]) == status["steps"]

@@ -229,7 +229,7 @@ def test_the_line_is_the_same_on_any_terminal(width: str, tmp_path: Path) -> Non
     try:
         result = subprocess.run(
             [sys.executable, "-m", "asyncrl.a3c", *words],
-            stdin=subprocess.DEVNULL, stdout=terminal, stderr=subprocess.PIPE, text=True, timeout=60,
+            stdin=subprocess.DEVNULL, stdout=terminal, stderr=subprocess.PIPE, text=True, timeout=200,
             env={**os.environ, "COLUMNS": width, "TERM": "xterm"},
         )  # fmt: skip
     finally:
@@ -472,7 +472,7 @@ def test_the_module_and_the_command_are_the_same() -> None:
     """`python -m asyncrl.a3c` helps as `asyncrl a3c` does."""
     as_module = run_command("--help")
     as_command = subprocess.run(
-        [sys.executable, "-m", "asyncrl", "a3c", "--help"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "asyncrl", "a3c", "--help"], capture_output=True, text=True, timeout=200
     )
 
     assert (as_module.returncode, as_module.stderr) == (0, "")
@@ -489,6 +489,6 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     """`--help | head -1`: what is left has nowhere to go, and that is in order."""
     command = f"{sys.executable} -m asyncrl.a3c --help | head -1"
 
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=200, check=False)
 
     assert (done.stdout, done.stderr) == ("usage: asyncrl a3c [-h] [OPTIONS]\n", "")

@@ -39,13 +39,13 @@ def begin(
 
 
 def left_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """What is still there of its group five seconds after its end, wherever it was started from."""
+    """What stays of its group after its end, wherever it was started from."""
     members = []
     for other in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             if os.getpgid(other.pid) == process.pid and other.status() != psutil.STATUS_ZOMBIE:
                 members.append(other)
-    return psutil.wait_procs(members, timeout=5)[1]
+    return psutil.wait_procs(members, timeout=60)[1]
 
 
 @pytest.mark.parametrize("backend", ["local", "serial"])
@@ -56,7 +56,7 @@ def test_a_closed_stdout_does_not_end_the_training(tmp_path: Path, backend: str)
     first = process.stdout.readline()
     process.stdout.close()
 
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=200)
 
     assert first.startswith("run folder: ")
     assert (process.returncode, errors) == (0, "")
@@ -70,7 +70,7 @@ def test_an_output_that_cannot_be_written_does_not_end_the_training(tmp_path: Pa
     """`> log` on a full disk, the runs on another."""
     with open("/dev/full", "w") as full:
         process = begin(tmp_path, "--total-steps", "1000", "--backend", "serial", stdout=full)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=200)
 
     assert (process.returncode, errors) == (0, "")
     assert status_of(the_run(tmp_path))["state"] == "finished"
@@ -81,7 +81,7 @@ def test_a_run_needs_no_stdout_at_all(tmp_path: Path) -> None:
     process = begin(
         tmp_path, "--total-steps", "1000", "--backend", "serial", stdout=None, preexec_fn=lambda: os.close(1)
     )
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=200)
 
     assert (process.returncode, errors) == (0, "")
     assert status_of(the_run(tmp_path))["state"] == "finished"
@@ -93,7 +93,7 @@ def test_a_disk_that_fills_up_ends_a_local_run_as_failed(tmp_path: Path) -> None
     words = ("--total-steps", "1e9", "--record-interval-seconds", "0", "--checkpoint-interval-steps", "5000")
     with no_file_beyond(200 * KILOBYTE):  # inherited; room for checkpoints and the start of the records
         process = begin(tmp_path, *words, "--quiet")
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=200)
 
     assert process.returncode == 1
     assert errors == ""
@@ -168,18 +168,20 @@ def test_a_disk_that_is_full_from_the_start_gets_one_line(
 
 def stop(process: subprocess.Popen[str], when: Callable[[], bool]) -> tuple[int, str, str]:
     """Ctrl-C, as a terminal sends it to the whole group, once `when()` is true."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not when():
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.002)
     os.killpg(process.pid, signal.SIGINT)
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=200)
     return process.returncode, out, errors
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("delay", [0.0, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize(
+    "delay", [0.0, 0.5, *(pytest.param(delay, marks=pytest.mark.slow) for delay in (0.2, 1.0, 2.0))]
+)
 def test_a_ctrl_c_before_the_workers_are_ready_stops_the_run_in_order(tmp_path: Path, delay: float) -> None:
     """While the fork server imports, or while the workers build their environments."""
     process = begin(tmp_path, "--workers", "4", "--total-steps", "1e9")
@@ -222,19 +224,26 @@ def test_a_ctrl_c_before_the_run_has_a_folder_leaves_nothing(tmp_path: Path) -> 
 
 @pytest.mark.faults
 def test_a_ctrl_c_does_not_wait_for_a_serial_evaluation(tmp_path: Path) -> None:
-    """A hundred thousand episodes would take minutes."""
+    """A hundred thousand episodes would take minutes. By the 5000th step of all environments it has begun."""
+    (tmp_path / "counting.py").write_text(
+        "import gymnasium, pathlib\n"
+        "class Counting(gymnasium.Wrapper):\n"
+        "    steps = 0\n"
+        "    def step(self, action):\n"
+        "        Counting.steps += 1\n"
+        f"        if Counting.steps == 5000: pathlib.Path({str(tmp_path / 'begun')!r}).touch()\n"
+        "        return super().step(action)\n"
+        "def make(): return Counting(gymnasium.make('CartPole-v1'))\n"
+    )
+    path = {"env": {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}}
     words = ("--backend", "serial", "--evaluation-episodes", "1e5", "--evaluation-interval-steps", "1000")
-    process = begin(tmp_path, *words, "--total-steps", "1e9")
+    process = begin(tmp_path / "runs", "--env-id", "counting:make", *words, "--total-steps", "1e9", **path)
 
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("*/*/*/supervisor.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(1.5)  # a thousand steps take a tenth of that
-
-    code, _, errors = stop(process, lambda: True)
+    code, _, errors = stop(process, (tmp_path / "begun").exists)
 
     assert (code, errors) == (130, "")
-    assert status_of(the_run(tmp_path))["state"] == "stopped"
+    status = status_of(the_run(tmp_path / "runs"))
+    assert (status["state"], status["steps"] < 2000) == ("stopped", True)
 
 
 def test_the_first_and_the_last_line_name_the_run_folder(tmp_path: Path) -> None:
@@ -247,10 +256,9 @@ def test_the_first_and_the_last_line_name_the_run_folder(tmp_path: Path) -> None
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
-def test_a_path_may_hold_letters_that_the_output_has_not(tmp_path: Path, encoding: str) -> None:
+def test_a_path_may_hold_letters_that_the_output_has_not(tmp_path: Path) -> None:
     """They are written as numbers: in the lines of a run, of a command that reads it, and in those about mistakes."""
-    folder = tmp_path / "łódź 東京"
+    folder, encoding = tmp_path / "łódź 東京", "latin-1"
     written = str(folder).encode(encoding, "backslashreplace").decode(encoding)
     options = {"env": {**os.environ, "PYTHONIOENCODING": encoding}, "encoding": encoding}
     words = ("--backend", "serial", "--total-steps", "100", "--runs-dir", str(folder), "--run-name", "mine")
@@ -269,7 +277,7 @@ def test_a_path_may_hold_letters_that_the_output_has_not(tmp_path: Path, encodin
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("delay", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("delay", [0.3, 0.9, pytest.param(0.6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "program", [["-m", "asyncrl.a3c"], ["-c", "from asyncrl.__main__ import main; exit(main())", "a3c"]]
 )
@@ -282,7 +290,7 @@ def test_a_ctrl_c_during_the_imports_shows_no_traceback(tmp_path: Path, program:
     time.sleep(delay)
 
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=200)
 
     assert process.returncode in (-signal.SIGINT, 130)
     assert "Traceback" not in errors

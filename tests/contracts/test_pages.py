@@ -251,7 +251,7 @@ def test_every_page_trains_and_resumes(tmp_path: Path, page: str, backend: str) 
 )
 def test_memory_and_normalisation_repeat_bit_by_bit(tmp_path: Path, page: str, flags: tuple[str, ...]) -> None:
     """The serial backend twice: equal parameters and equal moments, which are saved."""
-    words = ["--env-id", "CartPole-v1", "--workers", "2", "--total-steps", "2000", "--backend", "serial", "--quiet"]
+    words = ["--env-id", "CartPole-v1", "--workers", "2", "--total-steps", "1200", "--backend", "serial", "--quiet"]
     saved = []
     for name in ("first", "second"):
         assert main(f"asyncrl.{page}", [*words, *flags, "--runs-dir", str(tmp_path / name)]) == 0

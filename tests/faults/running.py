@@ -22,8 +22,8 @@ from tests.support import status_of, the_run
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 CATCH = ("--env-id", "Catch", "--quiet", "--evaluation-interval-steps", "1000", "--evaluation-episodes", "4")
-SECONDS = 90.0
-"""Longest wait for anything: only a run that hangs takes so long."""
+SECONDS = 200.0
+"""Longest wait for anything, on a crowded machine too: only a run that hangs takes so long."""
 
 
 class Running:
@@ -69,8 +69,15 @@ class Running:
         return [child for child in self.everyone()[1:] if writes(child, r"worker-\d+\.jsonl")]
 
     def evaluator(self) -> psutil.Process:
-        """The one that has the evaluator's records open."""
-        return next(child for child in self.everyone()[1:] if writes(child, r"evaluator\.jsonl"))
+        """The one that has the evaluator's records open, once it has: nobody waits for it when a run begins."""
+        found: list[psutil.Process] = []
+
+        def look() -> bool:
+            found[:] = [child for child in self.everyone()[1:] if writes(child, r"evaluator\.jsonl")]
+            return bool(found)
+
+        self.until(look, "the evaluator")
+        return found[0]
 
     def fork_server(self) -> psutil.Process:
         """The one that starts the others."""
@@ -118,9 +125,9 @@ def is_fork_server(process: psutil.Process) -> bool:
         return False
 
 
-def gone(processes: list[psutil.Process], seconds: float = 10.0) -> bool:
-    """Whether all of them are gone after so many seconds at most."""
-    return psutil.wait_procs(processes, timeout=seconds)[1] == []
+def gone(processes: list[psutil.Process]) -> bool:
+    """Whether all of them end."""
+    return psutil.wait_procs(processes, timeout=SECONDS)[1] == []
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -78,13 +79,14 @@ def test_a_batch_in_step_goes_on_without_an_actor_that_is_gone_for_good(tmp_path
         run.workers()[0].kill()
         run.until(lambda: len(run.status["workers_gone"]) == 1, "the loss")
         steps = run.status["steps"]
-        run.until(lambda: run.status["steps"] > steps + 3000, "batches without it")
+        run.until(lambda: run.status["steps"] > steps + 5000, "batches without it")
         run.process.send_signal(signal.SIGTERM)
         run.ends_with(143)
 
         rows = [row for row in read_records(run.folder / "learner.jsonl") if "batches" in row]
         missing = sum(row["rollouts_missing"] for row in rows)
-        assert missing > 50
+        config = json.loads((run.folder / "config.json").read_text())["config"]
+        assert missing > 5000 // (config["t_max"] * config["envs_per_worker"]) - 3  # some are on their way
         assert (
             sum(sum(row["rollout_age_counts"].values()) for row in rows)
             == 2 * sum(row["batches"] for row in rows) - missing
@@ -118,10 +120,11 @@ def test_training_goes_on_while_actors_and_learner_are_killed_every_second(tmp_p
         while sum(killed) < 10 or 0 in killed:
             time.sleep(1)
             learner = learner_of(run)
-            victim = choose.choice([*run.workers(), *([learner] if learner else [])])
-            killed[victim == learner] += 1
-            victim.kill()
-        assert run.status["updates"] > updates
+            if there := [*run.workers(), *([learner] if learner else [])]:
+                victim = choose.choice(there)
+                killed[victim == learner] += 1
+                victim.kill()
+        run.until(lambda: run.status["updates"] > updates, "updates between the kills, or after them")
         run.until(lambda: len(run.workers()) == 4 and learner_of(run) is not None, "all of them")
         updates = run.status["updates"]
         run.until(lambda: run.status["updates"] > updates + 20, "updates after it")

@@ -14,7 +14,9 @@ from tests.faults.running import gone, training
 pytestmark = pytest.mark.faults
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"])
+@pytest.mark.parametrize(
+    "name", ["SIGTERM", "SIGUSR1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("SIGINT", "SIGHUP"))]
+)
 def test_a_signal_stops_the_run_in_order(tmp_path: Path, name: str) -> None:
     """Checkpoint of the last step, status stopped, the shell's exit code, nobody left."""
     number = signal.Signals[name]
@@ -29,7 +31,7 @@ def test_a_signal_stops_the_run_in_order(tmp_path: Path, name: str) -> None:
         assert (checkpoint.steps, skipped) == (status["steps"], [])
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", pytest.param("SIGTERM", marks=pytest.mark.slow)])
 def test_a_signal_to_the_whole_group_stops_the_run_in_order(tmp_path: Path, name: str) -> None:
     """As a terminal or a cluster sends it: workers get it too, and leave it to the supervisor."""
     number = signal.Signals[name]
@@ -39,16 +41,6 @@ def test_a_signal_to_the_whole_group_stops_the_run_in_order(tmp_path: Path, name
 
         assert "Traceback" not in run.errors()
         assert run.status["worker_restarts"] == [0, 0]
-
-
-def test_a_signal_while_a_worker_hangs_still_stops_the_run(tmp_path: Path) -> None:
-    """A stopped process cannot leave: it is killed after the grace period, and the checkpoint is written."""
-    with training(tmp_path) as run:
-        run.workers()[0].suspend()
-        run.process.send_signal(signal.SIGTERM)
-        run.ends_with(143)
-
-        assert load_newest(run.folder / "checkpoints")[0].steps == run.status["steps"]
 
 
 def test_nohup_keeps_a_run_from_being_stopped_by_a_closed_terminal(tmp_path: Path) -> None:
@@ -65,7 +57,6 @@ def test_nohup_keeps_a_run_from_being_stopped_by_a_closed_terminal(tmp_path: Pat
 
 def test_nobody_survives_the_supervisor(tmp_path: Path) -> None:
     """SIGKILL cannot be caught; the children notice by themselves. Nothing stays in shared memory."""
-    shared = set(os.listdir("/dev/shm"))
     with training(tmp_path) as run:
         processes = run.everyone()
         assert len(processes) >= 5
@@ -74,4 +65,4 @@ def test_nobody_survives_the_supervisor(tmp_path: Path) -> None:
         run.process.wait()
 
         assert gone(processes)
-        assert set(os.listdir("/dev/shm")) <= shared
+        assert [name for process in processes for name in os.listdir("/dev/shm") if f"_{process.pid}_" in name] == []

@@ -17,7 +17,7 @@ from asyncrl.backends.processes import how_it_died, last_line
 from asyncrl.commands.train import main
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
-from tests.faults.running import environment_of, gone, running, training
+from tests.faults.running import Running, environment_of, gone, running, training
 from tests.support import evaluations_of, status_of, the_run
 
 pytestmark = pytest.mark.faults
@@ -56,7 +56,10 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
 
 
 def test_rows_and_what_the_supervisor_found_missing_add_up_to_the_counters(tmp_path: Path) -> None:
-    """Two workers are killed between two rows, and one that is stopped cannot leave at the end and is killed then."""
+    """Two workers are killed between two rows, and one that is stopped cannot leave at the end and is killed then.
+
+    The checkpoint is written all the same.
+    """
     with training(tmp_path, "--record-interval-seconds", "1") as run:
         for restarts, victim in enumerate(run.workers(), 1):
             victim.kill()
@@ -77,6 +80,7 @@ def test_rows_and_what_the_supervisor_found_missing_add_up_to_the_counters(tmp_p
             missing = sum(each["steps"] for each in found if each["who"] == worker)
             assert sum(row["worker_steps"] for row in rows) + missing == counted
         assert updates_in(run.folder) + status["unrecorded"]["updates"] == status["updates"]
+        assert load_newest(run.folder / "checkpoints")[0].steps == status["steps"]
 
 
 def updates_in(folder: Path) -> int:
@@ -119,19 +123,31 @@ def test_a_worker_that_dies_again_and_again_waits_longer_each_time(tmp_path: Pat
 def test_a_worker_that_hangs_leaves_its_stack_and_is_replaced(tmp_path: Path) -> None:
     """One hangs in `step` for ever; its stack names the line, and its successor takes its place."""
     trouble = f"""if Env.steps == 100 and first({str(tmp_path / "hung")!r}):
-            time.sleep(10_000)  # here"""
+            hang()"""
+    source = "def hang(): time.sleep(10_000)\n" + CARTPOLE.format(trouble=trouble)
     words = (*MODULE, "--hang-seconds", "2", "--total-steps", "1e9")
-    with running(tmp_path / "runs", *words, env=environment_of(tmp_path, CARTPOLE.format(trouble=trouble))) as run:
-        run.until(lambda: run.restarts == 1, "a restart")
+    with running(tmp_path / "runs", *words, env=environment_of(tmp_path, source)) as run:
+        run.until(lambda: run.restarts > 0 and stacks_with("in hang", run.folder) != [], "the stack")
+        (stack,) = stacks_with("in hang", run.folder)
+        run.until(lambda: any(stack in event["cause"] for event in losses(run)), "a restart")
         run.until(lambda: len(run.workers()) == 2, "two workers")
         run.process.send_signal(signal.SIGTERM)
         run.ends_with(143)
 
-        (event,) = [event for event in run.events if event["event"] == "restarted"]
-        stack = f"worker-{event['who']:02}.stack.txt"
-        assert event["cause"] == f"made no progress for 2 seconds, its stack is in {stack}"
-        assert "in step" in (run.folder / stack).read_text()
-        assert sorted(file.name for file in run.folder.glob("*.stack.txt")) == [stack]
+        # On a crowded machine somebody else may be too slow as well.
+        causes = {f"worker-{event['who']:02}.stack.txt": event["cause"] for event in losses(run)}
+        assert causes[stack] == f"made no progress for 2 seconds, its stack is in {stack}"
+        assert {file.name for file in run.folder.glob("*.stack.txt")} <= set(causes)
+
+
+def stacks_with(text: str, folder: Path) -> list[str]:
+    """Names of the stacks of workers in which it stands."""
+    return [file.name for file in folder.glob("worker-*.stack.txt") if text in file.read_text()]
+
+
+def losses(run: Running) -> list[dict[str, Any]]:
+    """The events of those who were replaced."""
+    return [event for event in run.events if event["event"] == "restarted"]
 
 
 def test_a_worker_whose_environment_cannot_be_made_in_time_is_replaced(
@@ -168,9 +184,9 @@ def test_a_stopped_worker_is_replaced_though_it_can_leave_no_stack(tmp_path: Pat
     with training(tmp_path, "--hang-seconds", "2") as run:
         victim = run.workers()[0]
         victim.suspend()
-        run.until(lambda: run.restarts == 1, "a restart")
 
         assert gone([victim])
+        run.until(lambda: len(run.workers()) == 2, "two workers")
 
 
 def test_an_exception_in_a_worker_can_count_as_a_loss(tmp_path: Path) -> None:
@@ -204,8 +220,13 @@ def test_a_killed_evaluator_is_replaced_and_never_disturbs_training(tmp_path: Pa
 
 def test_training_goes_on_without_an_evaluator_that_is_gone(tmp_path: Path) -> None:
     """It may be replaced as often as a worker, and no more; the run finishes all the same."""
-    with training(tmp_path, "--worker-restarts", "0", "--max-seconds", "8") as run:
+    over = tmp_path / "over"
+    source = CARTPOLE.format(trouble=f"while Env.steps == 500 and not os.path.exists({str(over)!r}): time.sleep(0.01)")
+    words = (*MODULE, "--worker-restarts", "0", "--total-steps", "2000")
+    with running(tmp_path / "runs", *words, env=environment_of(tmp_path, source)) as run:
         run.evaluator().kill()
+        run.until(lambda: "gone" in [event["event"] for event in run.events], "the loss")
+        over.touch()
         run.ends_with(0)
 
         assert [event["who"] for event in run.events if event["event"] == "gone"] == ["evaluator"]
@@ -236,7 +257,7 @@ def words_of(process: psutil.Process) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_cartpole_is_solved_while_a_worker_is_killed_every_second(tmp_path: Path) -> None:
     """475 with four workers, after ten kills at least; T is what they made: a kill costs the rollout that was counted.
 
@@ -248,12 +269,14 @@ def test_cartpole_is_solved_while_a_worker_is_killed_every_second(tmp_path: Path
     kills, after_ten = 0, 10**9
     with running(tmp_path, *words, "--worker-restarts", "100_000") as run:
         run.until(lambda: run.status.get("steps", 0) > 0, "the first steps")
-        deadline = time.monotonic() + 600
+        deadline = time.monotonic() + 1200
         while kills < 30 or not any(
             row["mean"] >= 475 for row in evaluations_of(run.folder) if row["steps"] > after_ten
         ):
             assert time.monotonic() < deadline, "in vain: an evaluation of 475"
             time.sleep(1)
+            steps = run.status["steps"]
+            run.until(lambda: run.status["steps"] > steps, "steps between two kills")  # noqa: B023
             if victims := run.workers():
                 choose.choice(victims).kill()
                 kills += 1

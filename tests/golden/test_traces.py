@@ -10,6 +10,7 @@ import pytest
 from tests.golden.traces import CASES, SETS, make_trace, processor
 
 
+@pytest.mark.filterwarnings("ignore::asyncrl.envs.spec.EnvironmentNotice")
 @pytest.mark.parametrize("case", list(CASES))
 def test_a_short_serial_run_gives_what_it_gave_before(case: str, tmp_path: Path) -> None:
     kept = SETS / f"{processor()}.json"

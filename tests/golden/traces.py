@@ -66,16 +66,20 @@ def processor() -> str:
 
 
 def make_trace(case: str, folder: Path, source: Path | None = None) -> dict[str, Any]:
-    """Run a case in `folder` with the package in `source` (default: the installed one) and say what came out."""
-    environment = dict(os.environ)
-    if source is not None:
-        environment["PYTHONPATH"] = str(source)
-    command = [sys.executable, "-m", *CASES[case], "--runs-dir", str(folder), "--run-name", case]
-    done = subprocess.run(
-        command, cwd=source or folder, env=environment, capture_output=True, text=True, timeout=250, check=False
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"{case} ended with exit code {done.returncode}: {done.stderr.strip()}")
+    """Run a case in `folder` and say what came out; with the package in `source`, or in this process with its own."""
+    page, *words = CASES[case]
+    words += ["--runs-dir", str(folder), "--run-name", case]
+    if source is None:
+        from asyncrl.commands.train import main
+
+        code, error = main(page, words), ""
+    else:
+        command = [sys.executable, "-m", page, *words]
+        environment = os.environ | {"PYTHONPATH": str(source)}
+        done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
+        code, error = done.returncode, done.stderr.strip()
+    if code != 0:
+        raise RuntimeError(f"{case} ended with exit code {code}: {error}")
     (run,) = folder.glob(f"*/*/{case}")
     return {
         "theta": {path.name: _checksum(path) for path in sorted((run / "checkpoints").glob("step_*"))},

@@ -24,7 +24,6 @@ PAGES: dict[str, dict[str, Any]] = {
     "gorila": {"total_steps": 2_300, **REPLAY},
     "apex": {"total_steps": 2_300, **REPLAY},
 }
-TIMES = pytest.mark.timeout(300)
 
 
 def run_of(folder: Path, page: str, backend: str, **settings: Any) -> Run:
@@ -55,7 +54,6 @@ def check_counters(run: Run) -> None:
     assert status["learner_restarts"] == 0
 
 
-@TIMES
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("env_id", ["Catch", "CartPole-v1"])
 def test_a_thousand_updates_in_turns_repeat_to_the_bit(tmp_path: Path, page: str, env_id: str) -> None:
@@ -68,7 +66,6 @@ def test_a_thousand_updates_in_turns_repeat_to_the_bit(tmp_path: Path, page: str
     assert learnt(runs[0]) == learnt(runs[1])
 
 
-@TIMES
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("env_id", ["Catch", "CartPole-v1"])
 def test_a_thousand_updates_in_processes(tmp_path: Path, page: str, env_id: str) -> None:
@@ -80,7 +77,6 @@ def test_a_thousand_updates_in_processes(tmp_path: Path, page: str, env_id: str)
     check_counters(run)
 
 
-@TIMES
 @pytest.mark.parametrize("page", ["a2c", "ppo", "impala"])
 def test_memory_and_several_environments_go_through_the_seam(tmp_path: Path, page: str) -> None:
     """LSTM, 3 environments per actor, normalised: the state in which rollouts begin travels with them."""
@@ -94,7 +90,6 @@ def test_memory_and_several_environments_go_through_the_seam(tmp_path: Path, pag
     assert learnt(runs[0])["counters"][1] >= 40
 
 
-@TIMES
 @pytest.mark.parametrize(("page", "updates"), [("a2c", 1), ("ppo", 16)])
 def test_with_overlap_what_is_learnt_from_is_one_batch_old(tmp_path: Path, page: str, updates: int) -> None:
     """In updates; the first batch was acted with theta as it began."""
@@ -111,7 +106,6 @@ def test_with_overlap_what_is_learnt_from_is_one_batch_old(tmp_path: Path, page:
     assert counts[updates] >= 3 * 18
 
 
-@TIMES
 @pytest.mark.parametrize("page", ["a2c", "ppo"])
 def test_in_step_a_batch_is_the_next_rollout_of_every_actor(tmp_path: Path, page: str) -> None:
     """Everything that is put is taken exactly once, in order, and acted with what the batch before has taught."""

@@ -109,19 +109,19 @@ def test_a_slip_of_the_finger_is_not_kept(tmp_path: Path, capfd: pytest.CaptureF
 
 @pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_study_that_was_killed_ends_with_the_table_of_an_unbroken_one(tmp_path: Path) -> None:
     """SIGKILL when one of three runs is there; the run that is going is waited for, finished ones are not repeated."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     command = [sys.executable, "-m", "asyncrl", "speedup", *SMALL, "--jobs", "1", "--runs-dir"]
-    subprocess.run([*command, str(whole)], check=True, capture_output=True, timeout=400)
+    subprocess.run([*command, str(whole)], check=True, capture_output=True, timeout=900)
 
     with subprocess.Popen([*command, str(broken)], stdout=subprocess.DEVNULL) as process:
         wait_for(lambda: finished_runs(broken))
         os.kill(process.pid, signal.SIGKILL)
     ended = {path: path.stat().st_mtime_ns for path in finished_runs(broken)}
     assert 1 <= len(ended) < 3
-    subprocess.run([*command, str(broken)], check=True, capture_output=True, timeout=400)
+    subprocess.run([*command, str(broken)], check=True, capture_output=True, timeout=900)
 
     assert len(finished_runs(broken)) == 3
     assert {path: path.stat().st_mtime_ns for path in ended} == ended
@@ -131,11 +131,11 @@ def test_a_study_that_was_killed_ends_with_the_table_of_an_unbroken_one(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_signal_stops_the_runs_of_a_study(tmp_path: Path) -> None:
     """SIGTERM to the study alone ends it as Ctrl-C does, and the run that was going says that it was stopped."""
     words = ["--env-ids", "Catch", "--algorithms", "a3c", "--workers", "1", "--seeds", "1", "--backend", "serial"]
-    command = [sys.executable, "-m", "asyncrl", "speedup", *words, "--total-steps", "10_000_000"]
+    command = [sys.executable, "-m", "asyncrl", "speedup", *words, "--total-steps", "1_000_000_000"]
     with subprocess.Popen([*command, "--runs-dir", str(tmp_path)], start_new_session=True) as process:
         (status,) = wait_for(lambda: list(tmp_path.glob("*/*/*/status.json")))
         wait_for(lambda: json.loads(status.read_text())["state"] == "running")
@@ -153,7 +153,7 @@ def finished_runs(runs_dir: Path) -> list[Path]:
 
 def wait_for(condition: Callable[[], Any]) -> Any:
     """What the condition gives, once that is true."""
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 400
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
