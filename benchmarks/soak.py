@@ -4,6 +4,7 @@
     python benchmarks/soak.py --minutes 60 --workers 16 --folder soak        # again: goes on where it stopped
     python benchmarks/soak.py --page ppo --workers 4 --minutes 1.2 --kill-every 1 --score 475
     python benchmarks/soak.py --page ppo --workers 4 --group-kills 20 --score 475
+    python benchmarks/soak.py --page gorila --workers 4 --group-kills 20 --score 450 -- --layout bundled
 
 A kill every 30 seconds takes about a hundredth of one core to start successors: the run still trains, and what is
 measured is what stays behind, not the price of a start.
@@ -53,7 +54,7 @@ MOST_SECONDS = 600.0
 TWENTY = ("--evaluation-episodes", "20")
 SHARED_MEMORY = Path("/dev/shm")
 HALF_WRITTEN = re.compile(r"\.(saving-|deleting-|.*\.tmp$)")
-WORKERS = re.compile(r"/(worker-\d+|learner)\.jsonl$")
+WORKERS = re.compile(r"/(worker-\d+|learner(-\d+)?)\.jsonl$")
 
 
 def main() -> int:
@@ -69,6 +70,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("soak"))
     parser.add_argument("--seed", type=int, default=1, help="of the choice of victims")
     parser.add_argument("--figure", type=Path, help="draw memory, open files and speed over the minutes into this file")
+    parser.add_argument("words", nargs="*", help="behind --: more settings of the run")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.group_kills or options.score is not None:
@@ -88,6 +90,7 @@ def command_of(options: argparse.Namespace, evaluation_interval: int) -> list[st
         sys.executable, "-m", f"asyncrl.{options.page}", "--env-id", options.env_id, "--workers", str(options.workers),
         "--runs-dir", str(options.folder), "--run-name", NAME, "--resume", "auto", "--total-steps", "1e12",
         "--evaluation-interval-steps", str(evaluation_interval), "--worker-restarts", "1000000", "--quiet",
+        *options.words,
     ]  # fmt: skip
 
 
@@ -130,12 +133,12 @@ def soak(options: argparse.Namespace, file: Path, done: float) -> None:
 
 def trial(options: argparse.Namespace) -> int:
     """Kill, and then see whether the run still learns, and whether anything is left; the exit code."""
-    shared = names_in(SHARED_MEMORY)
     killing = kill_groups if options.group_kills else kill_workers
     everybody, told, best = killing(options, random.Random(options.seed))
-    _, alive = psutil.wait_procs(everybody, timeout=10)
+    _, alive = psutil.wait_procs(everybody, timeout=60)
     left = [f"process {process.pid}" for process in alive]
-    left += [f"{SHARED_MEMORY}/{name}" for name in sorted(names_in(SHARED_MEMORY) - shared)]
+    owners = {str(process.pid) for process in everybody}
+    left += [f"{SHARED_MEMORY}/{name}" for name in sorted(names_in(SHARED_MEMORY)) if owners & set(name.split("_"))]
     left += [str(path) for path in options.folder.rglob("*") if HALF_WRITTEN.match(path.name)]
     status = status_of(options.folder)
     print(f"{options.page}: {told}; evaluations up to {best}; {status['steps']:,} steps and {status['updates']:,} "
@@ -240,7 +243,7 @@ def names_in(folder: Path) -> set[str]:
 def role_of(process: psutil.Process) -> str:
     """Whether it is a worker or the learner."""
     try:
-        return "the learner" if any(file.path.endswith("learner.jsonl") for file in process.open_files()) else "workers"
+        return "the learner" if any("/learner" in file.path for file in process.open_files()) else "workers"
     except psutil.Error:
         return "workers"
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
 from asyncrl import pages
+from asyncrl.__main__ import main
 from asyncrl.core.errors import UsageError
 from asyncrl.pages import EXPERIENCE, GRADIENT_PAGES, PAGES
 from tests.support import evaluations_of, status_of, the_run
 
+Refused: TypeAlias = Callable[..., str]
 ROOT = Path(__file__).parent.parent
 PAGE = '''"""The policy gradient without a baseline, on A3C's network."""
 
@@ -90,6 +95,23 @@ def refuses(home: Path, *words: str) -> str:
     return done.stderr
 
 
+@pytest.fixture
+def refused(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Refused]:
+    """The one line of a command that is typed there and does not begin; in this process."""
+    monkeypatch.chdir(home)
+    monkeypatch.syspath_prepend(home)
+    before = signal.getsignal(signal.SIGINT)
+
+    def type_it(*words: str) -> str:
+        code = main(words)
+        out, error = capfd.readouterr()
+        assert (code, out, error.count("\n")) == (2, "", 1), error
+        return error
+
+    yield type_it
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def run(home: Path) -> Path:
     """A run of that page, in processes."""
@@ -156,12 +178,12 @@ def test_it_takes_part_in_a_sweep(home: Path) -> None:
     assert len(list(home.glob("sweep/my_page/Catch/*/status.json"))) == 2
 
 
-def test_two_pages_whose_runs_would_share_a_folder_are_refused(home: Path) -> None:
+def test_two_pages_whose_runs_would_share_a_folder_are_refused(home: Path, refused: Refused) -> None:
     """The last part of the module is the folder's name."""
     (home / "a3c_of_mine").mkdir()
     (home / "a3c_of_mine" / "a3c.py").write_text(PAGE)
 
-    line = refuses(home, "asyncrl", "sweep", "--algorithms", "a3c", "a3c_of_mine.a3c", "--env-ids", "Catch")
+    line = refused("sweep", "--algorithms", "a3c", "a3c_of_mine.a3c", "--env-ids", "Catch")
     assert "two pages called a3c" in line
 
 
@@ -176,16 +198,16 @@ def test_two_pages_whose_runs_would_share_a_folder_are_refused(home: Path) -> No
         ("--workers", "name a page first"),
     ],
 )
-def test_what_is_no_page_is_refused_in_one_line(home: Path, page: str, line: str) -> None:
+def test_what_is_no_page_is_refused_in_one_line(refused: Refused, page: str, line: str) -> None:
     """One that is not there, and modules that are something else; the last one there is not imported."""
-    assert line in refuses(home, "asyncrl", "train", page, "--env-id", "Catch")
+    assert line in refused("train", page, "--env-id", "Catch")
 
 
-def test_a_page_that_cannot_be_imported_says_why(home: Path) -> None:
+def test_a_page_that_cannot_be_imported_says_why(home: Path, refused: Refused) -> None:
     """The exception, without a traceback."""
     (home / "my_package" / "broken.py").write_text("import asyncrl\nraise OSError('no network')\n")
 
-    line = refuses(home, "asyncrl", "train", "my_package.broken")
+    line = refused("train", "my_package.broken")
     assert "importing it failed: OSError: no network" in line
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from asyncrl.commands.train import main
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
-from tests.support import evaluations_of, run_command, status_of, the_run
+from tests.support import evaluations_of, status_of, the_run
 
 CATCH = ("--env-id", "Catch", "--quiet", "--evaluation-interval-steps", "1000", "--evaluation-episodes", "4")
 
@@ -164,7 +163,9 @@ def test_resuming_says_what_changes_and_what_cannot(tmp_path: Path, capfd: pytes
     assert "environments begin new episodes" in text
 
 
-def test_an_exception_in_a_worker_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+def test_an_exception_in_a_worker_ends_the_run_with_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """On the terminal and in status.json."""
     (tmp_path / "broken.py").write_text(
         "import gymnasium\n"
@@ -176,13 +177,12 @@ def test_an_exception_in_a_worker_ends_the_run_with_its_traceback(tmp_path: Path
         "        return super().step(action)\n"
         "def make(): return Broken(gymnasium.make('CartPole-v1'))\n"
     )
-    result = run_command(
-        "--env-id", "broken:make", "--workers", "2", "--runs-dir", str(tmp_path / "runs"),
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"},
-    )  # fmt: skip
+    monkeypatch.syspath_prepend(tmp_path)
 
-    assert result.returncode == 1
-    assert "the wheels came off" in result.stderr
+    code = main("asyncrl.a3c", ["--env-id", "broken:make", "--workers", "2", "--runs-dir", str(tmp_path / "runs")])
+
+    assert code == 1
+    assert "the wheels came off" in capfd.readouterr().err
     status = status_of(the_run(tmp_path / "runs"))
     assert status["state"] == "failed"
     assert "RuntimeError: the wheels came off" in status["traceback"]

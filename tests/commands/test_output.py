@@ -48,7 +48,7 @@ def left_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.wait_procs(members, timeout=60)[1]
 
 
-@pytest.mark.parametrize("backend", ["local", "serial"])
+@pytest.mark.parametrize("backend", ["local", pytest.param("serial", marks=pytest.mark.slow)])
 def test_a_closed_stdout_does_not_end_the_training(tmp_path: Path, backend: str) -> None:
     """As with `| head -1`: the first line is read, the rest goes nowhere, the run ends as it should."""
     process = begin(tmp_path, "--total-steps", "20000", "--backend", backend)

@@ -40,31 +40,20 @@ def make(): return Env(gymnasium.make("CartPole-v1"))
 MODULE = ("--env-id", "module:make", "--workers", "2", "--quiet", "--evaluation-interval-steps", "0")
 
 
-def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
-    """The run goes on with as many as before; status, records and the successor's own file tell of it."""
-    with training(tmp_path) as run:
-        run.workers()[0].kill()
-        run.until(lambda: run.restarts == 1, "a restart")
-        run.until(lambda: len(run.workers()) == 2, "two workers")
+def test_killed_workers_are_replaced_and_what_they_did_is_counted(tmp_path: Path) -> None:
+    """Two are killed between two rows: status, records and the successors' own files tell of it.
 
-        (event,) = [event for event in run.events if event["event"] == "restarted"]
-        assert event["cause"] == "was killed by SIGKILL"
-        file = run.folder / f"worker-{event['who']:02}.jsonl"
-        run.until(lambda: sum(row.get("event") == "ready" for row in read_records(file)) == 2, "the successor")
-        run.process.send_signal(signal.SIGTERM)
-        run.ends_with(143)
-
-
-def test_rows_and_what_the_supervisor_found_missing_add_up_to_the_counters(tmp_path: Path) -> None:
-    """Two workers are killed between two rows, and one that is stopped cannot leave at the end and is killed then.
-
-    The checkpoint is written all the same.
+    One that is stopped cannot leave at the end and is killed then; the checkpoint is written all the same. Rows and
+    what the supervisor found missing add up to the counters.
     """
     with training(tmp_path, "--record-interval-seconds", "1") as run:
         for restarts, victim in enumerate(run.workers(), 1):
             victim.kill()
             run.until(lambda: run.restarts == restarts, "a restart")  # noqa: B023
         run.until(lambda: len(run.workers()) == 2, "two workers")
+        for worker in range(2):
+            file = run.folder / f"worker-{worker:02}.jsonl"
+            run.until(lambda: sum(row.get("event") == "ready" for row in read_records(file)) == 2, "the successor")  # noqa: B023
         steps = run.status["steps"]
         run.until(lambda: run.status["steps"] > steps + 2000, "steps of theirs")
         run.workers()[0].suspend()
@@ -73,7 +62,7 @@ def test_rows_and_what_the_supervisor_found_missing_add_up_to_the_counters(tmp_p
 
         status = run.status
         found = [{"who": event["who"], **event["unrecorded"]} for event in run.events if "unrecorded" in event]
-        assert len([event for event in run.events if event["event"] == "restarted"]) == 2
+        assert [event["cause"] for event in losses(run)] == ["was killed by SIGKILL"] * 2
         assert sum(each["steps"] for each in found) == status["unrecorded"]["steps"] > 0
         for worker, counted in enumerate(status["worker_steps"]):
             rows = [row for row in read_records(run.folder / f"worker-{worker:02}.jsonl") if "updates" in row]
