@@ -37,30 +37,38 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
     A run that does not train needs no room for rollouts.
     Raises UsageError, naming the setting, for a checkpoint that does not fit.
     """
+    begun = (checkpoint.steps, checkpoint.seconds) if checkpoint else (0, 0.0)
     if spec.config.backend == "collective":
-        begun = (checkpoint.steps, checkpoint.seconds) if checkpoint else (0, 0.0)
         handles = build_rank_handles(spec, theta, 0, *begun)
-        if checkpoint is not None:
-            restore(handles, theta, checkpoint)
-        return handles
+    elif spec.config.backend == "ray":
+        handles = build_mirror_handles(spec, theta, *begun)
+    else:
+        handles = build_shared_handles(spec, theta, trains, *begun)
+    if checkpoint is not None:
+        restore(handles, theta, checkpoint)
+    return handles
+
+
+def build_shared_handles(
+    spec: RunSpec, theta: Tensor, trains: bool = True, steps: int = 0, seconds: float = 0.0
+) -> Handles:
+    """What the processes of one machine share; begun as `build_clock` says."""
     config, page = spec.config, load_page(spec.page)
-    clock = build_clock(spec, *((checkpoint.steps, checkpoint.seconds) if checkpoint else ()))
-    if config.backend == "ray":
-        size = moments_size(moments_shape(config, spec.environment, spec.spaces))
-        handles = Handles(Mirror(theta, config.descent, config.all_workers, clock), clock, RunMoments(1, size))
-        if checkpoint is not None:
-            restore(handles, theta, checkpoint)
-        return handles
+    clock = build_clock(spec, steps, seconds)
     lock_file = str(spec.folder.path / "store.lock") if config.update == "locked" else None
     store = SharedStore(theta, config.descent, config.workers, clock, lock_file)
     moments = RunMoments(config.workers, moments_size(moments_shape(config, spec.environment, spec.spaces)))
     experience = None
     if trains and page.EXPERIENCE != GRADIENT:
         experience = build_experience(spec, clock, moments)
-    handles = Handles(store, clock, moments, experience)
-    if checkpoint is not None:
-        restore(handles, theta, checkpoint)
-    return handles
+    return Handles(store, clock, moments, experience)
+
+
+def build_mirror_handles(spec: RunSpec, theta: Tensor, steps: int, seconds: float) -> Handles:
+    """What the driver of the ray backend has; begun as `build_clock` says."""
+    clock = build_clock(spec, steps, seconds)
+    store = Mirror(theta, spec.config.descent, spec.config.all_workers, clock)
+    return Handles(store, clock, RunMoments(1, moments_size(moments_shape(spec.config, spec.environment, spec.spaces))))
 
 
 def build_clock(spec: RunSpec, steps: int = 0, seconds: float = 0.0) -> Clock:
