@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypedDict
 
 import numpy as np
@@ -69,7 +70,10 @@ class Evaluator:
         self._environments = build_environments(run, EVALUATOR, count, evaluation=True)
         self._normalizer = build_normalizer(run, EVALUATOR)
         earlier = read_records(run.spec.folder.evaluator_file)
-        self._best = max((row["mean"] for row in earlier if row.get("mean") is not None), default=-math.inf)
+        scores = [row["mean"] for row in earlier if row.get("mean") is not None]
+        with suppress(checkpoints.BadCheckpoint):  # one that was killed may have saved it and written no row
+            scores.append(checkpoints.load_best(run.spec.folder.checkpoints)[0].facts["best_score"])
+        self._best = max(scores, default=-math.inf)
         self._writer = RecordWriter(run.spec.folder.evaluator_file)
         self._due_steps = self._next_multiple(run.handles.clock.steps)
         self._evaluated = (-1, -1)

@@ -404,6 +404,23 @@ def test_a_resumed_evaluator_knows_the_best_score_so_far(tmp_path: Path, evaluat
     assert row["best"] is False
 
 
+def test_a_best_checkpoint_without_its_row_is_not_replaced_by_a_worse_one(
+    tmp_path: Path, evaluate: Callable[..., Evaluator]
+) -> None:
+    """An evaluator that was killed between the two has saved it."""
+    run = make_run(tmp_path)
+    evaluate(run, 5.0).evaluate()
+    run.spec.folder.evaluator_file.write_text("")
+    run.handles.clock.count(0, 10)
+
+    row = evaluate(run, 4.0).evaluate()
+
+    assert row is not None
+    assert row["best"] is False
+    best, _ = checkpoints.load_best(run.spec.folder.checkpoints)
+    assert (best.steps, best.facts["best_score"]) == (0, 5.0)
+
+
 def test_an_evaluation_that_was_given_up_leaves_no_trace(tmp_path: Path, evaluate: Callable[..., Evaluator]) -> None:
     """No row, and the final theta still counts as not evaluated."""
     run = make_run(tmp_path)
