@@ -132,13 +132,14 @@ def available_bytes(file: Path = Path("/proc/meminfo")) -> int | None:
 
 def check_memory(workers: int, needed: int, available: int | None, learners: int = 0) -> Finding:
     """Whether `workers` processes (and learners') that need so much together fit; the kernel would kill some of them
-    otherwise."""
+    otherwise. Without workers it is the command's own process."""
     if available is None:
         return Finding("memory", "note", f"needs {_size(needed)}; this system does not tell its room")
     return judge(
         "memory",
         available > needed,
-        f"{_children(workers, learners)} need at least {_size(needed)}, {_size(available)} available",
+        f"{_children(workers, learners) + ' need' if workers else 'the run needs'} at least {_size(needed)}, "
+        f"{_size(available)} available",
         "ask for fewer --workers, fewer --envs-per-worker or a smaller network",
     )
 

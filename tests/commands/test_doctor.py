@@ -730,6 +730,8 @@ class TestRoom:
         assert "--workers" in found.remedy
         assert machine.check_memory(1000, needed=2**33 - 1, available=2**33).verdict == "ok"
         assert machine.check_memory(1000, needed=2**60, available=None).verdict == "note"
+        found = machine.check_memory(0, needed=2**34, available=2**33)  # all of them in the command's own process
+        assert found.figure == "the run needs at least 16.0 GiB, 8.0 GiB available"
 
     def test_a_worker_needs_more_with_emulators_a_large_network_and_long_rollouts(self) -> None:
         """10 MB, 3 MB an emulator, 8 bytes a parameter, 4 bytes a number of an observation."""
