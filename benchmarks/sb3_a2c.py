@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from stable_baselines3 import A2C
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -60,20 +61,35 @@ class Evaluations(BaseCallback):
             file.write(json.dumps(row) + "\n")
 
 
-def main() -> None:
-    """Train, evaluating every so many steps."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def begin(method: str, description: str | None, total_steps: int, interval: int) -> argparse.Namespace:
+    """Read the command line, these being its defaults, and begin the folder that it names."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env-id", default="HalfCheetah-v5")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--total-steps", type=int, default=3_000_000)
-    parser.add_argument("--evaluation-interval-steps", type=int, default=100_000)
+    parser.add_argument("--total-steps", type=int, default=total_steps)
+    parser.add_argument("--evaluation-interval-steps", type=int, default=interval)
     parser.add_argument("--evaluation-episodes", type=int, default=10)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.out.mkdir(parents=True)
     config = {"env_id": arguments.env_id, "seed": arguments.seed, "total_steps": arguments.total_steps}
-    (arguments.out / "config.json").write_text(json.dumps({"page": "Stable-Baselines3 A2C", "config": config}))
+    (arguments.out / "config.json").write_text(json.dumps({"page": f"Stable-Baselines3 {method}", "config": config}))
+    return arguments
+
+
+def learn(model: BaseAlgorithm, arguments: argparse.Namespace) -> None:
+    """Train, evaluating every so many steps."""
+    evaluations = Evaluations(
+        arguments.env_id, arguments.seed, arguments.evaluation_interval_steps, arguments.evaluation_episodes,
+        arguments.out,
+    )  # fmt: skip
+    model.learn(arguments.total_steps, callback=evaluations)
+
+
+def main() -> None:
+    """A2C."""
+    arguments = begin("A2C", __doc__, 3_000_000, 100_000)
     environments = make_vec_env(arguments.env_id, n_envs=4, seed=arguments.seed)
     model = A2C(
         "MlpPolicy",
@@ -92,11 +108,7 @@ def main() -> None:
         seed=arguments.seed,
         device="cpu",
     )
-    evaluations = Evaluations(
-        arguments.env_id, arguments.seed, arguments.evaluation_interval_steps, arguments.evaluation_episodes,
-        arguments.out,
-    )  # fmt: skip
-    model.learn(arguments.total_steps, callback=evaluations)
+    learn(model, arguments)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,8 @@ normalised. The folder it writes can be drawn by `python -m asyncrl plot`. It ne
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
-
 import torch
-from sb3_a2c import Evaluations
+from sb3_a2c import begin, learn
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
@@ -24,19 +20,8 @@ GAMMA = 0.98
 
 
 def main() -> None:
-    """Train, evaluating every so many steps."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env-id", default="HalfCheetah-v5")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--total-steps", type=int, default=1_000_000)
-    parser.add_argument("--evaluation-interval-steps", type=int, default=50_000)
-    parser.add_argument("--evaluation-episodes", type=int, default=10)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    arguments.out.mkdir(parents=True)
-    config = {"env_id": arguments.env_id, "seed": arguments.seed, "total_steps": arguments.total_steps}
-    (arguments.out / "config.json").write_text(json.dumps({"page": "Stable-Baselines3 PPO", "config": config}))
+    """PPO."""
+    arguments = begin("PPO", __doc__, 1_000_000, 50_000)
     environments = make_vec_env(arguments.env_id, n_envs=1, seed=arguments.seed)
     model = PPO(
         "MlpPolicy",
@@ -60,11 +45,7 @@ def main() -> None:
         seed=arguments.seed,
         device="cpu",
     )
-    evaluations = Evaluations(
-        arguments.env_id, arguments.seed, arguments.evaluation_interval_steps, arguments.evaluation_episodes,
-        arguments.out,
-    )  # fmt: skip
-    model.learn(arguments.total_steps, callback=evaluations)
+    learn(model, arguments)
 
 
 if __name__ == "__main__":
