@@ -200,6 +200,7 @@ class Deadly(UpdateRule):
 def deadly_run(folder: Path, trouble: str, **settings: Any) -> Run:
     """An A2C run whose learner gets into trouble within an update."""
     defaults = {"backend": "local", "total_steps": 4000, "evaluation_interval_steps": 0, "envs_per_worker": 1}
+    defaults |= {"record_interval_seconds": 1e6}  # no row before the trouble, however slow the machine
     run = make_run(folder, "a2c", **(defaults | settings))
     config = run.spec.config
     rule = Deadly(**vars(config.update_rule), mark=str(folder / "mark"), trouble=trouble)
