@@ -420,7 +420,7 @@ def run_script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     (folder / "script.py").write_text(text)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "script.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=250
+        [sys.executable, "script.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=500
     )
 
 

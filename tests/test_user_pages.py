@@ -77,7 +77,7 @@ def python(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """`python -m words...` there."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, "-m", *words], cwd=home, env=environment, capture_output=True, text=True, timeout=250
+        [sys.executable, "-m", *words], cwd=home, env=environment, capture_output=True, text=True, timeout=500
     )
 
 

@@ -946,7 +946,7 @@ class TestCommand:
     def test_all_checks_pass_here(self, tmp_path: Path) -> None:
         """As a command, without a terminal: plain text of 80 columns, nothing left in the folder."""
         words = [sys.executable, "-m", "asyncrl", "doctor", *self.WORDS, "--runs-dir", str(tmp_path / "runs")]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=500)
 
         assert (done.returncode, done.stderr) == (0, "")
         assert "\x1b" not in done.stdout
@@ -969,7 +969,7 @@ class TestCommand:
     def test_too_few_descriptors_for_the_doctor_itself_are_a_finding(self, limit: int) -> None:
         """No traceback, but what to do."""
         command = f"ulimit -n {limit} && exec {sys.executable} -m asyncrl.commands.doctor --env-id Catch"
-        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=240)
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=500)
 
         assert (done.returncode, done.stderr) == (1, "")
         assert "ulimit -n" in done.stdout
