@@ -76,9 +76,7 @@ class ConvolutionalBody(Body):
 
     def forward(self, observations: Tensor) -> Tensor:
         """Features `[B, F]` of observations `[B, C, H, W]`."""
-        # Pixels are whole numbers up to 255, which bfloat16 holds as they are.
-        reduced = torch.is_autocast_enabled("cpu") and observations.dtype == torch.uint8
-        hidden = observations.to(torch.bfloat16 if reduced else torch.float32)
+        hidden = observations.to(self._convolutions[0][0].dtype)  # bfloat16, too, holds all numbers up to 255
         # The order in which a CPU's convolutions work: a tenth less time than letting each of them reorder.
         hidden = hidden.contiguous(memory_format=torch.channels_last)
         scale = self.scale

@@ -82,7 +82,7 @@ class Trunk(Reducible):
 
     def step(self, observations: Tensor, state: State) -> tuple[Tensor, State]:
         """One step of it: features `[E, F]` of observations `[E, *shape]`, and the state after it `[E, ...]`."""
-        with self.precision_for(len(observations)):
+        with self.precision:
             features = self.body(observations)
             if self.memory is None:
                 return features.float(), None

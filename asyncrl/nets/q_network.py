@@ -22,6 +22,10 @@ class Dueling(Reducible):
         self.value = nn.Linear(width, 1)
         self.advantage = nn.Linear(width, actions)
 
+    def large(self) -> nn.Module:
+        """The hidden layer; its outputs are as many as a policy's."""
+        return self.hidden
+
     def forward(self, features: Tensor) -> Tensor:
         """Q `[..., A]` of features `[..., F]`."""
         with self.precision:

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
-from asyncrl.core.flat import bind_parameters, flatten_parameters
+from asyncrl.core.flat import bind_parameters, flatten_parameters, split_like
+from asyncrl.core.precision import compute_in
 from asyncrl.runtime.protocols import Store
 
 
 class Replica:
     """theta' of a network, and theta^- of a target network: views on the store's vectors if it has any, or copies."""
 
-    def __init__(self, store: Store, network: nn.Module, target: nn.Module | None, private_copy: bool) -> None:
-        """Puts each network on one flat vector. `private_copy`: theta' is a copy even if theta can be viewed."""
+    def __init__(
+        self, store: Store, network: nn.Module, target: nn.Module | None, private_copy: bool, precision: str = "float32"
+    ) -> None:
+        """Puts each network on one flat vector. `private_copy`: theta' is a copy even if theta can be viewed.
+
+        With a `precision` of "bfloat16" large layers have a copy in bfloat16 of their part of theta' in any case.
+        """
         theta = None if private_copy else store.view()
         self.theta: Tensor = flatten_parameters(network) if theta is None else theta
         """theta' `[P]`."""
         if theta is not None:
             bind_parameters(network, theta)
+        parameters = list(network.parameters())
+        parts = split_like(self.theta, parameters)
+        compute_in(network, precision)
+        self._casts = [
+            (parameter.detach(), part)
+            for parameter, part in zip(parameters, parts, strict=True)
+            if parameter.dtype != torch.float32
+        ]
         self.target: Tensor | None = None
         """theta^- `[P]`, or this process's copy of it."""
         self._copies_target = False
@@ -27,9 +42,13 @@ class Replica:
             self.target = flatten_parameters(target) if view is None else view
             if view is not None:
                 bind_parameters(target, view)
+            compute_in(target, precision, cast_weights=False)
 
     def pull(self, store: Store) -> int:
         """theta' <- theta, and theta^- if it is copied; returns the version."""
         if self._copies_target and self.target is not None:
             store.target(self.target)
-        return store.pull(self.theta)
+        version = store.pull(self.theta)
+        for cast, part in self._casts:
+            cast.copy_(part)
+        return version

@@ -18,7 +18,6 @@ from torch import Tensor
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.flat import flatten_parameters
 from asyncrl.core.named import Parcel
-from asyncrl.core.precision import compute_in
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.rebuilding import Rebuilding
 from asyncrl.envs.spec import Environment, EnvSpec
@@ -115,10 +114,9 @@ def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
     # The only writer of theta may compute on it; so may those whose method is to do so while others write.
     only_writer = worker == LEARNER and len(run.handles.clock.learners) == 1
     private_copy = worker == EVALUATOR or (page.PRIVATE_COPY and not only_writer)
-    if worker != EVALUATOR:  # which says what theta is worth as it stands in the checkpoint
-        for own in filter(None, (network, target)):
-            compute_in(own, spec.config.precision)
-    replica = Replica(store, network, target, private_copy)
+    # The evaluator says what theta is worth as it stands in the checkpoint.
+    precision = "float32" if worker == EVALUATOR else spec.config.precision
+    replica = Replica(store, network, target, private_copy, precision)
     random = generator(spec.config.seed, ACTIONS, *spec.stream(worker))
     return page.make_agent(spec.config, network, target, spec.among_all(worker), random), replica
 

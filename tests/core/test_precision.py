@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,15 +10,17 @@ import torch.nn.functional as F
 
 from asyncrl import pages
 from asyncrl.config.run_config import RunConfig
-from asyncrl.core.flat import flatten_parameters, gradient_of
-from asyncrl.core.precision import FEWEST_ROWS, compute_in
+from asyncrl.core.flat import flatten_parameters, gradient_of, split_like
+from asyncrl.core.precision import compute_in
 from asyncrl.core.spaces import Spaces
+from asyncrl.core.updates import UpdateRule
 from asyncrl.nets.bodies import make_body
 from asyncrl.nets.memory import Trunk
 from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.run import build_agent
 from tests.contracts.test_pages import BOARD, VECTOR, build, name_of, parts_of, rollout_of
-from tests.support import make_run
+from tests.support import make_run, shared_store
 
 REDUCED = torch.bfloat16
 
@@ -77,32 +78,21 @@ def test_the_gradient_is_float32_and_close_to_that_of_float32(kind: str, cells: 
     assert 0 < difference < 0.02 * torch.linalg.vector_norm(gradients[0])
 
 
-@torch.inference_mode()
-def test_few_observations_are_acted_on_in_float32() -> None:
-    """One fewer than pays gives to the bit what float32 gives; as many as pay do not."""
-    trunk = trunk_of("board")
-    observations = observations_for("board", FEWEST_ROWS)
-    plain = trunk.step(observations, None)[0], trunk.step(observations[1:], None)[0]
-    compute_in(trunk, "bfloat16")
+@pytest.mark.parametrize("private_copy", [False, True])
+def test_every_pull_renews_what_was_cast(private_copy: bool) -> None:
+    """The large layers act and learn with theta as it was at the pull, cast; the heads with theta' itself."""
+    network = build("a3c", BOARD, {}).network
+    shapes = [parameter.detach().clone() for parameter in network.parameters()]
+    store = shared_store(flatten_parameters(network).clone(), UpdateRule("rmsprop"))
+    replica = Replica(store, network, None, private_copy, "bfloat16")
+    for scale in (1.0, 3.0):
+        store.theta.mul_(scale)
+        replica.pull(store)
 
-    assert not torch.equal(trunk.step(observations, None)[0], plain[0])
-    assert torch.equal(trunk.step(observations[1:], None)[0], plain[1])
-
-
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
-def test_no_cast_outlives_a_change_of_the_weights(mode: Any) -> None:
-    """autocast keeps what it has cast while it lasts; whoever pulls new weights acts and learns with these."""
-    trunk = trunk_of("board")
-    compute_in(trunk, "bfloat16")
-    observations = observations_for("board", 8)
-    with mode():
-        before = trunk.step(observations, None)[0]
-        trunk.body.linear[0].weight.data.mul_(2)  # type: ignore[index]
-        trunk.body.linear[0].bias.data.mul_(2)  # type: ignore[index]
-
-        after = trunk.step(observations, None)[0]
-
-    assert torch.equal(after, 2 * before)
+        parts = split_like(store.theta, shapes)
+        for (name, own), part in zip(network.named_parameters(), parts, strict=True):
+            assert own.dtype == (REDUCED if name.startswith("trunk") else torch.float32)
+            assert torch.equal(own, part.to(own.dtype))
 
 
 @pytest.mark.parametrize("worker", [0, EVALUATOR])
@@ -122,8 +112,9 @@ def test_every_page_learns_in_bfloat16(page: str, spaces: Spaces) -> None:
         agent = build(page, spaces, {})
         parameters = list(agent.network.parameters())
         part = parts_of(page, agent, rollout_of(agent, spaces, 5, 4))[0]
-        for network in filter(None, (agent.network, getattr(agent, "target", None))):
-            compute_in(network, precision)
+        compute_in(agent.network, precision)
+        if hasattr(agent, "target"):
+            compute_in(agent.target, precision, cast_weights=False)
         loss, _ = agent.loss(part)
         flat = torch.empty(sum(parameter.numel() for parameter in parameters))
         assert gradient_of(loss, parameters, out=flat).isfinite().all()
