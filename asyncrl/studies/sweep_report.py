@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -23,6 +24,12 @@ from asyncrl.studies.sweep_rows import Row
 
 SHOWN = 5
 """How many of the best runs the terminal says."""
+LABEL: Mapping[str, Any] = {
+    "textcoords": "offset points",
+    "fontsize": 8,
+    "bbox": {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1},
+}
+"""How values are written beside an axis."""
 SCORED_FOR_LINES = 3
 """With fewer runs there is nothing to see in parallel coordinates."""
 
@@ -179,9 +186,9 @@ def _draw_lines(axes: Axes, rows: Sequence[Row], varied: Sequence[Axis]) -> None
     for x, axis in enumerate(varied):
         for value in _labels(axis):
             (height,) = _heights(axis, [value])
-            axes.annotate(value, (x, height), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+            axes.annotate(value, (x, height), xytext=(4, 0), va="center", **LABEL)
     for height, score in ((0.0, min(scores)), (1.0, max(scores))):
-        axes.annotate(f"{score:.6g}", (len(varied), height), xytext=(4, 0), textcoords="offset points", fontsize=8)
+        axes.annotate(f"{score:.6g}", (len(varied), height), xytext=(4, 0), va="center", **LABEL)
     for x in range(len(columns)):
         axes.axvline(x, color="0.3", linewidth=0.8, zorder=0)
     axes.set_xticks(range(len(columns)), [*(axis.field.replace("_", "\n") for axis in varied), "best\nscore"])
