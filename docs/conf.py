@@ -26,6 +26,7 @@ myst_heading_anchors = 4
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+autodoc_mock_imports = ["ray"]  # which need not be installed
 
 html_theme = "furo"
 html_title = f"asyncrl {version}"
