@@ -2,12 +2,13 @@
 
 Both learn Pong from 84 x 84 screens with the network of Mnih et al. 2015 and the settings that RL Baselines3 Zoo has
 for Atari: A2C with 16 environments, 5 steps and RMSProp; PPO with 8 environments, 128 steps, 4 epochs and minibatches
-of 256. They alternate; what counts is the ratio within one repetition. Stable-Baselines3 is given each of its two ways
-to run several environments, in one process and in a process each, and the faster one counts. It needs an environment
-of its own:
+of 256. A3C, which nobody else has, stands beside A2C. They alternate; what counts is the ratio within one repetition.
+Stable-Baselines3 is given each of its two ways to run several environments, in one process and in a process each, and
+the faster one counts. It needs an environment of its own:
 
     pip install torch==2.13.0 && pip install -c constraints.txt -e . stable-baselines3
     python benchmarks/peers.py --repeats 3 --seconds 30
+    python benchmarks/peers.py --rows a3c a3c-20 --precisions bfloat16
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 from throughput import BARE, WARM_UP, training_rate
 
 SCREENS = ("--image-size", "84", "--network", "nature", "--no-normalize-observations")
+TOGETHER = ("--no-overlap", "--learner-threads", "2")
+"""No actor acts while the learner learns, so the learner has both cores."""
 OURS = {
-    "a2c": ((4, 4, 5), ("--optimizer", "rmsprop", "--no-overlap")),
-    "ppo": ((4, 2, 128), ("--epochs", "4", "--minibatches", "4", "--overlap")),
-    "a3c": ((2, 8, 5), ("--optimizer", "rmsprop")),
+    "a3c": ("a3c", (2, 8, 5), ("--optimizer", "rmsprop")),
+    "a3c-20": ("a3c", (2, 8, 20), ("--optimizer", "rmsprop")),
+    "a2c": ("a2c", (2, 8, 5), ("--optimizer", "rmsprop", *TOGETHER)),
+    "ppo": ("ppo", (2, 4, 128), ("--epochs", "4", "--minibatches", "4", *TOGETHER)),
 }
-"""Page, and its (workers, environments per worker, t_max) and flags."""
-PEER_OF = {"a2c": "a2c", "ppo": "ppo", "a3c": "a2c"}
+"""Row, and its page, (workers, environments per worker, t_max) and flags."""
+PEER_OF = {"a2c": "a2c", "ppo": "ppo", "a3c": "a2c", "a3c-20": "a2c"}
 
 
 def learn_as_stable_baselines3(algorithm: str, vectorized: str, seconds: float) -> float:
@@ -82,7 +87,8 @@ def peer_rate(algorithm: str, vectorized: str, seconds: float) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pages", nargs="+", choices=OURS, default=list(OURS))
+    parser.add_argument("--rows", nargs="+", choices=OURS, default=list(OURS))
+    parser.add_argument("--precisions", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--peer", choices=("a2c", "ppo"), help="only Stable-Baselines3's, in this process")
@@ -91,21 +97,35 @@ def main() -> None:
     if arguments.peer:
         print(learn_as_stable_baselines3(arguments.peer, arguments.vectorized, arguments.seconds))
         return
-    print(f"{'page':>5} {'workers':>7} {'E':>3} {'t_max':>5} | {'ours':>7} {'SB3 in one':>10} {'in many':>8} | ratio")
-    for page in arguments.pages:
-        setting, flags = OURS[page]
-        rows = []
-        for _ in range(arguments.repeats):
-            words = (*BARE, "--record-interval-seconds", "1", *SCREENS, *flags)
-            ours, _, _ = training_rate(page, "ALE/Pong-v5", setting, arguments.seconds, words, WARM_UP)
-            peers = [peer_rate(PEER_OF[page], way, arguments.seconds) for way in ("dummy", "subproc")]
-            rows.append((ours, *peers, ours / max(peers)))
-        ours, one, many, ratio = (statistics.median(column) for column in zip(*rows, strict=True))
-        ratios = [row[-1] for row in rows]
+    compare(arguments.rows, arguments.precisions, arguments.repeats, arguments.seconds)
+
+
+def compare(names: Sequence[str], precisions: Sequence[str], repeats: int, seconds: float) -> None:
+    """Print every repetition as it comes, and the medians at the end."""
+    rows: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    for repeat in range(repeats):
+        peers = {
+            peer: [peer_rate(peer, way, seconds) for way in ("dummy", "subproc")]
+            for peer in sorted({PEER_OF[name] for name in names})
+        }
+        print(f"{repeat + 1}:", {peer: [round(rate) for rate in rates] for peer, rates in peers.items()}, flush=True)
+        for name in names:
+            page, setting, flags = OURS[name]
+            for precision in precisions:
+                words = (*BARE, "--record-interval-seconds", "1", *SCREENS, *flags, "--precision", precision)
+                ours, _, _ = training_rate(page, "ALE/Pong-v5", setting, seconds, words, WARM_UP)
+                rows.setdefault((name, precision), []).append((ours, *peers[PEER_OF[name]]))
+                print(f"{repeat + 1}: {name} {precision} {ours:,.0f}", flush=True)
+    print(f"{'row':>7} {'workers':>7} {'E':>3} {'t_max':>5} {'precision':>9} | {'ours':>7} {'SB3 in one':>10} "
+          f"{'in many':>8} | ratio")  # fmt: skip
+    for (name, precision), seen in rows.items():
+        ours, one, many = (statistics.median(column) for column in zip(*seen, strict=True))
+        ratios = [own / max(peers) for own, *peers in seen]
+        workers, environments, t_max = OURS[name][1]
         print(
-            f"{page:>5} {setting[0]:>7} {setting[1]:>3} {setting[2]:>5} | {ours:>7,.0f} {one:>10,.0f} {many:>8,.0f} | "
-            f"{ratio:.2f}  ({min(ratios):.2f} to {max(ratios):.2f})", flush=True,
-        )  # fmt: skip
+            f"{name:>7} {workers:>7} {environments:>3} {t_max:>5} {precision:>9} | {ours:>7,.0f} {one:>10,.0f} "
+            f"{many:>8,.0f} | {statistics.median(ratios):.2f}  ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
 
 
 if __name__ == "__main__":
