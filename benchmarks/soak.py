@@ -15,8 +15,8 @@ all parts. Exit code 1 if memory or descriptors grew by more than a tenth, a zom
 
 With --score the same run then has to reach that score, with nobody killed any more: does it still learn? What is told
 is what was killed and what it cost. With --group-kills it is the whole process group that is killed, so many times,
-after a random time of training, and the run is resumed. Exit code 1 if the score is not reached, or if a process, a
-piece of shared memory or a half-written file is left.
+up to 4 seconds after a new checkpoint, and the run is resumed. Exit code 1 if the score is not reached, or if a
+process, a piece of shared memory or a half-written file is left.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--env-id", default="CartPole-v1")
     parser.add_argument("--kill-every", type=float, default=30.0, help="seconds between two kills of a random worker")
+    parser.add_argument("--checkpoint-interval", type=int, default=5_000, help="in steps, with --group-kills")
     parser.add_argument("--group-kills", type=int, default=0, help="kill and resume the whole run so often instead")
     parser.add_argument("--score", type=float, help="after the kills: train until an evaluation reaches it")
     parser.add_argument("--folder", type=Path, default=Path("soak"))
@@ -188,7 +189,7 @@ def kill_groups(options: argparse.Namespace, choose: random.Random) -> tuple[lis
     Returns all processes there were, what was done, and the best evaluation after the last kill.
     """
     everybody: list[psutil.Process] = []
-    words = [*command_of(options, 10_000), *TWENTY, "--checkpoint-interval-steps", "5_000"]
+    words = [*command_of(options, 10_000), *TWENTY, "--checkpoint-interval-steps", str(options.checkpoint_interval)]
     saves, steps = 0, 0
     for kill in range(options.group_kills + 1):
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, start_new_session=True)
@@ -202,6 +203,9 @@ def kill_groups(options: argparse.Namespace, choose: random.Random) -> tuple[lis
                 process.send_signal(signal.SIGTERM)
                 process.wait()
             else:
+                while newest_of(options.folder) <= steps:  # however slow the machine, each part gets further
+                    time.sleep(0.1)
+                    require(process)
                 time.sleep(choose.uniform(0.0, 4.0))
                 require(process)
         finally:
@@ -227,6 +231,12 @@ def reached(options: argparse.Namespace, process: subprocess.Popen[bytes], steps
         rows = [row for file in options.folder.glob(f"*/*/{NAME}/evaluator.jsonl") for row in read_records(file)]
         best = max((row["mean"] for row in rows if row.get("mean") is not None and row["steps"] > steps), default=best)
     return best
+
+
+def newest_of(folder: Path) -> int:
+    """Steps of the newest checkpoint, by its name; 0 before there is one."""
+    names = [path.name for path in folder.glob(f"*/*/{NAME}/checkpoints/step_*")]
+    return max((int(name.split("_")[1].split(".")[0]) for name in names), default=0)
 
 
 def starts_of(folder: Path) -> int:
