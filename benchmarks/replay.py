@@ -2,8 +2,8 @@
 
 For each environment and size of minibatch two memories of Ape-X alternate, several times: one that draws by priority
 and one that draws all steps equally often (`--priority-exponent 0`). They are filled with steps of the environment's
-shape that nobody has played; an episode ends after 200. Everything is in one process on one core: a learner beside
-actors shares the machine with them.
+shape that nobody has played; an episode ends after 200. Everything is in one process on one core, and seconds are
+those of its CPU time, which other programs hardly touch: a learner beside actors shares the machine with them.
 
     put       steps per second that an actor copies into the memory
     draw      transitions per second drawn, weighed, normalised, and given new priorities, without learning
@@ -99,8 +99,8 @@ def rate_of(work: Callable[[], object], seconds: float) -> float:
     """How often it is done in a second, after some that do not count."""
     for _ in range(5):
         work()
-    times, began = 0, time.perf_counter()
-    while (spent := time.perf_counter() - began) < seconds:
+    times, began = 0, time.process_time()
+    while (spent := time.process_time() - began) < seconds:
         work()
         times += 1
     return times / spent
@@ -112,11 +112,11 @@ def measure(folder: Path, env_id: str, seconds: float, **settings: Any) -> Rates
     config, memory = run.spec.config, run.handles.experience
     assert isinstance(memory, Replay)
     rollouts = rollouts_of(run)
-    before, began = psutil.Process().memory_info().rss, time.perf_counter()
+    before, began = psutil.Process().memory_info().rss, time.process_time()
     puts = -(-config.memory_steps // rollouts[0].steps)
     for number in range(puts):
         memory.put(number % config.workers, rollouts[number // config.workers % len(rollouts)], 0)
-    put = puts * rollouts[0].steps / (time.perf_counter() - began)
+    put = puts * rollouts[0].steps / (time.process_time() - began)
     grown = psutil.Process().memory_info().rss - before
 
     def draw() -> None:
