@@ -21,7 +21,10 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 TAUGHT = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "algorithms").glob("*.md"))]
 """Everything but results, whose commands are those of their commits."""
-SHORT = {"--total-steps": 3000, "--episodes": 2, "--evaluation-interval-steps": 1000, "--evaluation-episodes": 2}
+SHORT = {
+    "--total-steps": 3000, "--max-steps": 2000, "--episodes": 2, "--evaluation-interval-steps": 1000,
+    "--evaluation-episodes": 2,
+}  # fmt: skip
 """What replaces the numbers of these flags when a command is tried."""
 
 
