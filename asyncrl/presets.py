@@ -160,7 +160,8 @@ IMPALA_VECTOR: Settings = {
 }
 """A3C's for CartPole with half the environments and half the learning rate."""
 IMPALA_SCREEN: Settings = {"batch_rollouts": 1}
-"""An update for every rollout, as A3C makes them: Pong at 18 after half of A3C's steps (docs/results/pong.md)."""
+"""An update for every rollout, as A3C makes them: one seed had Pong at 18 after half of A3C's steps
+(docs/results/pong.md)."""
 IMPALA_BOARD: Settings = {
     "t_max": 16,
     "learning_rate": 1e-3,
