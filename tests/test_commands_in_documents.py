@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from asyncrl.commands import doctor, evaluate, export, plot, report, speedup, sweep, watch
+from asyncrl.commands import doctor, evaluate, export, plot, race, report, speedup, sweep, watch
 from asyncrl.config.commandline import parse
 from asyncrl.pages import PAGES, load, module_of
 
@@ -58,8 +58,8 @@ def understand(words: list[str]) -> None:
         name, words = words[0], words[1:]
     if name in PAGES:
         parse(load(module_of(name)).Config, words, name)
-    elif name == "speedup":
-        parse(speedup.Config, speedup.split(words)[0], name)
+    elif name in ("speedup", "race"):
+        parse({"speedup": speedup.Config, "race": race.Config}[name], speedup.split(words)[0], name)
     elif name == "sweep":
         sweep.understand(words, name)
     elif not name.startswith("my_package."):

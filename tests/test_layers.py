@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "parameters": {"parameters", "runtime", "core"},
     "experience": {"experience", "runtime", "envs", "core"},
     "backends": {"backends", "parameters", "experience", "runtime", "envs", "storage", "config", "core"},
-    "checks": {"checks", "backends", "runtime", "envs", "storage", "config", "core"},
+    "checks": {"checks", "backends", "experience", "runtime", "envs", "storage", "config", "core"},
     "plots": {"plots", "storage", "pages", "core"},
     "studies": {"studies", "plots", "storage", "pages", "core"},
     "pages": {"core"},
