@@ -7,6 +7,7 @@ them: tables of contents, made of the links on the pages that list others, and l
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -66,7 +67,16 @@ def plain_text(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines:
     lines[:] = "".join(pieces).split("\n")
 
 
+def where_listed(app: Sphinx, module: str, name: str) -> str | None:
+    """The module in whose listing a name is: a constant is of the module that has it, not of its type's."""
+    value: Any = sys.modules.get(module)
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return module if getattr(value, "__module__", None) in (None, "builtins") else None
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("viewcode-follow-imported", where_listed)
     app.connect("source-read", complete)
     app.connect("autodoc-process-docstring", plain_text)

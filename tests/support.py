@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +136,12 @@ __all__ = [
     "status_of",
     "the_run",
 ]  # fmt: skip
+
+
+def free_port() -> int:
+    """One that nobody listens at, and that the system gives to nobody who does not ask for it."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 20_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

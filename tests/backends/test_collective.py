@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from asyncrl.core.errors import UsageError
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
 from tests.faults.running import environment_of, running
-from tests.support import evaluations_of, status_of, the_run
+from tests.support import evaluations_of, free_port, status_of, the_run
 
 CATCH = ("--env-id", "Catch", "--backend", "collective", "--quiet", "--evaluation-episodes", "4")
 HOST = socket.gethostname()
@@ -252,15 +250,6 @@ def test_the_newest_run_of_any_number_of_ranks_goes_on_by_itself(tmp_path: Path)
     folders = {path.parent.name[:2]: path.parent for path in tmp_path.glob("*/*/*/config.json")}
     assert set(folders) == {"w3", "w2"}
     assert (status_of(folders["w2"])["part"], status_of(folders["w3"])["part"]) == (1, 0)
-
-
-def free_port() -> int:
-    """One that nobody listens at, and that the system gives to nobody who does not ask for it."""
-    while True:
-        port = random.SystemRandom().randrange(10_000, 20_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def launch(rank: int, size: int, port: int, *words: str, page: str = "a3c") -> subprocess.Popen[str]:

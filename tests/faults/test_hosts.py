@@ -21,14 +21,14 @@ import pytest
 
 from asyncrl.storage.checkpoints import load_newest
 from tests.faults.running import SECONDS, gone
-from tests.support import status_of, the_run
+from tests.support import free_port, status_of, the_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 WORDS = (
     "--env-id", "Catch", "--backend", "collective", "--quiet", "--total-steps", "1e9",
     "--evaluation-interval-steps", "0",
 )  # fmt: skip
-HOSTS = ("asyncrl-test-a", "asyncrl-test-b")
+HOSTS = (f"asyncrl-{os.getpid()}-a", f"asyncrl-{os.getpid()}-b")
 ADDRESSES = ("10.78.0.1", "10.78.0.2")
 
 
@@ -62,7 +62,7 @@ class Group:
     """Two launched ranks of A3C that train."""
 
     def __init__(self, runs_dir: Path, seconds: int, address: str, prefixes: tuple[tuple[str, ...], ...]) -> None:
-        place = {"WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "29517"}
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
         words = ["--runs-dir", str(runs_dir), "--collective-timeout-seconds", str(seconds)]
         command = [sys.executable, "-m", "asyncrl.a3c", *WORDS, *words]
         self.runs_dir = runs_dir
