@@ -204,7 +204,7 @@ def compare(loaded: Loaded, model: Deciding, decide: Decide, observations: int =
     spaces = loaded.run.spec.spaces
     environments = build_environments(loaded.run, EVALUATOR, _SIDE_BY_SIDE, evaluation=True)
     seen = model.example(_SIDE_BY_SIDE)
-    own: State = model.initial_state(_SIDE_BY_SIDE) or None
+    own = model.agent.initial_state(_SIDE_BY_SIDE)
     other = [part.numpy() for part in own or ()]
     same = asked = 0
     difference = 0.0

@@ -217,7 +217,7 @@ def _figures(
     pictures: list[Block] = []
     curves = [curve for lap in laps if lap.run.state and (curve := _curve(lap)).rows]
     serial = all(lap.start.entrant.backend == "serial" for lap in laps)
-    for axis, words in (("minutes", "minutes"), ("steps", "steps")):
+    for axis in ("minutes", "steps"):
         if curves and not (axis == "minutes" and serial):
             figure = draw_curves(curves, axis, env_id)
             if conditions.score is not None:
@@ -226,7 +226,7 @@ def _figures(
             pictures.append(
                 Picture(
                     f"{place}-{axis}.png",
-                    f"Score over {words}: each seed a faint line, their median a strong one. A run ends at the score.",
+                    f"Score over {axis}: each seed a faint line, their median a strong one. A run ends at the score.",
                 )
             )
     if conditions.score is not None and results:
