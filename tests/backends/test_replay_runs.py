@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,21 @@ def train(folder: Path, page: str, *words: str) -> Path:
     return the_run(folder)
 
 
+ROLLOUT = 16
+"""Steps: 4 environments, t_max 4."""
+
+
+def possible_updates(status: dict[str, Any], parts: int = 1, learners: int = 1) -> range:
+    """What a run in processes may end with. `parts` of the memory are learnt from on their own.
+
+    When T is reached, learners take what is due and leave; an actor may still put the rollout that it was making. Two
+    learners may both take the last update that is due.
+    """
+    beyond = status["steps"] - 500
+    underway = len(status["worker_steps"]) * ROLLOUT
+    return range((beyond - underway) // 4 - (parts - 1), beyond // 4 + learners)
+
+
 def learners_rows(run: Path, file: str = "learner.jsonl") -> list[dict[str, object]]:
     return [row for row in read_records(run / file) if "batches" in row]
 
@@ -34,7 +50,9 @@ def test_a_resumed_run_fills_its_memory_again_unless_the_checkpoint_holds_it(
     """And says so: with the memory it goes on learning at once, without it after the warm-up."""
     run = train(tmp_path, "apex", "--backend", backend, *(["--checkpoint-replay"] if kept else []))
     before = status_of(run)
-    assert before["updates"] == (before["steps"] - 500) // 4
+    if backend == "serial":
+        assert before["updates"] == (before["steps"] - 500) // 4
+    assert before["updates"] in possible_updates(before)
     checkpoint, _ = load_newest(run / "checkpoints")
     assert any("frames" in name or name.startswith("exact") for name in checkpoint.tensors) == kept
 
@@ -44,7 +62,7 @@ def test_a_resumed_run_fills_its_memory_again_unless_the_checkpoint_holds_it(
     assert ("the memory is filled again: nothing is learnt before it holds 500 steps" in said) == (not kept)
     assert "replay memory: 1,000 steps take " in said
     later = status_of(run)
-    assert later["updates"] == ((later["steps"] - 500) // 4 if kept else before["updates"])
+    assert later["updates"] in possible_updates(later) if kept else later["updates"] == before["updates"]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +81,6 @@ def test_gorilas_learners_share_theta(tmp_path: Path, words: tuple[str, ...], fi
     rows = [learners_rows(run, file) for file in files]
     assert all(sum(int(str(row["updates"])) for row in own) > 0 for own in rows)
     assert sum(int(str(row["updates"])) for own in rows for row in own) == status["updates"]
-    bundled = "bundled" in words
-    due = sum(max(0, steps - 250) // 4 for steps in status["worker_steps"]) if bundled else (status["steps"] - 500) // 4
-    assert due <= status["updates"] <= due + 2  # two learners may take the last one that is due at once
+    parts, learners = (2, 1) if "bundled" in words else (1, 2)
+    assert status["updates"] in possible_updates(status, parts, learners)
     assert sum(status["worker_steps"]) == status["steps"]

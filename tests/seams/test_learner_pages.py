@@ -44,7 +44,9 @@ def check_counters(run: Run) -> None:
     assert learnt(run)["counters"] == (status["steps"], status["updates"])
     assert sum(row["worker_steps"] for row in actors) == status["steps"] == sum(status["worker_steps"])
     if "warmup_steps" in vars(config):
-        assert status["updates"] == (status["steps"] - 200) // 2
+        # In processes the learner may have left when an actor puts the rollout that it was making.
+        underway = config.workers * config.t_max if run.spec.config.backend == "local" else 0
+        assert (status["steps"] - underway - 200) // 2 <= status["updates"] <= (status["steps"] - 200) // 2
         assert 0.3 < learner[-1]["replay"]["memory_fill"] <= 1.0
     else:
         put = status["steps"] // (config.t_max * config.envs_per_worker)
