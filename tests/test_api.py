@@ -21,6 +21,8 @@ import torch
 import asyncrl
 from asyncrl.api.playing import load_run
 from asyncrl.api.runs import Rows
+from asyncrl.api.settings import asked_for
+from asyncrl.commands.train import configure
 from asyncrl.pages import PAGES
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.seeding import ENVIRONMENT, NO_PART, derive
@@ -227,13 +229,15 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
         ("a3c", {"config": asyncrl.a3c.Config(), "workers": 2}, "not both"),
         ("a3c", {"config": asyncrl.ppo.Config()}, "asyncrl.a3c takes a asyncrl"),
         ("one_step_q", {"env_id": "Pendulum-v1"}, "asyncrl one_step_q chooses between discrete ones"),
+        (None, {"workers": 2}, "name a page first: a3c, "),
+        ("a3c", {"config": "nowhere.toml"}, "--config nowhere.toml cannot be read: FileNotFoundError"),
         ("a3c", {"resume": "nowhere"}, "is not a run"),
         ("a3c", {"env_id": Screen()}, "env_id takes an id, a class or a function that makes an environment"),
         ("a3c", {"env_id": dict}, "dict() returned a dict, not a gymnasium.Env"),
         ("a3c", {"network": "mpl"}, "--network takes auto, small, board, paper, nature, mlp or module:factory"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, page: str, settings: Any, line: str) -> None:
+def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, page: str | None, settings: Any, line: str) -> None:
     """Before a folder is made."""
     if "config" not in settings:
         settings = {"runs_dir": tmp_path} | settings
@@ -261,6 +265,49 @@ def test_a_configuration_is_taken_as_it_is(tmp_path: Path) -> None:
     run = asyncrl.train("a3c", config=config)
 
     assert '"envs_per_worker": 3' in (run.path / "config.json").read_text()
+
+
+TOML = """
+page = "a3c"
+env-id = "Catch"
+n_envs = 6
+stop_at_score = "none"
+total_steps = "1e6"
+[network]
+lr = 1
+hidden_sizes = [8]
+[env_kwargs]
+rows = 5
+"""
+
+
+def test_a_file_has_the_settings_that_are_not_given_as_on_the_command_line(tmp_path: Path) -> None:
+    """Under any of their names; it may name the page."""
+    (tmp_path / "mine.toml").write_text(TOML)
+
+    more = {"workers": 3, "learning_rate": 0.5, "env_kwargs": {}}
+    config = asked_for(None, tmp_path / "mine.toml", True, more).settled().config
+
+    words = ["--config", str(tmp_path / "mine.toml"), "--workers", "3", "--lr", "0.5", "--env-kwargs", "--quiet"]
+    assert config == configure("asyncrl.a3c", words).config
+    assert (config.workers, config.envs_per_worker, config.stop_at_score, config.env_kwargs) == (3, 2, None, ())
+    with pytest.raises(asyncrl.UsageError, match="has settings of a3c, not of ppo"):
+        asyncrl.train("ppo", config=tmp_path / "mine.toml")
+    (tmp_path / "mine.toml").write_text('page = "a3c"\nworkers = "two"')
+    with pytest.raises(asyncrl.UsageError, match="workers takes a whole number, got 'two'"):
+        asyncrl.train(config=tmp_path / "mine.toml")
+
+
+def test_a_run_is_made_again_by_its_folder(tmp_path: Path) -> None:
+    """With the same settings; here it repeats itself, since it is serial."""
+    runs = {"runs_dir": tmp_path}
+    first = asyncrl.train("a3c", env_id="Catch", **TINY, **runs, seed=5, hidden_sizes=[8])
+    again = asyncrl.train(config=first.path, **runs, run_name="again")
+
+    assert again.path.name == "again"
+    stored = [status_of(run.path) for run in (first, again)]
+    assert stored[0]["worker_steps"] == stored[1]["worker_steps"]
+    assert first.best_score == again.best_score
 
 
 def test_a_run_goes_on_where_it_was_left(tmp_path: Path) -> None:

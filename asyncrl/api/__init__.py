@@ -18,7 +18,7 @@ from asyncrl.api.listening import Hooks
 from asyncrl.api.playing import Result, load_run
 from asyncrl.api.policy import Policy
 from asyncrl.api.runs import Rows, Run, RunFailed, random_numbers_kept, run_in, run_of
-from asyncrl.api.settings import resume_of, settled_by
+from asyncrl.api.settings import File, asked_for
 from asyncrl.api.training import carry_out, has_nothing_to_do
 from asyncrl.backends.outcome import PROGRAM, Signals
 from asyncrl.config.run_config import RunConfig
@@ -42,9 +42,9 @@ __all__ = [
 
 
 def train(
-    page: str | ModuleType,
+    page: str | ModuleType | None = None,
     *,
-    config: RunConfig | None = None,
+    config: RunConfig | File | None = None,
     quiet: bool = True,
     on_evaluation: Callable[[Evaluation], Any] | None = None,
     on_progress: Callable[[Progress], Any] | None = None,
@@ -53,8 +53,10 @@ def train(
     """Train, and return when the run has ended.
 
     `page` is "a3c" or another page of the package, the module of one's own, or its name. `settings` are fields of the
-    page's Config, those left out as `python -m asyncrl.a3c` would have them; or `config` has them all, and no preset
-    changes them. `quiet` False prints what the command prints.
+    page's Config, those left out as `python -m asyncrl.a3c` would have them. `config` is a file with settings, as the
+    command's `--config` takes it: a run's config.json, its folder, or TOML. `settings` count more than the file, which
+    may also name the page. Or `config` is a Config that has all settings, and no preset changes them. `quiet` False
+    prints what the command prints.
 
     `on_evaluation` is called with each evaluation, `on_progress` every two seconds. One that returns False ends the run
     in order, and so does one that raises: the exception then goes on.
@@ -65,8 +67,9 @@ def train(
     signals = Signals()
     hooks = Hooks(signals, on_evaluation, on_progress)
     with one_thread(), random_numbers_kept():
-        settled = settled_by(page, config, settings | {"quiet": quiet})
-        if has_nothing_to_do(settled, resume_of(config, settings)):
+        asked = asked_for(page, config, quiet, settings)
+        settled = asked.settled()
+        if has_nothing_to_do(settled, asked.resume):
             return run_in(Path(settled.config.resume))
         with signals.caught():
             ended = carry_out(settled, signals, speaks=not quiet, listener=hooks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,8 +13,8 @@ from types import ModuleType, TracebackType
 from typing import Any, cast
 
 from asyncrl.api.runs import Run, random_numbers_kept, run_in, run_of
-from asyncrl.api.settings import resume_of, settled_by
-from asyncrl.api.training import Settled, carry_out, has_nothing_to_do
+from asyncrl.api.settings import Asked, File, asked_for
+from asyncrl.api.training import carry_out, has_nothing_to_do
 from asyncrl.backends.outcome import Signals
 from asyncrl.config.run_config import RunConfig
 from asyncrl.runtime.evaluator import Evaluation
@@ -23,7 +23,11 @@ from asyncrl.runtime.threads import one_thread
 
 
 def training(
-    page: str | ModuleType, *, config: RunConfig | None = None, quiet: bool = True, **settings: Any
+    page: str | ModuleType | None = None,
+    *,
+    config: RunConfig | File | None = None,
+    quiet: bool = True,
+    **settings: Any,
 ) -> Training:
     """Begin to train in the background, and return when the workers are at work.
 
@@ -37,8 +41,7 @@ def training(
                     break
         print(training.run.best_score)
     """
-    given = settings | {"quiet": quiet}
-    return Training(lambda: settled_by(page, config, given), resume_of(config, settings), speaks=not quiet)
+    return Training(asked_for(page, config, quiet, settings), speaks=not quiet)
 
 
 class Training(Iterator[Evaluation]):
@@ -49,9 +52,9 @@ class Training(Iterator[Evaluation]):
     in `for evaluation in asyncrl.training(...)`. Meanwhile the variables that numerical libraries read say one thread.
     """
 
-    def __init__(self, settle: Callable[[], Settled], resume: str, speaks: bool) -> None:
+    def __init__(self, asked: Asked, speaks: bool) -> None:
         """Begin it, and return when its workers are at work. Raises UsageError, and RunFailed if it broke before."""
-        self._thread = _Thread(settle, resume, speaks)
+        self._thread = _Thread(asked, speaks)
         with random_numbers_kept():  # a run draws none of torch's own numbers once it is at work
             self._thread.start()
             with self._stopping_on_interrupt():
@@ -114,7 +117,7 @@ class Training(Iterator[Evaluation]):
 class _Thread(threading.Thread):
     """Keeps the run, and hears of it."""
 
-    def __init__(self, settle: Callable[[], Settled], resume: str, speaks: bool) -> None:
+    def __init__(self, asked: Asked, speaks: bool) -> None:
         # A daemon: at its end Python waits for other threads before it would let us stop the run.
         super().__init__(daemon=True, name="asyncrl-training")
         self.at_work = threading.Event()
@@ -124,7 +127,7 @@ class _Thread(threading.Thread):
         self.progress = Summary()
         self._run: Run | None = None
         self._raised: BaseException | None = None
-        self._settle, self._resume, self._speaks = settle, resume, speaks
+        self._asked, self._speaks = asked, speaks
         self._signals = Signals()
         self.over = False
         atexit.register(self.end)
@@ -133,8 +136,8 @@ class _Thread(threading.Thread):
         """From settings to the last status."""
         try:
             with one_thread():
-                settled = self._settle()
-                if has_nothing_to_do(settled, self._resume):
+                settled = self._asked.settled()
+                if has_nothing_to_do(settled, self._asked.resume):
                     self._run = run_in(Path(settled.config.resume))
                 else:
                     self._run = run_of(carry_out(settled, self._signals, self._speaks, self))

@@ -6,20 +6,97 @@ import dataclasses
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from asyncrl import pages
 from asyncrl.api.training import Settled, settle
 from asyncrl.backends.launch import launched
+from asyncrl.config.commandline import read_text
 from asyncrl.config.run_config import RunConfig
-from asyncrl.config.words import ALIASES, ENVIRONMENTS, share_environments
+from asyncrl.config.words import ALIASES, ENVIRONMENTS, read_file, settings_in, share_environments
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import name_for
 
 OWN = ("env_id", "network", "exploration")
 """Settings that may be a class or a function."""
+File = str | os.PathLike[str]
+"""A run's config.json, the folder of a run, or a TOML file."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The run that a program asks for."""
+
+    page: str
+    """The module."""
+    config: RunConfig | None
+    """All settings, or None: `settings` are those that were given."""
+    settings: dict[str, Any]
+
+    @property
+    def resume(self) -> str:
+        """What was asked to go on."""
+        return str(self.settings.get("resume", "") if self.config is None else self.config.resume)
+
+    def settled(self) -> Settled:
+        """The run as it will be. Raises UsageError."""
+        cls = pages.load(self.page).Config
+        given = settings_for(cls, self.settings)
+
+        def read(default: RunConfig | None, resume: str) -> RunConfig:
+            more = {"resume": resume} if resume else {}
+            made: RunConfig = replace(self.config or default or cls(), **given | more)
+            return made
+
+        settled = settle(self.page, read, self.resume)
+        if settled.config.backend == "collective" and (launch := launched(os.environ)) is not None:
+            raise UsageError(
+                f"under {launch.by} use the command, python -m asyncrl.{pages.short(self.page)} --backend collective: "
+                "from Python each of its processes would start ranks of its own"
+            )
+        return settled
+
+
+def asked_for(
+    page: str | ModuleType | None, config: RunConfig | File | None, quiet: bool, settings: dict[str, Any]
+) -> Asked:
+    """The run that a call of `train` describes. Settings count more than those of a file, which may name the page.
+
+    Raises UsageError.
+    """
+    own = {"quiet": quiet}
+    if config is None or isinstance(config, RunConfig):
+        module = _module_name(page)
+        cls = pages.load(module).Config
+        if config is None:
+            return Asked(module, None, settings | own)
+        if not isinstance(config, cls):
+            raise UsageError(f"config is a {type(config).__module__}.Config, {module} takes a {cls.__module__}.Config")
+        if settings:
+            raise UsageError("give the settings one by one or a config, not both")
+        return Asked(module, config, own)
+    file = Path(config)
+    module = _module_name(page or read_file(file)[0])
+    stored = _from_text(pages.load(module).Config, own_names(settings_in(file, module)))
+    return Asked(module, None, stored | own_names(settings) | own)
+
+
+def _from_text(cls: type[RunConfig], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's settings, with text read as on the command line: TOML has no None, which is "none" there.
+
+    Raises UsageError.
+    """
+    hints, values = get_type_hints(cls), dict(stored)
+    for name, value in stored.items():
+        if isinstance(value, str):
+            try:
+                values[name] = read_text(hints.get(name), value)
+            except ValueError as error:
+                raise UsageError(f"{name} {error}") from None
+    return values
 
 
 def settings_for(cls: type[RunConfig], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,7 +105,7 @@ def settings_for(cls: type[RunConfig], given: Mapping[str, Any]) -> dict[str, An
     `env_kwargs` may be a dictionary; `env_id`, `network` and `exploration` a class or a function. Raises UsageError for
     a name or a value that no field takes.
     """
-    given = own_names(given)
+    given = shared_out(own_names(given))
     hints = get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]
     for name in given:
@@ -40,19 +117,25 @@ def settings_for(cls: type[RunConfig], given: Mapping[str, Any]) -> dict[str, An
 
 def own_names(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings under our own names where those of other libraries were used. Raises UsageError."""
+    others = ALIASES | dict.fromkeys(ENVIRONMENTS, ENVIRONMENTS[0])
     named = {}
     for name, value in given.items():
-        own = ALIASES.get(name, name)
+        own = others.get(name, name)
         if own in named or (own != name and own in given):
             raise UsageError(f"{own} is given twice, once as {name}")
         named[own] = value
-    for name in ENVIRONMENTS:
-        if name in named:
-            total = int(named.pop(name))
-            named |= share_environments(
-                total, {key: int(named[key]) for key in ("workers", "envs_per_worker") if key in named}
-            )
     return named
+
+
+def shared_out(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with workers and environments of each where all environments together were given."""
+    shared = dict(given)
+    if ENVIRONMENTS[0] in shared:
+        total = int(shared.pop(ENVIRONMENTS[0]))
+        shared |= share_environments(
+            total, {key: int(shared[key]) for key in ("workers", "envs_per_worker") if key in shared}
+        )
+    return shared
 
 
 def _fitting(name: str, kind: Any, value: Any) -> Any:
@@ -89,7 +172,9 @@ def _fitting(name: str, kind: Any, value: Any) -> Any:
     return value
 
 
-def _module_name(page: str | ModuleType) -> str:
+def _module_name(page: str | ModuleType | None) -> str:
+    if not page:
+        raise UsageError(f"name a page first: {', '.join(pages.PAGES)}, or your own module")
     if isinstance(page, str):
         return pages.module_of(page)
     if page.__name__ != "__main__":
@@ -97,34 +182,3 @@ def _module_name(page: str | ModuleType) -> str:
     if page.__spec__ is None:
         raise UsageError("a page must be a module that workers can import: put it into a file of its own")
     return page.__spec__.name
-
-
-def settled_by(page: str | ModuleType, config: RunConfig | None, settings: dict[str, Any]) -> Settled:
-    """The run that the settings, or the configuration, describe. Raises UsageError."""
-    module = _module_name(page)
-    cls = pages.load(module).Config
-    if config is None:
-        given = settings_for(cls, settings)
-    elif not isinstance(config, cls):
-        raise UsageError(f"config is a {type(config).__module__}.Config, {module} takes a {cls.__module__}.Config")
-    elif settings.keys() > {"quiet"}:
-        raise UsageError("give the settings one by one or a config, not both")
-    else:
-        given = {"quiet": settings["quiet"]}
-
-    def read(default: RunConfig | None, resume: str) -> RunConfig:
-        made: RunConfig = replace(config or default or cls(), **given | ({"resume": resume} if resume else {}))
-        return made
-
-    settled = settle(module, read, resume_of(config, settings))
-    if settled.config.backend == "collective" and (launch := launched(os.environ)) is not None:
-        raise UsageError(
-            f"under {launch.by} use the command, python -m asyncrl.{pages.short(module)} --backend collective: "
-            "from Python each of its processes would start ranks of its own"
-        )
-    return settled
-
-
-def resume_of(config: RunConfig | None, settings: dict[str, Any]) -> str:
-    """What was asked to go on."""
-    return str(settings.get("resume", "") if config is None else config.resume)

@@ -103,6 +103,11 @@ _READERS: dict[Any, tuple[Reader, str]] = {
 """The reader for each type, and its name in the help."""
 
 
+def read_text(kind: Any, text: str) -> Any:
+    """The value of a field of that type as a word of the command line gives it. Raises ValueError."""
+    return _READERS[kind][0](text) if kind in _READERS else text
+
+
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """How tyro reads a field of this type: with our readers, so that error messages are ours."""
     reader: Reader

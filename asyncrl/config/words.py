@@ -24,7 +24,7 @@ ALIASES = {
 """Other names of settings: those of Stable-Baselines3, CleanRL and RLlib; the pseudo-code of the one-step methods calls
 t_max I_AsyncUpdate."""
 ENVIRONMENTS = ("n_envs", "num_envs")
-"""What others call all environments together."""
+"""What others call all environments together; the first is the name that stays."""
 NOT_TAKEN = ("resume", "run_name", "runs_dir", "quiet")
 """Of a run's settings, those that another run does not take from its config.json."""
 
@@ -118,15 +118,20 @@ def value_of(flag: str, words: Sequence[str]) -> str:
     return value
 
 
-def words_in(path: Path, page: str) -> list[str]:
-    """The settings in a file as words of a command line. Raises UsageError."""
+def settings_in(path: Path, page: str) -> dict[str, Any]:
+    """The settings in a file for the page of module `page` ("": any). Raises UsageError."""
     own, settings = read_file(path)
     if page and own and page not in (own, f"asyncrl.{own}"):
         raise UsageError(
             f"{path} has settings of {own.removeprefix('asyncrl.')}, not of {page.removeprefix('asyncrl.')}"
         )
+    return settings
+
+
+def words_in(path: Path, page: str) -> list[str]:
+    """The settings in a file as words of a command line. Raises UsageError."""
     words: list[str] = []
-    for name, value in settings.items():
+    for name, value in settings_in(path, page).items():
         if (name, value) == ("track", []):
             continue  # the flag alone says something else
         flag = "--" + name.replace("_", "-")
@@ -161,4 +166,4 @@ def read_file(path: Path) -> tuple[str, dict[str, Any]]:
     flat: dict[str, Any] = {}
     for name, value in data.items():
         flat |= value if isinstance(value, dict) and name.replace("-", "_") != "env_kwargs" else {name: value}
-    return page, flat
+    return page, {name.replace("-", "_"): value for name, value in flat.items()}
