@@ -1,4 +1,4 @@
-"""From actors to one learner: a ring per actor, read in order, and what the learner takes at once."""
+"""From actors to one learner: a ring of rollouts per actor, and the learner's batches."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from asyncrl.runtime.protocols import LEARNER, Batch, Receipt
 from asyncrl.runtime.shared_memory import shared_zeros
 
 PATIENCE_SECONDS = 10.0
-"""How long a batch in step waits for an actor that is at work and has nothing while others have: it may hang."""
+"""How long an in-step batch waits for an actor that is running but late: it may hang."""
 
 
 def batches_bytes(shape: RolloutShape, actors: int, capacity: int) -> int:
-    """Bytes of shared memory that `Batches` of rings of `capacity` rollouts take."""
+    """Bytes of shared memory for `Batches` with rings of `capacity` rollouts."""
     return actors * ring_bytes(shape.layout(), capacity)
 
 
 class Batches:
     """Rollouts on their way to one learner. An actor without room waits, and so does a learner without a batch.
 
-    *In step* (A2C, PPO) a batch is one rollout of each actor. With a `capacity` of 1 an actor has room again when the
-    learner has done with the batch: it acts with what was learnt from it. With 2 it makes its next rollout meanwhile.
-    Otherwise (IMPALA) actors run ahead as far as `capacity` goes, and a batch is what is there, up to `most` rollouts.
+    *In step* (A2C, PPO), a batch is one rollout of each actor. With a `capacity` of 1 an actor has room again once the
+    learner is done with the batch, so it acts with the new theta. With 2 it makes its next rollout meanwhile. Otherwise
+    (IMPALA) actors run up to `capacity` rollouts ahead, and a batch is whatever is ready, up to `most` rollouts.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Batches:
     ) -> None:
         """Allocates a ring for each actor. `most` 0: as many rollouts as there are actors.
 
-        *In turns* (the serial backend) time does not matter: a batch in step waits for those who are missing as long as
-        it takes, since nobody is lost, and for what actors make meanwhile, since nothing happens by itself.
+        *In turns* (the serial backend), time does not matter: an in-step batch waits for missing actors without limit,
+        since none can be lost, and until their rings are full, since nothing happens by itself.
         """
         layout = shape.layout()
-        # One piece for all: each piece of shared memory costs every process a file descriptor.
+        # One allocation for all: each piece of shared memory costs every process a file descriptor.
         memory = shared_zeros(actors, ring_bytes(layout, capacity), dtype=torch.uint8)
         self._rings = [Ring(layout, capacity, piece) for piece in memory]
         self._clock = clock
@@ -58,14 +58,14 @@ class Batches:
         self._most = most or actors
         self._shape = shape
         self._memory = torch.empty(0)
-        """Where the observations of a batch are put side by side."""
+        """Where the observations of a batch are copied side by side."""
         self._taken: list[tuple[Ring, int]] = []
         self._patience = math.inf if in_turns else PATIENCE_SECONDS
         self._awaited = capacity if in_turns else 1
-        """Rollouts of each actor that a batch in step waits for."""
+        """Rollouts of each actor that an in-step batch waits for."""
         self._waiting_since: float | None = None
         self._given_up: set[int] = set()
-        """Actors that were waited for in vain; nobody waits for them again before they have put something."""
+        """Actors that were too late; batches do not wait for them until they put another rollout."""
 
     def has_room(self, actor: int) -> bool:
         """Whether the actor may make its next rollout."""
@@ -80,14 +80,14 @@ class Batches:
         return Receipt(True, steps=self._clock.steps, finished=self._clock.finished())
 
     def take(self, learner: int = LEARNER) -> Batch | None:
-        """The learner's next batch; None if it is not there yet."""
+        """The learner's next batch; None if it is not ready."""
         ready = [ring.ready() for ring in self._rings]
-        if not any(ready) or (self._in_step and self._waits(ready)):
+        if not any(ready) or (self._in_step and self._must_wait(ready)):
             return None
         self._waiting_since = None
-        taken = self._deal(ready)
+        taken = self._choose(ready)
         unread = [ring.read(i) for ring, count in taken for i in range(count)]
-        places = self._places(len(unread))
+        places = self._observation_memory(len(unread))
         rollouts, versions = [], []
         for block, place in zip(unread, torch.split(places, self._shape.environments, 1), strict=True):
             assert block is not None  # nobody overwrites what has not been released
@@ -101,9 +101,11 @@ class Batches:
         missing = sum(count == 0 for count in ready) if self._in_step else 0
         return Batch(Rollout.side_by_side(rollouts, places), versions, sum(ready) - len(rollouts), missing, again)
 
-    def _places(self, rollouts: int) -> Tensor:
-        """`[T + 1, rollouts E, ...]` for observations side by side, in memory that the next batch uses again: to get
-        megabytes afresh for each batch takes as long as to fill them."""
+    def _observation_memory(self, rollouts: int) -> Tensor:
+        """`[T + 1, rollouts E, ...]` for a batch's observations, in memory that the next batch reuses.
+
+        Allocating megabytes for each batch would take as long as filling them.
+        """
         shape = (self._shape.steps + 1, rollouts * self._shape.environments, *self._shape.spaces.observation_shape)
         size = math.prod(shape)
         if len(self._memory) < size:
@@ -111,9 +113,9 @@ class Batches:
             self._memory = torch.empty(size, dtype=dtype)
         return self._memory[:size].view(shape)
 
-    def _deal(self, ready: list[int]) -> list[tuple[Ring, int]]:
-        """How many rollouts to take of each ring: in step one; else one of each in turn, the fullest first, until there
-        are `most`."""
+    def _choose(self, ready: list[int]) -> list[tuple[Ring, int]]:
+        """How many rollouts to take from each ring: in step one; else one of each in turn, the fullest ring first, up
+        to `most`."""
         if self._in_step:
             return [(ring, 1) for ring, count in zip(self._rings, ready, strict=True) if count]
         counts = [0] * len(ready)
@@ -125,9 +127,9 @@ class Batches:
                     left -= 1
         return [(ring, count) for ring, count in zip(self._rings, counts, strict=True) if count]
 
-    def _waits(self, ready: list[int]) -> bool:
-        """Whether some are missing who are at work, and have not been waited for long enough."""
-        missing = {actor for actor, count in enumerate(ready) if count < self._awaited and self._is_at_work(actor)}
+    def _must_wait(self, ready: list[int]) -> bool:
+        """Whether rollouts of running actors are missing, and there is still patience."""
+        missing = {actor for actor, count in enumerate(ready) if count < self._awaited and self._is_running(actor)}
         self._given_up &= missing
         if missing <= self._given_up or self._clock.finished():
             return False
@@ -139,27 +141,27 @@ class Batches:
             return False
         return True
 
-    def _is_at_work(self, actor: int) -> bool:
-        """Whether it may put a rollout soon; one that was lost will not, nor its successor while it is being built."""
+    def _is_running(self, actor: int) -> bool:
+        """Whether the actor may put a rollout soon; not if it was lost, or its successor is still starting."""
         return self._clock.phase(actor) not in (BUILDING, ENDED)
 
     def release(self, learner: int = LEARNER) -> None:
-        """The learner has done with what it took: the room is the actors' again."""
+        """The learner is done with its batch: actors have room again."""
         for ring, count in self._taken:
             ring.release(count)
         self._taken = []
 
     def feedback(self, keys: Tensor, errors: Tensor, learner: int = LEARNER) -> None:
-        """Each rollout is taken once: errors do not matter."""
+        """Does nothing: each rollout is taken once."""
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of what lies in the rings, while nobody puts or takes."""
+        """Copies of the rollouts in the rings. Call it while nobody puts or takes."""
         return {
             f"{actor}.{name}": tensor for actor, ring in enumerate(self._rings) for name, tensor in ring.state().items()
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go back to what `state` said. Raises UsageError if it does not fit."""
+        """Restore what `state` returned. Raises UsageError if it does not fit."""
         for actor, ring in enumerate(self._rings):
             prefix = f"{actor}."
             ring.restore({name.removeprefix(prefix): own for name, own in state.items() if name.startswith(prefix)})

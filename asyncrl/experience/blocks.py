@@ -13,7 +13,7 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.experience.ring import Block, BlockLayout, Field
 
 _PIECE = 65_536
-"""Components that are normalised at once, 256 KiB of float32."""
+"""Numbers normalised at once: 256 KiB of float32."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,15 @@ class RolloutShape:
     state: tuple[tuple[int, ...], ...] = ()
     """Shapes of the recurrent state's tensors for one environment; none for a feed-forward network."""
     extras: tuple[str, ...] = ()
-    """Names of what acting leaves for the loss."""
+    """Names of what `act` stores for the loss."""
     moments: tuple[int, ...] = ()
-    """Shape of the moments observations are normalised by; empty: they are not."""
+    """Shape of the observations' moments; empty: observations are not normalised."""
 
     def layout(self, finals: int | None = None) -> BlockLayout:
-        """The block that holds one, with room for the last observations of `finals` truncated episodes. None: for the
-        worst case; what is never written takes no memory."""
+        """The block for one rollout, with room for the last observations of `finals` truncated episodes.
+
+        None: room for the worst case. Pages that are never written take no memory.
+        """
         steps, environments = self.steps, self.environments
         finals = steps * environments if finals is None else finals
         observation, dtype = self.spaces.observation_shape, getattr(torch, self.spaces.observation_dtype)
@@ -59,7 +61,7 @@ class RolloutShape:
 
 
 def write(block: Block, rollout: Rollout, version: int) -> None:
-    """Copy a rollout that was acted with theta of `version` into a block."""
+    """Copy a rollout, made with theta of `version`, into a block."""
     block["observations"].copy_(rollout.observations if rollout.raw is None else rollout.raw)
     for name in ("actions", "rewards", "discounts", "last"):
         block[name].copy_(getattr(rollout, name))
@@ -81,10 +83,10 @@ def write(block: Block, rollout: Rollout, version: int) -> None:
 
 
 def read(block: Block, observations: Tensor | None = None) -> tuple[Rollout, int]:
-    """The rollout in a block, as views where it can be, and the version of theta it was acted with.
+    """The rollout in a block, as views where possible, and the version of theta it was made with.
 
-    Observations are copied into `observations` `[T + 1, E, ...]`, or into new memory, normalised by the moments they
-    were acted with, so that the network sees what it saw then.
+    Observations are copied into `observations` `[T + 1, E, ...]`, or into new memory. They are normalised by the
+    actor's moments, so that the learner sees what the actor saw.
     """
     version, acted_at, count = block["numbers"].tolist()
     finals = block["finals"][:count] if count else None
@@ -117,7 +119,7 @@ def read(block: Block, observations: Tensor | None = None) -> tuple[Rollout, int
 
 
 def _standardize_in_pieces(raw: Tensor, mean: Tensor, scale: Tensor, out: Tensor) -> None:
-    """The same as at once, in half the time: the three passes over a piece find it in the cache."""
+    """`standardize`, in half the time: each piece stays in the cache for the three passes over it."""
     rows = max(1, _PIECE // raw[0].numel())
     for begin in range(0, len(raw), rows):
         piece = slice(begin, begin + rows)

@@ -1,9 +1,9 @@
-"""Rollouts from hosts to a learner elsewhere, on credit: the rules, as plain objects that know nothing of the wire.
+"""Flow control of rollouts from hosts to a remote learner, by credit: the rules, independent of the transport.
 
-A host has at most `credit` parcels on their way that the learner has not taken; the learner takes one only while it has
-room. So a learner that is slow makes hosts wait, and their actors, and nothing piles up anywhere. A parcel may be lost,
-repeated, late, or out of order: it is taken once, in the order of its host. A learner that dies takes with it what it
-had taken; its successor, of a new epoch, is sent what it has not acknowledged.
+A host has at most `credit` parcels in flight, and the learner takes one only while it has room. So a slow learner makes
+hosts and their actors wait, and nothing piles up. A parcel may be lost, repeated, late, or out of order: the learner
+takes it once, in the host's order. A learner that dies loses the parcels it has taken. Its successor begins a new
+epoch, and hosts send it every parcel that was not acknowledged.
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ Load = TypeVar("Load")
 
 @dataclass(frozen=True)
 class Parcel(Generic[Load]):
-    """Rollouts of a host on their way."""
+    """Rollouts in flight from a host."""
 
     host: int
     incarnation: int
     epoch: int
-    """Of the learner it is for."""
+    """The epoch of the learner it is meant for."""
     number: int
-    """Of this incarnation's parcels in this epoch, from 1."""
+    """Counts this incarnation's parcels in this epoch, from 1."""
     load: Load
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What a learner says to a parcel."""
+    """The learner's acknowledgement of a parcel."""
 
     epoch: int
     number: int
-    """Of the host's newest parcel that was taken."""
+    """Number of the newest parcel taken from the host."""
     retired: bool = False
+    """Whether a later incarnation has replaced this one."""
 
 
 class Inlet(Generic[Load]):
-    """The learner's side: a queue with room for so many parcels, first come, first served."""
+    """The learner's side: a bounded queue of parcels, first come, first served."""
 
     def __init__(self, hosts: int, room: int, epoch: int) -> None:
-        """`epoch` is greater than that of any learner before."""
+        """`room` is the queue's capacity; `epoch` is greater than that of any earlier learner."""
         self.epoch = epoch
         self._room = room
         self._queue: deque[Load] = deque()
@@ -53,7 +54,7 @@ class Inlet(Generic[Load]):
         return len(self._queue)
 
     def deliver(self, parcel: Parcel[Load]) -> Taken:
-        """Take a parcel if it is the host's next one and there is room."""
+        """Accept a parcel if it is the host's next one and there is room."""
         host = parcel.host
         if parcel.incarnation < self._incarnations[host]:
             return Taken(self.epoch, 0, retired=True)
@@ -66,18 +67,18 @@ class Inlet(Generic[Load]):
         return Taken(self.epoch, self._taken[host])
 
     def take(self) -> Load | None:
-        """The oldest; None if there is none."""
+        """The oldest load in the queue; None if it is empty."""
         return self._queue.popleft() if self._queue else None
 
 
 class Forwarder(Generic[Load]):
-    """A host's side."""
+    """A host's side: numbers parcels, and keeps them until they are acknowledged."""
 
     def __init__(self, host: int, incarnation: int, credit: int = 2) -> None:
         self._host, self._incarnation, self._credit = host, incarnation, credit
         self._epoch = self._number = 0
         self.waiting: list[Parcel[Load]] = []
-        """Sent and not acknowledged, in their order; to be sent again when an answer is long in coming."""
+        """Sent but not acknowledged, oldest first; to be sent again if no answer comes for long."""
 
     @property
     def has_credit(self) -> bool:
@@ -85,7 +86,7 @@ class Forwarder(Generic[Load]):
         return len(self.waiting) < self._credit
 
     def send(self, load: Load) -> Parcel[Load]:
-        """A new parcel; only with credit."""
+        """Make a new parcel. Requires credit."""
         assert self.has_credit
         self._number += 1
         parcel = Parcel(self._host, self._incarnation, self._epoch, self._number, load)
@@ -93,9 +94,9 @@ class Forwarder(Generic[Load]):
         return parcel
 
     def accept(self, taken: Taken) -> bool:
-        """Note what the learner has taken. Whether what waits has to be sent again, to a new learner.
+        """Process an acknowledgement. Returns whether all waiting parcels must be sent again, to a new learner.
 
-        What an earlier learner said, or this one earlier, comes too late to matter.
+        Outdated acknowledgements, of an earlier learner or of earlier parcels, change nothing.
         """
         if taken.retired or taken.epoch < self._epoch:
             return False

@@ -1,7 +1,7 @@
-"""From the actors of all ranks to the learner of rank 0, in step: rollouts are gathered, theta comes back.
+"""From the actors of all ranks to the learner of rank 0, in step: rollouts are gathered, theta is broadcast.
 
-Two exchanges per batch. A put waits until all ranks have put, and on all but rank 0 until the learner is done and its
-theta has come. Nothing of transport is here; who runs the ranks hands in `gather` and `broadcast`.
+There are two exchanges per batch. A put waits until all ranks have put; on all ranks but 0 it then waits for the
+learner's new theta. The transport is elsewhere: whoever runs the ranks passes in `gather` and `broadcast`.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.protocols import LEARNER, Batch, Counts, Receipt
 
 HEADER = 3
-"""Numbers before a rollout: how many truncated episodes it has, its steps, its rank's wish."""
+"""Integers before a rollout: its number of truncated episodes, its steps, its rank's wish."""
 REPLY = 5
-"""Numbers before the steps of all and theta: updates, dropped ones, what was decided, and in nanoseconds how long rank
-0 has learnt and how long it took to send theta the time before."""
+"""Integers before all ranks' steps and theta: updates, dropped updates, the decision, and two times in nanoseconds: how
+long rank 0 learnt, and how long the previous broadcast of theta took."""
 
 Gather = Callable[[Tensor], tuple[list[Tensor], float]]
-"""Bytes of any length, to rank 0: all ranks' in their order there, and nothing elsewhere. Also how many seconds of that
-were only spent in waiting for others to come."""
+"""Sends bytes of any length to rank 0. Returns the messages of all ranks there, in the order of ranks, an empty list
+elsewhere, and the seconds of that spent waiting for other ranks to arrive."""
 Broadcast = Callable[[Tensor], None]
-"""Replaces a tensor by that of rank 0."""
+"""Overwrites a tensor with that of rank 0."""
 
 
 class Adopting(Protocol):
-    """A store whose theta can be another rank's."""
+    """A store that can take over the theta of another rank."""
 
     theta: Tensor
 
     def counts(self) -> Counts:
-        """Updates theta contains, and those that were dropped."""
+        """Updates in theta, and dropped ones."""
         ...
 
     def adopt(self, updates: int, dropped: int) -> None:
-        """theta is now another one."""
+        """Take over the learner's counts, after its theta."""
         ...
 
 
 class Gathered:
-    """One rank's side of it."""
+    """One rank's side of the exchange."""
 
     def __init__(
         self, shape: RolloutShape, ranks: int, rank: int, clock: Clock, store: Adopting, accord: Accord
@@ -60,25 +60,25 @@ class Gathered:
         self._store = store
         self._accord = accord
         self._messages: list[Tensor] = []
-        """Rank 0: what was gathered and the learner has not done with."""
+        """Rank 0: the gathered rollouts, until the learner is done with them."""
         self._wishes: list[int] = []
         self._learnt_since = self._sending = 0.0
-        """Rank 0: when the last batch had been gathered, and the seconds in which its theta was sent."""
+        """Rank 0: when the last batch was complete, and the seconds its broadcast of theta took."""
         self._transport: tuple[Gather, Broadcast] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_transport": None, "_messages": []}
 
     def connect(self, gather: Gather, broadcast: Broadcast) -> None:
-        """How rollouts come to rank 0, and theta to the others."""
+        """Set the transport of rollouts to rank 0, and of theta back to the others."""
         self._transport = gather, broadcast
 
     def has_room(self, actor: int) -> bool:
-        """Whether the actor may make its next rollout: when the last batch has been learnt from."""
+        """Whether the actor may make its next rollout: once the learner is done with the last batch."""
         return not self._messages
 
     def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
-        """Hand over a rollout, with all other ranks; all but rank 0 then wait for what has been learnt from it."""
+        """Hand over a rollout together with all other ranks; all but rank 0 then wait for the new theta."""
         assert self._transport is not None
         began = time.perf_counter()
         messages, waited = self._transport[0](packed(self._shape, rollout, version, self._accord.wish))
@@ -94,29 +94,29 @@ class Gathered:
         return Receipt(True, steps=self._clock.steps, finished=self._clock.finished())
 
     def take(self, learner: int = LEARNER) -> Batch | None:
-        """Rank 0: the rollouts of all ranks side by side; None before they have been gathered."""
+        """Rank 0: the rollouts of all ranks side by side; None until they have been gathered."""
         if not self._messages:
             return None
         taken = [blocks.read(block_of(self._shape, message)) for message in self._messages]
         return Batch(Rollout.side_by_side([rollout for rollout, _ in taken]), [version for _, version in taken])
 
     def release(self, learner: int = LEARNER) -> None:
-        """Rank 0: the learner has done with the batch; the others get its theta and go on."""
+        """Rank 0: the learner is done with the batch; send the others its theta, so that they go on."""
         self._exchange_theta()
         self._messages = []
 
     def feedback(self, keys: Tensor, errors: Tensor, learner: int = LEARNER) -> None:
-        """Nothing is drawn by priority."""
+        """Does nothing: nothing is sampled by priority."""
 
     def state(self) -> dict[str, Tensor]:
-        """Nothing lies between batches."""
+        """Empty: nothing is kept between batches."""
         return {}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to go back to."""
+        """Does nothing: `state` is empty."""
 
     def _exchange_theta(self) -> None:
-        """Rank 0's theta, counts, decision and the steps of all ranks, to everybody."""
+        """Broadcast rank 0's theta, counts and decision, and the steps of all ranks."""
         assert self._transport is not None
         store, clock, accord = self._store, self._clock, self._accord
         numbers = torch.zeros(REPLY + self._ranks, dtype=torch.int64)
@@ -138,7 +138,7 @@ class Gathered:
             updates, dropped, decided, learnt, sent, *steps = message[:size].view(torch.int64).tolist()
             learning = min(took, learnt / 1e9)
             sending = min(took - learning, sent / 1e9)
-            accord.note(took - learning - sending, sending, learning)  # the rest: until the last rollout had come
+            accord.note(took - learning - sending, sending, learning)  # the rest: waiting for the last rollout
             store.theta.copy_(message[size:].clone().view(torch.float32))
             store.adopt(updates, dropped)
             accord.settle([decided], clock)
@@ -150,7 +150,7 @@ class Gathered:
 
 
 class Kept:
-    """Rollouts that stay on their rank, whose own learner averages its gradients with the others'."""
+    """Rollouts that stay on their rank: each rank's learner averages its gradients with the others'."""
 
     def __init__(self, shape: RolloutShape, clock: Clock) -> None:
         self._shape = shape
@@ -158,7 +158,7 @@ class Kept:
         self._message: Tensor | None = None
 
     def has_room(self, actor: int) -> bool:
-        """Whether the actor may make its next rollout: when the last one has been learnt from."""
+        """Whether the actor may make its next rollout: once the learner is done with the last one."""
         return self._message is None
 
     def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
@@ -175,22 +175,22 @@ class Kept:
         return Batch(Rollout.side_by_side([rollout]), [version])
 
     def release(self, learner: int = LEARNER) -> None:
-        """The learner has done with it."""
+        """The learner is done with the rollout."""
         self._message = None
 
     def feedback(self, keys: Tensor, errors: Tensor, learner: int = LEARNER) -> None:
-        """Nothing is drawn by priority."""
+        """Does nothing: nothing is sampled by priority."""
 
     def state(self) -> dict[str, Tensor]:
-        """Nothing lies between batches."""
+        """Empty: nothing is kept between batches."""
         return {}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to go back to."""
+        """Does nothing: `state` is empty."""
 
 
 def packed(shape: RolloutShape, rollout: Rollout, version: int, wish: int) -> Tensor:
-    """A rollout as bytes, with room for as many last observations as it has."""
+    """A rollout as bytes, with exactly as many last observations as it has."""
     finals = len(rollout.truncated[0])
     message = torch.zeros(8 * HEADER + shape.layout(finals).block_bytes, dtype=torch.uint8)
     message[: 8 * HEADER].view(torch.int64).copy_(torch.tensor([finals, rollout.steps, wish]))
@@ -206,6 +206,6 @@ def block_of(shape: RolloutShape, message: Tensor) -> Block:
 
 
 def header_of(message: Tensor) -> list[int]:
-    """The numbers before a rollout."""
+    """The integers before a rollout, see HEADER."""
     header: list[int] = message[: 8 * HEADER].view(torch.int64).tolist()
     return header

@@ -1,4 +1,4 @@
-"""Drawing with probability proportional to priority (Schaul et al. 2016), a whole batch at a time."""
+"""Sampling with probability proportional to priority (Schaul et al. 2016), a batch at a time."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ Indices: TypeAlias = NDArray[np.int64]
 Numbers: TypeAlias = NDArray[np.float64]
 
 BRANCHES = 16
-"""Children of a node. A level costs a few calls of numpy, whatever it holds, so a tree had better be wide than deep: a
-million slots are two levels of families below the top."""
+"""Children per node. Each level costs a few numpy calls, whatever its size, so the tree is wide rather than deep: a
+million slots take two levels below the top."""
 _TOP = 4096
-"""A level of at most so many nodes has no parents: adding it up anew costs less than another level."""
+"""Largest size of the top level: summing so many nodes costs less than another level."""
 
 
 def memory_shape(slots: int) -> tuple[int, int]:
-    """Shape of the float64 memory that the priorities of `slots` slots lie in."""
+    """Shape of the float64 array that holds the priorities of `slots` slots."""
     return -(-slots // BRANCHES), BRANCHES
 
 
 class Priorities:
     """A sum tree over a fixed number of slots, all of priority 0 at first. For one process.
 
-    Every parent is the sum of its children, added up anew when one of them changes. So rounding errors do not gather,
-    and the tree depends on the priorities alone, not on the way by which they came.
+    Every parent is recomputed from all its children when one of them changes. So rounding errors do not accumulate, and
+    the tree depends only on the priorities, not on their history.
     """
 
     def __init__(self, slots: int, memory: Numbers | None = None) -> None:
-        """`memory` of `memory_shape(slots)` holds the priorities that there are; made if it is not given.
+        """`memory`, of shape `memory_shape(slots)`, holds existing priorities; allocated by default.
 
-        In shared memory they outlive the process: whoever comes next makes its own tree of them. Raises ValueError for
-        less than one slot, or a memory of another shape or type.
+        In shared memory the priorities outlive the process, and its successor builds a tree from them. Raises
+        ValueError for less than one slot, or a memory of another shape or dtype.
         """
         if slots < 1:
             raise ValueError(f"priorities need at least one slot, not {slots}")
@@ -50,7 +50,7 @@ class Priorities:
         self._add_up()
 
     def _add_up(self) -> None:
-        """Make all parents. Each level is `[families, BRANCHES]`, the lowest first; the top is one row."""
+        """Compute all parents. Each level is `[parents, BRANCHES]`, the lowest first; the top level is one row."""
         self._levels = [self._leaves]
         while len(sums := self._levels[-1].sum(1)) > _TOP:
             parents = np.zeros(memory_shape(len(sums)))
@@ -63,19 +63,19 @@ class Priorities:
 
     @property
     def total(self) -> float:
-        """The sum of all priorities, to within a few units of rounding (a relative 1e-14)."""
+        """The sum of all priorities, with a relative rounding error of about 1e-14."""
         return float(self._top.sum())
 
     def priority(self, indices: Indices) -> Numbers:
-        """Those of the slots `indices` `[n]`. Raises IndexError for a slot that there is not."""
+        """The priorities `[n]` of the slots `indices` `[n]`. Raises IndexError for a slot out of range."""
         self._check(indices)
         return self._own[indices]
 
     def set(self, indices: Indices, priorities: Numbers) -> None:
-        """Give the slots `indices` `[n]` the `priorities` `[n]`; of a slot that is named twice the last one stays.
+        """Set the `priorities` `[n]` of the slots `indices` `[n]`; for a slot given twice, the last one counts.
 
-        Raises IndexError for a slot that there is not, ValueError for a priority that is negative or not finite; then
-        nothing has changed.
+        Raises IndexError for a slot out of range, and ValueError for a priority that is negative or not finite. Nothing
+        has changed then.
         """
         self._check(indices)
         if not ((priorities >= 0) & (priorities < np.inf)).all():
@@ -86,17 +86,17 @@ class Priorities:
             parents.reshape(-1)[indices] = families.take(indices, 0).sum(1)
 
     def sample(self, u: Numbers) -> Indices:
-        """The slots `[n]` in which the shares `u` `[n]` of the total lie, each in [0, 1); never one of priority 0.
+        """The slots `[n]` at the fractions `u` `[n]` of the total, each in [0, 1); never one of priority 0.
 
-        The slots follow each other as on a line, each as long as its priority. With u drawn evenly a slot comes with
-        probability priority / total; for a batch draw one u in each n-th of the line (`(arange(n) + u) / n`), so that
-        it is spread over all of it. Raises ValueError while all priorities are 0.
+        Imagine the slots on a line, each as long as its priority. For uniform u a slot is chosen with probability
+        priority / total. For a stratified batch pass one u from each n-th of the line: `(arange(n) + u) / n`. Raises
+        ValueError while all priorities are 0.
         """
         ends = self._top.cumsum()
         if not ends[-1]:
-            raise ValueError("nothing can be drawn: all priorities are 0")
-        # How far in: into the line at first, then into the node found. Rounding may lead past a node's end or before
-        # its beginning; kept within, it never leads to a child of priority 0.
+            raise ValueError("nothing can be sampled: all priorities are 0")
+        # The position on the line, then within the node found. Rounding may push it past either end of a node. Clipped,
+        # it never falls on a child of priority 0.
         along = np.minimum(u * ends[-1], np.nextafter(ends[-1], 0))
         nodes: Indices = ends.searchsorted(along, side="right")
         along -= ends[nodes] - self._top[nodes]
@@ -115,7 +115,7 @@ class Priorities:
         return {"priorities": torch.from_numpy(self._own.copy())}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go back to what `state` said. Raises UsageError if it is of another number of slots."""
+        """Restore what `state` returned. Raises UsageError for another number of slots."""
         priorities = state["priorities"].numpy()
         if priorities.shape != self._own.shape:
             raise UsageError(f"the checkpoint holds {len(priorities)} priorities, this run has {len(self)} slots")
@@ -123,6 +123,6 @@ class Priorities:
         self._add_up()
 
     def _check(self, indices: Indices) -> None:
-        """Numpy takes -1 for the last one."""
+        """Raise IndexError for a slot out of range, also for -1, which numpy would accept."""
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
-            raise IndexError(f"a slot lies outside the {len(self)} there are")
+            raise IndexError(f"slots must be 0 to {len(self) - 1}")

@@ -1,12 +1,12 @@
-"""A replay memory: the newest steps of all actors, from which a learner draws transitions again and again.
+"""A replay memory: the newest steps of all actors, from which a learner samples transitions.
 
-Actors write their own rows (`asyncrl.experience.steps`) and never wait for a reader; a row that was overwritten while
-it was read is noticed and another drawn. What does make them wait is the replay ratio: updates per step, the same on
-any machine. Whoever is ahead waits, the learner for steps, the actors for updates.
+Actors write their own rows (`asyncrl.experience.steps`) and never wait for a reader. A row that was overwritten during
+a read is detected, and another is sampled. Only the replay ratio, the number of updates per step, makes anybody wait,
+and it is the same on every machine: the learner waits for steps, or the actors for updates.
 
-Drawn by priority (Schaul et al. 2016), an actor leaves the first priority beside its steps (Horgan et al. 2018), and
-the learner keeps a tree over all places of its own, brought up to date whenever it draws. What it makes of a priority
-it leaves beside the step as well: one that died is followed by one that goes on with them.
+With prioritised sampling (Schaul et al. 2016) an actor stores an initial priority with each step (Horgan et al. 2018).
+The learner keeps a private sum tree over all steps and updates it before each minibatch. It also writes new priorities
+back to the steps, so that a restarted learner continues with them.
 """
 
 from __future__ import annotations
@@ -31,99 +31,102 @@ from asyncrl.runtime.shared_memory import shared_zeros
 
 _COLUMNS = 8  # int64 per row: no two learners share a cache line
 TRIES = 100
-"""How often what cannot be used is drawn again, before the learner waits for more steps."""
+"""How often unusable rows are replaced by others before the learner waits for more steps."""
 
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """How much is kept and how it is drawn, as plain data. At least `4 t_max + n_step + stack` steps of each stream."""
+    """The memory's size and how it is sampled, as plain data.
+
+    The capacity is at least `4 t_max + n_step + stack` steps of each environment.
+    """
 
     shape: StepShape
     actors: int
     environments: int
-    """Of each actor."""
+    """Per actor."""
     t_max: int
-    """Steps of each environment that are put at once."""
+    """Steps of each environment in one rollout."""
     capacity: int
-    """Steps that are kept of all environments together."""
+    """Steps kept, over all environments."""
     warmup_steps: int
     minibatch: int
     ratio: float
     """Updates per step put after the warm-up."""
     priority_exponent: float = 0.0
-    """0: all are drawn equally often."""
+    """0: uniform sampling."""
     importance_exponent: float = 0.0
     seed: tuple[int, ...] = (0,)
-    """Of the run, and what distinguishes this part of it."""
+    """The run's seed, then what distinguishes this part of the run."""
     kept: bool = False
-    """Whether checkpoints hold the memory."""
+    """Whether checkpoints contain the memory."""
     bundled: bool = False
-    """Whether each actor has a learner of its own, which draws from its steps alone."""
+    """Whether each actor has its own learner, which samples only that actor's steps."""
     learners: int = 1
-    """How many draw from it."""
 
     @property
     def rows(self) -> int:
-        """Rows of each environment's ring."""
+        """Rows in each environment's ring."""
         return -(-self.capacity // (self.actors * self.environments))
 
     @property
     def bytes(self) -> int:
-        """Of shared memory that it will take when it is full."""
+        """Shared memory in use once the memory is full."""
         counts = self.learners * 8 * _COLUMNS
         return self.shape.layout(self.actors * self.environments, self.rows).block_bytes + counts
 
 
 class Replay:
-    """The memory as an experience: actors put, learners take minibatches as long as the replay ratio lets them.
+    """The memory as an experience: actors put rollouts, learners take minibatches as the replay ratio allows.
 
-    Where they are *bundled*, each learner draws from the steps of its own actor, and the ratio is theirs.
+    *Bundled* learners each sample the steps of their own actor, and the ratio holds for each pair.
     """
 
     def __init__(self, plan: ReplayPlan, clock: Clock, make_normalizer: Callable[[], Normalizer | None]) -> None:
-        """`make_normalizer` gives a learner's view of the moments, by which what was drawn is normalised."""
+        """`make_normalizer` returns the normalizer of a learner, which is applied to its minibatches."""
         self.plan = plan
         self.steps = Steps(plan.shape, plan.actors, plan.environments, plan.rows)
         self._clock = clock
         self._make_normalizer = make_normalizer
-        # Minibatches learnt from, a row per learner.
+        # Minibatches learnt, one row per learner.
         self._learnt = shared_zeros(plan.learners, _COLUMNS, dtype=torch.int64)
         self._drawing: dict[int, _Drawing] = {}
-        """By the learner's place, of those in this process."""
+        """By the learner's row, for the learners in this process."""
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_drawing": {}}
 
     def _place(self, number: int) -> int:
-        """A learner's row, by its number, which is its actor's if they are bundled."""
+        """The row of a learner. A bundled learner has the number of its actor."""
         return number if self.plan.bundled else LEARNER - number
 
     def _streams(self, number: int) -> slice:
-        """The streams that a learner draws from."""
+        """The streams that a learner samples from."""
         each = self.plan.environments
         return slice(number * each, (number + 1) * each) if self.plan.bundled else slice(None)
 
     def learnt(self, number: int = LEARNER) -> int:
-        """Minibatches that were learnt from since the memory was made, by whoever draws from the same steps."""
+        """Minibatches learnt since the memory was made, by all learners that share these steps."""
         return int(self._learnt[number, 0] if self.plan.bundled else self._learnt[:, 0].sum())
 
-    def beyond(self, number: int = LEARNER) -> float:
-        """Steps that were put into what a learner draws from since the warm-up; below 0 while that lasts."""
+    def steps_after_warm_up(self, number: int = LEARNER) -> float:
+        """Steps stored in a learner's streams since the warm-up; negative during the warm-up."""
         warm_up = self.plan.warmup_steps / (self.plan.actors if self.plan.bundled else 1)
         return float(self.steps.put[self._streams(number)].sum()) - warm_up
 
     def ahead(self, number: int = LEARNER) -> float:
-        """Updates that are due by the replay ratio; below 1 the learner waits. -inf: the memory is still being filled.
+        """Updates that are due by the replay ratio: below 1 the learner waits. -inf during the warm-up.
 
-        A resumed run begins with an empty memory, and fills it again.
+        A resumed run that did not keep its memory warms up again.
         """
-        beyond = self.beyond(number)
-        return self.plan.ratio * beyond - self.learnt(number) if beyond >= 0 else float("-inf")
+        steps = self.steps_after_warm_up(number)
+        return self.plan.ratio * steps - self.learnt(number) if steps >= 0 else float("-inf")
 
     def has_room(self, actor: int) -> bool:
-        """Whether the actor may make its next rollout: the learner has to keep up with the replay ratio.
+        """Whether the actor may make its next rollout, or must let the learner catch up with the replay ratio.
 
-        Before it waits, some environment has put more than a transition takes; so never do both wait for each other.
+        An actor waits only when some environment has stored more steps than a transition needs. So actors and learners
+        never wait for each other at the same time.
         """
         plan = self.plan
         streams = self.steps.streams // (plan.actors if plan.bundled else 1)
@@ -137,7 +140,7 @@ class Replay:
         return Receipt(True, steps=self._clock.steps, finished=self._clock.finished())
 
     def take(self, learner: int = LEARNER) -> Batch | None:
-        """A minibatch, normalised by the newest moments; None while none is due, or nothing can be drawn yet."""
+        """A minibatch, normalised by the newest moments; None if none is due or there is nothing to sample."""
         if self.ahead(learner) < 1:
             return None
         drawing = self._drawing.get(self._place(learner)) or self._begin(self._place(learner))
@@ -149,32 +152,32 @@ class Replay:
         facts = {
             "sample_age": self._clock.steps - float(drawing.acted_at.mean()),
             "memory_fill": float(np.minimum(put / self.steps.capacity, 1.0).mean()),
-            "replay_ratio": self.learnt(learner) / max(1.0, self.beyond(learner)),
+            "replay_ratio": self.learnt(learner) / max(1.0, self.steps_after_warm_up(learner)),
             **drawing.facts,
         }
         return Batch(transitions, [], keys=drawing.keys, facts=facts)
 
     def _begin(self, place: int) -> _Drawing:
-        # A learner's successor goes on with another count, and so with another stream of random numbers.
+        # A restarted learner begins at another count, so it gets another stream of random numbers.
         random = generator(self.plan.seed[0], REPLAY, *self.plan.seed[1:], place, int(self._learnt[place, 0]))
         own = self._streams(place if self.plan.bundled else LEARNER)
         self._drawing[place] = _Drawing(self.plan, self.steps, own, self._make_normalizer(), random)
         return self._drawing[place]
 
     def release(self, learner: int = LEARNER) -> None:
-        """The learner has learnt from what it took."""
+        """The learner is done with its minibatch."""
         self._learnt[self._place(learner), 0] += 1
 
     def feedback(self, keys: Tensor, errors: Tensor, learner: int = LEARNER) -> None:
-        """The learner's errors `[B]` of what it took: new priorities of what is still there."""
+        """Make priorities of the learner's errors `[B]`, for those transitions that are still in the memory."""
         self._drawing[self._place(learner)].renew(keys.numpy(), errors.numpy())
 
     def priorities(self, keys: Tensor, learner: int = LEARNER) -> Tensor:
-        """p^alpha `[B]` by which the learner draws those keys `[B]` of its newest minibatch."""
+        """p^alpha `[B]` in the learner's tree, for those keys `[B]` of its newest minibatch."""
         return torch.from_numpy(self._drawing[self._place(learner)].priorities(keys.numpy()))
 
     def state(self) -> dict[str, Tensor] | None:
-        """Copies of all steps, and of what the learners of this process will draw; None: it is not kept."""
+        """Copies of all steps, and of the sampling state of the learners in this process; None: it is not saved."""
         if not self.plan.kept:
             return None
         parts = {"steps": self.steps.state()}
@@ -183,23 +186,23 @@ class Replay:
         return {"learnt": self._learnt.clone()} | state
 
     def restore(self, state: Mapping[str, Tensor], exactly: bool = True) -> None:
-        """Go back to what `state` said; if not `exactly`, with actors and learners that begin anew.
+        """Restore what `state` returned; if not `exactly`, actors and learners start afresh on the restored steps.
 
         Raises UsageError if it does not fit.
         """
-        self.steps.restore(_below(state, "steps"), writers_go_on=exactly)
+        self.steps.restore(_entries_under(state, "steps"), writers_go_on=exactly)
         if state["learnt"].shape != self._learnt.shape:
-            raise UsageError("the checkpoint's replay memory is of another --layout or number of --learners")
+            raise UsageError("the checkpoint's replay memory has another --layout or number of --learners")
         self._learnt.copy_(state["learnt"])
         self._drawing = {}
         if exactly:
             for place in range(self.plan.learners):
-                if own := _below(state, f"drawing.{place}"):
+                if own := _entries_under(state, f"drawing.{place}"):
                     self._begin(place).restore(own)
 
 
 class _Drawing:
-    """What a learner draws with."""
+    """How one learner samples."""
 
     def __init__(
         self, plan: ReplayPlan, steps: Steps, own: slice, normalizer: Normalizer | None, random: torch.Generator
@@ -207,24 +210,24 @@ class _Drawing:
         self._plan = plan
         self._steps = steps
         self._others = np.ones(steps.streams, bool)
-        """Streams that it does not draw from, `[streams]`."""
+        """`[streams]` True for the streams that it does not sample from."""
         self._others[own] = False
         self._normalizer = normalizer
         self._generator = random
         self._tree = Priorities(len(steps.rows["actions"])) if plan.priority_exponent else None
         self._known: Numbers = np.zeros(steps.streams, np.int64)
-        """The row at which each stream's rows end that are in the tree, `[streams]`."""
+        """`[streams]` The first row of each stream that is not in the tree yet."""
         self.acted_at: Numbers = np.zeros(0, np.int64)
-        """Of the newest minibatch, `[B]`."""
+        """`[B]` T when the newest minibatch was acted."""
         self.keys: Tensor | None = None
         self.facts: dict[str, float] = {}
 
     def next(self) -> Transitions | None:
-        """The next minibatch; None if there is none to be had."""
+        """The next minibatch; None if there is nothing to sample."""
         begins, ends = self._steps.drawable()
         ends[self._others] = begins[self._others]
         if self._tree is not None:
-            self._look(self._tree, begins, ends)
+            self._update_tree(self._tree, begins, ends)
         found = self._draw(begins, ends)
         if found is None:
             return None
@@ -248,11 +251,11 @@ class _Drawing:
         )
 
     def _draw(self, begins: Numbers, ends: Numbers) -> tuple[Drawn, Numbers, Numbers] | None:
-        """A minibatch and the streams and rows it begins with; what cannot be used is drawn again."""
+        """A minibatch, and the streams and rows of its first steps; unusable rows are replaced by others."""
         count = self._plan.minibatch
         if not self._total(begins, ends):
             return None
-        places = (np.arange(count) + self._uniform(count)) / count  # one of each part, so that all parts are drawn
+        places = (np.arange(count) + self._uniform(count)) / count  # stratified: one from each of `count` equal parts
         streams, rows = self._at(places, begins, ends)
         for _ in range(TRIES):
             bad = ~self._steps.whole(streams, rows)
@@ -271,7 +274,7 @@ class _Drawing:
         return float((ends - begins).sum()) if self._tree is None else self._tree.total
 
     def _at(self, shares: np.ndarray, begins: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:
-        """Streams and rows in which the shares `[n]` of all there is lie, each in [0, 1)."""
+        """Streams and rows at the fractions `shares` `[n]` of the total, each in [0, 1)."""
         if self._tree is None:
             counts = (ends - begins).cumsum()
             numbers = (shares * counts[-1]).astype(np.int64)
@@ -281,8 +284,8 @@ class _Drawing:
         newest = self._known[streams] - 1
         return streams, newest - (newest - slots) % self._steps.capacity
 
-    def _look(self, tree: Priorities, begins: Numbers, ends: Numbers) -> None:
-        """Bring the tree up to date: first priorities of new rows, none of those that are gone."""
+    def _update_tree(self, tree: Priorities, begins: Numbers, ends: Numbers) -> None:
+        """Give new rows their initial priority, and overwritten ones none."""
         steps = self._steps
         gone_streams, gone = ranges(ends, np.maximum(steps.begun, steps.written) + steps.shape.stack - 1)
         tree.set(steps.place(gone_streams, gone), np.zeros(len(gone)))
@@ -292,7 +295,7 @@ class _Drawing:
         self._known = ends
 
     def _weigh(self, tree: Priorities, streams: Numbers, rows: Numbers, count: int) -> Tensor:
-        """Importance weights `[B]` of what was drawn, the largest of them 1; keys and facts of it."""
+        """Importance weights `[B]`, scaled to a maximum of 1. Sets the minibatch's keys and facts."""
         priorities = tree.priority(self._steps.place(streams, rows))
         self.keys = torch.from_numpy(rows * self._steps.streams + streams)
         self.facts = {
@@ -302,15 +305,15 @@ class _Drawing:
         return importance_weights(torch.from_numpy(priorities), self._plan.importance_exponent)
 
     def priorities(self, keys: Numbers) -> np.ndarray:
-        """Those in the tree of what was drawn."""
+        """The priorities `[B]` in the tree for these keys `[B]`."""
         assert self._tree is not None
         rows, streams = np.divmod(keys, self._steps.streams)
         return self._tree.priority(self._steps.place(streams, rows))
 
     def renew(self, keys: Numbers, errors: np.ndarray) -> None:
-        """New priorities of what was drawn, unless other rows have taken its place in the tree.
+        """Set priorities from errors `[B]`, except for rows that were overwritten since.
 
-        Errors that are no numbers are left out: the store counts them, and says so if they go on.
+        Errors that are not finite are skipped: the store counts and reports them.
         """
         assert self._tree is not None
         rows, streams = np.divmod(keys, self._steps.streams)
@@ -321,7 +324,7 @@ class _Drawing:
         self._steps.renew(streams[there], rows[there], priorities)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that what is drawn next depends on."""
+        """Everything that determines the next minibatches."""
         read = None if self._normalizer is None else self._normalizer.read
         return {
             "generator": self._generator.get_state(),
@@ -330,7 +333,7 @@ class _Drawing:
         } | ({} if self._tree is None else self._tree.state())
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go back to what `state` said."""
+        """Restore what `state` returned."""
         self._generator.set_state(state["generator"])
         self._known = state["known"].numpy().copy()
         if self._tree is not None:
@@ -340,6 +343,6 @@ class _Drawing:
             self._normalizer.restore({"read": read if len(read) else None, "discounted": None})
 
 
-def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The entries whose names begin with a prefix and a dot, without them."""
+def _entries_under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The entries named `prefix.NAME`, by NAME."""
     return {name.removeprefix(f"{prefix}."): own for name, own in state.items() if name.startswith(f"{prefix}.")}

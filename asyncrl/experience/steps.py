@@ -1,18 +1,18 @@
-"""Single steps in shared memory: a ring of rows for each environment, overwritten when full, read anywhere.
+"""Single steps in shared memory: a ring of rows for each environment (a *stream*), overwritten when full.
 
-A row is what was seen and done in one step. Of stacked images it keeps only the newest: the others are those of the
-rows before it, and before an episode's first there are zeros. Where a time limit cut an episode a row more follows,
-with nothing but its last observation. So what a step led to always stands in the next row, across the borders of
-rollouts, and no rollout has to be kept whole.
+A row holds the observation, action and reward of one step. Of stacked images it keeps only the newest: the others are
+in the rows before it, with zeros before the first of an episode. Where a time limit truncated an episode, one more row
+holds its last observation. So the result of a step is always in the next row, also across rollouts, and rollouts need
+not be kept whole.
 
-Rows are numbered 0, 1, 2, ... in each stream; row r lies in place r modulo the capacity. A stream's writer says in one
-cell how far it has begun to write and in another how far it has written, so of row r is left what was written while
-`begun` - capacity <= r < `written`: who copies a row asks again afterwards. Every cell but a priority has one writer,
-and nobody waits.
-What `asyncrl.experience.ring` says of the order of stores holds here as well.
+Rows are numbered 0, 1, 2, ... in each stream; row r is at position r modulo the capacity. The writer of a stream
+publishes in one cell how many rows it has begun to write (`begun`), in another how many it has written (`written`). Row
+r is intact while `begun` - capacity <= r < `written`; a reader checks this again after it has copied the row. Every
+cell except a priority has a single writer, and nobody waits. What `asyncrl.experience.ring` says about the order of
+stores holds here too.
 
-A writer that dies leaves rows that were never written, and its successor, whose environments are others, begins a new
-stream in the same ring: its first row is marked, and nothing is joined across it.
+A writer that dies may leave rows that were never written. Its successor, with other environments, continues in the same
+ring: its first row is marked, and no transition or stack crosses it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ Numbers: TypeAlias = NDArray[np.int64]
 Truths: TypeAlias = NDArray[np.bool_]
 
 LAST, START, FINAL = 1, 2, 4
-"""Marks of a row: the return is cut after it; an episode, or a writer, begins with it; it is no step, but the last
-observation of an episode that a time limit cut."""
+"""Marks of a row: the return ends after it; an episode, or a new writer, begins with it; it is not a step, but the last
+observation of a truncated episode."""
 _BEGUN, _WRITTEN, _STEPS = range(3)
-"""Columns of a stream's cells: rows begun and rows written, and steps among those, since the memory was made."""
+"""Columns of a stream's cells: rows begun, rows written, and steps among the latter, since the memory was made."""
 _COLUMNS = 8
 LEAST_PRIORITY = 1e-6
-"""Added to every absolute error, so that what has none may be drawn again."""
+"""Added to every absolute error, so that a transition without error can still be sampled."""
 ACTION_VALUE, STATE_VALUE = "action_value", "state_value"
-"""What acting has to leave for the first priorities: Q(s, a) and max_a Q(s, a)."""
+"""Extras that actors must provide for initial priorities: Q(s, a) and max_a Q(s, a)."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class StepShape:
 
     spaces: Spaces
     stack: int = 1
-    """How many images, or vectors, an observation is stacked of, along its first axis."""
+    """Images or vectors stacked in one observation, along its first axis."""
     n_step: int = 1
     """Steps of a transition."""
     priorities: bool = False
-    """Whether priorities are kept: first those of the actor, then what the learner makes of them."""
+    """Whether priorities are kept: initially the actor's, then the learner's."""
     reward_clip: float = 0.0
-    """By which the rewards in first priorities are clipped."""
+    """Bound of the rewards in initial priorities; 0: none."""
 
     @property
     def frame(self) -> tuple[int, ...]:
@@ -69,7 +69,7 @@ class StepShape:
         return (first // self.stack, *rest)
 
     def layout(self, streams: int, capacity: int) -> BlockLayout:
-        """The memory of `capacity` rows in each of so many streams."""
+        """The memory for `capacity` rows in each of `streams` streams."""
         each = (streams, capacity)
         fields: list[Field] = [
             ("cells", (streams, _COLUMNS), torch.int64),
@@ -88,7 +88,7 @@ class StepShape:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Transitions as they were read: see `asyncrl.core.rollout.Transitions`. Observations are raw."""
+    """Transitions as stored, with raw observations: see `asyncrl.core.rollout.Transitions`."""
 
     observations: Tensor
     actions: Tensor
@@ -97,7 +97,7 @@ class Drawn:
     last: Tensor
     following: Tensor
     acted_at: Numbers
-    """`[B]` T when it was acted."""
+    """`[B]` T when the action was taken."""
 
 
 class Steps:
@@ -106,7 +106,7 @@ class Steps:
     def __init__(self, shape: StepShape, actors: int, environments: int, capacity: int) -> None:
         """Allocates `capacity` rows for each stream. Raises ValueError for a stack that does not divide the shape."""
         if shape.spaces.observation_shape[0] % shape.stack:
-            raise ValueError(f"an observation {shape.spaces.observation_shape} is no stack of {shape.stack}")
+            raise ValueError(f"an observation {shape.spaces.observation_shape} cannot be a stack of {shape.stack}")
         self.shape = shape
         self.actors, self.environments, self.capacity = actors, environments, capacity
         self.streams = actors * environments
@@ -117,13 +117,13 @@ class Steps:
         places = self.shape.layout(self.streams, self.capacity).places()
         views = {name: self._memory[place].view(dtype).view(shape).numpy() for (name, shape, dtype), place in places}
         self._cells: Numbers = views.pop("cells")
-        # The places of all streams behind each other: place p of stream s is s * capacity + p.
+        # All streams one after the other: position p of stream s is at s * capacity + p.
         self.rows: dict[str, NDArray[Any]] = {name: view.reshape(-1, *view.shape[2:]) for name, view in views.items()}
-        # Of the streams that this process writes: what the next row goes on from. A new process begins them anew.
+        # For the streams written by this process: where the next row continues. A new process starts afresh.
         self._ages = np.full(self.streams, -1)
-        """Rows since the episode began, of the newest row; -1: nothing was written yet."""
+        """Rows between the start of the episode and the newest row; -1: nothing has been written yet."""
         self._ended = np.zeros(self.streams, bool)
-        """Whether the return was cut after the newest row."""
+        """Whether the return ended after the newest row."""
 
     def __getstate__(self) -> tuple[StepShape, int, int, int, Tensor]:
         return self.shape, self.actors, self.environments, self.capacity, self._memory
@@ -135,31 +135,31 @@ class Steps:
 
     @property
     def begun(self) -> Numbers:
-        """Rows that each stream's writer has begun to write, `[streams]`: those a capacity before are gone."""
+        """Rows that each stream's writer has begun to write, `[streams]`: of older rows only a capacity is left."""
         return self._cells[:, _BEGUN].copy()
 
     @property
     def written(self) -> Numbers:
-        """Rows of each stream that are written, `[streams]`."""
+        """Rows written to each stream, `[streams]`."""
         return self._cells[:, _WRITTEN].copy()
 
     @property
     def put(self) -> Numbers:
-        """Steps that were put into each stream since the memory was made, `[streams]`."""
+        """Steps written to each stream since the memory was made, `[streams]`."""
         return self._cells[:, _STEPS].copy()
 
     def drawable(self) -> tuple[Numbers, Numbers]:
-        """The first row of each stream that a transition may begin with, and the first that none may, `[streams]`.
+        """The range of rows in each stream where a transition may begin: the first, and one past the last, `[streams]`.
 
-        Its newest rows lack the rows that follow them, its oldest those that their images are stacked with.
+        The newest rows still lack their successors, and the oldest the images that they are stacked with.
         """
         ends = self.written - self.shape.n_step
-        begins = self.begun - self.capacity  # asked last: a row may be gone, but never be not there yet
+        begins = self.begun - self.capacity  # read last: a row in the range may be overwritten, but never unwritten
         begins = np.where(begins > 0, begins + self.shape.stack - 1, 0)
         return begins, np.maximum(ends, begins)
 
     def add(self, actor: int, rollout: Rollout) -> None:
-        """Append what an actor has seen to its own streams."""
+        """Append a rollout to the streams of its actor."""
         own = np.arange(actor * self.environments, (actor + 1) * self.environments)
         observations = rollout.observations if rollout.raw is None else rollout.raw
         finals = rollout.final_observations if rollout.raw is None else rollout.raw_final
@@ -169,14 +169,14 @@ class Steps:
 
         before = self.written[own]
         after = before + steps + np.bincount(cut[1], minlength=len(own))
-        # A writer that died may have begun more rows than its successor does now: those stay gone.
+        # A writer that died may have begun more rows than its successor begins now. Those are lost.
         self._cells[own, _BEGUN] = np.maximum(self._cells[own, _BEGUN], after)
         shift = np.zeros((steps + 1, len(own)), np.int64)
-        shift[cut[0] + 1, cut[1]] = 1  # a row more behind each step after which an episode was cut
+        shift[cut[0] + 1, cut[1]] = 1  # one more row after each step at which an episode was truncated
         numbers = before + np.arange(steps)[:, None] + shift[:-1].cumsum(0)
         places, final_places = self.place(own, numbers), self.place(own[cut[1]], numbers[cut] + 1)
 
-        starts, ages = self._follow(own, seen, last)
+        starts, ages = self._find_episodes(own, seen, last)
         newest, oldest = self.shape.frame[0], self.shape.stack - 1
         rows = self.rows
         rows["frames"][places] = seen[:, :, -newest:]
@@ -194,17 +194,17 @@ class Steps:
         if self.shape.priorities:
             for name in (ACTION_VALUE, STATE_VALUE):
                 rows[name][places] = rollout.extras[name].numpy()
-            # Nobody has acted on the last observation of an episode that was cut: its value is that of the one before.
+            # Nobody acted on the last observation of a truncated episode: the value before it stands in for its own.
             rows[STATE_VALUE][final_places] = rows[STATE_VALUE][places[cut]]
-            self._first_priorities(own, before, after, float(rollout.reward_scale))
+            self._set_first_priorities(own, before, after, float(rollout.reward_scale))
         self._cells[own, _STEPS] += steps
         self._cells[own, _WRITTEN] = after
 
-    def _follow(self, own: Numbers, seen: NDArray[Any], last: Truths) -> tuple[Truths, Numbers]:
-        """Which of the rows of observations `[T, E, ...]` begin an episode, and how many rows of it are before each.
+    def _find_episodes(self, own: Numbers, seen: NDArray[Any], last: Truths) -> tuple[Truths, Numbers]:
+        """Which observations `[T, E, ...]` begin an episode, and how many rows of the episode are before each.
 
-        A rollout does not tell a lost life, after which images go on to be stacked, from an end, after which all but
-        the newest image are zeros. The images do.
+        A rollout marks lost lives and ends of episodes alike. The images tell them apart: after an end all but the
+        newest image of the stack are zeros.
         """
         starts: Truths = np.concatenate([self._ended[own][None], last[:-1]])
         ended = starts.nonzero()
@@ -212,16 +212,16 @@ class Steps:
         starts[ended] = ~older.any(tuple(range(1, older.ndim)))
         starts[0] |= self._ages[own] < 0
         numbers = np.arange(len(last))[:, None]
-        # The row with which the episode began, counted from the first of these; of one that goes on it lies before.
+        # The row in which the episode began, relative to the first row here; negative if it began earlier.
         first = np.maximum.accumulate(np.where(starts, numbers, -1 - self._ages[own]), 0)
         ages = numbers - first
         self._ages[own], self._ended[own] = ages[-1], last[-1]
         return starts, ages
 
-    def _first_priorities(self, own: Numbers, before: Numbers, after: Numbers, scale: float) -> None:
-        """Absolute errors of the transitions that the rows before `after` make drawable, by what acting has left.
+    def _set_first_priorities(self, own: Numbers, before: Numbers, after: Numbers, scale: float) -> None:
+        """Store initial priorities of the transitions that are complete now, in all streams `own` `[E]` at once.
 
-        Of all streams `own` `[E]` at once.
+        They are absolute n-step errors, computed from the action values that the actors left in the rows.
         """
         n, clip = self.shape.n_step, self.shape.reward_clip
         which, rows = ranges(np.maximum(0, before - n), np.maximum(0, after - n))
@@ -237,31 +237,31 @@ class Steps:
         self.rows["priorities"][places[0]] = priorities * self._is_whole(marks)
 
     def renew(self, streams: Numbers, rows: Numbers, priorities: NDArray[np.floating[Any]]) -> None:
-        """Leave new priorities `[B]` with those of the rows `[B]` that are still there, for a learner yet to come.
+        """Store new priorities `[B]` in those of the rows `[B]` that are still there, for a restarted learner.
 
-        The one cell that two write: a learner that was held up for a whole rollout between the look and the writing
-        leaves them with the steps that came after.
+        This is the only cell with two writers. A learner that is suspended for a whole rollout between the check and
+        the write stores its priorities with the steps that came after.
         """
         there = rows >= self.begun[streams] - self.capacity
         self.rows["priorities"][self.place(streams[there], rows[there])] = priorities[there]
 
     def whole(self, streams: Numbers, rows: Numbers) -> Truths:
-        """Whether a transition can begin with each of these drawable rows `[B]`.
+        """Whether a transition can begin with each of these rows `[B]` of the `drawable` range.
 
-        It cannot with one that is no step, nor where another writer began within it.
+        It cannot begin with a row that is not a step, nor reach across the start of a new writer.
         """
         return self._is_whole(self._places(streams, rows)[1])
 
     def intact(self, streams: Numbers, rows: Numbers) -> Truths:
-        """Whether nothing has begun to overwrite what transitions beginning with these rows are made of, `[B]`.
+        """`[B]` Whether no row is being overwritten that belongs to the transitions beginning with these rows.
 
-        What was read before this said True is theirs, all of it.
+        If True after a read, everything that was read is valid.
         """
         oldest = np.maximum(rows - (self.shape.stack - 1), 0)
         return np.asarray(oldest >= self.begun[streams] - self.capacity)
 
     def read(self, streams: Numbers, rows: Numbers) -> Drawn:
-        """Copies of the transitions that begin with these rows `[B]`; ask afterwards whether they are `intact`."""
+        """Copies of the transitions that begin with these rows `[B]`; check afterwards whether they are `intact`."""
         places, marks = self._places(streams, rows)
         first, steps = places[0], places[:-1]
         return Drawn(
@@ -284,22 +284,23 @@ class Steps:
         return torch.from_numpy(frames.reshape(len(rows), *self.shape.spaces.observation_shape))
 
     def place(self, streams: Numbers, rows: Numbers) -> Numbers:
+        """Positions in the arrays of `rows` of these rows of these streams; the arguments broadcast."""
         return streams * self.capacity + rows % self.capacity
 
     def _places(self, streams: Numbers, rows: Numbers) -> tuple[Numbers, NDArray[np.uint8]]:
-        """Places and marks of the n rows of each transition and of the one that follows, `[n + 1, B]`."""
+        """Places and marks, `[n + 1, B]`, of each transition's n rows and the row after them."""
         places = self.place(streams, rows + np.arange(self.shape.n_step + 1)[:, None])
         return places, self.rows["marks"][places]
 
     def _is_whole(self, marks: NDArray[np.uint8]) -> Truths:
-        """`[B]` of marks `[n + 1, B]`."""
+        """`whole`, `[B]`, from the rows' marks `[n + 1, B]`."""
         goes_on = _goes_on(marks) & ((marks[:-1] & LAST) == 0)
         joins_others: Truths = (goes_on & ((marks[1:] & START) > 0)).any(0)
         is_step: Truths = (marks[0] & FINAL) == 0
         return is_step & ~joins_others
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of all rows that are there, and the counts. What is overwritten meanwhile counts as gone."""
+        """Copies of all rows, and the counts. Rows overwritten during the copy count as lost."""
         cells = self._cells.copy()
         kept = np.stack([np.maximum(0, self.begun - self.capacity), cells[:, _WRITTEN]], 1)
         places = self.place(*ranges(*kept.T))
@@ -314,7 +315,7 @@ class Steps:
         return rows | {name: torch.from_numpy(array) for name, array in counts.items()}
 
     def restore(self, state: Mapping[str, Tensor], writers_go_on: bool) -> None:
-        """Go back to what `state` said. `writers_go_on`: so do those who write, who otherwise begin anew.
+        """Restore what `state` returned. With `writers_go_on` writers continue their episodes, else they start afresh.
 
         Raises UsageError if it does not fit.
         """
@@ -327,8 +328,8 @@ class Steps:
         places = self.place(*ranges(*state["kept"].numpy().T)) if fits else np.zeros(0, np.int64)
         if not fits or len(places) != len(state["actions"]):
             raise UsageError(
-                "the checkpoint's replay memory is of other --workers, --envs-per-worker, --memory-steps or "
-                "observations: go on with its settings, or with --no-checkpoint-replay"
+                "the checkpoint's replay memory has other --workers, --envs-per-worker, --memory-steps or "
+                "observations: resume with its settings, or with --no-checkpoint-replay"
             )
         for name, view in self.rows.items():
             view[places] = state[name].numpy()
@@ -339,18 +340,18 @@ class Steps:
 
 
 def _goes_on(marks: NDArray[np.uint8]) -> Truths:
-    """Whether each of the n steps is still of the transition's own return, `[n, B]` of marks `[n + 1, B]`."""
+    """`[n, B]` Whether the return still covers each of the n steps, from marks `[n + 1, B]`."""
     cut = np.maximum.accumulate((marks[:-1] & LAST) > 0, 0)
     return np.concatenate([np.ones((1, marks.shape[1]), bool), ~cut[:-1]])
 
 
 def _length(marks: NDArray[np.uint8]) -> Numbers:
-    """Steps of each transition `[B]`: n, or as many as there are to its end."""
+    """Steps of each transition `[B]`: n, or fewer if the return ends before."""
     return np.asarray(_goes_on(marks).sum(0), np.int64)
 
 
 def ranges(begins: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:
-    """All numbers from each of `begins` up to its of `ends`: which of them each is from, and the numbers."""
+    """The ranges from `begins[i]` to `ends[i]`, concatenated: for each number its i, and the number."""
     counts = np.maximum(ends - begins, 0)
     which = np.repeat(np.arange(len(counts)), counts)
     return which, np.arange(len(which)) - np.repeat(counts.cumsum() - counts, counts) + begins[which]

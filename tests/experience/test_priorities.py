@@ -186,9 +186,9 @@ def test_a_priority_that_is_none_is_refused_and_changes_nothing(bad: float) -> N
 @pytest.mark.parametrize("slot", [-1, 2, 15])
 def test_a_slot_that_there_is_not_is_refused(slot: int) -> None:
     """Also where the memory goes on to the end of a family."""
-    with pytest.raises(IndexError, match="outside the 2"):
+    with pytest.raises(IndexError, match="slots must be 0 to 1"):
         filled(1, 2).set(np.array([slot]), np.ones(1))
-    with pytest.raises(IndexError, match="outside the 2"):
+    with pytest.raises(IndexError, match="slots must be 0 to 1"):
         filled(1, 2).priority(np.array([slot]))
 
 

@@ -127,7 +127,7 @@ def test_of_a_stack_only_the_newest_image_is_kept() -> None:
             atari = Spaces((4, pixels, pixels), "uint8", 6, kind="atari")
             layout = StepShape(atari, 4, 3, priorities).layout(16, 1_000_000 // 16)
             assert layout.block_bytes < most
-    with pytest.raises(ValueError, match="no stack of 3"):
+    with pytest.raises(ValueError, match="cannot be a stack of 3"):
         Steps(StepShape(spaces(4), 3), 1, 1, 10)
 
 
