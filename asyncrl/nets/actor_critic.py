@@ -13,18 +13,18 @@ from asyncrl.nets.memory import Trunk, at_places
 
 
 class ActorCritic(nn.Module):
-    """Logits of a categorical policy and a state value; all layers but the two outputs are shared (section 4)."""
+    """A categorical policy and a state value that share all layers but the output (Mnih et al. 2016, section 4)."""
 
     def __init__(self, trunk: Trunk, actions: int, initialisation: str = "orthogonal") -> None:
         super().__init__()
         self.trunk = trunk
         self.policy = nn.Linear(trunk.features, actions)
         self.value: nn.Module = nn.Linear(trunk.features, 1)
-        # A small policy head: the first policy is nearly uniform whatever the body says.
+        # A small gain for the policy head: the first policy is nearly uniform whatever the features are.
         initialise(self, initialisation, {self.policy: 0.01, self.value: 1.0})
 
     def initial_state(self, environments: int) -> State:
-        """The state with which episodes begin, or None."""
+        """The state in which episodes begin; None without a memory."""
         return self.trunk.initial_state(environments)
 
     def forward(

@@ -22,7 +22,7 @@ class Convolutions:
     layers: tuple[tuple[int, int, int, int], ...]
     """Output channels, kernel, stride and padding of each."""
     width: int
-    """Units of the fully connected layer behind them."""
+    """Units of the fully connected layer after them."""
 
 
 CONVOLUTIONS = {
@@ -30,8 +30,8 @@ CONVOLUTIONS = {
     "paper": Convolutions(((16, 8, 4, 0), (32, 4, 2, 0)), 256),
     # Mnih et al. 2015
     "nature": Convolutions(((32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)), 512),
-    # Made for CPUs and 42 x 42 screens: an eighth of the multiplications of the paper's on 84 x 84, so that acting and
-    # learning together take a quarter of the emulator's time. 7 x 7 patches overlap, so that no edge cuts what moves.
+    # For CPUs and 42 x 42 screens: an eighth of the multiplications of the paper's network on 84 x 84, so acting and
+    # learning together take a quarter of the emulator's time. The 7 x 7 patches overlap, so no edge cuts what moves.
     "small": Convolutions(((16, 7, 5, 3), (32, 3, 3, 0)), 256),
     # For boards of about ten by ten, such as MinAtar's; its own baselines use this one (Young & Tian 2019).
     "board": Convolutions(((16, 3, 1, 0),), 128),
@@ -41,7 +41,7 @@ MLP_WIDTHS = (64, 64)
 
 
 class Body(nn.Module):
-    """What the heads need to know of a body."""
+    """A module from observations to features."""
 
     features: int
     """Width of the output."""
@@ -50,8 +50,8 @@ class Body(nn.Module):
 class ConvolutionalBody(Body):
     """Convolutions and fully connected layers with ReLU after each. `[B, C, H, W]` uint8 or float -> `[B, features]`.
 
-    uint8 pixels are divided by 255 inside the first layer's weights: that is 4 096 divisions for the paper's network
-    where one observation has 28 224 pixels.
+    For uint8 pixels the first layer's weights are divided by 255 instead: for the paper's network these are 4 096
+    divisions, while one observation has 28 224 pixels.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class ConvolutionalBody(Body):
         self.convolutions = nn.ModuleList(layers)
         self.linear = linear_layers((channels * height * width, *widths))
         self.features = widths[-1] if widths else channels * height * width
-        # With a single observation, finding and calling layers takes a good part of the time of what they do.
+        # For a single observation, looking layers up and calling them takes a good part of the time.
         self._convolutions = [(layer.weight, layer.bias, layer.stride, layer.padding) for layer in layers]
         self._linear = parameters_of(self.linear)
 
     def forward(self, observations: Tensor) -> Tensor:
         """Features `[B, F]` of observations `[B, C, H, W]`."""
-        hidden = observations.to(self._convolutions[0][0].dtype)  # bfloat16, too, holds all numbers up to 255
-        # The order in which a CPU's convolutions work: a tenth less time than letting each of them reorder.
+        hidden = observations.to(self._convolutions[0][0].dtype)  # bfloat16, too, represents all integers up to 255
+        # The layout that CPU convolutions use internally: saves a tenth of the time, since none of them must reorder.
         hidden = hidden.contiguous(memory_format=torch.channels_last)
         scale = self.scale
         for weight, bias, stride, padding in self._convolutions:
@@ -107,10 +107,10 @@ class VectorBody(Body):
 
 
 class OwnBody(Body):
-    """A body that a user's factory makes. It keeps the initial weights that it was made with."""
+    """A body made by a user's factory. It keeps its own initial weights."""
 
     def __init__(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises UsageError for what is no body for observations of this shape."""
+        """Raises UsageError if the factory does not make a body for observations of this shape."""
         super().__init__()
         factory = find(name)
         try:
@@ -123,13 +123,13 @@ class OwnBody(Body):
             sizes = ", ".join(map(str, shape))
             raise UsageError(f"--network {name} must return an nn.Module from [B, {sizes}] to [B, features]")
         if any(True for _ in self.body.buffers()):
-            raise UsageError(f"--network {name} has buffers, as batch norms have; only parameters are shared")
+            raise UsageError(f"--network {name} has buffers, as batch norm does; only parameters are shared")
         if any(parameter.dtype != torch.float32 for parameter in self.body.parameters()):
             raise UsageError(f"--network {name} has parameters that are not float32")
         self.features = features.shape[-1]
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Features `[B, F]` of observations `[B, *shape]`, in float32 whatever they were."""
+        """Features `[B, F]` of observations `[B, *shape]`, which are converted to float32."""
         features: Tensor = self.body(observations.float())
         return features
 
@@ -145,22 +145,22 @@ def parameters_of(layers: nn.ModuleList) -> list[tuple[Tensor, Tensor]]:
 
 
 AUTO = {"atari": "small", "screen": "small", "board": "board", "vector": "mlp"}
-"""The network "auto" by the kind of observation."""
+"""The network that "auto" chooses, by the kind of observation."""
 
 
 def body_name(config: RunConfig, kind: str) -> str:
-    """The body that the configuration names; "auto" goes by the kind of observation."""
+    """The name of the configured body, with "auto" resolved."""
     return AUTO[kind] if config.network == "auto" else config.network
 
 
 def hidden_widths(config: RunConfig, kind: str) -> tuple[int, ...]:
-    """Widths of the body's fully connected layers; of one's own body, which has what it has, those of small."""
+    """Widths of the body's fully connected layers; for a user's own body, those of "small"."""
     name = body_name(config, kind)
     return config.hidden_sizes or (MLP_WIDTHS if name == "mlp" else (CONVOLUTIONS.get(name, SMALL).width,))
 
 
 def make_body(config: RunConfig, shape: tuple[int, ...], dtype: str, kind: str, without_last: bool = False) -> Body:
-    """The body that the configuration names for observations of a `shape`, `dtype` and `kind`.
+    """The configured body, for observations of this `shape`, `dtype` and `kind`.
 
     `without_last` leaves the last fully connected layer to the heads. Raises UsageError for a body that cannot take
     such observations.
@@ -175,17 +175,17 @@ def make_body(config: RunConfig, shape: tuple[int, ...], dtype: str, kind: str, 
         raise UsageError(f"--network {name} cannot take {what} of shape {shape}; use --network auto")
     if name == "mlp":
         return VectorBody(shape[0], widths)
-    # Normalised observations are no pixels any more.
+    # Normalised observations are no longer pixels.
     raw_pixels = dtype == "uint8" and not config.normalize_observations
     return ConvolutionalBody(shape, CONVOLUTIONS[name], widths, raw_pixels)
 
 
 def initialise(network: nn.Module, how: str, head_gains: Mapping[nn.Module, float]) -> None:
-    """Initialise every layer of `network` but the memory and a user's own body, which have done so themselves.
+    """Initialise every layer of `network` except the memory and a user's own body, which initialise themselves.
 
-    "orthogonal": orthogonal weights with gain sqrt(2), those of the heads with their own gain, and no bias (Saxe et
-    al. 2014). "torch7": U(+-1/sqrt(fan_in)) for weights and biases, which the paper's author calls default Torch
-    initialisation.
+    "orthogonal": orthogonal weights, with the gain from `head_gains` for heads and sqrt(2) elsewhere, and zero biases
+    (Saxe et al. 2014). "torch7": U(+-1/sqrt(fan_in)) for weights and biases, which the paper's author calls the default
+    Torch initialisation.
     """
     own = {layer for body in network.modules() if isinstance(body, OwnBody) for layer in body.modules()}
     for layer in network.modules():

@@ -1,4 +1,4 @@
-"""Policy and value for continuous actions (Mnih et al. 2016, section 9): two networks that share nothing."""
+"""Policy and value for continuous actions (Mnih et al. 2016, section 9), as two separate networks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from asyncrl.nets.bodies import initialise
 from asyncrl.nets.memory import Trunk, at_places
 
 SMALLEST_DEVIATION = 1e-3
-"""Keeps log sigma finite when a variance dies; with bounded means in half widths of the box."""
+"""Keeps log sigma finite when a variance vanishes; with bounded means in half widths of the box."""
 
 
 class GaussianActorCritic(nn.Module):
     """A Gaussian policy and a state value.
 
-    `mean` is "linear": the network's output (the paper's); or "bounded": tanh of it, stretched to the box from `low` to
-    `high` (a bound of each component). Actions are clipped to the box, so outside of it nothing tells one mean from
-    another, and a mean that has once left it drifts. Components without two finite bounds are linear in any case.
+    `mean` is "linear" (the paper's): the network's output; or "bounded": its tanh, scaled to the box from `low` to
+    `high`, one bound per component. Actions are clipped to the box, so all means outside it act alike, and a linear
+    mean that has left the box drifts. Components without two finite bounds are always linear.
 
-    `variance` is "state": one softplus variance for all components, a function of the state (the paper's); or
-    "free": a deviation per component that depends on nothing, learnt as its logarithm (what most use today), and
-    begins as `first_deviation`. With bounded means, deviations are in half widths of the box.
+    `variance` is "state" (the paper's): one softplus variance for all components, a function of the state; or "free"
+    (the usual choice today): one deviation per component, independent of the state, learnt as its logarithm from
+    `first_deviation` on. With bounded means, deviations are in half widths of the box.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class GaussianActorCritic(nn.Module):
         initialise(self, initialisation, gains)
 
     def initial_state(self, environments: int) -> State:
-        """States of both memories, or None."""
+        """The states of both memories in which episodes begin; None without memories."""
         policy = self.policy_trunk.initial_state(environments)
         value = self.value_trunk.initial_state(environments)
         return None if policy is None or value is None else (*policy, *value)
@@ -90,7 +90,7 @@ class GaussianActorCritic(nn.Module):
             return self._gaussian(self.policy_trunk.step(observations, None)[0]), None
         half = len(state) // 2
         features, policy_state = self.policy_trunk.step(observations, state[:half])
-        _, value_state = self.value_trunk.step(observations, state[half:])  # its memory must see all of them too
+        _, value_state = self.value_trunk.step(observations, state[half:])  # its memory must see every observation too
         assert policy_state is not None
         assert value_state is not None
         return self._gaussian(features), (*policy_state, *value_state)
@@ -98,7 +98,7 @@ class GaussianActorCritic(nn.Module):
     def _gaussian(self, features: Tensor) -> Gaussian:
         mean = self.mean(features)
         if self.variance is not None:
-            # Clamped before the root, which has no gradient at 0.
+            # Clamped before the root, whose gradient is infinite at 0.
             deviation = F.softplus(self.variance(features)).clamp_min(SMALLEST_DEVIATION**2).sqrt()
         else:
             assert self.log_deviation is not None
@@ -109,17 +109,19 @@ class GaussianActorCritic(nn.Module):
 
 
 class Box:
-    """Where actions are possible: `centre` and `half_width` `[n]`, 0 and 1 where a bound is missing; `unit` `[n]` is
-    what deviations are measured in."""
+    """The box of possible actions: `centre` and `half_width` `[n]`, 0 and 1 for a component without bounds.
+
+    `unit` `[n]` is the unit of deviations.
+    """
 
     def __init__(self, low: tuple[float, ...], high: tuple[float, ...]) -> None:
         lowest, highest = torch.tensor(low), torch.tensor(high)
-        self.bounded = torch.isfinite(highest - lowest)  # nor do the largest floats bound anything
+        self.bounded = torch.isfinite(highest - lowest)  # False also for the largest floats, which bound nothing
         self.centre = torch.where(self.bounded, (lowest + highest) / 2, 0.0)
         self.half_width = torch.where(self.bounded, (highest - lowest) / 2, 1.0)
-        # A component that can take one value only is as well measured in ones.
+        # 1 for a component with a single possible value.
         self.unit = torch.where(self.half_width > 0, self.half_width, 1.0)
 
     def stretch(self, outputs: Tensor) -> Tensor:
-        """centre + half_width tanh(x) of `outputs` x `[..., n]`; x itself where a bound is missing."""
+        """centre + half_width tanh(x) for `outputs` x `[..., n]`; x itself for components without bounds."""
         return self.centre + self.half_width * torch.where(self.bounded, outputs.tanh(), outputs)

@@ -17,13 +17,13 @@ class Memory(nn.Module):
     def __init__(self, inputs: int, cells: int) -> None:
         super().__init__()
         self.cells = cells
-        # Input, forget, cell and output gate below each other, as torch's own LSTM has them.
+        # Input, forget, cell and output gate, in the order of torch's own LSTM.
         self.input_weight = nn.Parameter(nn.init.orthogonal_(torch.empty(4 * cells, inputs)))
         self.recurrent_weight = nn.Parameter(nn.init.orthogonal_(torch.empty(4 * cells, cells)))
         self.bias = nn.Parameter(torch.zeros(4 * cells))
 
     def initial_state(self, environments: int) -> tuple[Tensor, Tensor]:
-        """h and c with which an episode begins, `[E, cells]` each."""
+        """h and c at the beginning of an episode, `[E, cells]` each."""
         return torch.zeros(environments, self.cells), torch.zeros(environments, self.cells)
 
     def forward(self, features: Tensor, state: tuple[Tensor, ...], last: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ def at_places(states: State, times: Tensor, environments: Tensor) -> State:
 
 
 class Trunk(Reducible):
-    """A body and, if asked for, a memory behind it."""
+    """A body and, optionally, a memory after it."""
 
     def __init__(self, body: Body, cells: int = 0) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Trunk(Reducible):
         self.features = cells or body.features
 
     def initial_state(self, environments: int) -> State:
-        """The state with which episodes begin; None without a memory."""
+        """The state in which episodes begin; None without a memory."""
         return None if self.memory is None else self.memory.initial_state(environments)
 
     def forward(self, observations: Tensor, state: State, last: Tensor | None = None) -> tuple[Tensor, State]:
@@ -81,7 +81,7 @@ class Trunk(Reducible):
         return h.float(), (h.float(), c.float())
 
     def step(self, observations: Tensor, state: State) -> tuple[Tensor, State]:
-        """One step of it: features `[E, F]` of observations `[E, *shape]`, and the state after it `[E, ...]`."""
+        """A single step: features `[E, F]` of observations `[E, *shape]`, and the state after it `[E, ...]`."""
         with self.precision:
             features = self.body(observations)
             if self.memory is None:

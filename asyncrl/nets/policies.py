@@ -1,4 +1,4 @@
-"""Policy and value as the settings of a page describe them."""
+"""Policy and value networks from the settings of a page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncrl.nets.memory import Trunk
 
 
 def make_actor_critic(config: PolicyConfig, spaces: Spaces) -> ActorCritic | GaussianActorCritic:
-    """Policy and value on the body the configuration names; they share it unless actions are continuous."""
+    """Policy and value on the configured body, shared unless actions are continuous."""
 
     def trunk() -> Trunk:
         body = make_body(config, spaces.observation_shape, spaces.observation_dtype, spaces.kind)

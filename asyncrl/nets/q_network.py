@@ -23,7 +23,7 @@ class Dueling(Reducible):
         self.advantage = nn.Linear(width, actions)
 
     def large(self) -> nn.Module:
-        """The hidden layer; its outputs are as many as a policy's."""
+        """The hidden layer; the output layers are as small as a policy's."""
         return self.hidden
 
     def forward(self, features: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class QNetwork(nn.Module):
     """Q(s, a) for all actions at once."""
 
     def __init__(self, trunk: Trunk, actions: int, initialisation: str = "orthogonal", dueling_width: int = 0) -> None:
-        """With a `dueling_width` Q is made of two streams, each with a hidden layer of that width."""
+        """With a `dueling_width`, Q combines two streams, each with a hidden layer of that width."""
         super().__init__()
         self.trunk = trunk
         if dueling_width:
@@ -63,10 +63,10 @@ class QNetwork(nn.Module):
 
 
 def make_q_network(config: ActionValueConfig, spaces: Spaces) -> QNetwork:
-    """Q on the body the configuration names.
+    """Q on the configured body.
 
-    Without memory the two streams of --dueling part before the last hidden layer, which each has for itself, as in the
-    paper; with one they part behind it.
+    With --dueling, the two streams part before the last hidden layer, so each has its own, as in the paper. With a
+    memory they part after it.
     """
     cells = getattr(config, "lstm_cells", 0)
     part_early = config.dueling and not cells

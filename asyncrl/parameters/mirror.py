@@ -1,4 +1,4 @@
-"""What is elsewhere as this machine sees it: for the evaluator, the monitor and checkpoints."""
+"""A local copy of parameters that live on other machines, for the evaluator, the monitor and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from torch import Tensor
 from asyncrl.parameters.shared import COUNTED, SharedStore
 
 KEPT_ELSEWHERE = ("statistics", "target", "target_steps")
-"""Names in a store's state of what is not theta and not a count."""
+"""Names in a store's state, besides theta and counts."""
 
 
 class Mirror(SharedStore):
-    """A copy of theta, which lives on other machines, with the counts of their workers. One process writes it.
+    """A copy of theta on other machines, with the counts of their workers. One process writes it.
 
-    Nobody pushes. As with theta itself, a reader may see a mixture of two copies.
+    Nobody pushes. As with theta itself, a reader may see a mixture of two versions.
     """
 
     def show(self, theta: Tensor, tallies: NDArray[np.int64]) -> None:
-        """theta `[P]` of now, and of each worker what became of its updates, `[N, len(Counts)]`."""
+        """Copy theta `[P]`, and the counts of each worker's updates, `[N, len(Counts)]`."""
         self.theta.copy_(theta)
-        # Counts come last: theta holds all that they say. One that is older than what is known says nothing.
+        # Counts after theta, so that theta contains all counted updates. An outdated count is ignored.
         own = self._counts[: len(tallies), :COUNTED]
         np.maximum(own, tallies, out=own)
 
     def show_beside(self, state: Mapping[str, NDArray[np.generic]]) -> None:
-        """What a host's store keeps beside theta: statistics and target."""
+        """Copy what a host's store keeps besides theta: statistics and target."""
         mine = {"statistics": self.statistics, "target": self._target, "target_steps": self._target_steps}
         for name in KEPT_ELSEWHERE:
             tensor = mine[name]

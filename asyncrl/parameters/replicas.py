@@ -1,9 +1,8 @@
 """A replica of the parameters on every rank, kept equal by Allreduce of gradients: synchronous A3C and the Q family.
 
-Each rank acts in its own environments. A push waits for all ranks, and everybody applies the mean of their gradients
-by the same rule to its own copy: N ranks of one environment do what one worker with N environments does. With overlap a
-push waits for the exchange that the push before began. Nothing of transport is here; who runs the ranks hands in
-`reduce`.
+Each rank acts in its own environments. A push waits for all ranks; then each applies the mean gradient to its replica,
+by the same rule. So N ranks of one environment do what one worker with N environments does. With overlap, a push waits
+for the exchange that the previous push began. The transport is elsewhere: whoever runs the ranks passes in `reduce`.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from asyncrl.runtime.protocols import LEARNER, UNDER_WAY, Counts, Receipt, Updat
 from asyncrl.runtime.protocols import NOT_FINITE as IS_NOT_FINITE
 
 STEPS, NOT_FINITE, WISH, SECONDS, HIGH, LOW = range(6)
-"""What each rank says of itself behind the gradient: its steps; whether its gradient is to be dropped; its wish; what
-the exchange before took; the two halves of a checksum of its replica."""
+"""What each rank reports after the gradient: its steps; whether its gradient must be dropped; its wish; the seconds of
+its previous exchange; the two halves of a checksum of its replica."""
 HALF = 1 << 16
 
 Reduce = Callable[[Tensor], Callable[[], None]]
-"""Begins to replace a vector by the sum of all ranks' vectors, the same to the bit on each; what it gives back waits
-for the end of that."""
+"""Starts to overwrite a vector with the sum of all ranks' vectors, bit for bit the same on each rank. Returns a
+function that waits until it is done."""
 
 
 class ReplicasDiffer(RuntimeError):
-    """The ranks' parameters are not the same any more."""
+    """The ranks' parameters are no longer the same."""
 
 
 class Replicas(SharedStore):
-    """One rank's replica, in memory that an evaluator on its host may share.
+    """One rank's replica, in memory that an evaluator on the same host can share.
 
-    Everything that decides an update travels in one flat vector in one Allreduce: gradient, steps, wishes. So all ranks
-    see the same T, take the same learning rate, refresh theta^- together and leave after the same update. If one rank's
-    gradient is not finite, all drop the update.
+    A single Allreduce of one flat vector carries everything that an update depends on: gradients, steps, wishes. So all
+    ranks see the same T, use the same learning rate, refresh theta^- together and leave after the same update. If one
+    rank's gradient is not finite, all ranks drop the update.
     """
 
     def __init__(
@@ -60,10 +59,10 @@ class Replicas(SharedStore):
         learners: bool = False,
         overlap: bool = False,
     ) -> None:
-        """`initial` is theta `[P]`; every `check_interval` updates the ranks compare their replicas, 0: never.
+        """`initial` is theta `[P]`; the ranks compare their replicas every `check_interval` updates, 0: never.
 
-        `learners`: each rank has a learner of its own, whose updates are reduced like those of actor-learners.
-        `overlap`: gradients are reduced while the next rollout is made, so that each is one update old.
+        `learners`: each rank has its own learner, whose gradients are reduced like those of actor-learners. `overlap`:
+        gradients are reduced while the next rollout is made, so each is one update old.
         """
         super().__init__(initial, descent, ranks, clock)
         self._rank = rank
@@ -75,31 +74,31 @@ class Replicas(SharedStore):
         self._learners = learners
         self._steps = [0] * ranks
         self._told_steps = 0
-        """Of this rank, where an actor's put has counted them before a learner's update tells the others."""
+        """Steps of this rank that the others know of; an actor's put counts them here before a learner's push."""
         self._seconds = 0.0
         self._overlap = overlap
         self._under_way: tuple[Update, Callable[[], None]] | None = None
-        """The update whose gradient is being reduced, and what waits for it."""
+        """The update whose gradient is being reduced, and the function that waits for it."""
         self._reduce: Reduce | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         private = dict.fromkeys(("_vector", "_sums", "_told", "_under_way", "_reduce"))
-        return super().__getstate__() | private  # another process reads the replica and pushes nothing
+        return super().__getstate__() | private  # another process only reads the replica
 
     def connect(self, reduce: Reduce) -> None:
-        """How vectors of all ranks are summed."""
+        """Set the transport that sums vectors over all ranks."""
         self._reduce = reduce
 
     def counts(self, worker: int | None = None) -> Counts:
-        """What became of updates since this part of the run began: every rank took part in all of them."""
+        """What became of updates since the run began or was resumed: every rank took part in all of them."""
         return super().counts(worker if worker in (None, LEARNER) else self._rank)
 
     def push(self, update: Update) -> Receipt:
         """theta <- theta - eta update(mean of all ranks' gradients), on every rank; T grows by the steps of all.
 
-        Waits for all ranks, but for the updates of the only learner: others get theta from it. With overlap this is
-        done by the next push, and by this one only when the run is over: that is known to all ranks at the same push.
-        Raises ReplicasDiffer, and whatever `reduce` raises.
+        Waits for all ranks, except for updates of a single learner, which sends theta to the others itself. With
+        overlap the update is completed by the next push, unless the run is over, which all ranks learn at the same
+        push. Raises ReplicasDiffer, and whatever `reduce` raises.
         """
         if update.worker == LEARNER and not self._learners:
             return super().push(update)
@@ -110,7 +109,7 @@ class Replicas(SharedStore):
         return earlier or Receipt(False, UNDER_WAY, steps=self._clock.steps)
 
     def _begin(self, update: Update) -> None:
-        """Give this rank's part of an update to the others."""
+        """Start to reduce this rank's gradient with the others'."""
         assert self._reduce is not None
         put = self._clock.worker_steps()[self._rank] - self._told_steps if self._learners else 0
         finite = math.isfinite(clip_by_norm(update.gradient, 0.0))
@@ -127,7 +126,7 @@ class Replicas(SharedStore):
         self._under_way = update, wait
 
     def _complete(self) -> Receipt:
-        """Wait for all parts of the update that is under way, and apply it."""
+        """Wait for the update that is under way, and apply it."""
         assert self._under_way is not None
         update, wait = self._under_way
         began = time.perf_counter()
@@ -146,7 +145,7 @@ class Replicas(SharedStore):
         return super().push(replace(update, gradient=self._sums))
 
     def adopt(self, updates: int, dropped: int) -> None:
-        """theta is now that of a learner on another rank, which has made so many updates and dropped so many."""
+        """Take over the counts of a learner on another rank, after its theta."""
         own, column = self._counts[self._rank], COLUMN_OF[IS_NOT_FINITE]
         own[UPDATES] = updates - int(self._counts[-1, UPDATES])
         own[column] = dropped - int(self._counts[-1, column])
@@ -162,13 +161,13 @@ class Replicas(SharedStore):
             self._clock.count(rank, steps)
 
     def _checksum(self) -> int:
-        """Of theta and the statistics."""
+        """Checksum of theta and the statistics."""
         return zlib.crc32(self.statistics.numpy().data, zlib.crc32(self.theta.numpy().data))
 
     def _compare(self, checksums: list[tuple[float, float]]) -> None:
         others = [rank for rank, own in enumerate(checksums) if own != checksums[0]]
         if others:
             raise ReplicasDiffer(
-                f"after {self.updates} updates the parameters of rank {', '.join(map(str, others))} are not those of "
-                "rank 0: do all hosts have the same kind of processor and the same libraries?"
+                f"after {self.updates} updates the parameters of rank {', '.join(map(str, others))} differ from those "
+                "of rank 0: do all hosts have the same kind of processor and the same libraries?"
             )

@@ -1,20 +1,19 @@
-"""Parameters in shards between hosts: the rules, as plain objects that know nothing of how calls travel.
+"""A parameter server in shards between hosts: the rules, independent of the transport.
 
-Workers of a host write to its own memory, lock-free. Beside them an exchanger per shard sends what has become of theta
-since the last exchange, and adds what the others have made of it meanwhile:
+The workers of a host write to its shared memory, lock-free. For each shard an exchanger sends the change of theta since
+the last exchange, and adds the changes made by other hosts:
 
     delta = live - base;  send delta;  live += theta - base - delta;  base = theta
 
-so nothing that workers do meanwhile is lost. A call may be lost, repeated, late, or out of order, and a shard or a host
-may die at any moment. What holds all the same:
+So updates that workers make during an exchange are kept. A call may be lost, repeated, late, or out of order, and a
+shard or a host may die at any moment. Still:
 
-- no delta is applied twice: calls are numbered by host and incarnation, and one that was not answered is made again as
-  it was;
-- a shard that dies comes back from its checkpoint under a new epoch; of what it had acknowledged it loses less than
-  `every` exchanges, and no host sends those again. A delta is applied only in the epoch it was sent for: a late call
-  cannot bring back what is lost;
-- versions never fall within an epoch, and epochs never fall;
-- a shard never begins empty in a run that has begun: it waits until somebody who knows fills it.
+- No delta is applied twice: calls are numbered per host and incarnation, and an unanswered call is repeated unchanged.
+- A shard that dies comes back from its checkpoint in a new epoch. It loses fewer than `every` acknowledged exchanges,
+  and no host sends them again. A delta is applied only in the epoch for which it was sent, so a late call cannot bring
+  lost ones back.
+- Versions never decrease within an epoch, and epochs never decrease.
+- In a run that has begun, a shard never starts from nothing: it waits until the driver fills it.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from asyncrl.core.errors import NotFinite
 from asyncrl.core.moments import merge
 
 Epoch = tuple[int, int]
-"""How often a shard was filled from outside, and how often it has come back by itself since."""
+"""How often a shard was filled from outside, and how often it has recovered from its checkpoint since."""
 NEVER: Epoch = (0, 0)
-"""Before the first."""
+"""Before a shard's first epoch."""
 State = dict[str, NDArray[np.generic]]
-"""What a shard is, as arrays by name."""
+"""The state of a shard, as arrays by name."""
 
 
 class Empty(Exception):
@@ -43,75 +42,76 @@ class Empty(Exception):
 
 
 class Retired(Exception):
-    """A host's place has been given to another: nothing of it counts any more."""
+    """A host has been replaced: its calls no longer count."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a host has counted since it joined. It only grows, so a report that is lost or repeated does no harm."""
+    """What a host has counted since it joined. Counts only grow, so a lost or repeated report does no harm."""
 
     tallies: NDArray[np.int64]
-    """`[W, K]`: K counts of each of its W workers."""
+    """`[W, K]`: K counts for each of its W workers."""
     moments: tuple[NDArray[np.float64], ...]
-    """Rows (count, mean, squared deviations) of what its workers have seen."""
+    """Rows (count, mean, squared deviations) of its workers' observations and returns."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a host asks of a shard."""
+    """A host's request to a shard."""
 
     host: int
     incarnation: int
-    """How many held the host's place before, from 1."""
+    """Counts the processes that have had the host's number, from 1."""
     number: int
-    """Of this incarnation's calls; one that is made again keeps it."""
+    """Counts this incarnation's calls; a repeated call keeps its number."""
     epoch: Epoch = NEVER
-    """In which the delta may be applied."""
+    """The epoch in which the delta may be applied."""
     delta: NDArray[np.float32] | None = None
-    """To be added to theta `[P]` of the shard; None: the host only asks for it."""
+    """`[P]` to be added to the shard's theta; None: the host only asks for theta."""
     updates: int = 0
-    """Of its workers that the delta is made of."""
+    """Updates of its workers in the delta."""
     seen: int = 0
-    """Updates that were in theta when the host saw it last."""
+    """Updates in theta when the host last saw it."""
     report: Report | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a shard says to a call."""
+    """A shard's answer to a call."""
 
     number: int
-    """Of the call."""
+    """Number of the call."""
     epoch: Epoch
     version: int
-    """Deltas applied since the run began, but for those that were lost."""
+    """Deltas applied since the run began, without those that were lost."""
     theta: NDArray[np.float32]
-    """`[P]` of the shard, with the delta if it was applied."""
+    """`[P]` the shard's theta, with the delta if it was applied."""
     taken: int
     """Number of the host's newest call whose delta is in theta."""
     contributed: int
-    """How many deltas of this incarnation of the host are."""
+    """Deltas of this incarnation of the host in theta."""
     updates: int
-    """That theta is made of."""
+    """Updates in theta."""
     staleness: int | None = None
-    """Updates of other hosts since the host saw theta last; None if no delta was applied now."""
+    """Updates of other hosts since the host last saw theta; None if no delta was applied now."""
     others: Report | None = None
-    """Sums over all but this incarnation of the host, if the shard keeps the ledger: tallies `[K]`."""
+    """Sums over all but this incarnation of the host, with tallies `[K]`, from the shard that keeps the ledger."""
     retired: bool = False
+    """Whether a later incarnation has replaced this one."""
 
 
 class Ledger:
-    """What all hosts have counted: sums over the incarnations that are gone, and what the present one says."""
+    """The counts of all hosts: for each the sum over its earlier incarnations, and those of the current one."""
 
     def __init__(self, hosts: int, workers: int, kinds: int, sizes: tuple[int, ...] = ()) -> None:
-        """`kinds` counts of each of `workers` workers of each of `hosts` hosts; rows of moments of these `sizes`."""
+        """`kinds` counts for each of `workers` workers on each of `hosts` hosts, and rows of moments of `sizes`."""
         self._incarnations = np.zeros(hosts, np.int64)
         self._tallies = np.zeros((hosts, 2, workers, kinds), np.int64)
-        """`[H, 2, W, K]`: of those gone, and of the present one."""
+        """`[H, 2, W, K]`: of earlier incarnations, and of the current one."""
         self._moments = [np.zeros((hosts, 2, size)) for size in sizes]
 
     def note(self, host: int, incarnation: int, report: Report) -> None:
-        """Take a report in; one that is older than what is known says nothing."""
+        """Record a report; an outdated one is ignored."""
         if incarnation > self._incarnations[host]:
             self._incarnations[host] = incarnation
             tallies = self._tallies[host]
@@ -127,16 +127,16 @@ class Ledger:
                 rows[host, 1] = row
 
     def others(self, host: int) -> Report:
-        """Sums over all but the present incarnation of a host."""
+        """Sums over everything but the current incarnation of a host."""
         everybody = [(one, time) for one in range(len(self._tallies)) for time in (0, 1)]
         return self._sum([place for place in everybody if place != (host, 1)])
 
     def all(self) -> Report:
-        """Sums over everybody."""
+        """Sums over everything."""
         return self.others(-1)
 
     def of_workers(self) -> NDArray[np.int64]:
-        """Counts of each worker of each host, `[H, W, K]`."""
+        """Counts for each worker of each host, `[H, W, K]`."""
         tallies: NDArray[np.int64] = self._tallies.sum(1)
         return tallies
 
@@ -149,12 +149,12 @@ class Ledger:
         return Report(tallies, tuple(moments))
 
     def state(self) -> State:
-        """All of it."""
+        """A copy of the ledger."""
         rows = {f"moments.{number}": rows.copy() for number, rows in enumerate(self._moments)}
         return {"reporters": self._incarnations.copy(), "tallies": self._tallies.copy(), **rows}
 
     def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
-        """Go back to what `state` said."""
+        """Restore what `state` returned."""
         self._incarnations[:] = state["reporters"]
         self._tallies[:] = state["tallies"]
         for number, rows in enumerate(self._moments):
@@ -162,15 +162,15 @@ class Ledger:
 
 
 class Shard:
-    """A part of theta `[P]` and who has contributed to it. One call at a time."""
+    """A part of theta `[P]`, and who has contributed to it. Not for concurrent calls."""
 
     def __init__(
         self, hosts: int, save: Callable[[State], None], every: int = 20, ledger: Ledger | None = None
     ) -> None:
-        """Empty. `save` keeps a state where `recover` will be given it from, before the first answer and after `every`
+        """Begins empty. `save` stores a state for `recover`; it is called before the first answer and every `every`
         deltas. One of the shards keeps the `ledger`."""
         self.life = uuid.uuid4().hex
-        """Tells this process of the shard from those before it."""
+        """Distinguishes this process of the shard from earlier ones."""
         self.ledger = ledger
         self._save, self._every = save, every
         self._incarnations = np.zeros(hosts, np.int64)
@@ -186,10 +186,10 @@ class Shard:
         return self._theta is None
 
     def begin(self, life: str, times: int, state: State) -> bool:
-        """Fill an empty shard: for the first time with `beginning(theta)`, later with the newest `state` known.
+        """Fill an empty shard: at first with `beginning(theta)`, later with its newest known `state`.
 
-        `times` counts from 1 how often this was done in the run. Whether it was done now: a call that was meant for an
-        earlier `life`, or comes a second time, changes nothing.
+        `times` counts the attempts in this run, from 1. Returns whether the shard was filled now: a call for an earlier
+        `life`, or a repeated one, changes nothing.
         """
         if not self.empty or life != self.life:
             return False
@@ -197,7 +197,7 @@ class Shard:
         return True
 
     def recover(self, state: State) -> None:
-        """Come back from what was saved, under a new epoch."""
+        """Restore a saved state, in a new epoch."""
         filled, times = (int(part) for part in state["epoch"])
         self._restore(state, (filled, times + 1))
 
@@ -213,7 +213,7 @@ class Shard:
         self._save(self.state())
 
     def exchange(self, call: Call) -> Answer:
-        """Apply a delta unless it is applied already, or of another epoch. Raises Empty."""
+        """Apply the delta unless it was applied before or is for another epoch. Raises Empty."""
         if self._theta is None:
             raise Empty
         host = call.host
@@ -241,7 +241,7 @@ class Shard:
         )  # fmt: skip
 
     def state(self) -> State:
-        """All of it. Raises Empty."""
+        """A copy of the shard's state. Raises Empty."""
         if self._theta is None:
             raise Empty
         return {
@@ -256,13 +256,13 @@ class Shard:
 
 
 def beginning(theta: NDArray[np.float32]) -> State:
-    """The state of a shard to which nobody has contributed yet."""
+    """The first state of a shard."""
     return {"theta": theta}
 
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What an answer has brought."""
+    """The result of an exchange."""
 
     staleness: int | None
     """Updates of other hosts that this host's delta did not know of; None if it was not applied by this very call."""
@@ -274,17 +274,17 @@ class Exchanged:
 
 
 class Exchanger:
-    """A host's side of one shard: at most one call is on its way, and is made again until it is answered."""
+    """A host's side of one shard: at most one call is pending, and it is repeated until it is answered."""
 
     def __init__(self, host: int, incarnation: int, live: NDArray[np.float32]) -> None:
-        """`live` `[P]` is what the host's workers write to; the first answer fills it."""
+        """`live` `[P]` is the memory that the host's workers write to; the first answer fills it."""
         self._host, self._incarnation = host, incarnation
         self._live = live
         self._base: NDArray[np.float32] | None = None
-        """theta as the shard had it when it answered last."""
+        """The shard's theta in its last answer."""
         self._pending: Call | None = None
         self._made = self._pending_made = 0
-        """Updates of the host's workers that are in base, and that will be with the call on its way."""
+        """Updates of the host's workers in base, and the same once the pending call is answered."""
         self._number = self._contributed = self._seen = 0
         self.epoch = NEVER
 
@@ -295,31 +295,31 @@ class Exchanger:
 
     @property
     def idle(self) -> bool:
-        """Whether no call is on its way."""
+        """Whether no call is pending."""
         return self._pending is None
 
     @property
     def calls(self) -> int:
-        """How many there were, the one on its way among them."""
+        """Calls so far, with a pending one."""
         return self._number
 
     def call(self, made: int = 0, report: Report | None = None) -> Call:
-        """The call that is on its way, or a new one. `made` are the updates of the host's workers so far.
+        """The pending call, or a new one. `made` is the number of updates by the host's workers so far.
 
-        Raises NotFinite if theta holds what is no number: it would reach all hosts.
+        Raises NotFinite if the change of theta is not finite, which would spread to all hosts.
         """
         if self._pending is None:
             self._number += 1
             delta = None if self._base is None else self._live - self._base
             if delta is not None and not bool(np.isfinite(delta).all()):
-                raise NotFinite("the host's parameters hold numbers that are not finite")
+                raise NotFinite("the host's parameters are not finite")
             self._pending_made = made
             call = Call(self._host, self._incarnation, self._number, self.epoch, delta, made - self._made, self._seen)
             self._pending = replace(call, report=report)
         return self._pending
 
     def accept(self, answer: Answer) -> Exchanged | None:
-        """Bring the answer to the call on its way into live; None if it is to another one, and changes nothing.
+        """Add the answer to the pending call to live. None if it answers another call; then nothing changes.
 
         Raises Retired.
         """
@@ -337,7 +337,7 @@ class Exchanger:
             if pending.delta is not None and included:
                 known = known + pending.delta
                 self._made = self._pending_made
-            # Rounded as the shard has: of a host that is alone nothing is left, and workers write undisturbed.
+            # Rounded as in the shard: for a single host the difference is exactly 0, and workers are not disturbed.
             others = answer.theta - known
             if others.any():
                 self._live += others
@@ -347,6 +347,6 @@ class Exchanger:
 
 
 def slices(parameters: int, shards: int) -> list[slice]:
-    """Which part of theta `[P]` each shard has: equal ones, but for rounding."""
+    """The part of theta `[P]` in each shard: equal sizes, except for rounding."""
     cuts = [parameters * shard // shards for shard in range(shards + 1)]
     return [slice(first, last) for first, last in itertools.pairwise(cuts)]

@@ -26,22 +26,22 @@ COUNTED = len(Counts._fields)
 """The first columns of a writer's row are its `Counts`."""
 UPDATES = 0
 COLUMN_OF = {NOT_FINITE: 1, STALE: 2, OUTLIER: 3}
-"""Column of a writer's row by the reason for which it dropped a gradient."""
+"""Column of a writer's row, by the reason why a gradient was dropped."""
 EARLIER_UPDATES, BEGUN = COUNTED, COUNTED + 1
-"""Further columns: updates of earlier parts of the run, updates it began."""
+"""Further columns: updates before the run was resumed, updates begun."""
 MISFIT = (
     "the checkpoint's optimiser statistics are of another --optimizer, of other --statistics, or, with --statistics "
     "per-worker, of another number of --workers"
 )
-"""What another shape of the statistics in a checkpoint means."""
+"""The error if the statistics in a checkpoint have another shape."""
 
 
 class SharedStore:
-    """theta `[P]` and the optimiser's statistics in shared memory, read and written by all without a lock.
+    """theta `[P]` and the optimiser's statistics in shared memory, read and written by all workers without a lock.
 
-    So updates of two workers may overwrite each other element by element, and a pull may see half of another's update.
-    Aligned 4-byte writes are atomic, so every element is some worker's value. A snapshot is such a mixture too. With
-    `lock_file` pushes and pulls are serialised instead, by a lock that the kernel releases when a process dies.
+    So updates of two workers may overwrite each other element by element, and a pull or a snapshot may see half of an
+    update. Aligned 4-byte writes are atomic, so every element is some worker's value. With `lock_file` pushes and pulls
+    are serialised instead, by a lock that the kernel releases when a process dies.
     """
 
     def __init__(
@@ -53,29 +53,29 @@ class SharedStore:
         lock_file: str | None = None,
         zeros: Callable[..., Tensor] = shared_zeros,
     ) -> None:
-        """`initial` is theta `[P]` at the beginning; `zeros` makes the memory (shape, and dtype by name)."""
+        """`initial` is the first theta `[P]`; `zeros` allocates memory (shape, and dtype as a keyword)."""
         self.theta = zeros(initial.numel())
         self.theta.copy_(initial)
         owners = workers if descent.per_worker_statistics else 1
-        # Allocated now: statistics created at the first step would be private to that process.
+        # Allocated now: statistics created at the first step would be private to one process.
         self.statistics = zeros(owners, descent.rule.statistics, initial.numel())
         self._target: Tensor | None = None
-        """theta^- `[P]`; refreshed by whoever sees that a refresh is due."""
+        """theta^- `[P]`; refreshed by any worker that sees it is due."""
         if descent.has_target:
             self._target = zeros(initial.numel())
             self._target.copy_(initial)
         self._target_steps = zeros(1, dtype=torch.int64)
-        """T, or the number of updates, when that was done last."""
+        """T, or the number of updates, at the last refresh."""
         self._descent = descent
         self._clock = clock
         self._lock_file = lock_file
         self._lock: int | None = None
-        # A row per writer: the workers, then the learners; the last row is what earlier parts of the run counted.
+        # A row per writer: the workers, then the learners. The last row has the counts from before a resume.
         self._workers = workers
         writers = workers + max(1, len(clock.learners))
         self._cells = zeros(writers + 1, 8, dtype=torch.int64)
         self._counts: NDArray[np.int64] = self._cells.numpy()
-        # A row per writer as well: how many losses there were, their running mean and variance.
+        # A row per writer as well: the number of losses, their running mean and variance.
         self._losses = zeros(writers, 3, dtype=torch.float64)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class SharedStore:
 
     @property
     def torn(self) -> bool:
-        """Whether the learner has begun an update and not ended it: if it is dead, theta contains half an update."""
+        """Whether the learner has begun an update but not ended it: if it is dead, theta contains half an update."""
         own = self._counts[self._row(LEARNER)]
         return bool(own[BEGUN] != own[UPDATES])
 
@@ -125,9 +125,9 @@ class SharedStore:
     def push(self, update: Update) -> Receipt:
         """theta <- theta - eta update(gradient), exactly once; T <- T + steps; theta^- <- theta if that is due.
 
-        The gradient is clipped in place. If it is not finite it is counted but not applied: a NaN would reach every
-        worker and stay in the statistics. The same holds for one that is too old or has an unusual loss, if those rules
-        (Nair et al. 2015) are set. Its steps count all the same.
+        The gradient is clipped in place. A gradient that is not finite is counted but not applied: a NaN would reach
+        every worker and stay in the statistics. If the rules of Nair et al. 2015 are set, the same holds for a gradient
+        that is too old or has an unusual loss. The steps count in any case.
         """
         eta = self._descent.learning_rate_at(self._clock.steps)
         norm = clip_by_norm(update.gradient, self._descent.max_gradient_norm)
@@ -153,7 +153,7 @@ class SharedStore:
         return Receipt(not reason, reason, norm, staleness, eta, steps, self._clock.finished())
 
     def _fault(self, update: Update, norm: float) -> str:
-        """Why a gradient is not to be applied, by itself; empty: nothing speaks against it."""
+        """Why a gradient must be dropped, regardless of its age; empty if it need not be."""
         if not math.isfinite(norm):
             return NOT_FINITE
         deviations = self._descent.max_loss_deviations
@@ -171,10 +171,10 @@ class SharedStore:
         return writer if writer >= 0 else self._workers + LEARNER - writer
 
     def _refresh_target(self, steps: int) -> None:
-        """theta^- <- theta if T = `steps`, or the number of updates, has crossed a multiple of the interval since then.
+        """theta^- <- theta if T = `steps`, or the number of updates, has crossed a multiple of the interval.
 
-        Two workers that see the same crossing at the same time copy twice, which does no harm. `T mod I == 0` of the
-        pseudo-code would miss most crossings: T grows by whole rollouts of many workers.
+        If two workers see the same crossing at once, both copy, which does no harm. The pseudo-code's `T mod I == 0`
+        would miss most crossings, since T grows by whole rollouts of many workers.
         """
         if self._target is None:
             return
@@ -225,7 +225,7 @@ class SharedStore:
             self._target.copy_(state["target"])
             self._target_steps.copy_(state["target_steps"])
         self._counts[-1, :COUNTED] = counts
-        self._counts[:, BEGUN] = self._counts[:, UPDATES]  # no update is incomplete any more
+        self._counts[:, BEGUN] = self._counts[:, UPDATES]  # no update is incomplete now
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:

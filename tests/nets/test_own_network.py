@@ -77,7 +77,7 @@ def test_action_values_take_it_too() -> None:
 @pytest.mark.parametrize(
     ("factory", "line"),
     [
-        (with_batch_norm, "has buffers, as batch norms have; only parameters are shared"),
+        (with_batch_norm, "has buffers, as batch norm does; only parameters are shared"),
         (without_features, r"must return an nn.Module from \[B, 4\] to \[B, features\]"),
         (of_doubles, "has parameters that are not float32"),
         (broken, "failed: ValueError: no idea"),

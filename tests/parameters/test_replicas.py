@@ -148,7 +148,7 @@ def test_a_replica_that_differs_is_found() -> None:
                 stores[rank].theta[0] += 1e-6
             stores[rank].push(Update(rank, torch.ones(3), k, 5))
 
-    with pytest.raises(ReplicasDiffer, match="after 10 updates the parameters of rank 2 are not those of rank 0"):
+    with pytest.raises(ReplicasDiffer, match="after 10 updates the parameters of rank 2 differ from those of rank 0"):
         together.run(work)
 
 
