@@ -1,4 +1,7 @@
-"""The commands of README and docs: all of them are understood, and those that teach run as they stand, but shorter."""
+"""The commands of README and docs: all are understood, and those that teach run as they stand, but shorter.
+
+test_commands_of_documents_run.py runs those of the other documents.
+"""
 
 from __future__ import annotations
 
