@@ -1,12 +1,12 @@
-"""The driver of a run on Ray, and its actors: what stands between hosts, shards and the run's supervisor.
+"""The driver of a run on Ray, and its actors, between hosts, shards and the run's supervisor.
 
-Ray places and watches processes and carries their calls; the rules are `parameters/shards.py`, a host's work is
-`backends/host.py`. The driver is a process of its own: when the head of a cluster dies, Ray ends a driver without a
-word, and somebody has to be left to say how the run ended. It shows what shards and hosts say in the memory that it
-shares with the supervisor, which keeps the run as on any backend.
+Ray places and monitors processes and carries their calls. The rules of shards are in `parameters/shards.py`, the work
+of a host is in `backends/host.py`. The driver is a separate process: when the head of a cluster dies, Ray exits the
+driver silently, and the supervisor must survive to report how the run ended. The driver copies the state of shards and
+hosts into memory that it shares with the supervisor, which looks after the run as with any backend.
 
-One actor per host runs the workers of that host as ordinary processes. It is put on a node of its own by the node's
-name: a placement group would have all of its nodes or none, and here hosts come and go.
+One actor per host runs that host's workers as ordinary processes. Each actor is pinned to its own node by name. A
+placement group would need all of its nodes at once, but here hosts come and go.
 """
 
 from __future__ import annotations
@@ -42,35 +42,35 @@ from asyncrl.storage.files import append_whole, write_synced
 from asyncrl.storage.records import RecordWriter
 
 LOOK_SECONDS = 0.1
-"""Between two looks at a host."""
+"""Interval between calls of `Host.look`."""
 PULL_SECONDS = 0.5
-"""Between two copies of theta and of all counts."""
-BESIDE_SECONDS = 10.0
-"""Between two copies of a host's statistics."""
+"""Interval between copies of theta and all counts."""
+STATISTICS_SECONDS = 10.0
+"""Interval between copies of a host's statistics."""
 NODES_SECONDS = 1.0
-"""Between two looks at which machines there are."""
+"""Interval between listings of the cluster's machines."""
 CALL_SECONDS = 10.0
-"""For an answer that the driver waits for."""
+"""Time-out of a call for which the driver waits."""
 COME_SECONDS = 60.0
-"""Hosts that have not come by then come later."""
+"""How long the run waits for all hosts before it begins; others join later."""
 LOST_SECONDS = 120.0
-"""A run without any host for so long has failed."""
+"""A run without any host for this long has failed."""
 LEAVE_SECONDS = 15.0
-"""For all hosts to leave."""
+"""Time for all hosts to leave."""
 SAVED_EVERY = 20
 """Exchanges between two checkpoints of a shard."""
 KINDS = 1 + len(Counts._fields)
-"""What is counted of each worker: steps, and what became of its updates."""
+"""Number of counts per worker: steps, and what became of its updates."""
 
 
 # ------------------------------------------------------------------------------------------------------------- actors
 
 
 class ShardActor:
-    """A shard's process. Ray starts it again when it dies, and repeats no call."""
+    """A shard's process. Ray restarts it when it dies, but repeats no call."""
 
     def __init__(self, file: str, hosts: int, workers: int, sizes: tuple[int, ...], first: bool) -> None:
-        """`file` is where it saves itself, below a folder of the run where there is one; the `first` has the ledger."""
+        """Saves its state to `file`, or elsewhere if this machine lacks the run's folder. `first`: keeps the ledger."""
         enforce_one_thread()
         place = Path(file)
         if not place.parent.parent.is_dir():  # the run's folder is on another machine
@@ -88,7 +88,7 @@ class ShardActor:
         temporary.replace(self._file)
 
     def life(self) -> str:
-        """Of this process."""
+        """See `Shard.life`."""
         return self._shard.life
 
     def begin(self, life: str, times: int, state: State) -> bool:
@@ -104,22 +104,22 @@ class ShardActor:
         return self._shard.state()
 
     def forget(self) -> None:
-        """The run is over: remove what was saved."""
+        """Remove the saved state, at the end of the run."""
         shutil.rmtree(self._file.parent, ignore_errors=True)
 
 
 class RayWire:
-    """A host's way to the shards."""
+    """A host's connection to the shards."""
 
     def __init__(self, shards: Sequence[Any]) -> None:
         self._shards = shards
 
     def send(self, shard: int, call: Call) -> Any:
-        """Make a call; returns what `receive` takes."""
+        """Make a call; returns its handle, for `receive`."""
         return self._shards[shard].exchange.remote(call)
 
     def receive(self, calls: Sequence[Any], seconds: float) -> list[tuple[Any, Answer | None]]:
-        """Wait for answers to some of `calls`, at most so long: each with its answer, or None if the call failed."""
+        """Wait up to `seconds` for any of `calls`; returns the ended ones, each with its answer, None if it failed."""
         ready, _ = ray.wait(list(calls), timeout=seconds)
         return [(call, _answer(call)) for call in ready]
 
@@ -127,7 +127,7 @@ class RayWire:
 def _answer(call: Any) -> Answer | None:
     try:
         return cast(Answer, ray.get(call))
-    except (ray.exceptions.RayError, Empty):  # it is gone, cannot be reached, or waits to be filled
+    except (ray.exceptions.RayError, Empty):  # the shard is gone, cannot be reached, or waits to be filled
         return None
 
 
@@ -157,35 +157,35 @@ class HostActor:
 
 @dataclass
 class Place:
-    """A host's place in the run, whichever machine has it."""
+    """A host's place in the run, on whichever machine."""
 
     number: int
     node: str = ""
     name: str = ""
-    """Of the machine."""
+    """Name of the machine."""
     actor: Any = None
-    """None: nobody is here."""
+    """None: the place is empty."""
     incarnation: int = 0
     look: Any = None
-    """A call on its way."""
+    """A pending call of `Host.look`."""
     looked: float = 0.0
     told: int = 0
     seen: Seen | None = None
     losses: list[float] = field(default_factory=list)
-    """When it lost somebody, by the monotonic clock, within the budget's time."""
+    """Times of losses, by the monotonic clock, within the budget's time."""
     due: float = 0.0
-    """From when on it may be filled."""
+    """When the place may be filled again."""
     gone: bool = False
-    """Nobody follows."""
+    """Whether it stays empty after too many losses."""
     left: bool = False
-    """Its work is done."""
+    """Whether its host has finished its work."""
 
 
 class Driver:
-    """One run on a cluster, from the driver's process."""
+    """One run on a cluster, in the driver's process."""
 
     def __init__(self, run: Run, pipe: Connection) -> None:
-        """`pipe` leads to the supervisor."""
+        """`pipe` connects to the supervisor."""
         self._run, self._pipe = run, pipe
         spec, handles = run.spec, run.handles
         self._spec, self._clock = spec, handles.clock
@@ -194,24 +194,24 @@ class Driver:
         self._steps = handles.clock.steps
         state = handles.moments.state()
         self._moments = (state["observation_moments"].numpy(), state["return_moments"].numpy())
-        """Of earlier parts of the run, as T is."""
+        """Moments from before a resume."""
         self._places = [Place(number) for number in range(spec.config.hosts)]
         self._parts = slices(self._store.theta.numel(), spec.config.parameter_shards)
         theta = self._store.snapshot().numpy()
         self._known: list[State] = [beginning(theta[part]) for part in self._parts]
-        """The newest of each shard: what one that has lost everything is filled with."""
+        """The newest known state of each shard, for one that has lost everything."""
         self._filled = [0] * len(self._parts)
-        """How often each was."""
+        """How often each shard was filled."""
         self._shards: list[Any] = []
         self._pulls: list[Any] = []
-        self._pulled = self._listed = self._beside = 0.0
+        self._pulled = self._listed = self._copied = 0.0
         self._nodes: list[dict[str, Any]] = []
-        self._beside_call: Any = None
+        self._statistics_call: Any = None
         self._writers: dict[str, RecordWriter] = {}
         self._ready = False
         self._began = self._inhabited = time.monotonic()
         self._leaving = 0.0
-        """Since when all have been asked to leave."""
+        """When all hosts were asked to leave."""
 
     def drive(self) -> None:
         """Follow the run to its end."""
@@ -246,17 +246,17 @@ class Driver:
             self._fill_shard(shard, seconds=READY_SECONDS)
 
     def _fill_shard(self, shard: int, seconds: float = CALL_SECONDS) -> None:
-        """Fill an empty shard with what is known of it. One that has just come back by itself is left alone."""
+        """Fill an empty shard with its newest known state. One that has just recovered by itself is left alone."""
         actor = self._shards[shard]
         self._filled[shard] += 1
         life = ray.get(actor.life.remote(), timeout=seconds)
         begun = ray.get(actor.begin.remote(life, self._filled[shard], self._known[shard]), timeout=seconds)
         if begun and self._filled[shard] > 1:
             version = int(self._known[shard].get("counts", np.zeros(1))[0])
-            self._say(f"shard {shard} was empty; it begins again at version {version}, of the newest copy")
+            self._say(f"shard {shard} was empty; it continues from the newest copy, version {version}")
 
     def _pull(self, wait: bool = False) -> None:
-        """Copy theta and all counts to where the supervisor sees them, if it is time."""
+        """Copy theta and all counts to the memory shared with the supervisor, if it is time."""
         now = time.monotonic()
         if not self._pulls and (wait or now - self._pulled >= PULL_SECONDS):
             self._pulls, self._pulled = [shard.state.remote() for shard in self._shards], now
@@ -274,7 +274,7 @@ class Driver:
             except Empty:
                 with contextlib.suppress(ray.exceptions.RayError):
                     self._fill_shard(shard)
-            except ray.exceptions.RayError:  # it is being started again
+            except ray.exceptions.RayError:  # it is being restarted
                 continue
         self._show()
 
@@ -304,7 +304,7 @@ class Driver:
         self._nodes = sorted(alive, key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"]))
 
     def _fill_places(self) -> None:
-        """Put a host on each machine that has none, as long as there are places."""
+        """Start a host on each machine without one, while there are empty places."""
         if self._order() != GO_ON:
             return
         taken = {place.node for place in self._places if place.actor is not None}
@@ -333,7 +333,7 @@ class Driver:
             self._tell("event", "host_joined", {"host": place.number})
 
     def _wait(self) -> None:
-        """Look at all hosts, and take what they have to say."""
+        """Call `look` of all hosts, and process what they report."""
         now = time.monotonic()
         for place in self._places:
             if place.actor is None:
@@ -352,14 +352,14 @@ class Driver:
         for place in self._places:
             if place.look in ready:
                 self._take(place)
-        self._look_beside()
+        self._copy_statistics()
 
     def _take(self, place: Place) -> None:
         look, place.look = place.look, None
         try:
             seen = cast(Seen, ray.get(look))
         except ray.exceptions.ActorUnavailableError:
-            return  # the way to it is broken; Ray decides whether it is dead
+            return  # the connection is broken; Ray decides whether the host is dead
         except ray.exceptions.RayError as error:
             self._lose(place, _in_words(error))
             return
@@ -372,18 +372,18 @@ class Driver:
             else:
                 self._tell(kind, *facts)
         for worker, (phase, silence) in enumerate(zip(seen.phases, seen.silence, strict=True)):
-            # That a worker has ended counts once theta has all of it.
+            # A worker counts as ended only once theta has all of its updates.
             self._clock.vouch(self._first(place) + worker, min(phase, RUNNING), silence)
         if seen.outcome == LEFT:
             place.left = True
-            self._copy_beside(place, CALL_SECONDS)
+            self._show_statistics(place.actor.state.remote())
             self._dismiss(place)
         elif seen.outcome is not None:
             self._dismiss(place)
             self._tell("failed", seen.outcome.reason, seen.outcome.traceback)
 
     def _lose(self, place: Place, cause: str) -> None:
-        """A host is lost: another follows on the same machine or on one that is free, unless too many have."""
+        """Note the loss of a host. Another will start on the same machine or a free one, unless too many were lost."""
         place.actor = None
         now = time.monotonic()
         place.losses = [moment for moment in place.losses if now - moment < BUDGET_SECONDS] + [now]
@@ -391,7 +391,7 @@ class Driver:
         place.gone = len(place.losses) > budget
         place.due = now + BACK_OFF_SECONDS[min(len(place.losses), len(BACK_OFF_SECONDS)) - 1]
         self._enter(place, ENDED if place.gone else BUILDING)
-        follows = "nobody follows" if place.gone else "another follows where there is room"
+        follows = "it is not replaced" if place.gone else "another will start on a free machine"
         self._say(f"host {place.number} on {place.name} is lost ({cause}); {follows}")
         self._tell("event", "host_gone" if place.gone else "host_lost", {"host": place.number, "cause": cause})
 
@@ -401,24 +401,21 @@ class Driver:
             ray.get(actor.close.remote(), timeout=CALL_SECONDS)
         ray.kill(actor)
 
-    def _look_beside(self) -> None:
-        """Copy a host's statistics now and then: for checkpoints, and for hosts that join."""
+    def _copy_statistics(self) -> None:
+        """Copy a host's statistics from time to time, for checkpoints and for hosts that join."""
         now = time.monotonic()
         inhabited = [place for place in self._places if place.actor is not None and place.seen is not None]
-        if self._beside_call is None and inhabited and now - self._beside >= BESIDE_SECONDS:
-            self._beside_call, self._beside = inhabited[0].actor.state.remote(), now
-        if self._beside_call is not None and ray.wait([self._beside_call], timeout=0)[0]:
-            call, self._beside_call = self._beside_call, None
-            self._show_beside(call)
+        if self._statistics_call is None and inhabited and now - self._copied >= STATISTICS_SECONDS:
+            self._statistics_call, self._copied = inhabited[0].actor.state.remote(), now
+        if self._statistics_call is not None and ray.wait([self._statistics_call], timeout=0)[0]:
+            call, self._statistics_call = self._statistics_call, None
+            self._show_statistics(call)
 
-    def _copy_beside(self, place: Place, seconds: float) -> None:
-        self._show_beside(place.actor.state.remote(), seconds)
-
-    def _show_beside(self, call: Any, seconds: float = CALL_SECONDS) -> None:
+    def _show_statistics(self, call: Any) -> None:
         with contextlib.suppress(ray.exceptions.RayError):
-            state = ray.get(call, timeout=seconds)
+            state = ray.get(call, timeout=CALL_SECONDS)
             if state is not None:
-                self._store.show_beside(state)
+                self._store.show_statistics(state)
 
     # ------------------------------------------------------------------------------------------------- the supervisor
 
@@ -428,7 +425,7 @@ class Driver:
         return FINISH if self._clock.finished() else GO_ON
 
     def _over(self) -> bool:
-        """Whether no host is at work nor will be."""
+        """Whether no host is working, and none will."""
         if self._order() == LEAVE:
             self._leaving = self._leaving or time.monotonic()
             late = time.monotonic() - self._leaving > LEAVE_SECONDS
@@ -443,7 +440,7 @@ class Driver:
         return not at_work and any(place.left for place in self._places)
 
     def _tell_ready(self) -> None:
-        """Say that the run can begin: all hosts are ready, or those that have come."""
+        """Tell the supervisor that the run can begin: all hosts are ready, or those that came in time."""
         if self._ready or self._order() != GO_ON:
             return
         phases = [READY if place.seen is None else min(place.seen.phases) for place in self._places if place.seen]
@@ -453,9 +450,9 @@ class Driver:
             self._tell("ready", len(phases))
 
     def _end(self) -> None:
-        """All hosts have done their part: copy the last theta, and let the supervisor finish."""
+        """All hosts are done: copy the last theta, and let the supervisor finish."""
         self._pull(wait=True)
-        self._pull(wait=True)  # the first may have been on its way before
+        self._pull(wait=True)  # again: the first may have been pending before the hosts were done
         for place in self._places:
             self._enter(place, ENDED)
         self._tell("ended")
@@ -489,6 +486,6 @@ class Driver:
 
 
 def _in_words(error: Exception) -> str:
-    """What Ray says of a loss, in one line."""
+    """Ray's reason for a loss, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if isinstance(error, ray.exceptions.ActorDiedError) and lines else type(error).__name__)[:200]

@@ -1,8 +1,8 @@
-"""Workers as ranks that work in step, on one machine or several, by torch.distributed with gloo.
+"""Workers as ranks that run in step, on one machine or several, with torch.distributed and gloo.
 
-Rank 0 is the command's own process: it works like the others and beside that keeps the run, as a supervisor does
-elsewhere. It starts the other ranks itself, or a launcher has (`backends/launch.py`). Nothing of transport is our own:
-exchanges are gloo's, and what ranks tell each other beside them goes through torch's key-value store at rank 0.
+Rank 0 is the command's own process: it works like the others, and also supervises the run. It starts the other ranks
+itself, unless a launcher has (`backends/launch.py`). The transport is torch's: gloo for exchanges, and a key-value
+store at rank 0 for all other messages between ranks.
 
 Gradient methods reduce gradients (`parameters/replicas.py`); methods with a learner gather rollouts at rank 0 and
 broadcast theta (`experience/gathered.py`).
@@ -53,43 +53,43 @@ from asyncrl.storage.records import RecordWriter
 from asyncrl.storage.run_folder import versions
 
 JOIN_SECONDS = 300.0
-"""Time for all ranks to come, and then to build their environments."""
+"""Time for all ranks to join, and again to build their environments."""
 BEAT_SECONDS = 1.0
-"""Between two signs of life of a rank."""
+"""Interval between a rank's heartbeats."""
 SILENT_SECONDS = 3.5
-"""Without one for so long, a rank is gone."""
+"""A rank without a heartbeat for this long is lost."""
 GRACE_SECONDS = 10.0
-"""Time for a rank to leave when the run is over, before it ends itself."""
+"""Time for a rank to leave after the run, before it kills itself."""
 LOOK_SECONDS = 0.5
-"""Between two looks of rank 0 at its evaluator and at what other ranks have written."""
+"""Interval at which rank 0 checks on its evaluator and the rows of other ranks."""
 PATIENCE_SECONDS = 5.0
-"""After a signal, how long an exchange may still take before this rank leaves without the others."""
+"""Time for an exchange to complete after a signal, before this rank leaves without the others."""
 POLL_SECONDS = 0.02
 
 
 class RanksLost(Exception):
-    """An exchange failed, because ranks are gone or do not come."""
+    """An exchange failed because ranks are gone, or too late."""
 
 
 class Interrupted(Exception):
-    """A signal came before the run had begun, or a second one since, or one while others do not come."""
+    """A signal came before the run had begun, or a second one, or one while an exchange waits for other ranks."""
 
 
 class Board:
-    """What ranks tell each other beside the exchanges: keys and values in a store at rank 0, which anybody may read.
+    """Messages between ranks besides the exchanges: keys and values in a store at rank 0, readable by all.
 
-    A thread says once a second that this process lives and how many exchanges it has begun. The same thread ends the
-    process if the run is over and the process does not notice: because it hangs in an environment, or because rank 0's
-    host cannot be reached any more.
+    A thread publishes once a second that this process is alive, and how many exchanges it has begun. It also ends the
+    process if the run is over but the process does not notice, because it hangs in an environment or cannot reach rank
+    0's host.
     """
 
     def __init__(self, host: str, port: int, rank: int, size: int, serve: bool = False) -> None:
-        """`serve`: the store is here; port 0 takes a free one. Raises RanksLost if nobody serves in JOIN_SECONDS."""
+        """`serve`: the store is here; port 0 picks a free one. Raises RanksLost if no store answers in JOIN_SECONDS."""
         self.rank, self.size = rank, size
         self.begun = 0
         """Exchanges this rank has begun."""
         self.stuck = False
-        """Whether this rank has left while a thread of it is still in an exchange, waiting for others."""
+        """Whether this rank has left while one of its threads still waits in an exchange."""
         self._store = _open_store(host, port, serve)
         self.host, self.port = host, int(self._store.port)
         self._closed = threading.Event()
@@ -97,19 +97,19 @@ class Board:
 
     @property
     def store(self) -> Store:
-        """For gloo, which needs it to connect."""
+        """The part of the store that gloo uses to connect."""
         return PrefixStore("gloo", self._store)
 
     def put(self, key: str, value: bytes | str) -> None:
-        """Write a value for all to read."""
-        self._store.set(key, cast(str, value))  # it takes bytes as well
+        """Write a value that all ranks can read."""
+        self._store.set(key, cast(str, value))  # typed as str, but it accepts bytes
 
     def get(self, key: str) -> bytes | None:
         """A value; None if there is none."""
         return self._store.get(key) if self._store.check([key]) else None
 
     def take(self, key: str) -> bytes | None:
-        """A value, for the last time."""
+        """Read a value and delete it; None if there is none."""
         value = self.get(key)
         if value is not None:
             self._store.delete_key(key)
@@ -121,7 +121,7 @@ class Board:
         return {rank: value for rank, value in found.items() if value is not None}
 
     def beat(self, end: Callable[[int], None] = os._exit) -> None:
-        """Begin to give signs of life. `end` is what ends this process when it has to."""
+        """Start the heartbeat. `end` kills this process if it must."""
         beats = _open_store(self.host, self.port, serve=False)
 
         def live() -> None:
@@ -132,7 +132,7 @@ class Board:
                     beats.set(f"beat/{self.rank}", f"{count} {self.begun}")
                     keys = ["over"] if self.rank else [f"left/{rank}" for rank in range(1, self.size)]
                     over = any(beats.check([key]) for key in keys)
-                except RuntimeError:  # rank 0 or the way to it is gone
+                except RuntimeError:  # rank 0 or the connection to it is lost
                     over = True
                 over_since = (over_since or time.monotonic()) if over else None
                 if (
@@ -147,13 +147,13 @@ class Board:
         self._thread.start()
 
     def beats(self) -> dict[int, tuple[int, int]]:
-        """Of each rank how often it has given a sign of life, and the exchanges it had begun by then."""
+        """The number of heartbeats of each rank, and of exchanges begun by the last one."""
         return {
             rank: cast(tuple[int, int], tuple(map(int, value.split()))) for rank, value in self.each("beat").items()
         }
 
     def close(self) -> None:
-        """Stop the signs of life."""
+        """Stop the heartbeat."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join(timeout=2 * BEAT_SECONDS)
@@ -171,20 +171,18 @@ def _open_store(host: str, port: int, serve: bool) -> TCPStore:
 
 
 def first_line(error: BaseException) -> str:
-    """Of an error of gloo, which goes on for pages: what happened, without where in its source."""
+    """What happened in an error of gloo, which can be pages long, without the location in its source."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return re.sub(r"^\[[^]]*\.(cc|h):\d+\] ", "", line).split(". ")[0]
 
 
 class Exchanges:
-    """The collective operations of a group of ranks. Who does not take part in time is lost, and with it the run."""
+    """The collective operations of a group of ranks. If a rank does not take part in time, the run is lost."""
 
     def __init__(self, board: Board, seconds: float, signals: Signals) -> None:
         """Connects all ranks. Raises RanksLost, and UsageError in a program that uses torch.distributed itself."""
         if dist.is_initialized():
-            raise UsageError(
-                "--backend collective needs torch.distributed for itself; this program has begun to use it"
-            )
+            raise UsageError("--backend collective needs torch.distributed for itself; this program already uses it")
         self._board = board
         self._signals = signals
         self._newest: Work | None = None
@@ -193,23 +191,23 @@ class Exchanges:
             self._in_thread(lambda: dist.init_process_group("gloo", None, wait, board.size, board.rank, board.store))
 
     def reduce(self, vector: Tensor) -> Callable[[], None]:
-        """Begin to replace a vector by the sum of all ranks' vectors; what it gives back waits for the end of that."""
+        """Start to overwrite a vector with the sum of all ranks' vectors; returns a function that waits until done."""
         return self._begin(lambda: dist.all_reduce(vector, async_op=True))
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Replace a tensor by that of rank 0."""
+        """Overwrite a tensor with that of rank 0."""
         self._begin(lambda: dist.broadcast(tensor, 0, async_op=True))()
 
     def share(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, equally large."""
+        """The tensors of all ranks, which have the same shape."""
         tensors = [tensor.clone() for _ in range(self._board.size)]
         self._begin(lambda: dist.all_gather(tensors, tensor, async_op=True))()
         return tensors
 
     def gather(self, message: Tensor) -> tuple[list[Tensor], float]:
-        """To rank 0 the messages of all ranks, bytes of any length; nothing to the others.
+        """Send bytes of any length to rank 0, which gets the messages of all ranks; the others get an empty list.
 
-        Also for how many seconds nothing could be sent or received because the other side had not come.
+        Also returns the seconds spent waiting for the other side to arrive.
         """
         messages, waited = [message], 0.0
         size = torch.tensor([message.numel()])
@@ -234,7 +232,7 @@ class Exchanges:
         return [] if self._board.rank else messages, waited
 
     def close(self) -> None:
-        """Leave the group, unless an exchange still waits for somebody: that cannot be taken back."""
+        """Leave the group, unless an exchange still waits for another rank: it cannot be cancelled."""
         if self._newest is not None:
             with contextlib.suppress(RuntimeError):
                 self._newest.wait(timedelta(seconds=LOOK_SECONDS))
@@ -244,11 +242,11 @@ class Exchanges:
                 dist.destroy_process_group()
 
     def _in_thread(self, exchange: Callable[[], object]) -> None:
-        """Do what gloo has no other way to wait for than to stay in it."""
+        """Run an operation of gloo that can only block, in a thread."""
         self._begin(lambda: InThread(exchange))()
 
     def _begin(self, start: Callable[[], Work]) -> Callable[[], None]:
-        if self._board.size == 1:  # alone: each result is what is there already
+        if self._board.size == 1:  # alone: the inputs are the results
             return lambda: None
         self._board.begun += 1
         try:
@@ -258,10 +256,10 @@ class Exchanges:
         return lambda: self._await(work)
 
     def _await(self, work: Work) -> None:
-        """Wait for an exchange. Raises RanksLost if it fails, Interrupted if somebody wants to leave meanwhile."""
+        """Wait for an exchange. Raises RanksLost if it fails, Interrupted after a signal if it takes too long."""
         asked = None
         while not work.is_completed():
-            with contextlib.suppress(RuntimeError):  # not done yet, or failed, as is seen below
+            with contextlib.suppress(RuntimeError):  # timed out, or failed: see below
                 work.wait(timedelta(seconds=LOOK_SECONDS))
             if self._signals.first is not None and not work.is_completed():
                 asked = asked or time.monotonic()
@@ -277,16 +275,16 @@ class Work(Protocol):
     """An exchange that has begun."""
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, successfully or not."""
         ...
 
     def wait(self, timeout: timedelta = ...) -> object:
-        """Wait for its end. Raises RuntimeError if it has failed, and if it has not ended by then."""
+        """Wait for its end. Raises RuntimeError if it failed or the time is up."""
         ...
 
 
 class InThread:
-    """One that a thread makes, because its own way to wait for a while would break it off."""
+    """An exchange in a thread of its own, for operations that would be aborted by a wait with a time-out."""
 
     def __init__(self, exchange: Callable[[], object]) -> None:
         self._exchange = exchange
@@ -305,7 +303,7 @@ class InThread:
         return not self._thread.is_alive()
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Wait for its end, at most so long. Raises what the exchange raised."""
+        """Wait for its end, up to `timeout`. Raises what the exchange raised."""
         self._thread.join(None if timeout is None else timeout.total_seconds())
         if self._error is not None:
             raise self._error
@@ -316,13 +314,13 @@ class InThread:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Ranks that a launcher has started, as rank 0 has them."""
+    """Rank 0's view of ranks that a launcher has started."""
 
     launch: Launch
     board: Board
 
     def dissolve(self, code: int) -> None:
-        """Nothing comes of it; the others leave with this exit code, and are waited for, since the board is here."""
+        """Tell the other ranks to leave with this exit code, and wait for them, since they need the board."""
         self.board.put("answer", pickle.dumps(code))
         come, deadline = self.board.each("hello").keys() - {0}, time.monotonic() + GRACE_SECONDS
         while not come <= self.board.each("ended").keys() and time.monotonic() < deadline:
@@ -331,9 +329,9 @@ class Meeting:
 
 @contextlib.contextmanager
 def convened(launch: Launch, words: Sequence[str]) -> Iterator[Meeting]:
-    """Rank 0: wait for all ranks, compare what they were started with; tell them if the block raises.
+    """Rank 0: wait for all ranks and compare their settings and versions. If the block raises, the ranks leave.
 
-    Raises UsageError for ranks that do not come, or that have other settings or other versions than this one.
+    Raises UsageError for ranks that do not join, or that have other settings or versions than this one.
     """
     board = board_of(launch)
     meeting = Meeting(launch, board)
@@ -344,7 +342,7 @@ def convened(launch: Launch, words: Sequence[str]) -> Iterator[Meeting]:
             if complaint := disagreement(rank, hello, hellos[0]):
                 raise UsageError(complaint)
         yield meeting
-        if board.get("answer") is None:  # there was nothing to do
+        if board.get("answer") is None:  # no run was begun
             meeting.dissolve(0)
     except BaseException as error:
         with contextlib.suppress(RuntimeError):
@@ -355,13 +353,13 @@ def convened(launch: Launch, words: Sequence[str]) -> Iterator[Meeting]:
 
 
 def board_of(launch: Launch) -> Board:
-    """The board of a launched group: at rank 0, where all find it by what the launcher has told them."""
+    """The board of a launched group, at rank 0; the others find it through the launcher's address."""
     key = f"asyncrl/{launch.attempt}/board"
     serve = launch.rank == 0
     if not (launch.agent or launch.address.startswith("file://")):
         host, port = tcp_address(launch.address)
         return Board(host, port, launch.rank, launch.size, serve)
-    # Somebody else's store, or a file: it only tells where the board is.
+    # The launcher's own store, or a file, only tells where the board is.
     wait = timedelta(seconds=JOIN_SECONDS)
     if launch.agent:
         host, port = tcp_address(launch.address)
@@ -382,25 +380,25 @@ def board_of(launch: Launch) -> Board:
 
 
 def greet(board: Board, words: Sequence[str]) -> None:
-    """Say who this rank is, and how it was started."""
+    """Publish who this rank is, and how it was started."""
     hello = {"host": socket.gethostname(), "pid": os.getpid(), "words": list(words), "versions": versions()}
     board.put(f"hello/{board.rank}", json.dumps(hello))
 
 
 def await_hellos(board: Board, goes_on: Callable[[], None] = lambda: None) -> dict[int, dict[str, Any]]:
-    """What each rank says of itself. `goes_on` may raise. Raises UsageError if one does not come."""
+    """The greetings of all ranks. Calls `goes_on`, which may raise, meanwhile. Raises UsageError for a late rank."""
     deadline = time.monotonic() + JOIN_SECONDS
     while len(found := board.each("hello")) < board.size:
         goes_on()
         if time.monotonic() > deadline:
             missing = ", ".join(str(rank) for rank in range(board.size) if rank not in found)
-            raise UsageError(f"after {JOIN_SECONDS:.0f} s rank {missing} of {board.size} has not come")
+            raise UsageError(f"after {JOIN_SECONDS:.0f} s rank {missing} of {board.size} has not joined")
         time.sleep(POLL_SECONDS)
     return {rank: json.loads(value) for rank, value in found.items()}
 
 
 def disagreement(rank: int, hello: Mapping[str, Any], first: Mapping[str, Any]) -> str | None:
-    """In what a rank was started unlike rank 0, in one line; None if in nothing that matters."""
+    """How a rank's settings or versions differ from rank 0's, in one line; None if they do not."""
     who = f"rank {rank} on {hello['host']}"
     for package, version in first["versions"].items():
         if hello["versions"].get(package) != version:
@@ -411,7 +409,7 @@ def disagreement(rank: int, hello: Mapping[str, Any], first: Mapping[str, Any]) 
             (i for i, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), min(len(here), len(there))
         )
         shown = [" ".join(words[max(0, place - 1) : place + 2]) or "nothing" for words in (there, here)]
-        return f"{who} has other settings than rank 0: {shown[0]!r} in place of {shown[1]!r}"
+        return f"{who} has other settings than rank 0: {shown[0]!r} instead of {shown[1]!r}"
     return None
 
 
@@ -420,7 +418,7 @@ def disagreement(rank: int, hello: Mapping[str, Any], first: Mapping[str, Any]) 
 
 @dataclass(frozen=True)
 class Beginning:
-    """What rank 0 tells the others, beside tensors."""
+    """What rank 0 tells the others, besides tensors."""
 
     spec: RunSpec
     steps: int
@@ -430,16 +428,16 @@ class Beginning:
 
 @dataclass(frozen=True)
 class Seat:
-    """What a rank that rank 0 starts itself is handed."""
+    """What the process of a rank receives that rank 0 starts itself."""
 
     spec: RunSpec
     port: int
 
 
 def run(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Meeting | None = None) -> Outcome:
-    """Rank 0's part: work, and keep the run. Without a `meeting` it starts the other ranks itself.
+    """Rank 0's part: work, and supervise the run. Without a `meeting` it starts the other ranks itself.
 
-    None of these is left when it returns; those of a launcher are told to leave.
+    None of those is left when it returns; ranks of a launcher are told to leave.
     """
     spec, size = run.spec, run.spec.config.workers
     board = meeting.board if meeting else Board("127.0.0.1", 0, 0, size, serve=True)
@@ -479,7 +477,7 @@ class Leader:
         self._run, self._monitor, self._view, self._signals = run, monitor, view, signals
         self._board, self._supervisor = board, supervisor
         self.ranks: dict[int, BaseProcess] = {}
-        """The processes of other ranks, where they were started here."""
+        """The processes of other ranks that were started here."""
         self._hosts: dict[int, str] = {}
         self._writers: dict[int, RecordWriter] = {}
         self._read: dict[int, int] = {}
@@ -495,7 +493,7 @@ class Leader:
             self._hosts[rank] = socket.gethostname()
 
     def lead(self) -> Outcome:
-        """Bring all ranks to their places, work, and let the evaluator finish. Raises RanksLost."""
+        """Set up all ranks, work, and let the evaluator finish. Raises RanksLost."""
         run, board, clock, store = self._run, self._board, self._run.handles.clock, self._run.handles.store
         if board.get("hello/0") is None:
             greet(board, [])
@@ -524,11 +522,11 @@ class Leader:
         return self._end()
 
     def explain(self, error: RanksLost) -> Outcome:
-        """Who is lost, and how: what it has said itself, how its process ended, or that it gives no sign of life."""
+        """Which rank is lost, and why: it said so itself, its process has ended, or its heartbeat has stopped."""
         self._view.say("ranks are lost; looking for the cause")
         before, deadline = self._board.beats(), time.monotonic() + SILENT_SECONDS
         while time.monotonic() < deadline:
-            if (outcome := self._told()) is not None:
+            if (outcome := self._reported_loss()) is not None:
                 return outcome
             time.sleep(POLL_SECONDS)
         now, left = self._board.beats(), self._board.each("left")
@@ -543,19 +541,19 @@ class Leader:
         return failed(f"an exchange between ranks failed: {error}")
 
     def collect_last(self) -> None:
-        """Take what other ranks have still written."""
+        """Write the last rows of other ranks."""
         with contextlib.suppress(RuntimeError):
             self._collect()
         for writer in self._writers.values():
             writer.close()
 
     def disconnect(self) -> None:
-        """Leave the group, when ranks that were started here are gone: no exchange waits for them any more."""
+        """Leave the group. Called when the ranks started here are gone, so that no exchange waits for them."""
         if self._exchanges is not None:
             self._exchanges.close()
 
-    def _told(self) -> Outcome | None:
-        """What a rank that raised has said, or what the system says of one that was started here."""
+    def _reported_loss(self) -> Outcome | None:
+        """The exception that a rank has reported, or the exit of one that was started here; None if all is well."""
         for rank, value in sorted(self._board.each("cause").items()):
             cause, traceback = json.loads(value)
             if traceback:
@@ -572,14 +570,14 @@ class Leader:
         return " and ".join(f"rank {rank} on {self._hosts.get(rank, 'an unknown host')}" for rank in ranks)
 
     def _see_that_all_live(self) -> None:
-        """Raises RanksLost if a rank cannot come any more, before exchanges would tell; Interrupted after a signal."""
+        """Raise RanksLost if a rank is known to be lost, before an exchange would; Interrupted after a signal."""
         if self._signals.first is not None:
             raise Interrupted
-        if self._told() is not None:
+        if self._reported_loss() is not None:
             raise RanksLost("a rank is gone")
 
     def _await_ready(self) -> Outcome | None:
-        """Wait until every rank can begin; an Outcome if the run ended before it began."""
+        """Wait until every rank is ready; an Outcome if the run ended before it began."""
         self._board.put("ready/0", "")
         deadline = time.monotonic() + JOIN_SECONDS
         while len(ready := self._board.each("ready")) < self._board.size:
@@ -603,7 +601,7 @@ class Leader:
             self._view.say(line)
 
     def _look(self) -> Outcome | None:
-        """What a supervisor does, between two updates."""
+        """What a supervisor does, called between two updates."""
         monitor, now = self._monitor, time.monotonic()
         if now - self._looked_at >= LOOK_SECONDS:
             self._looked_at = now
@@ -620,7 +618,7 @@ class Leader:
         return None
 
     def _end(self) -> Outcome:
-        """All have left after the same update: take their last rows, and wait for the last evaluation."""
+        """All ranks have left after the same update: write their last rows, and wait for the last evaluation."""
         clock, accord = self._run.handles.clock, self._run.handles.accord
         assert accord is not None
         deadline = time.monotonic() + GRACE_SECONDS
@@ -635,7 +633,7 @@ class Leader:
         return await_last_evaluation(self._supervisor, self._monitor, self._view, self._signals) or outcome
 
     def _collect(self) -> None:
-        """Write the rows that other ranks have sent into their files."""
+        """Write the rows that other ranks have sent to their files."""
         for rank, writer in self._writers.items():
             while (row := self._board.take(f"rows/{rank}/{self._read.get(rank, 0)}")) is not None:
                 self._read[rank] = self._read.get(rank, 0) + 1
@@ -646,7 +644,7 @@ class Leader:
 
 
 def take_turns(roles: Sequence[Role]) -> Iterator[None]:
-    """Run the roles of a rank to their end; in between, each has done one thing."""
+    """Run the roles of a rank in turn until all have ended; yields after each round."""
     running = list(roles)
     while running:
         running = [role for role in running if next(role.loop, ENDED) is not ENDED]
@@ -655,14 +653,14 @@ def take_turns(roles: Sequence[Role]) -> Iterator[None]:
 
 
 def connect(handles: Handles, exchanges: Exchanges) -> None:
-    """Hand the transport in."""
+    """Connect the store, and the experience if there is one, to the transport."""
     cast(Replicas, handles.store).connect(exchanges.reduce)
     if isinstance(handles.experience, Gathered):
         handles.experience.connect(exchanges.gather, exchanges.broadcast)
 
 
 def equalise(handles: Handles, exchanges: Exchanges, rank: int, beginning: Beginning) -> None:
-    """Give every rank what rank 0 begins with: parameters, statistics, target, moments."""
+    """Copy rank 0's initial state to every rank: parameters, statistics, target, moments."""
     store, moments = handles.store, handles.moments
     theta, state, seen = store.snapshot(), store.state(), moments.state()
     for tensor in (theta, *(state[name] for name in sorted(state)), *(seen[name] for name in sorted(seen))):
@@ -673,7 +671,7 @@ def equalise(handles: Handles, exchanges: Exchanges, rank: int, beginning: Begin
 
 
 class Step:
-    """What a rank does after each update, at the same T as all others."""
+    """What a rank does after each update, at the same T as all other ranks."""
 
     def __init__(self, run: Run, exchanges: Exchanges, signals: Signals) -> None:
         config = run.spec.config
@@ -684,7 +682,7 @@ class Step:
         self._published = -1
 
     def after_update(self) -> None:
-        """Note a signal for the next exchange; publish moments when T has grown enough since the last time."""
+        """Pass a signal on to the next exchange; share moments if T has grown enough since the last time."""
         if self._signals.first is not None and self._accord is not None:
             self._accord.wish = self._signals.first
         steps = self._clock.steps
@@ -695,7 +693,7 @@ class Step:
 
 
 class Mailbox:
-    """Where a rank other than 0 writes its rows: they go to rank 0, which has the run's folder."""
+    """A record writer that sends rows to rank 0, which has the run's folder."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -710,30 +708,30 @@ class Mailbox:
         """Nothing is held."""
 
 
-class Unwritten:
-    """Where rows go that nobody needs."""
+class NoWriter:
+    """A record writer that discards its rows."""
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Forget it."""
+        """Discard one row."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing."""
 
 
 def rank_process(seat: Seat, rank: int) -> None:
-    """The process of a rank that rank 0 has started. Its parent decides when to stop."""
+    """The process of a rank that rank 0 has started. It ignores signals: rank 0 decides when to stop."""
     try:
         board = Board("127.0.0.1", seat.port, rank, seat.spec.config.workers)
         greet(board, [])
         code = attend(board, Signals())
-    except (RanksLost, RuntimeError):  # rank 0 has gone while this one came
+    except (RanksLost, RuntimeError):  # rank 0 was lost while this rank started
         code = 1
     if code:
         os._exit(code)
 
 
 def attend_launched(launch: Launch, words: Sequence[str]) -> int:
-    """A rank other than 0 that a launcher has started, from the meeting to its end; returns the exit code."""
+    """Run a rank other than 0 that a launcher has started; returns the exit code."""
     try:
         board = board_of(launch)
         greet(board, words)
@@ -742,12 +740,12 @@ def attend_launched(launch: Launch, words: Sequence[str]) -> int:
     except (RanksLost, RuntimeError, UsageError) as error:
         print(f"asyncrl: rank {launch.rank} on {socket.gethostname()}: {first_line(error)}", file=sys.stderr)
         code = 1
-    leave(code, stuck=code not in (0, 2))  # gloo's threads may wait for somebody who is gone
+    leave(code, stuck=code not in (0, 2))  # gloo's threads may wait for a rank that is gone
     return code
 
 
 def leave(code: int, stuck: bool) -> None:
-    """End this process here if it is stuck in an exchange, which it would otherwise wait for at its exit."""
+    """Exit at once if this process is stuck in an exchange; a normal exit would wait for it."""
     if stuck:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -755,7 +753,7 @@ def leave(code: int, stuck: bool) -> None:
 
 
 def attend(board: Board, signals: Signals) -> int:
-    """A rank other than 0, from rank 0's word to its end; returns the exit code. What it raises, rank 0 tells."""
+    """Run a rank other than 0 when rank 0 says so; returns the exit code. Rank 0 reports its exceptions."""
     board.beat()
     exchanges: Exchanges | None = None
     try:
@@ -772,7 +770,7 @@ def attend(board: Board, signals: Signals) -> int:
         connect(handles, exchanges)
         return _work(Run(spec, handles), board, exchanges, signals)
     except RanksLost as error:
-        # The board may be behind the same broken link, and a call to it last for ever.
+        # The board may be behind the same broken link, and a call to it may block for ever.
         last_resort = threading.Timer(GRACE_SECONDS, os._exit, (1,))
         last_resort.daemon = True
         last_resort.start()
@@ -794,7 +792,7 @@ def attend(board: Board, signals: Signals) -> int:
 
 
 def _work(run: Run, board: Board, exchanges: Exchanges, signals: Signals) -> int:
-    """Act and push until all leave; returns the exit code."""
+    """Act and push until all ranks leave; returns the exit code."""
     clock, accord = run.handles.clock, run.handles.accord
     assert accord is not None
 
@@ -803,8 +801,8 @@ def _work(run: Run, board: Board, exchanges: Exchanges, signals: Signals) -> int
 
     with contextlib.ExitStack() as stack:
         roles = [stack.enter_context(contextlib.closing(build_worker(run, board.rank, make_writer=mailbox)))]
-        if isinstance(run.handles.experience, Kept):  # its learner's rows would only repeat what rank 0's say
-            learner = build_learner(run, make_writer=lambda _: Unwritten())
+        if isinstance(run.handles.experience, Kept):  # its learner's rows would only repeat rank 0's
+            learner = build_learner(run, make_writer=lambda _: NoWriter())
             roles.append(stack.enter_context(contextlib.closing(learner)))
         board.put(f"ready/{board.rank}", "")
         wait_for(board, "go")
@@ -823,7 +821,7 @@ def _begin_clock(clock: Clock, size: int) -> None:
 
 
 def wait_for(board: Board, key: str) -> bytes:
-    """What rank 0 has to say. Raises RanksLost if the run is over before."""
+    """Wait for a message of rank 0. Raises RanksLost if the run is over before it comes."""
     while (value := board.get(key)) is None:
         if board.get("over") is not None:
             raise RanksLost("the run is over")
@@ -832,7 +830,7 @@ def wait_for(board: Board, key: str) -> bytes:
 
 
 def _leave(board: Board, error: RanksLost) -> None:
-    """An exchange failed: say that it was not this rank's fault, and if nobody else can, that rank 0 is gone."""
+    """Report that an exchange failed through no fault of this rank; rank 1 prints it if rank 0 is gone."""
     try:
         board.put(f"left/{board.rank}", str(error))
         deadline = time.monotonic() + SILENT_SECONDS
@@ -842,8 +840,8 @@ def _leave(board: Board, error: RanksLost) -> None:
                 return
             time.sleep(POLL_SECONDS)
         if board.beats().get(0) != before:
-            return  # rank 0 lives, and will tell
-    except RuntimeError:  # there is no board any more
+            return  # rank 0 is alive, and will report it
+    except RuntimeError:  # the board is gone
         pass
     if board.rank == 1:
         print(f"asyncrl: rank 0 is gone, and the run with it ({error})", file=sys.stderr, flush=True)

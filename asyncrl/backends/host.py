@@ -1,8 +1,8 @@
-"""One host's part of a run over several: the local backend's own workers, and what it exchanges with the others.
+"""One host's part of a run on several: the workers of the local backend, and the exchange with other hosts.
 
-Nothing here knows how calls travel; who runs the hosts hands in the wire. A thread looks after the workers, as the
-local backend does, and another exchanges. Whoever leads the run calls `look` again and again: it tells what has
-happened and passes on orders.
+The transport is elsewhere: whoever runs the hosts passes in the wire. One thread supervises the workers, as in the
+local backend, another exchanges with the shards. The driver of the run polls `look`, which reports what has happened
+and passes on orders.
 """
 
 from __future__ import annotations
@@ -39,93 +39,95 @@ from asyncrl.storage.records import RecordReader
 from asyncrl.storage.run_folder import RunFolder
 
 LONGEST_SECONDS = 1.0
-"""Between two exchanges, however few updates there were."""
+"""Longest interval between two exchanges, even without updates."""
 SHORTEST_SECONDS = 0.02
 ANSWER_SECONDS = 10.0
-"""Without an answer for so long, a call is made again."""
+"""A call without an answer is repeated after this time."""
 PAUSE_SECONDS = 0.2
-"""After a call that failed, before it is made again."""
+"""Pause before a failed call is repeated."""
 ALONE_SECONDS = 120.0
-"""A host that no shard has answered for so long gives up: what it makes of theta by itself is of no use any more."""
+"""A host gives up if no shard has answered for this long: its own theta is of no use by then."""
 LAST_SECONDS = 5.0
-"""At the end, for the last exchange."""
+"""Time for the last exchange, at the end."""
 TEND_SECONDS = 0.1
 INCARNATIONS = 1000
-"""Random streams of a host's incarnations are so far apart: more often no worker is replaced."""
+"""Distance between the random streams of a host's incarnations; no worker is replaced that often."""
 
 
 class Wire(Protocol):
-    """How calls reach shards."""
+    """The transport of calls to shards."""
 
     def send(self, shard: int, call: Call) -> Any:
-        """Make a call; returns what `receive` takes."""
+        """Make a call; returns its handle, for `receive`."""
         ...
 
     def receive(self, calls: Sequence[Any], seconds: float) -> list[tuple[Any, Answer | None]]:
-        """Wait for answers to some of `calls`, at most so long: each with its answer, or None if the call failed."""
+        """Wait up to `seconds` for any of `calls`; returns the ended ones, each with its answer, None if it failed."""
         ...
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a host has to know to take part: plain data."""
+    """What a host needs to know to take part, as plain data."""
 
     spec: RunSpec
-    """Of the whole run."""
+    """The spec of the whole run."""
     host: int
     incarnation: int
-    """How many held its place before, from 1."""
+    """Counts the processes that have had the host's number, from 1."""
     steps: int
-    """T of earlier parts of the run."""
+    """T at which the run was resumed."""
     seconds: float
-    """That the run has taken so far."""
+    """Seconds that the run has taken so far."""
     moments: tuple[NDArray[np.float64], ...]
-    """Of earlier parts of the run."""
+    """Moments at which the run was resumed."""
     state: dict[str, NDArray[np.generic]]
-    """What the store keeps beside theta."""
+    """The store's state besides theta."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a look at a host has shown."""
+    """What `Host.look` returns."""
 
     news: list[tuple[Any, ...]]
-    """What happened, in its order: ("row", file, row), ("say", line), ("loss", event, worker, cause),
+    """What has happened, in order: ("row", file, row), ("say", line), ("loss", event, worker, cause),
     ("file", name, content)."""
     told: int
-    """How much has happened since the host began; to be given to the next look."""
+    """Number of news since the host began, to be passed to the next look."""
     phases: list[int]
     silence: list[float]
-    """Seconds since each worker counted last."""
+    """Seconds since each worker last counted a step."""
     outcome: Outcome | None = None
     """Why this host cannot go on, or LEFT."""
 
 
 LEFT = Outcome("finished", "", 0)
-"""A host has done its part, and the shards have all of it."""
+"""The host is done, and the shards have all of its updates."""
 
 
 @dataclass
 class Lane:
-    """What is between a host and one shard."""
+    """The exchange with one shard."""
 
     exchanger: Exchanger
     call: Any = None
-    """On its way."""
+    """Handle of the pending call."""
     since: float = 0.0
+    """When the newest call was made."""
     made: int = 0
-    """Updates of this host at its newest call."""
+    """Updates of this host at the newest call."""
     heard: float = field(default_factory=time.monotonic)
+    """When the shard last answered."""
     fails: bool = False
     brought: int = 0
-    """The newest call whose delta is in the shard."""
+    """Number of the newest call whose delta is in the shard."""
 
 
 class Host:
     """The workers of one host, and its exchange with the shards."""
 
     def __init__(self, beginning: Beginning, wire: Wire) -> None:
-        """Begins to work at once, in threads; workers wait until `look` says that the clock has started."""
+        """Starts to work at once, in threads; workers wait until `look` says that the clock has started."""
         self._beginning, self._wire = beginning, wire
         spec = beginning.spec
         config = replace(spec.config, backend="local", hosts=1, address="", parameter_shards=1)
@@ -138,14 +140,14 @@ class Host:
         self._lock = threading.Lock()
         self._news: list[tuple[Any, ...]] = []
         self._told = 0
-        """Of what happened before the first of `_news`."""
+        """News before the first of `_news`."""
         self._readers = [RecordReader(self._spec.folder.worker_file(worker)) for worker in range(config.workers)]
         self._handles: Handles | None = None
         self._order = GO_ON
         self._started = False
         self._outcome: Outcome | None = None
         self._done = threading.Event()
-        """Workers have ended: only the last exchange is left."""
+        """Set when the workers have ended; only the last exchange is left."""
         self._record = Record(beginning.host)
         self._threads = [
             threading.Thread(target=self._guarded(work), daemon=True, name=name)
@@ -155,13 +157,13 @@ class Host:
         for thread in self._threads:
             thread.start()
 
-    # ---------------------------------------------------------------------------------------------- what others call
+    # ------------------------------------------------------------------------------------------- called by the driver
 
     def look(self, told: int, start: bool, order: int) -> Seen:
-        """What happened since `told`, and what is now; pass on whether the clock runs, and FINISH or LEAVE."""
+        """News since number `told`, and the present state. `start`: the clock runs; `order`: GO_ON, FINISH or LEAVE."""
         self._started |= start
         self._order = max(self._order, order)
-        outcome = self._outcome  # and phases first: what workers wrote before is told with them
+        outcome = self._outcome  # outcome and phases before rows, so that everything written by then is reported too
         clock = None if self._handles is None else self._handles.clock
         workers = range(self._spec.config.workers)
         phases = [BUILDING if clock is None else clock.phase(worker) for worker in workers]
@@ -174,34 +176,34 @@ class Host:
         return Seen(news, self._told + len(news), phases, silence, outcome)
 
     def state(self) -> dict[str, NDArray[np.generic]] | None:
-        """Copies of what the store keeps beside theta; None before there is one."""
+        """Copies of the store's state besides theta; None before there is a store."""
         if self._handles is None:
             return None
         return {name: tensor.numpy() for name, tensor in self._handles.store.state().items()}
 
     def close(self) -> None:
-        """Wait for the threads, and remove what was written here."""
+        """Wait for the threads, and remove this host's files."""
         self._order = LEAVE
         for thread in self._threads:
             thread.join(timeout=4 * LAST_SECONDS)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    # --------------------------------------------------------------------------------------------------- what happens
+    # ----------------------------------------------------------------------------------------------------------- news
 
     def say(self, line: str) -> None:
-        """Tell who leads the run."""
-        self._tell("say", f"host {self._beginning.host}: {self._by_all(line)}")
+        """Report a line to be shown."""
+        self._tell("say", f"host {self._beginning.host}: {self._renumbered(line)}")
 
     def note_loss(self, event: str, worker: int, cause: str) -> None:
-        """Tell of a worker that was lost, with what it left behind."""
+        """Report the loss of a worker, with the files it left behind."""
         for file in (self._spec.folder.traceback_file, self._spec.folder.stack_file, self._spec.folder.culprit_file):
             left = file(name_of(worker))
             with contextlib.suppress(OSError):
                 self._tell("file", file(name_of(self._spec.among_all(worker))).name, left.read_bytes())
-        self._tell("loss", event, self._spec.among_all(worker), self._by_all(cause))
+        self._tell("loss", event, self._spec.among_all(worker), self._renumbered(cause))
 
-    def _by_all(self, text: str) -> str:
-        """A text in which workers are numbered as among those of all hosts."""
+    def _renumbered(self, text: str) -> str:
+        """A text with this host's workers numbered among those of all hosts."""
         return re.sub(r"worker-(\d+)", lambda found: name_of(self._spec.among_all(int(found[1]))), text)
 
     def _tell(self, *what: Any) -> None:
@@ -215,7 +217,7 @@ class Host:
                 self._tell("row", self._spec.folder.worker_file(everywhere).name, row | {"worker": everywhere})
 
     def _guarded(self, work: Callable[[], None]) -> Callable[[], None]:
-        """A thread's work: what it raises ends this host's part."""
+        """A thread's work; an exception ends this host."""
 
         def guarded() -> None:
             try:
@@ -238,7 +240,7 @@ class Host:
     # ------------------------------------------------------------------------------------------------------- the work
 
     def _work(self) -> None:
-        """Look after the workers until they have ended, as the local backend does."""
+        """Supervise the workers until they have ended, as the local backend does."""
         self._handles = handles = self._build()
         self._joined.wait()
         if self._outcome is not None:
@@ -253,7 +255,7 @@ class Host:
             while not supervisor.all_ended() and self._order != LEAVE:
                 wait(supervisor.sentinels(), timeout=TEND_SECONDS)
                 if (outcome := supervisor.tend()) is not None:
-                    reason = f"{self._by_all(outcome.reason)}, on host {self._beginning.host}"
+                    reason = f"{self._renumbered(outcome.reason)}, on host {self._beginning.host}"
                     self._end(failed(reason, outcome.traceback))
                     break
                 if self._started and not handles.clock.started():
@@ -277,7 +279,7 @@ class Host:
         return handles
 
     def _exchange(self) -> None:
-        """Exchange with the shards until the workers have ended and the shards have all of it."""
+        """Exchange with the shards until the workers have ended and the shards have all updates."""
         while self._handles is None:
             if self._outcome is not None:
                 return
@@ -296,7 +298,7 @@ class Host:
             if self._done.is_set() and last is None:
                 deadline, last = now + LAST_SECONDS, [lane.exchanger.calls for lane in lanes]
             if last is not None:
-                # A call that was on its way when the workers ended does not bring all of it.
+                # A call that was pending when the workers ended does not have their last updates.
                 if all(lane.brought > call for lane, call in zip(lanes, last, strict=True)):
                     break
                 if now > deadline:
@@ -308,7 +310,7 @@ class Host:
                     lane.call = self._wire.send(shard, lane.exchanger.call(made, report))
                     lane.since, lane.made = now, made
                 elif lane.call is not None and now - lane.since > ANSWER_SECONDS:
-                    lane.call = None  # made again; if both arrive, the shard tells them apart
+                    lane.call = None  # so it is repeated; if both arrive, the shard ignores the second
                     lane.since = now
             self._receive(lanes, handles)
             if not self._joined.is_set() and all(lane.exchanger.joined for lane in lanes):
@@ -346,25 +348,25 @@ class Host:
             self._record.note(exchanged, lane.heard - lane.since)
             if exchanged.lost or (epoch != answer.epoch and epoch != NEVER):
                 shard = lanes.index(lane)
-                lost = f"{exchanged.lost} exchanges of this host are lost"
+                lost = f"{exchanged.lost} exchanges of this host were lost"
                 self.say(f"shard {shard} is back at version {answer.version} of epoch {answer.epoch}; {lost}")
             if exchanged.others is not None:
                 self._learn_of_others(handles, exchanged.others)
 
     def _report(self, handles: Handles) -> Report:
-        """What the workers have counted; before theta is read, which then holds all that is counted."""
+        """What the workers have counted. Called before theta is read, so that theta has all counted updates."""
         steps = handles.clock.worker_steps()
         tallies = [[count, *handles.store.counts(worker)] for worker, count in enumerate(steps)]
         return Report(np.array(tallies, np.int64), handles.moments.of_workers())
 
     def _learn_of_others(self, handles: Handles, others: Report) -> None:
-        """T and moments of the other hosts, as this host's workers see them."""
+        """Let this host's workers see T and the moments of the other hosts."""
         handles.clock.rebase(max(handles.clock.base_steps, self._beginning.steps + int(others.tallies[0])))
         rows = zip(self._beginning.moments, others.moments, strict=True)
         handles.moments.lay_down([merge(earlier, row) for earlier, row in rows])
 
     def _write(self, now: float | None) -> None:
-        """Tell what the exchanges of the last seconds were like, if it is time."""
+        """Report a row on the exchanges since the last row, if it is time; None: it is."""
         interval = self._spec.config.record_interval_seconds
         if self._handles is not None and (now is None or now - self._record.since >= interval):
             clock = self._handles.clock
@@ -375,7 +377,7 @@ class Host:
 
 
 class Record:
-    """What the exchanges of a host were like since its last row."""
+    """Figures of a host's exchanges since its last row."""
 
     def __init__(self, host: int) -> None:
         self._host = host
@@ -388,14 +390,14 @@ class Record:
         self._lost = 0
 
     def note(self, exchanged: Exchanged, seconds: float) -> None:
-        """One exchange with one shard."""
+        """Note one exchange with one shard, and its seconds."""
         self._seconds.append(seconds)
         if exchanged.staleness is not None:
             self._staleness.append(exchanged.staleness)
         self._lost += exchanged.lost
 
     def take(self) -> dict[str, Any] | None:
-        """A row of what was noted since the last; None of nothing."""
+        """The next row; None if there was no exchange."""
         if not self._seconds:
             return None
         row = {

@@ -1,6 +1,6 @@
-"""Which launcher started this process as one of several, and where they meet, from variables of the environment.
+"""Which launcher started this process as one of several, and where these meet, from environment variables.
 
-torchrun, mpirun (Open MPI, and MPICH or Intel MPI by PMI) and srun only start processes here; what they talk through is
+torchrun, mpirun (Open MPI, and MPICH or Intel MPI through PMI) and srun only start the processes; communication is by
 gloo.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from asyncrl.core.errors import UsageError
 
 FIRST_PORT, PORTS = 20_000, 10_000
-"""Default port for ranks to meet: derived from the job's number, so that two jobs on a host seldom share it."""
+"""Range of the default port, which is derived from the job's number, so that two jobs on a host seldom share it."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Launch:
     address: str
     """Where they meet: tcp://HOST:PORT or file://PATH."""
     agent: bool = False
-    """Whether something else than rank 0 already listens there (torchrun's agent)."""
+    """Whether torchrun's agent already listens there, rather than rank 0."""
     attempt: str = ""
     """Distinguishes this attempt from earlier ones with the same agent."""
 
 
 def launched(environment: Mapping[str, str], init_method: str = "") -> Launch | None:
-    """What the environment says; None if no launcher has started this process. Raises UsageError.
+    """The launch described by environment variables; None if no launcher started this process. Raises UsageError.
 
     `init_method` overrides the launcher's address.
     """
@@ -48,7 +48,7 @@ def launched(environment: Mapping[str, str], init_method: str = "") -> Launch | 
     if not 0 <= rank < size:
         raise UsageError(f"{by} says that this is rank {rank} of {size}")
     address = init_method or _address(by, size, environment)
-    # The store of torchrun's agent outlives an attempt; one of our own for each does not mix them up.
+    # The store of torchrun's agent outlives an attempt; a board for each attempt keeps them apart.
     agent = not init_method and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     attempt = f"{environment.get('TORCHELASTIC_RUN_ID', '')}/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     return Launch(by, rank, size, address, agent, attempt)
@@ -70,7 +70,7 @@ def _numbers(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
 
 
 def _address(by: str, size: int, environment: Mapping[str, str]) -> str:
-    """Where ranks meet that were started by `by`."""
+    """Where ranks started by `by` meet."""
     if host := environment.get("MASTER_ADDR"):
         return f"tcp://{host}:{environment.get('MASTER_PORT') or _port(environment)}"
     if by == "srun" and (nodes := environment.get("SLURM_STEP_NODELIST")):
@@ -82,7 +82,7 @@ def _address(by: str, size: int, environment: Mapping[str, str]) -> str:
 
 
 def _first_host(nodes: str) -> str:
-    """The first name in a list as SLURM writes it: node[01-04] is node01 and so on."""
+    """The first name in SLURM's compact list of hosts: node01 for node[01-04]."""
     if "[" not in nodes:
         return nodes.split(",")[0]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -98,7 +98,7 @@ def _port(environment: Mapping[str, str]) -> int:
 
 
 def tcp_address(address: str) -> tuple[str, int]:
-    """Host and port of tcp://HOST:PORT; the name is looked up. Raises UsageError, before gloo waits for nobody."""
+    """Host and port of tcp://HOST:PORT, with the name resolved. Raises UsageError, where gloo would wait for ever."""
     host, colon, port = address.removeprefix("tcp://").rpartition(":")
     if not address.startswith("tcp://") or not colon or not port.isdigit() or not 0 < int(port) < 65536:
         raise UsageError(f"--init-method takes tcp://HOST:PORT or file://PATH, got {address!r}")
@@ -111,7 +111,7 @@ def tcp_address(address: str) -> tuple[str, int]:
 
 
 def own_address(towards: str) -> str:
-    """The address of this host as it is seen from `towards`, a numerical address."""
+    """The address of this host on the route to `towards`, a numerical address."""
     family = socket.AF_INET6 if ":" in towards else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -122,7 +122,7 @@ def own_address(towards: str) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has an IPv4 address; None where the system does not tell."""
+    """The network interface with an IPv4 address; None if it cannot be determined."""
     try:
         import fcntl
     except ImportError:
@@ -138,9 +138,9 @@ def interface_of(address: str) -> str | None:
 
 @contextlib.contextmanager
 def interface_towards(address: str) -> Iterator[None]:
-    """Have gloo connect by the interface that leads to an address: a host's own name often means 127.0.0.1 to it.
+    """Let gloo use the interface that leads to an address. By default it often resolves the host's name to 127.0.0.1.
 
-    What the user has chosen stays.
+    The user's GLOO_SOCKET_IFNAME takes precedence.
     """
     name = None if "GLOO_SOCKET_IFNAME" in os.environ else interface_of(own_address(address))
     if name is not None:

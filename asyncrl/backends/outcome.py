@@ -14,11 +14,11 @@ from asyncrl.core.errors import NotFinite, UsageError
 from asyncrl.storage.files import disk_is_full
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
-"""The signals that stop a run: from a person, a cluster, or a terminal that is closed."""
+"""The signals that stop a run: from a person, a cluster, or a closed terminal."""
 
 
 PROGRAM = 1000
-"""In place of a signal's number: the program that trains asked for the end."""
+"""Instead of a signal's number, if the program that trains asked for the end."""
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,24 @@ class Outcome:
 
 
 def finished(reason: str) -> Outcome:
-    """The run reached its end."""
+    """The run has reached its end."""
     return Outcome("finished", reason, 0)
 
 
 def stopped(number: int) -> Outcome:
-    """A signal ended the run; exit code 128 + its number, as shells expect. Or the program that trains did."""
+    """A signal stopped the run: exit code 128 + its number, as shells expect. Or the program that trains did: 0."""
     if number == PROGRAM:
         return Outcome("stopped", "the program asked for the end", 0)
     return Outcome("stopped", f"received {signal.Signals(number).name}", 128 + number)
 
 
 def failed(reason: str, traceback: str | None = None) -> Outcome:
-    """Something broke."""
+    """The run broke: exit code 1."""
     return Outcome("failed", reason, 1, traceback)
 
 
 def broken(error: Exception) -> Outcome:
-    """An exception ended the run. What the user can fix needs one line, the rest a traceback."""
+    """An exception ended the run. Errors that the user can fix need one line, others a traceback."""
     if disk_is_full(error):
         return failed(f"the disk is full: {error}")
     if isinstance(error, NotFinite | UsageError):
@@ -60,7 +60,7 @@ def broken(error: Exception) -> Outcome:
 
 @dataclass
 class Signals:
-    """Signals as a flag for loops: the first asks for an orderly end, a second one to skip the waiting."""
+    """Received signals, for loops to check: the first asks for an orderly end, a second one for an immediate end."""
 
     received: list[int] = field(default_factory=list)
 
@@ -75,13 +75,13 @@ class Signals:
         return len(self.received) > 1
 
     def ask(self) -> None:
-        """Have the run end in order, as a signal would; asking again hastens nothing."""
+        """Ask for an orderly end, as a signal would; asking again does not hurry it."""
         if not self.received:
             self.received.append(PROGRAM)
 
     @contextmanager
     def caught(self) -> Iterator[Signals]:
-        """Catch them during the block. SIGHUP stays ignored if it is, as under nohup.
+        """Catch signals during the block. An ignored SIGHUP stays ignored, as under nohup.
 
         Outside the main thread nothing is caught, since Python delivers signals only there.
         """

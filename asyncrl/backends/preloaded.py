@@ -1,11 +1,11 @@
-"""The last thing the fork server imports: what has been imported by now is shared by all workers, and stays so.
+"""The fork server's last import. All workers share the memory of modules imported by now, and keep sharing it.
 
-Nothing imported before may start a thread or run a torch operation: a thread does not survive a fork, its locks do.
+Nothing imported before may start a thread or run a torch operation: threads do not survive a fork, but their locks do.
 """
 
 from __future__ import annotations
 
 import gc
 
-# A collection in a child would write to the header of every object and so copy these pages for each worker.
+# Garbage collection in a child would write to the header of every object, and so copy these pages for each worker.
 gc.freeze()

@@ -1,8 +1,8 @@
-"""Workers on several machines, by Ray: the supervisor's part, in the command's own process.
+"""Workers on several machines with Ray: the supervisor's part, in the command's own process.
 
-The evaluator, records, checkpoints and the end of the run are here, as with the local backend; what happens elsewhere
-is seen through a mirror, shared memory that the driver (`backends/cluster.py`) writes. The driver is a child: it may be
-lost, and Ray with it, and the run still ends with a checkpoint and the right exit code.
+The evaluator, records, checkpoints and the end of the run are here, as with the local backend. The state of the hosts
+is in a mirror, shared memory that the driver (`backends/cluster.py`) writes. The driver is a child process: if it is
+lost, and Ray with it, the run still ends with a checkpoint and the right exit code.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ LEAVE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Seat:
-    """What the driver's process is handed."""
+    """What the driver's process receives."""
 
     run: Run
     pipe: Connection
 
     @property
     def spec(self) -> RunSpec:
-        """What run it is of."""
+        """The spec of the run."""
         return self.run.spec
 
 
 def require_ray() -> None:
-    """Raise UsageError where Ray is not installed."""
+    """Raise UsageError if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise UsageError('--backend ray needs Ray: pip install "asyncrl[ray]"')
 
 
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
-    """Follow the run to its end on a cluster. No process of it is left here when it returns."""
+    """Follow the run to its end on a cluster. None of its processes is left on this machine when it returns."""
     keeper = Supervisor(
         run, monitor, view, worker_process, evaluator_process, learner_process, evaluator_only=True
     )  # fmt: skip
@@ -73,7 +73,7 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
 
 
 class Leader:
-    """What the supervisor has to do with the driver."""
+    """The supervisor's side of the driver."""
 
     def __init__(self, run: Run, monitor: Monitor, view: View, driver: BaseProcess, pipe: Connection) -> None:
         self._run, self._monitor, self._view = run, monitor, view
@@ -82,7 +82,7 @@ class Leader:
         self._failed: Outcome | None = None
 
     def follow(self, keeper: Supervisor, signals: Signals) -> Outcome:
-        """Until all hosts have ended, the driver has, or somebody wants the run to stop."""
+        """Follow the run until all hosts have ended, the driver is lost, or somebody asks the run to stop."""
         clock, monitor = self._run.handles.clock, self._monitor
         while True:
             wait([self._driver.sentinel, self._pipe, *keeper.sentinels()], timeout=POLL_SECONDS)
@@ -105,7 +105,7 @@ class Leader:
                 return self._failed or self._without_driver()
 
     def dismiss(self, signals: Signals) -> None:
-        """Let the driver end Ray, and take what it still has to say."""
+        """Let the driver shut Ray down, and process its last messages."""
         deadline = time.monotonic() + LEAVE_SECONDS
         while self._driver.exitcode is None and time.monotonic() < deadline and not signals.urgent:
             wait([self._driver.sentinel, self._pipe], timeout=POLL_SECONDS)
@@ -115,7 +115,7 @@ class Leader:
         self._pipe.close()
 
     def _without_driver(self) -> Outcome:
-        """Ray ends a driver from within when it loses the head of the cluster."""
+        """Why the driver ended: it raised, or Ray exited it because the head of the cluster was lost."""
         try:
             traceback = self._run.spec.folder.traceback_file(DRIVER).read_text()
         except OSError:
@@ -153,26 +153,26 @@ class Leader:
 
 
 def driver_process(seat: Seat, _: int) -> None:
-    """The driver: connect to Ray, or start it, and drive the run."""
+    """The driver's process: connect to Ray, or start it, and drive the run."""
     config = seat.spec.config
     address = config.address or os.environ.get("RAY_ADDRESS") or "local"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # its own 15 would put workers behind everything else
-    if address == "local":  # nobody else has any business there
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 would put workers behind everything else
+    if address == "local":  # private: only this run's processes may connect
         os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
     import ray  # reads the variables
 
     from asyncrl.backends.cluster import Driver
 
     own = {"num_cpus": 1, "include_dashboard": False} if address == "local" else {}
-    os.setsid()  # a Ctrl-C in the terminal is for the supervisor, not for what Ray starts below this process
+    os.setsid()  # a Ctrl-C in the terminal is for the supervisor, not for Ray's processes
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
-    except Exception as error:  # it raises whatever went wrong, ConnectionError or a plain Exception
+    except Exception as error:  # Ray raises ConnectionError, but also a plain Exception
         what = "be started" if own else f"be reached at {address}"
         seat.pipe.send(("failed", f"Ray could not {what}: {' '.join(str(error).split())[:300]}", None))
         return
-    for number in STOPPING:  # Ray has taken some of them over
+    for number in STOPPING:  # Ray has set its own handlers for some
         signal.signal(number, signal.SIG_IGN)
     try:
         Driver(seat.run, seat.pipe).drive()

@@ -1,4 +1,4 @@
-"""All workers in one process, in turns: runs are identical bit for bit."""
+"""All workers in one process, in turns: runs are repeatable bit for bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncrl.runtime.terminal import View
 
 
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
-    """Run the run to its end in this process."""
+    """Follow the run to its end in this process."""
     with ExitStack() as stack:
         # Each worker is closed whatever happens: that is when it writes its last row.
         roles = [stack.enter_context(closing(build_worker(run, worker))) for worker in range(run.spec.config.workers)]

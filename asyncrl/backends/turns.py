@@ -1,4 +1,4 @@
-"""Whose turn it is in the serial backend."""
+"""Schedules of the serial backend: whose turn it is."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def round_robin(workers: int) -> Iterator[int]:
 
 
 def random_order(workers: int, seed: int) -> Iterator[int]:
-    """Each turn goes to a worker drawn uniformly."""
+    """Each turn goes to a worker sampled uniformly."""
     random = np.random.default_rng(seed)
     while True:
         yield from random.integers(workers, size=1024).tolist()
 
 
 def by_delays(workers: int, delays: Sequence[float]) -> Iterator[int]:
-    """Worker k's turns take `delays[k mod len]` units of time; the first to be ready goes next.
+    """Worker k's turns take `delays[k mod len]` units of time; the worker that is ready first goes next.
 
     Slow workers' updates are the stale ones, as on a machine with unequal cores.
     """
@@ -35,7 +35,7 @@ def by_delays(workers: int, delays: Sequence[float]) -> Iterator[int]:
 
 
 def make_schedule(name: str, workers: int, seed: int, delays: Sequence[float]) -> Iterator[int]:
-    """The schedule of that name; with delays, by those."""
+    """The schedule of that name; `by_delays` if there are any."""
     if delays:
         return by_delays(workers, delays)
     if name == "random":

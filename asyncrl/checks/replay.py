@@ -270,7 +270,7 @@ def check_priorities(run: Run, heard: HeardMemory, rows: Sequence[Sequence[Row]]
         error <= TOLERANCE,
         f"{len(first)} of actors, {len(heard.renewed)} of the learner, {len(weights)} weights, "
         f"largest difference {error:.1e}",
-        "nothing is drawn by its error: look at Steps._first_priorities, Replay.feedback and the page's errors",
+        "errors do not become priorities: look at Steps._first_priorities, Replay.feedback and the page's errors",
     )
 
 

@@ -196,7 +196,7 @@ class Steps:
                 rows[name][places] = rollout.extras[name].numpy()
             # Nobody acted on the last observation of a truncated episode: the value before it stands in for its own.
             rows[STATE_VALUE][final_places] = rows[STATE_VALUE][places[cut]]
-            self._set_first_priorities(own, before, after, float(rollout.reward_scale))
+            self._first_priorities(own, before, after, float(rollout.reward_scale))
         self._cells[own, _STEPS] += steps
         self._cells[own, _WRITTEN] = after
 
@@ -218,7 +218,7 @@ class Steps:
         self._ages[own], self._ended[own] = ages[-1], last[-1]
         return starts, ages
 
-    def _set_first_priorities(self, own: Numbers, before: Numbers, after: Numbers, scale: float) -> None:
+    def _first_priorities(self, own: Numbers, before: Numbers, after: Numbers, scale: float) -> None:
         """Store initial priorities of the transitions that are complete now, in all streams `own` `[E]` at once.
 
         They are absolute n-step errors, computed from the action values that the actors left in the rows.

@@ -28,7 +28,7 @@ class Mirror(SharedStore):
         own = self._counts[: len(tallies), :COUNTED]
         np.maximum(own, tallies, out=own)
 
-    def show_beside(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+    def show_statistics(self, state: Mapping[str, NDArray[np.generic]]) -> None:
         """Copy what a host's store keeps besides theta: statistics and target."""
         mine = {"statistics": self.statistics, "target": self._target, "target_steps": self._target_steps}
         for name in KEPT_ELSEWHERE:
