@@ -1,7 +1,7 @@
 """The Python API: train, evaluate and use agents from a program. The commands call the modules below it.
 
-Nothing here reads argv, exits, or prints unless asked to; the process's threads, signal handlers and random numbers are
-as before when a call returns.
+Nothing here reads argv, exits, or prints unless asked to. A call leaves the process's threads, signal handlers and
+random numbers as they were.
 """
 
 from __future__ import annotations
@@ -52,17 +52,16 @@ def train(
 ) -> Run:
     """Train, and return when the run has ended.
 
-    `page` is "a3c" or another page of the package, the module of one's own, or its name. `settings` are fields of the
-    page's Config, those left out as `python -m asyncrl.a3c` would have them. `config` is a file with settings, as the
-    command's `--config` takes it: a run's config.json, its folder, or TOML. `settings` count more than the file, which
-    may also name the page. Or `config` is a Config that has all settings, and no preset changes them. `quiet` False
-    prints what the command prints.
+    `page` is "a3c" or another page of the package, or your own module or its name. `settings` are fields of the page's
+    Config; the others default as in `python -m asyncrl.a3c`. `config` is a file with settings, like the command's
+    `--config`: a run's config.json, its folder, or TOML. It may also name the page, and `settings` override it. Or
+    `config` is a complete Config, which no preset changes. With `quiet` False the call prints what the command prints.
 
-    `on_evaluation` is called with each evaluation, `on_progress` every two seconds. One that returns False ends the run
-    in order, and so does one that raises: the exception then goes on.
+    `on_evaluation` is called with each evaluation, `on_progress` every two seconds. If one returns False, the run stops
+    in order. If one raises, the run stops in order and the exception propagates.
 
-    Ctrl-C, or another signal that asks to stop, ends the run in order and then goes to who would have got it: Ctrl-C
-    raises KeyboardInterrupt. Raises UsageError before anything is made or started, and RunFailed if the run broke.
+    Ctrl-C, or another signal that asks to stop, stops the run in order and is then handled as before the call: Ctrl-C
+    raises KeyboardInterrupt. Raises UsageError before anything is created or started, and RunFailed if the run broke.
     """
     signals = Signals()
     hooks = Hooks(signals, on_evaluation, on_progress)
@@ -82,10 +81,10 @@ def train(
 def load(
     run: Run | str | os.PathLike[str], checkpoint: str = "best", greedy: bool | None = None, seed: int = 0
 ) -> Policy:
-    """The policy that a run has learnt, to act with in your program.
+    """The policy that a run has learnt, for use in your program.
 
-    `checkpoint` is best, newest or the name of one; `greedy` None is the policy of the run's own evaluations; `seed` is
-    that of the actions it draws. Raises UsageError.
+    `checkpoint` is "best", "newest" or a checkpoint's name; `greedy` None means as in the run's own evaluations; `seed`
+    is for sampled actions. Raises UsageError.
     """
     path = run.path if isinstance(run, Run) else Path(run)
     with one_thread(), random_numbers_kept():

@@ -1,4 +1,4 @@
-"""A run that goes on in the background of the program that began it."""
+"""A run in the background of the program that started it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def training(
     quiet: bool = True,
     **settings: Any,
 ) -> Training:
-    """Begin to train in the background, and return when the workers are at work.
+    """Start to train in the background, and return when the workers are running.
 
-    To iterate over what it returns gives each evaluation when it has been made, until the run has ended; its `run` is
-    then what `train` would have returned. The arguments and errors are those of `train`. RunFailed is raised where the
-    run is waited for.
+    Iterate over the result to get each evaluation as it is made, until the run has ended; its `run` is then what
+    `train` would have returned. Arguments and errors are those of `train`. RunFailed is raised where you wait for the
+    run.
 
         with asyncrl.training("ppo", env_id="CartPole-v1") as training:
             for evaluation in training:
@@ -45,17 +45,18 @@ def training(
 
 
 class Training(Iterator[Evaluation]):
-    """A run that is going on; to iterate over it gives its evaluations as they are made, until it has ended.
+    """A run in the background. Iterating over it yields its evaluations as they are made, until the run has ended.
 
-    It is kept by a thread of this process, which no signal reaches: `stop`, the end of a `with` block, Ctrl-C while it
-    is waited for, and the end of the program end the run in order; so does letting go of this object, as `break` does
-    in `for evaluation in asyncrl.training(...)`. Meanwhile the variables that numerical libraries read say one thread.
+    A thread of this process supervises the run; no signal reaches it. The run stops in order on `stop`, at the end of a
+    `with` block, on Ctrl-C while you wait for it, at the end of the program, and when this object is deleted, for
+    example after `break` in `for evaluation in asyncrl.training(...)`. During the run the environment variables of
+    numerical libraries ask for one thread.
     """
 
     def __init__(self, asked: Asked, speaks: bool) -> None:
-        """Begin it, and return when its workers are at work. Raises UsageError, and RunFailed if it broke before."""
+        """Start the run, and return when its workers are running. Raises UsageError, or RunFailed if it breaks."""
         self._thread = _Thread(asked, speaks)
-        with random_numbers_kept():  # a run draws none of torch's own numbers once it is at work
+        with random_numbers_kept():  # a run uses torch's global generator only until its workers are running
             self._thread.start()
             with self._stopping_on_interrupt():
                 self._thread.at_work.wait()
@@ -64,17 +65,17 @@ class Training(Iterator[Evaluation]):
 
     @property
     def progress(self) -> Summary:
-        """How it is now, as of at most two seconds ago."""
+        """The state of the run, at most two seconds old."""
         return self._thread.progress
 
     @property
     def run(self) -> Run:
-        """The run, once it has ended; waits for that. Raises RunFailed if it broke."""
+        """Wait for the end of the run, and return it. Raises RunFailed if it broke."""
         with self._stopping_on_interrupt():
             return self._thread.result()
 
     def stop(self) -> Run:
-        """End it in order, with a last checkpoint, and return the run. Raises RunFailed if it broke."""
+        """Stop the run in order, with a last checkpoint, and return it. Raises RunFailed if it broke."""
         self._thread.end()
         return self.run
 
@@ -85,7 +86,7 @@ class Training(Iterator[Evaluation]):
         with self._stopping_on_interrupt():
             evaluation = self._thread.evaluations.get()
         if evaluation is None:
-            self._thread.evaluations.put(None)  # for whoever asks again
+            self._thread.evaluations.put(None)  # for the next call
             self._thread.result()
             raise StopIteration
         return evaluation
@@ -106,7 +107,7 @@ class Training(Iterator[Evaluation]):
 
     @contextlib.contextmanager
     def _stopping_on_interrupt(self) -> Iterator[None]:
-        """Let a Ctrl-C that comes while the program waits end the run as well."""
+        """Stop the run on a Ctrl-C while the program waits for it."""
         try:
             yield
         except KeyboardInterrupt:
@@ -115,15 +116,15 @@ class Training(Iterator[Evaluation]):
 
 
 class _Thread(threading.Thread):
-    """Keeps the run, and hears of it."""
+    """The thread that supervises the run, and listens to it."""
 
     def __init__(self, asked: Asked, speaks: bool) -> None:
-        # A daemon: at its end Python waits for other threads before it would let us stop the run.
+        # A daemon: for other threads Python waits at its exit, before it would let us stop the run.
         super().__init__(daemon=True, name="asyncrl-training")
         self.at_work = threading.Event()
-        """The workers have begun, or never will."""
+        """Set when the workers are running, or never will be."""
         self.evaluations: SimpleQueue[Evaluation | None] = SimpleQueue()
-        """None behind the last."""
+        """The evaluations of the run, then None."""
         self.progress = Summary()
         self._run: Run | None = None
         self._raised: BaseException | None = None
@@ -133,7 +134,7 @@ class _Thread(threading.Thread):
         atexit.register(self.end)
 
     def run(self) -> None:
-        """From settings to the last status."""
+        """Carry the run out, from settings to the last status."""
         try:
             with one_thread():
                 settled = self._asked.settled()
@@ -150,19 +151,19 @@ class _Thread(threading.Thread):
             atexit.unregister(self.end)
 
     def end(self) -> None:
-        """End the run in order, and wait for that."""
+        """Stop the run in order, and wait until it has ended."""
         self._signals.ask()
         self.join()
 
     def result(self) -> Run:
-        """What came of it, once it has ended. Raises what it raised."""
+        """The run, once it has ended. Raises what it raised."""
         self.join()
         if self._raised is not None:
             raise self._raised
         return cast(Run, self._run)
 
     def begun(self) -> None:
-        """The workers are at work."""
+        """The workers are running."""
         self.at_work.set()
 
     def evaluated(self, evaluation: Evaluation) -> None:
@@ -170,5 +171,5 @@ class _Thread(threading.Thread):
         self.evaluations.put(evaluation)
 
     def looked(self, summary: Summary) -> None:
-        """Keep a copy that stays as it is."""
+        """Keep a copy, since the summary changes."""
         self.progress = replace(summary)

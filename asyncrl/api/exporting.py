@@ -1,6 +1,6 @@
 """What a run has learnt as one file for other programs: ONNX, torch.export, or weights alone.
 
-All three hold what the agent sees through as well: the moments by which its observations are normalised.
+All three include the moments that normalise the agent's observations.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ from asyncrl.storage.files import plain, read_json, write_synced
 CHECKED = 1000
 """Observations on which an exported file is compared with the agent."""
 TOLERANCE = 1e-3
-"""By so much may a number differ from the agent's, relative to 1 or to its own size: another order of additions."""
+"""Largest accepted difference from the agent's numbers, relative to 1 or to their size, due to the order of sums."""
 _SIDE_BY_SIDE = 8
 
 
 class Deciding(nn.Module):
-    """From raw observations `[B, *shape]` and the parts of the recurrent state to what `think` says, and the next
-    state, as one tuple of tensors whose names are in `outputs`. The run must have been loaded with `greedy`."""
+    """From raw observations `[B, *shape]` and the recurrent state to what `think` returns and the next state.
+
+    The result is one tuple of tensors, with their names in `outputs`. The run must have been loaded with `greedy`.
+    """
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__()
@@ -53,10 +55,10 @@ class Deciding(nn.Module):
         replica.pull(run.handles.store)
         self.network = self.agent.network
         for parameter in self.network.parameters():
-            parameter.data = parameter.data.clone()  # they were views of one vector, which a file would hold with each
+            parameter.data = parameter.data.clone()  # they are views of one vector, which a file would repeat for each
         self.normalizer = build_normalizer(run, EVALUATOR)
         self.moments = None if self.normalizer is None else self.normalizer.used
-        """Mean and reciprocal deviation; None: observations are taken as they are."""
+        """Mean and reciprocal deviation; None: observations are not normalised."""
         state = self.initial_state(2)
         with torch.inference_mode():
             said, after = self.decide(self.example(2), state)
@@ -69,22 +71,22 @@ class Deciding(nn.Module):
         return torch.zeros((count, *shape), dtype=dtype)
 
     def initial_state(self, count: int) -> tuple[Tensor, ...]:
-        """The state with which episodes begin, `[count, ...]` each; empty for a feed-forward network."""
+        """The state in which episodes begin, `[count, ...]` each; empty for a feed-forward network."""
         return self.agent.initial_state(count) or ()
 
     def decide(self, observation: Tensor, state: Sequence[Tensor]) -> tuple[dict[str, Tensor], State]:
-        """What the agent thinks, by name, and the next state."""
+        """What `think` returns, by name, and the next state."""
         seen = observation if self.moments is None else standardize(observation, *self.moments)
         return think(self.network, self.spaces, seen, tuple(state) or None)
 
     def forward(self, observation: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """All of it as tensors, in the order of `outputs`."""
+        """The same as one tuple, in the order of `outputs`."""
         said, after = self.decide(observation, state)
         return (*said.values(), *(after or ()))
 
 
 def describe(loaded: Loaded) -> dict[str, str]:
-    """What a file says of itself, as text."""
+    """A file's metadata, as text."""
     spec, checkpoint = loaded.run.spec, loaded.checkpoint
     return {
         "format": "asyncrl agent 1",
@@ -97,7 +99,7 @@ def describe(loaded: Loaded) -> dict[str, str]:
 
 
 def export_program(model: Deciding) -> torch.export.ExportedProgram:
-    """The model as torch.export has it, for any number of observations. Raises UsageError if it cannot be traced."""
+    """The model exported by torch.export, for any number of observations. Raises UsageError if it cannot be traced."""
     batch = torch.export.Dim("batch", min=1)
     state = model.initial_state(2)
     shapes = ({0: batch}, *([tuple({0: batch} for _ in state)] if state else []))
@@ -109,7 +111,7 @@ def export_program(model: Deciding) -> torch.export.ExportedProgram:
 
 
 def write_torch(loaded: Loaded, model: Deciding, file: Path) -> None:
-    """Write a program for `torch.export.load`, with what the file says of itself in its extra file agent.json."""
+    """Write a program for `torch.export.load`, with its metadata in the extra file agent.json."""
     content = io.BytesIO()
     about = json.dumps(describe(loaded) | {"inputs": model.inputs, "outputs": model.outputs})
     with _calm():
@@ -118,7 +120,7 @@ def write_torch(loaded: Loaded, model: Deciding, file: Path) -> None:
 
 
 def write_onnx(loaded: Loaded, model: Deciding, file: Path) -> None:
-    """Write an ONNX model. Raises UsageError where onnx or onnxscript is missing."""
+    """Write an ONNX model. Raises UsageError if onnx or onnxscript is missing."""
     _import("onnxscript")
     onnx = _import("onnx")
     program = export_program(model)
@@ -133,7 +135,7 @@ def write_onnx(loaded: Loaded, model: Deciding, file: Path) -> None:
 
 
 def write_safetensors(loaded: Loaded, model: Deciding, file: Path) -> None:
-    """Write weights by name and the moments they need, described in docs/export.md."""
+    """Write weights by name, and the moments they need; docs/export.md describes the file."""
     tensors = {f"weights.{name}": tensor.detach().clone() for name, tensor in model.network.named_parameters()}
     about = describe(loaded)
     if model.moments is not None:
@@ -148,7 +150,7 @@ Decide = Callable[[list[NDArray[Any]]], list[NDArray[Any]]]
 
 
 def read_torch(file: Path) -> Decide:
-    """The program in a file of `write_torch`."""
+    """Read a program that `write_torch` wrote."""
     program = torch.export.load(file).module()
 
     def decide(inputs: list[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -159,7 +161,7 @@ def read_torch(file: Path) -> Decide:
 
 
 def read_onnx(file: Path) -> Decide:
-    """The model in a file of `write_onnx`, in onnxruntime. Raises UsageError where that is missing."""
+    """Read a model that `write_onnx` wrote, for onnxruntime. Raises UsageError if that is missing."""
     runtime = _import("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -178,11 +180,11 @@ class Agreement:
     """How a file compares with the agent it was made from."""
 
     observations: int
-    """As they came while the agent played."""
+    """Number of observations, from episodes that the agent played."""
     actions: int
-    """How many best actions were the same."""
+    """Number of equal best actions."""
     difference: float
-    """The largest of all numbers but actions, relative to 1 or to the number's own size."""
+    """The largest difference of all other numbers, relative to 1 or to the number's size."""
 
     def __str__(self) -> str:
         return (
@@ -192,14 +194,14 @@ class Agreement:
 
     @property
     def good(self) -> bool:
-        """Whether the two are the same but for rounding."""
+        """Whether the two agree up to rounding."""
         return self.actions == self.observations and self.difference <= TOLERANCE
 
 
 def compare(loaded: Loaded, model: Deciding, decide: Decide, observations: int = CHECKED) -> Agreement:
-    """Let the agent play, and ask both of them about each observation. Raises UsageError for a broken environment.
+    """Let the agent play, and compare both on each observation. Raises UsageError for a broken environment.
 
-    Each keeps its own recurrent state: a difference in it grows and is seen.
+    Each keeps its own recurrent state, so a difference in it grows and shows.
     """
     spaces = loaded.run.spec.spaces
     environments = build_environments(loaded.run, EVALUATOR, _SIDE_BY_SIDE, evaluation=True)
@@ -255,7 +257,7 @@ def _import(name: str) -> Any:
 
 @contextlib.contextmanager
 def _calm() -> Iterator[None]:
-    """Without what the exporter says of packages that it looks for and of its own future."""
+    """Silence the exporter's warnings about optional packages and deprecations."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""What a program hears of its run while it is going on."""
+"""A program's functions that are called during its run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrl.runtime.monitor import Summary
 
 
 class Hooks:
-    """Calls a program's functions. One that returns False, or raises, ends the run in order."""
+    """Calls a program's functions. If one returns False or raises, the run stops in order."""
 
     def __init__(
         self,
@@ -25,18 +25,18 @@ class Hooks:
         self._raised: BaseException | None = None
 
     def begun(self) -> None:
-        """The workers are at work: nobody asked to be told."""
+        """Does nothing: there is no function for it."""
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Hand on an evaluation."""
+        """Pass an evaluation on."""
         self._call(self._on_evaluation, evaluation)
 
     def looked(self, summary: Summary) -> None:
-        """Hand on how the run is, as a copy that stays as it is."""
+        """Pass on a copy of the run's summary, which changes."""
         self._call(self._on_progress, replace(summary))
 
     def raise_what_they_raised(self) -> None:
-        """After the run: let an exception of theirs go on."""
+        """After the run: raise the exception of a function, if there was one."""
         if self._raised is not None:
             raise self._raised
 

@@ -1,4 +1,4 @@
-"""What a run says on the terminal at its start and at its end."""
+"""What a run prints on the terminal at its start and at its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from asyncrl.storage import checkpoints
 
 
 def introduction(run: Run, description: str, changes: list[str]) -> list[str]:
-    """What there is to say when a run is ready to begin; `description` is of its environment."""
+    """The lines printed before a run begins; `description` describes its environment."""
     config = run.spec.config
     parameters = sum(math.prod(shape) for _, shape in run.spec.layout)
     hosts = f"{config.hosts} hosts x " if config.backend == "ray" else ""
@@ -40,13 +40,13 @@ def introduction(run: Run, description: str, changes: list[str]) -> list[str]:
     if run.spec.part:
         lines.append(
             f"resumed at {run.handles.clock.steps:,} steps after {run.handles.clock.seconds:.0f} s; "
-            + ("every worker goes on where it was" if run.spec.exact else "environments begin new episodes")
+            + ("every worker continues where it was" if run.spec.exact else "environments begin new episodes")
         )
     return [*lines, f"watch its curves: tensorboard --logdir {as_typed(run.spec.folder.path)}", *changes]
 
 
 def chosen_by_preset(run: Run) -> str:
-    """Where the preset set something else than the page's plain defaults and the command line left it at that."""
+    """The settings in which the preset differs from the page's defaults, and the command line did not override it."""
     module, config, spaces = load_page(run.spec.page), run.spec.config, run.spec.spaces
     plain = module.Config()
     chosen = {
@@ -61,7 +61,7 @@ def chosen_by_preset(run: Run) -> str:
 
 
 def _plainly(value: Any) -> str:
-    """The value of a setting, as it is typed."""
+    """The value of a setting, as typed on the command line."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
@@ -70,14 +70,14 @@ def _plainly(value: Any) -> str:
 
 
 def remembered(memory: Replay, run: Run) -> list[str]:
-    """What there is to say of a replay memory."""
+    """Lines about the replay memory."""
     plan = memory.plan
     lines = [
         f"replay memory: {plan.capacity:,} steps take {plan.bytes / 2**20:,.0f} MiB; after {plan.warmup_steps:,} steps "
         f"{plan.ratio:g} updates per step, each of {plan.minibatch} transitions of {plan.shape.n_step} steps"
     ]
     if run.spec.part and not run.spec.exact and not memory.steps.put.any():
-        lines.append(f"the memory is filled again: nothing is learnt before it holds {plan.warmup_steps:,} steps")
+        lines.append(f"the memory starts empty: learning begins when it has {plan.warmup_steps:,} steps")
     return lines
 
 
@@ -93,7 +93,7 @@ def what_next(run: Run) -> list[str]:
     if not checkpoints.find(folder.checkpoints):
         return []
     path = as_typed(folder.path)
-    # One that made all its steps needs a later end.
+    # A run that made all its steps needs more of them.
     more = f" --total-steps {2 * config.total_steps}" if run.handles.clock.steps >= config.total_steps else ""
     return [
         f"resume it:   python -m asyncrl train {name_of(run.spec.page)} --resume {path}{more}",
@@ -103,6 +103,6 @@ def what_next(run: Run) -> list[str]:
 
 
 def as_typed(path: Path) -> str:
-    """A path as one would type it: from the current folder if it lies below, in quotes where a shell needs them."""
+    """A path as one would type it: relative to the current folder if it is in there, quoted where a shell needs it."""
     near = os.path.relpath(path)
     return shlex.quote(str(path) if near.startswith("..") else near)

@@ -36,21 +36,21 @@ class Loaded:
     run: Run
     checkpoint: Checkpoint
     path: Path
-    """Its folder, as it was given."""
+    """The run's folder, as given."""
     name: str
-    """Of the checkpoint, as it was given."""
+    """The checkpoint's name, as given."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was played."""
+    """The results of whole episodes."""
 
     run: str
     page: str
     env_id: str
     checkpoint: str
     steps: int
-    """Agent steps that the checkpoint had been trained for."""
+    """Agent steps for which the checkpoint had been trained."""
     policy: str
     seed: int
     returns: list[float]
@@ -58,7 +58,7 @@ class Result:
     lengths: list[int]
     """Steps of each episode."""
     cut: int
-    """How many of them were cut because they had not ended after the longest length of an evaluation."""
+    """Number of episodes that were cut because they did not end within the step limit of evaluations."""
 
     def summary(self) -> dict[str, float]:
         """Mean, standard deviation (of these episodes, not of the mean), minimum and maximum return; mean length."""
@@ -78,9 +78,9 @@ def load_run(
     greedy: bool | None = None,
     change: Callable[[EnvSpec], EnvSpec] = lambda spec: spec,
 ) -> Loaded:
-    """The run in a folder; `checkpoint` is best, newest or the name of one.
+    """Load the run in a folder; `checkpoint` is "best", "newest" or a checkpoint's name.
 
-    `greedy` None is the policy of the run's own evaluations; `change` may ask for another environment.
+    `greedy` None means as in the run's own evaluations; `change` may replace the environment.
     Raises UsageError when the run, its checkpoint or its environment cannot be used.
     """
     folder = RunFolder.open(path)
@@ -100,7 +100,7 @@ def load_run(
 def play_run(
     loaded: Loaded, episodes: int, around: Callable[[Environment], AbstractContextManager[Environment]] = nullcontext
 ) -> Result:
-    """Whole episodes; `around` goes about the first environment. Raises UsageError when an environment breaks."""
+    """Play whole episodes; `around` wraps the first environment. Raises UsageError when an environment breaks."""
     run, checkpoint = loaded.run, loaded.checkpoint
     agent, replica = build_agent(run, EVALUATOR)
     replica.pull(run.handles.store)
@@ -131,7 +131,7 @@ def play_run(
 
 
 def page_of(folder: RunFolder) -> str:
-    """The module of the run's page. Raises UsageError, without importing what can be none, if it is not there."""
+    """The module of the run's page. Raises UsageError if there is none; imports nothing that cannot be a page."""
     try:
         page = read_json(folder.config_file)["page"]
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -144,13 +144,13 @@ def page_of(folder: RunFolder) -> str:
 
 
 def own_settings(run: RunConfig, seed: int, greedy: bool | None) -> RunConfig:
-    """The run's settings with another seed, and another policy where one was asked for."""
+    """The run's settings with another seed, and with another policy if `greedy` is given."""
     policy = run.evaluation_policy if greedy is None else "greedy" if greedy else "sampled"
     return dataclasses.replace(run, seed=seed, evaluation_policy=policy, resume="")
 
 
 def load_checkpoint(folder: RunFolder, name: str) -> Checkpoint:
-    """The checkpoint of that name; lines about damaged ones go to stderr. Raises UsageError if there is none."""
+    """The checkpoint of that name; prints lines about damaged ones to stderr. Raises UsageError if there is none."""
     try:
         if name not in ("best", "newest"):
             return checkpoints.load(folder.checkpoints / name)

@@ -24,20 +24,20 @@ from asyncrl.runtime.run import build_agent, build_environments, build_normalize
 
 @dataclass(frozen=True)
 class PolicyState:
-    """What a policy has to remember between two steps of B environments."""
+    """What a policy must remember between two steps of B environments."""
 
     memory: State
-    """Of the network, `[B, ...]` each; None for a feed-forward one."""
+    """The network's recurrent state, `[B, ...]` each; None for a feed-forward network."""
     seen: NDArray[Any]
-    """The observations as they were made, `[B, *shape]`: the images or vectors a stack still has to know."""
+    """The last observations, `[B, *shape]`, with the images or vectors that the next stack needs."""
 
 
 class Policy:
     """Acts as a run's evaluations do, on observations of its environment as Gymnasium gives them.
 
     Atari's observations are the exception: they come preprocessed, uint8 [stack, size, size], as Gymnasium's wrappers
-    AtariPreprocessing and FrameStackObservation make them with the run's settings; so do those of Chain and Catch.
-    An environment with a frame skip is the caller's to step that often with each action.
+    AtariPreprocessing and FrameStackObservation make them with the run's settings. Chain and Catch are similar. For an
+    environment with a frame skip, the caller repeats each action that often.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -46,11 +46,11 @@ class Policy:
         """Module of the algorithm."""
         self.env_id = run.spec.environment.env_id
         self.steps = loaded.checkpoint.steps
-        """Agent steps that its checkpoint had been trained for."""
+        """Agent steps for which its checkpoint had been trained."""
         self.greedy = run.spec.config.evaluation_policy == "greedy"
-        """Whether it takes the best action; else it draws, from a stream of the seed it was loaded with."""
+        """Whether it takes the best action; otherwise it samples, with the seed it was loaded with."""
         self.spaces: Spaces = run.spec.spaces
-        """What goes in and out of the network."""
+        """Observations and actions of the network."""
         self._agent, replica = build_agent(run, EVALUATOR)
         replica.pull(run.handles.store)
         self._normalizer = build_normalizer(run, EVALUATOR)
@@ -65,14 +65,14 @@ class Policy:
     def act(self, observation: Any, state: PolicyState | None = None) -> tuple[Any, PolicyState]:
         """The action for one observation, or the actions `[B, ...]` for a batch `[B, ...]`, and the next state.
 
-        Observations that are a Dict or a Tuple make a batch whose parts are batches. Actions are as the environment
-        takes them: an int, or an array of its action space. `state` is what the call before returned, None at the
-        beginning of an episode. Raises UsageError for an observation that is none of the environment's.
+        A batch of Dict or Tuple observations is a Dict or Tuple of batches. Actions are as the environment takes them:
+        an int, or an array of its action space. `state` is what the previous call returned, None at the beginning of an
+        episode. Raises UsageError for an observation that cannot be the environment's.
         """
         try:
             batch, single = rows_of(self._space, observation)
         except ValueError as error:
-            raise UsageError(f"an observation of {self.env_id} is not as it should be: {error}") from None
+            raise UsageError(f"not an observation of {self.env_id}: {error}") from None
         if state is None:
             state = self._first(len(batch))
         elif len(state.seen) != len(batch):
@@ -87,19 +87,19 @@ class Policy:
         return (actions[0] if single else np.array(actions)), PolicyState(memory, seen)
 
     def restart(self, state: PolicyState, ended: Any) -> PolicyState:
-        """The state of a batch in which the episodes of some environments have `ended`, `[B]` of bool."""
+        """The state of a batch after the episodes of some environments have `ended`, `[B]` bool."""
         over = np.array(ended, np.bool_)
         seen = state.seen.copy()
         seen[over] = 0
         return PolicyState(reset_state(self._agent, state.memory, over), seen)
 
     def _first(self, count: int) -> PolicyState:
-        """The state of `count` environments whose episodes begin."""
+        """The state of `count` environments at the beginning of their episodes."""
         seen = np.zeros((count, *self.spaces.observation_shape), self.spaces.observation_dtype)
         return PolicyState(self._agent.initial_state(count), seen)
 
     def _encoded(self, batch: Sequence[Any], before: NDArray[Any]) -> NDArray[Any]:
-        """Observations as the network takes them, `[B, *shape]`, in an array of its own."""
+        """Observations as the network takes them, `[B, *shape]`, in a new array."""
         seen = before.copy()
         for place, raw in zip(seen, batch, strict=True):
             try:

@@ -24,15 +24,15 @@ AUTO = "auto"
 
 
 def is_resumed(config: RunConfig) -> bool:
-    """Whether the configuration is that of a resumed run, not of a new one."""
+    """Whether the configuration is for a resumed run rather than a new one."""
     return config.resume not in ("", AUTO)
 
 
 def newest(page: str, config: RunConfig) -> Path | None:
-    """The newest run that this command started earlier and that has a checkpoint; None if there is none.
+    """The newest run with a checkpoint that this command started earlier; None if there is none.
 
-    Its name is --run-name, or else equal except for the time at its end; for ranks, whose number may change, also
-    except for their number.
+    Its name is --run-name, or else the same except for the time at the end; for ranks the number of ranks may differ
+    too.
     """
     runs = runs_of(Path(config.runs_dir), short(page), config.env_id)
     if config.run_name:
@@ -48,7 +48,7 @@ def newest(page: str, config: RunConfig) -> Path | None:
 
 
 def _backend_of(run: RunFolder) -> str | None:
-    """On which backend a run was begun; None if its configuration cannot be read."""
+    """The backend on which a run was started; None if its configuration cannot be read."""
     try:
         return str(read_json(run.config_file)["config"]["backend"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -56,7 +56,7 @@ def _backend_of(run: RunFolder) -> str | None:
 
 
 def is_finished(path: Path) -> bool:
-    """Whether the run reached its end; --max-seconds ends a command, not a run."""
+    """Whether the run has reached its end; --max-seconds only ends a command."""
     try:
         status = read_json(RunFolder.open(path).status_file)
         return bool(status["state"] == "finished" and status["reason"] != TIME_IS_OVER)
@@ -92,7 +92,7 @@ def load_for_resume(page: str, config: RunConfig, layout: Layout) -> Checkpoint:
     for line in skipped:
         print(line, file=sys.stderr)
     check_fits(checkpoint, page, config.env_id, config.optimizer, layout)
-    # A run that was killed before its end still has to make its last evaluation.
+    # A run that was killed after its last step still has to make its last evaluation.
     if checkpoint.steps >= config.total_steps and is_finished(Path(config.resume)):
         raise UsageError(
             f"the run has made {checkpoint.steps} of {config.total_steps} steps; give a larger --total-steps to go on"

@@ -1,4 +1,4 @@
-"""Runs as a program sees them: one that has ended, and what they recorded."""
+"""Runs that have ended, and their records, for programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RunFailed(RuntimeError):
         """Folder of the run."""
         self.reason = reason
         self.traceback = traceback
-        """Of the process that raised; None if what happened needs none."""
+        """Traceback of the process that raised; None if the reason says it all."""
         if traceback:
             self.add_note(traceback)
 
@@ -41,7 +41,7 @@ class Rows(list[RowT]):
     """Rows of records: a list of dictionaries."""
 
     def frame(self) -> Any:
-        """The same as a pandas.DataFrame, a column for each key. Raises UsageError without pandas."""
+        """The rows as a pandas.DataFrame, with a column for each key. Raises UsageError without pandas."""
         try:
             import pandas
         except ImportError:
@@ -54,18 +54,18 @@ class Run:
     """A run that has ended."""
 
     path: Path
-    """Its folder."""
+    """The run's folder."""
     state: str
     """finished or stopped."""
     reason: str
     """Why it ended."""
     best_score: float | None
-    """Mean of its best evaluation; None if it made none."""
+    """Mean of its best evaluation; None if there was none."""
 
     def evaluate(
         self, episodes: int = 10, seed: int = 0, checkpoint: str = "best", greedy: bool | None = None
     ) -> Result:
-        """Play whole episodes with what it has learnt; `greedy` None: as its own evaluations. Raises UsageError."""
+        """Play whole episodes with the learnt policy; `greedy` None: as in its own evaluations. Raises UsageError."""
         if episodes < 1:
             raise UsageError(f"episodes must be at least 1, got {episodes}")
         with one_thread(), random_numbers_kept():
@@ -76,12 +76,12 @@ class Run:
         return Rows(read_records(RunFolder(self.path).evaluator_file))  # type: ignore[arg-type]
 
     def records(self) -> Rows[dict[str, Any]]:
-        """Its course, a row every two seconds: returns, speed, losses (docs/metrics.md, supervisor.jsonl)."""
+        """Its progress, a row every two seconds: returns, speed, losses (docs/metrics.md, supervisor.jsonl)."""
         return Rows(row for row in read_records(RunFolder(self.path).supervisor_file) if "event" not in row)
 
 
 def run_of(ended: Ended) -> Run:
-    """What `carry_out` gave, for a program. Raises RunFailed if the run broke."""
+    """The result of `carry_out`, for a program. Raises RunFailed if the run broke."""
     outcome, path = ended.outcome, ended.run.spec.folder.path
     if outcome.state == "failed":
         raise RunFailed(path, outcome.reason, outcome.traceback)
@@ -89,7 +89,7 @@ def run_of(ended: Ended) -> Run:
 
 
 def run_in(path: Path) -> Run:
-    """The run in a folder, as its status.json has it."""
+    """The run in a folder, from its status.json."""
     folder = RunFolder.open(path)
     try:
         status = read_json(folder.status_file)
@@ -100,6 +100,6 @@ def run_in(path: Path) -> Run:
 
 @contextlib.contextmanager
 def random_numbers_kept() -> Iterator[None]:
-    """Leave torch's random numbers as they were."""
+    """Restore the state of torch's global generator after the block."""
     with torch.random.fork_rng(devices=[]):
         yield

@@ -1,4 +1,4 @@
-"""Settings as Python values, checked by their types as a command line checks its words, and the run they describe."""
+"""Settings as Python values, checked by type like words on a command line, and the run they describe."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Asked:
     """The run that a program asks for."""
 
     page: str
-    """The module."""
+    """Name of the page's module."""
     config: RunConfig | None
-    """All settings, or None: `settings` are those that were given."""
+    """A complete Config; None: `settings` has those that were given."""
     settings: dict[str, Any]
 
     @property
     def resume(self) -> str:
-        """What was asked to go on."""
+        """The run to resume; "" for a new run."""
         return str(self.settings.get("resume", "") if self.config is None else self.config.resume)
 
     def settled(self) -> Settled:
-        """The run as it will be. Raises UsageError."""
+        """The run with all settings resolved. Raises UsageError."""
         cls = pages.load(self.page).Config
         given = settings_for(cls, self.settings)
 
@@ -63,7 +63,7 @@ class Asked:
 def asked_for(
     page: str | ModuleType | None, config: RunConfig | File | None, quiet: bool, settings: dict[str, Any]
 ) -> Asked:
-    """The run that a call of `train` describes. Settings count more than those of a file, which may name the page.
+    """The run that a call of `train` describes. `settings` override those of a file, which may name the page.
 
     Raises UsageError.
     """
@@ -85,7 +85,7 @@ def asked_for(
 
 
 def _from_text(cls: type[RunConfig], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """A file's settings, with text read as on the command line: TOML has no None, which is "none" there.
+    """A file's settings, with text parsed as on the command line: TOML has no None, so it is written "none".
 
     Raises UsageError.
     """
@@ -100,10 +100,10 @@ def _from_text(cls: type[RunConfig], stored: Mapping[str, Any]) -> dict[str, Any
 
 
 def settings_for(cls: type[RunConfig], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as the fields of `cls` have them: lists become tuples, paths text, whole numbers also float.
+    """The settings as the fields of `cls` take them: lists become tuples, paths text, and ints floats where needed.
 
-    `env_kwargs` may be a dictionary; `env_id`, `network` and `exploration` a class or a function. Raises UsageError for
-    a name or a value that no field takes.
+    `env_kwargs` may be a dictionary; `env_id`, `network` and `exploration` may be a class or a function. Raises
+    UsageError for an unknown name or a value that does not fit.
     """
     given = shared_out(own_names(given))
     hints = get_type_hints(cls)
@@ -116,7 +116,7 @@ def settings_for(cls: type[RunConfig], given: Mapping[str, Any]) -> dict[str, An
 
 
 def own_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings under our own names where those of other libraries were used. Raises UsageError."""
+    """The settings, with names of other libraries replaced by ours. Raises UsageError."""
     others = ALIASES | dict.fromkeys(ENVIRONMENTS, ENVIRONMENTS[0])
     named = {}
     for name, value in given.items():
@@ -128,7 +128,7 @@ def own_names(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shared_out(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with workers and environments of each where all environments together were given."""
+    """The settings, with the total number of environments converted to workers and environments per worker."""
     shared = dict(given)
     if ENVIRONMENTS[0] in shared:
         total = int(shared.pop(ENVIRONMENTS[0]))
@@ -139,7 +139,7 @@ def shared_out(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fitting(name: str, kind: Any, value: Any) -> Any:
-    """The value as a field of that type takes it. Raises UsageError."""
+    """The value converted to a field's type. Raises UsageError."""
     arguments = get_args(kind)
     if get_origin(kind) is Literal:
         if value in arguments:
@@ -180,5 +180,5 @@ def _module_name(page: str | ModuleType | None) -> str:
     if page.__name__ != "__main__":
         return page.__name__
     if page.__spec__ is None:
-        raise UsageError("a page must be a module that workers can import: put it into a file of its own")
+        raise UsageError("a page must be a module that workers can import: put it into its own file")
     return page.__spec__.name

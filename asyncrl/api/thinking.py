@@ -1,4 +1,4 @@
-"""What an agent thinks of what it sees: its policy or its action values, and the return it expects."""
+"""What an agent thinks of an observation: its policy or its action values, and the return it expects."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from asyncrl.core.spaces import Spaces
 
 
 def think(network: Any, spaces: Spaces, observations: Tensor, state: State) -> tuple[dict[str, Tensor], State]:
-    """What the network makes of `observations` `[B, *shape]` as it sees them, and the next state.
+    """The network's outputs for `observations` `[B, *shape]`, preprocessed and normalised, and the next state.
 
-    By name: `action`, the best one as the environment takes it, int64 `[B]` or float32 `[B, n]`; beside it
+    By name: `action`, the best one as the environment takes it, int64 `[B]` or float32 `[B, n]`; besides:
 
         logits                  `[B, A]`, of a policy over discrete actions
         q                       `[B, A]`, of a value-based method
         mean, deviation         `[B, n]`, of a policy over continuous actions, not yet clipped to their bounds
-        value                   `[B]`, the return it expects from here, in the units of its loss
+        value                   `[B]`, the expected return, in the units of its loss
 
-    REINFORCE has no `value`: its baseline is one number for all states. Raises UsageError for a network of one's own
-    that is built otherwise than the package's.
+    REINFORCE has no `value`: its baseline is one number for all states. Raises UsageError for a user's network without
+    the methods of the package's networks.
     """
     if hasattr(network, "values_at"):
         q, state = network.values_at(observations, state)
         return {"action": greedy(q), "q": q, "value": q.amax(-1)}, state
     if not hasattr(network, "policy_at"):
-        raise UsageError(f"{type(network).__name__} has neither policy_at nor values_at, by which others ask it")
+        raise UsageError(f"{type(network).__name__} needs a method policy_at or values_at for this")
     policy, values, states = network(observations[None], state)
     after = None if states is None else tuple(part[0] for part in states)
     said = {"value": values[0]} if isinstance(network.value, nn.Linear) else {}

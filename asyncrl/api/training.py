@@ -42,12 +42,12 @@ from asyncrl.storage.run_folder import RunExists, RunFolder, cpu_instructions, d
 from asyncrl.storage.tracking import make_trackers, require
 
 FILES_PER_CHILD = 3
-"""Descriptors that the supervisor keeps for each child: two, and one to spare."""
+"""File descriptors of the supervisor per child: two, and one to spare."""
 
 
 @dataclass(frozen=True)
 class Settled:
-    """The description of a run before anything is made or started."""
+    """The description of a run, before anything is created or started."""
 
     page: str
     config: RunConfig
@@ -56,12 +56,12 @@ class Settled:
     changes: list[str]
     """A line for each setting that differs in a resumed run."""
     facts: dict[str, Any]
-    """What config.json says of the environment."""
+    """What config.json says about the environment."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that is over."""
+    """A run that has ended."""
 
     run: Run
     outcome: Outcome
@@ -69,12 +69,12 @@ class Ended:
 
 
 Read = Callable[[RunConfig | None, str], RunConfig]
-"""The configuration that was asked for, what was left open as in the argument (None: as the page has it); a text, if
-not empty, replaces its `resume`. Raises UsageError."""
+"""Returns the requested configuration. The first argument has the defaults (None: those of the page); the second, if
+not empty, replaces `resume`. Raises UsageError."""
 
 
 def settle(page: str, read: Read, resume: str = "") -> Settled:
-    """Settings, environment and what was changed on resume, of the run in `resume`, the newest one, or a new one.
+    """Settings, environment and changes on resume, for the run in `resume`, the newest one, or a new one.
 
     Raises UsageError.
     """
@@ -97,20 +97,20 @@ def _settle(page: str, read: Read, resume: str) -> Settled:
         changes = []
         first = read(None, "")
         spec = make_spec(first)
-        spaces = spec.probe()  # only to know which preset it asks for
+        spaces = spec.probe()  # the preset depends on it
         settings = module.preset(first.preset, spaces) | {"preset": first.preset}
         config = read(dataclasses.replace(module.Config(), **settings), "")
         if make_spec(config) != spec:
             spec = make_spec(config)
             spaces = spec.probe()
-    # Described from what has just been probed: describing must not make another environment.
+    # Described from the probed spaces: describing must not create another environment.
     facts = {"id": config.env_id, "description": spec.describe(spaces), **dataclasses.asdict(spaces)}
     check_together(page, config, spaces)
     return Settled(page, config, spec, spaces, changes, facts)
 
 
 def has_nothing_to_do(settled: Settled, resume: str) -> bool:
-    """Whether the newest run was to go on, and it has reached its end already."""
+    """Whether the newest run was to be resumed, but has reached its end already."""
     config = settled.config
     return resume == AUTO and is_resumed(config) and is_finished(Path(config.resume)) and not settled.changes
 
@@ -145,7 +145,7 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
 
 
 def _check_overlap(page: str, config: RunConfig) -> None:
-    """Raise UsageError for methods in which nobody waits."""
+    """Raise UsageError for methods in which no process waits for others."""
     kind = load_page(page).EXPERIENCE
     if kind not in (GRADIENT, IN_STEP):
         raise UsageError(f"--overlap is for actors that wait for the learner; those of {command_of(page)} do not")
@@ -154,14 +154,14 @@ def _check_overlap(page: str, config: RunConfig) -> None:
 
 
 def _check_ray(page: str) -> None:
-    """Raise UsageError for what hosts of a cluster cannot do, or if there is no Ray."""
+    """Raise UsageError for methods that cannot run on hosts, or if Ray is not installed."""
     if load_page(page).EXPERIENCE != GRADIENT:
-        raise UsageError(f"{command_of(page)} has a learner, and --backend ray runs methods whose workers learn so far")
+        raise UsageError(f"{command_of(page)} has a learner; so far --backend ray runs methods whose workers learn")
     ray.require_ray()
 
 
 def _check_collective(page: str, config: RunConfig) -> None:
-    """Raise UsageError for what ranks in step cannot do."""
+    """Raise UsageError for methods and settings that ranks in step do not support."""
     if load_page(page).EXPERIENCE not in (GRADIENT, IN_STEP):
         raise UsageError(
             f"{command_of(page)} does not wait for its actors, and the ranks of --backend collective wait for each "
@@ -182,11 +182,11 @@ def carry_out(
     listener: Listener | None = None,
     meeting: collective.Meeting | None = None,
 ) -> Ended:
-    """A run from its folder to its last status, whatever comes: raises UsageError, but nothing once it has begun.
+    """Carry a run out, from its folder to its last status. Raises UsageError before the run begins, nothing after that.
 
-    `signals` are those that are being caught: one that comes ends the run in order. Whoever does not `speak` prints
-    nothing at all; `--quiet` leaves the folder and the outcome. `meeting` are the ranks of the collective backend that
-    a launcher has started.
+    `signals` are being caught: the first one stops the run in order. Without `speaks` nothing at all is printed;
+    `--quiet` still prints the folder and the outcome. `meeting`: the ranks that a launcher has started, for the
+    collective backend.
     """
     config = settled.config
     tell = say if speaks else _say_nothing
@@ -227,10 +227,10 @@ def _say_nothing(line: str) -> None:
 
 
 def prepare(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> Run:
-    """Folder, store and counters of a run, as its newest checkpoint has them on --resume. Raises UsageError."""
+    """Create folder, store and counters of a run, or restore them from the newest checkpoint. Raises UsageError."""
     try:
         theta, layout = initial_parameters(page, config, spaces)
-    except (MemoryError, RuntimeError) as error:  # torch raises the latter
+    except (MemoryError, RuntimeError) as error:  # the latter is raised by torch
         if "memory" not in str(error):
             raise
         raise UsageError("there is not enough memory for a network of this size") from None
@@ -246,7 +246,7 @@ def prepare(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) 
 
 
 def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
-    """Raise UsageError if there is not enough memory, too few file descriptors, or next to no disk."""
+    """Raise UsageError if there is not enough memory, file descriptors or disk."""
     experience = experience_bytes(page, config, spec, spaces)
     available = machine.available_bytes()
     if load_page(page).EXPERIENCE == MEMORY:
@@ -272,7 +272,7 @@ def check_memory(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, pa
 
 
 def demand(finding: Finding) -> None:
-    """Raise UsageError if it is a failure."""
+    """Raise UsageError if the finding is a failure."""
     if finding.verdict == "FAIL":
         raise UsageError(f"{finding.check}: {finding.figure}; {finding.remedy}")
 
@@ -280,7 +280,7 @@ def demand(finding: Finding) -> None:
 def follow(
     run: Run, monitor: Monitor, view: View, signals: Signals, meeting: collective.Meeting | None = None
 ) -> Outcome:
-    """Follow the run to its end on its backend; an exception here ends the run as failed, its processes gone."""
+    """Follow the run to its end on its backend; after an exception the run has failed, and its processes are gone."""
     try:
         monitor.write_status("starting")
         if run.spec.config.backend == "collective":
@@ -292,7 +292,7 @@ def follow(
 
 
 def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
-    """Last checkpoint, last rows, last status; an error here makes the run a failed one."""
+    """Write the last checkpoint, rows and status; after an error the run has failed."""
     try:
         try:
             monitor.save_checkpoint()
@@ -301,7 +301,7 @@ def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
     except (OSError, ValueError) as error:
         if outcome.state != "failed":
             outcome = failed(f"could not save the end of the run: {error}")
-    with contextlib.suppress(OSError):  # on a full disk only the exit code and the last line are left
+    with contextlib.suppress(OSError):  # on a full disk only the exit code and the last line tell
         monitor.write_status(outcome.state, outcome.reason, outcome.exit_code, outcome.traceback)
     return outcome
 
@@ -339,10 +339,10 @@ def open_folder(page: str, config: RunConfig) -> RunFolder:
         return RunFolder.open(Path(config.resume))
     create = partial(RunFolder.create, Path(config.runs_dir), short(page), config.env_id)
     if config.run_name:
-        # A run that was killed before its first checkpoint starts again in its folder: it has nothing to lose.
+        # A run that was killed before its first checkpoint starts afresh in the same folder.
         return create(config.run_name, again=config.resume == AUTO)
     name = default_name(config.seed, config.workers)
     try:
         return create(name)
-    except RunExists:  # a run like this one was started within the same second
+    except RunExists:  # a run of the same name was started within the same second
         return create(f"{name}-{os.getpid()}")

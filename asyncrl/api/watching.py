@@ -1,4 +1,4 @@
-"""An episode as it is played: what there was to see, what the agent made of it, what it did and what that paid."""
+"""An episode step by step: what the agent saw, what it thought, what it did, and its reward."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from asyncrl.runtime.run import build_agent, build_environments, build_normalize
 
 @dataclass(frozen=True)
 class Packed:
-    """A picture that waits to be drawn: a film of some hundred would not fit into memory as it is."""
+    """A compressed picture: hundreds of uncompressed ones would not fit into memory."""
 
     shape: tuple[int, ...]
     pixels: bytes
 
     @classmethod
     def of(cls, picture: NDArray[np.uint8]) -> Packed:
-        """The picture, compressed."""
+        """Compress a picture."""
         return cls(picture.shape, zlib.compress(picture.tobytes(), 1))
 
     def unpacked(self) -> NDArray[np.uint8]:
-        """The picture as it was."""
+        """The uncompressed picture."""
         return np.frombuffer(zlib.decompress(self.pixels), np.uint8).reshape(self.shape)
 
 
@@ -42,24 +42,24 @@ class Moment:
     """One step."""
 
     picture: Packed | None
-    """What the environment showed, uint8 `[H, W, 3]`; None if it has no pictures."""
+    """The environment's picture, uint8 `[H, W, 3]`; None if it has none."""
     observation: NDArray[Any]
-    """What the agent saw, before any normalisation."""
+    """What the agent saw, before normalisation."""
     thought: dict[str, NDArray[np.float64]]
     """`probabilities` or `q` `[A]`, or `mean` and `deviation` `[n]`; `value` `[]` where there is one."""
     action: int | NDArray[np.float32]
     reward: float
-    """What the step paid."""
+    """The reward of this step."""
     score: float
-    """What all steps before it had paid."""
+    """The sum of the rewards before this step."""
     step: int
-    """Which one of the episode it is, from 0."""
+    """Number of this step in the episode, from 0."""
 
 
 def watch(loaded: Loaded, steps: int, skip: int = 0, pictures: bool = True) -> Iterator[Moment]:
-    """One episode with the run's own policy of evaluations, from step `skip`, at most `steps` steps of it.
+    """At most `steps` steps of one episode, from step `skip` on, with the policy of the run's own evaluations.
 
-    Raises UsageError for an environment that breaks and for a network that cannot be asked.
+    Raises UsageError for an environment that breaks, and for a network that `think` cannot use.
     """
     run = loaded.run
     agent, replica = build_agent(run, EVALUATOR)
@@ -94,13 +94,13 @@ def watch(loaded: Loaded, steps: int, skip: int = 0, pictures: bool = True) -> I
 
 
 def picture_of(environment: Environment) -> NDArray[np.uint8]:
-    """What the environment shows of itself, uint8 `[H, W, 3]`."""
+    """The environment's current picture, uint8 `[H, W, 3]`."""
     picture: NDArray[np.uint8] = environment.picture()  # type: ignore[attr-defined]
     return picture
 
 
 def action_names(loaded: Loaded) -> tuple[str, ...]:
-    """How the environment calls its actions; numbers, or letters with their component, where it has no names."""
+    """The environment's names of its actions, or "action 0" and so on."""
     spaces = loaded.run.spec.spaces
     if spaces.is_continuous:
         return tuple(f"action {i}" for i in range(len(spaces.action_low)))

@@ -44,12 +44,12 @@ class Inspection:
 
 
 def read_inspection(run: Run) -> list[Finding]:
-    """What the child has found."""
+    """The findings of the child."""
     return [Finding(**found) for found in read_json(run.spec.folder.path / "environment.json")]
 
 
 def inspect(spec: EnvSpec, steps: int, seed: int) -> list[Finding]:
-    """All checks of one environment, in this process. Raises what making it raises."""
+    """All checks of one environment, in this process. Raises what its constructor raises."""
     findings = list(_native_findings(spec, steps, seed))
     before = running_threads()
     environment = spec.make(seed, evaluation=False)
@@ -172,7 +172,7 @@ def _trace(environment: Environment, actions: Iterator[Any], steps: int, reset: 
 
 
 def _first_difference(one: Trace, other: Trace) -> int | None:
-    """The first place where two traces differ; None if they do not."""
+    """The first step where two traces differ; None if they do not."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
 
 
@@ -207,12 +207,12 @@ def _restoring(environment: Environment, seed: int) -> Finding:
         "state can be restored",
         place is None,
         f"{REPLAYED_STEPS} steps again: " + ("equal" if place is None else f"they differ from step {place} on"),
-        "state() must hold all that the future depends on, the random generator too",
+        "state() must contain everything that future steps depend on, also the random generator",
     )
 
 
 class Listener(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Notes what a Gymnasium environment returns against its promises; changes nothing."""
+    """Notes where the return values of a Gymnasium environment break its promises; changes nothing."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)

@@ -1,6 +1,6 @@
-"""Ranks that work in step: are they alike, has each a core and one thread, and what do exchanges between them cost?
+"""Ranks that run in step: do they agree, has each a core and one thread, and how long do their exchanges take?
 
-Every rank runs the doctor's command. Rank 0 judges and prints; the others say what they are, and exchange.
+Every rank runs the doctor's command. Rank 0 judges and prints; the others report to it and take part in exchanges.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from asyncrl.runtime.threads import left_by_launcher
 
 TIMEOUT_SECONDS = 60.0
 REPEATS = 30
-"""Exchanges that are timed, after some that are not."""
+"""Exchanges that are timed, after a few that are not."""
 SLOW_LINK_SECONDS = 0.005
-"""A round trip above which `--overlap` is worth a word."""
+"""A round trip above which `--overlap` is recommended."""
 
 
 def member() -> dict[str, Any]:
-    """What a rank says of itself."""
+    """What a rank reports about itself."""
     return {"threads": torch.get_num_threads(), "left": left_by_launcher(), "cores": usable_cores()}
 
 
 def attend(launch: Launch, words: Sequence[str]) -> int:
-    """A rank other than 0; returns the exit code."""
+    """Run a rank other than 0; returns the exit code."""
     try:
         board = board_of(launch)
         board.put(f"member/{board.rank}", json.dumps(member()))
@@ -67,7 +67,7 @@ def attend(launch: Launch, words: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def gathered(launch: Launch) -> Iterator[Board]:
-    """Rank 0's board of a launched group. The others leave when the block is left."""
+    """Rank 0's board of a launched group. The other ranks leave at the end of the block."""
     board = board_of(launch)
     try:
         yield board
@@ -83,8 +83,8 @@ def gathered(launch: Launch) -> Iterator[Board]:
 
 @contextlib.contextmanager
 def started(ranks: int, words: Sequence[str]) -> Iterator[Launch]:
-    """A group that this command starts itself, on this machine; all are gone when the block is left."""
-    with socket.socket() as probe:  # somebody may take the port before rank 0 does, who then says so
+    """A group that this command starts itself, on this machine; all have ended at the end of the block."""
+    with socket.socket() as probe:  # another program may take the port first; rank 0 reports that
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -106,7 +106,7 @@ def started(ranks: int, words: Sequence[str]) -> Iterator[Launch]:
 
 
 def examine(board: Board, by: str, words: Sequence[str], parameters: int) -> list[Finding]:
-    """Rank 0: all checks of a group, exchanges for a network of so many parameters. Raises UsageError, RanksLost."""
+    """Rank 0: all checks of a group, with exchanges of `parameters` numbers. Raises UsageError, RanksLost."""
     board.put(f"member/{board.rank}", json.dumps(member()))
     greet(board, words)
     hellos = await_hellos(board)
@@ -120,7 +120,7 @@ def examine(board: Board, by: str, words: Sequence[str], parameters: int) -> lis
             "settings and versions are the same",
             not complaints,
             complaints[0] if complaints else "those of rank 0 on all ranks",
-            "start all ranks by the same line, from the same installation",
+            "start all ranks with the same command, from the same installation",
         ),
         check_threads(members),
         check_cores(hellos, members),
@@ -132,7 +132,7 @@ def examine(board: Board, by: str, words: Sequence[str], parameters: int) -> lis
 
 
 def check_threads(members: Mapping[int, Mapping[str, Any]]) -> Finding:
-    """Whether each rank computes in one thread, whatever its launcher has left."""
+    """Whether each rank computes in one thread, whatever the launcher has set."""
     many = [rank for rank, told in members.items() if told["threads"] != 1]
     left = sorted({str(told["left"] or "unset") for told in members.values()})
     figure = f"OMP_NUM_THREADS was {' or '.join(left)} when ranks were started; torch computes in one thread on "
@@ -145,7 +145,7 @@ def check_threads(members: Mapping[int, Mapping[str, Any]]) -> Finding:
 
 
 def check_cores(hellos: Mapping[int, Mapping[str, Any]], members: Mapping[int, Mapping[str, Any]]) -> Finding:
-    """Whether the ranks of a host have as many cores to run on."""
+    """Whether each host has a core for each of its ranks."""
     crowded = []
     for host in dict.fromkeys(hello["host"] for hello in hellos.values()):
         ranks = [rank for rank, hello in hellos.items() if hello["host"] == host]
@@ -155,13 +155,13 @@ def check_cores(hellos: Mapping[int, Mapping[str, Any]], members: Mapping[int, M
     return advise(
         "a core for each rank",
         not crowded,
-        "; ".join(crowded) or "each host has as many as ranks",
+        "; ".join(crowded) or "each host has at least as many as ranks",
         "start fewer ranks per host; if the launcher binds them, let it not: mpirun --bind-to none",
     )
 
 
 def time_exchanges(board: Board, parameters: int) -> tuple[list[float], list[float]]:
-    """Seconds of each Allreduce of one number, and of as many as there are parameters. All ranks do so together."""
+    """Seconds of each Allreduce of one number, and of `parameters` numbers. All ranks call this together."""
     exchanges = Exchanges(board, TIMEOUT_SECONDS, Signals())
     try:
         return tuple(_timed(exchanges, torch.zeros(size)) for size in (1, parameters))  # type: ignore[return-value]
@@ -179,7 +179,7 @@ def _timed(exchanges: Exchanges, vector: Tensor) -> list[float]:
 
 
 def judge_exchanges(parameters: int, one: Sequence[float], all_of_them: Sequence[float]) -> list[Finding]:
-    """What exchanges took."""
+    """How long exchanges took."""
     figures = [f"{1e3 * statistics.median(took):.2f} ms, at most {1e3 * max(took):.2f}" for took in (one, all_of_them)]
     return [
         advise(

@@ -30,13 +30,13 @@ from asyncrl.runtime.run import Run, build_agent, build_learner, build_worker, l
 from asyncrl.runtime.shared_memory import shared_zeros
 
 ROUNDS = 3
-"""In each round every actor has two turns, then the learner: in a queue the rollouts of the second turn age; in step
-there is no room for them and no second batch."""
+"""In each round every actor has two turns, then the learner. In a queue the rollouts of the second turn grow old; in
+step there is neither room for them nor a second batch."""
 
 
 @dataclass
 class HeardExchange(Heard):
-    """What was recorded of an actor or the learner: its updates, and R rollouts that it put, or took in B batches."""
+    """What was recorded of an actor or the learner: its updates, and the rollouts that it put, or took in batches."""
 
     policies: list[Tensor] = field(default_factory=list)
     """Actor: theta' `[P]` with which each rollout was made."""
@@ -51,24 +51,24 @@ class HeardExchange(Heard):
     log_ratios: list[float] = field(default_factory=list)
     """Learner: largest |log pi / mu| of the steps of a batch made with the current theta."""
     returns: list[tuple[float, float]] = field(default_factory=list)
-    """Learner: value losses or returns of the page, and from the definition of the n-step return."""
+    """Learner: value losses or returns, from the page and from the definition of the n-step return."""
 
 
 class ListeningExperience:
-    """The run's experience, and what passes through it."""
+    """The run's experience; records what passes through it."""
 
     def __init__(self, experience: Experience, store: Store, heard: HeardExchange) -> None:
         self._experience, self._store, self._heard = experience, store, heard
         self.policy = Tensor()
         """theta' `[P]` of the actor that puts."""
         self.replay: Replay | None = None
-        """Does what that actor does."""
+        """Repeats that actor's actions."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._experience, name)
 
     def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
-        """Hand on a rollout."""
+        """Pass a rollout on."""
         self._heard.rollouts.append((version, sum_of(rollout, slice(None))))
         self._heard.policies.append(self.policy.clone())
         if self.replay is not None:
@@ -76,7 +76,7 @@ class ListeningExperience:
         return self._experience.put(actor, rollout, version)
 
     def take(self, learner: int = LEARNER) -> Batch | None:
-        """Hand on a batch."""
+        """Pass a batch on."""
         batch = self._experience.take(learner)
         if batch is not None:
             rollout = cast(Rollout, batch.rollout)
@@ -90,13 +90,13 @@ class ListeningExperience:
 
 
 class ListeningLearner:
-    """The page's agent in the learner, and what its losses were computed from."""
+    """The page's agent in the learner; records what its losses were computed from."""
 
     def __init__(self, agent: Learning, heard: HeardExchange) -> None:
         self._agent, self._heard = agent, heard
         self.network, self.exploration, self.generator = agent.network, agent.exploration, agent.generator
         self._expected: float | None = None
-        """The right value loss of the batch, if it is known."""
+        """The expected value loss of the batch, if it is known."""
 
     def initial_state(self, environments: int) -> State:
         """As the page has it."""
@@ -112,7 +112,7 @@ class ListeningLearner:
         prepared: list[Tensor] = []
         returns = None
         if hasattr(self.network, "values_of"):  # a policy and a value
-            returns = self._look(batch, fresh.repeat_interleave(batch.rewards.shape[1] // len(fresh)))
+            returns = self._check_batch(batch, fresh.repeat_interleave(batch.rewards.shape[1] // len(fresh)))
         for part in self._agent.passes(batch):
             if isinstance(part, Minibatch) and "return" in part.extras:
                 prepared.append(part.extras["return"].flatten())
@@ -124,8 +124,8 @@ class ListeningLearner:
                 self._heard.returns += zip(seen.tolist(), expected.tolist(), strict=True)
 
     @torch.no_grad()
-    def _look(self, batch: Rollout, fresh: Tensor) -> Tensor:
-        """Notes ratios and value loss; gives the returns `[T, B]`. `fresh` `[B]` were made with the current theta."""
+    def _check_batch(self, batch: Rollout, fresh: Tensor) -> Tensor:
+        """Record ratios and the expected value loss; returns R `[T, B]`. `fresh` `[B]`: made with the current theta."""
         network: Any = self.network
         policy, values, states = network(batch.observations, batch.state, batch.last)
         if "log_probability" in batch.extras and bool(fresh.any()):
@@ -137,7 +137,7 @@ class ListeningLearner:
         return returns
 
     def loss(self, part: Part) -> tuple[Tensor, Metrics]:
-        """The page's loss, differentiated a second time by other means."""
+        """The page's loss, and its gradient a second time by other means."""
         parameters = list(self.network.parameters())
         self._heard.local.append(joined(parameters))
         self._agent.loss(part)[0].backward()  # type: ignore[no-untyped-call]
@@ -152,7 +152,7 @@ class ListeningLearner:
 
 
 def returns_of(batch: Rollout, following: Tensor) -> Tensor:
-    """R `[T, B]`, step by step as the n-step return is defined; `following` `[T, B]` are values of the states after."""
+    """R `[T, B]`, step by step as n-step returns are defined; `following` `[T, B]` are values of the next states."""
     returns = torch.empty_like(batch.rewards)
     for e in range(batch.rewards.shape[1]):
         total = float(following[-1, e])
@@ -164,7 +164,7 @@ def returns_of(batch: Rollout, following: Tensor) -> Tensor:
 
 
 def sum_of(rollout: Rollout, columns: slice) -> int:
-    """A checksum of all that some environments of a rollout hold."""
+    """A checksum of everything in some environments' columns of a rollout."""
     total = 0
     held = (rollout.observations, rollout.actions, rollout.rewards, rollout.discounts, rollout.last)
     for tensor in (*held, *rollout.extras.values()):
@@ -208,12 +208,12 @@ class Participant:
         self.heard.waits += not next(self._role.loop)
 
     def close(self) -> None:
-        """There will be no further turn."""
+        """End after the last turn."""
         self._role.close()
 
 
 def turns_of(run: Run) -> list[int]:
-    """Whose turn it is, from the first to the last."""
+    """Whose turn it is, for all turns."""
     actors = range(run.spec.config.workers)
     return [*actors, *actors, LEARNER, LEARNER] * ROUNDS
 
@@ -223,7 +223,7 @@ class Turns:
     """The main function of a child, which waits for its turns."""
 
     taken: Tensor
-    """`[1]` in shared memory: how many turns are over."""
+    """`[1]` in shared memory: the number of finished turns."""
     takes_part: type[Participant]
 
     def __call__(self, run: Run, who: int) -> None:
@@ -240,7 +240,7 @@ class Turns:
 
 
 def listen(run: Run, takes_part: type[Participant] = Participant) -> tuple[Any, list[Any]]:
-    """The learner and the actors of the run in this process; what was recorded of them."""
+    """Run the learner and the actors in this process; returns what was recorded of them."""
     participants = {who: takes_part(run, who) for who in dict.fromkeys(turns_of(run))}
     for who in turns_of(run):
         participants[who].turn()
@@ -276,7 +276,7 @@ def judge_exchange(
 
 
 def check_rollouts(learner: HeardExchange, actors: Sequence[HeardExchange]) -> Finding:
-    """The learner took what the actors put: whole, in order, each once."""
+    """The learner took the rollouts that the actors put: whole, in order, each once."""
     own = [[one for one in learner.rollouts if one in actor.rollouts] for actor in actors]
     put = [actor.rollouts for actor in actors]
     whole = sum(map(len, own))

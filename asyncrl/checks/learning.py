@@ -71,15 +71,15 @@ class Heard:
     value_losses: list[tuple[float, float]] = field(default_factory=list)
     """A3C's value loss: from its page, and from the definition of the n-step return."""
     truncations: list[tuple[float, bool]] = field(default_factory=list)
-    """Of each episode that a time limit cut: the discount kept, and whether its last real observation was."""
+    """For each truncated episode: the discount at its end, and whether its last real observation was kept."""
     actions: list[int] = field(default_factory=list)
     threads: dict[str, int] = field(default_factory=dict)
     started_by: int = 0
-    """The process that this one says started it."""
+    """The parent process, as the child sees it."""
 
 
 class ListeningStore:
-    """The run's store, and what passes through it."""
+    """The run's store; records what passes through it."""
 
     def __init__(self, store: Store, heard: Heard) -> None:
         self._store, self._heard = store, heard
@@ -88,7 +88,7 @@ class ListeningStore:
         return getattr(self._store, name)
 
     def push(self, update: Update) -> Receipt:
-        """Hand on a gradient."""
+        """Pass a gradient on."""
         self._heard.gradients.append(update.gradient.clone())
         receipt = self._store.push(update)
         self._heard.learning_rates.append(receipt.learning_rate)
@@ -105,7 +105,7 @@ class Replay:
         self._heard = heard
 
     def follow(self, rollout: Rollout) -> None:
-        """Do the same, in the one environment of a worker."""
+        """Repeat a rollout's actions, in the only environment of a worker."""
         finals = () if rollout.final_observations is None else tuple(rollout.final_observations)
         kept = dict(zip(rollout.truncated[0].tolist(), finals, strict=True))
         for t, action in enumerate(rollout.actions[:, 0].tolist()):
@@ -118,7 +118,7 @@ class Replay:
 
 
 class ListeningAgent:
-    """The page's agent, and what its loss was computed from."""
+    """The page's agent; records what its loss was computed from."""
 
     def __init__(self, agent: Agent, replica: Replica, run: Run, heard: Heard) -> None:
         self._agent, self._target, self._heard = agent, replica.target, heard
@@ -190,7 +190,7 @@ def listen(run: Run, worker: int) -> Heard:
                 run.handles.store.target(target)
                 heard.targets.append(target.clone())
     for ahead in (heard.local, heard.true_gradients):
-        del ahead[len(heard.gradients) :]  # of the one that was computed but not pushed
+        del ahead[len(heard.gradients) :]  # the last gradient was computed but not pushed
     return heard
 
 
@@ -206,12 +206,12 @@ def hear(context: BaseContext, run: Run, worker: int, target: Target = listen_in
 
 
 def read(run: Run, worker: int) -> Heard:
-    """What `listen_in_child` has left."""
+    """What `listen_in_child` wrote."""
     return Heard(**read_plain(run, worker))
 
 
 def read_plain(run: Run, worker: int) -> dict[str, Any]:
-    """What a child has left, as plain data."""
+    """What a child wrote, as plain data."""
     return cast(dict[str, Any], torch.load(file_of(run, worker), weights_only=True))
 
 
@@ -226,7 +226,7 @@ def run_child(context: BaseContext, target: Target, run: Run, worker: int, secon
 def run_children(
     context: BaseContext, target: Target, run: Run, workers: Sequence[int], seconds: float = ANSWER_SECONDS
 ) -> int:
-    """The same of several at once; all are ended when one of them breaks."""
+    """The same for several children at once; if one breaks, all are killed."""
     children: list[BaseProcess] = []
     try:
         children += [processes.start(context, target, run, worker) for worker in workers]
@@ -278,7 +278,7 @@ def check_gradients(heard: Sequence[Heard]) -> Finding:
 
 
 def check_theta(run: Run, initial: Tensor, heard: Sequence[Heard]) -> Finding:
-    """theta equals a copy to which each gradient was applied once; the workers ran one after the other."""
+    """theta equals a copy to which each gradient was applied once. The workers ran one after the other."""
     theta = run.handles.store.snapshot()
     error = difference(theta, apply_again(run, initial, heard)[0][-1])
     moved = float((theta - initial).abs().max())
@@ -337,9 +337,9 @@ def apply_again(run: Run, initial: Tensor, heard: Sequence[Heard]) -> tuple[list
 
 
 def check_target(initial: Tensor, heard: Heard, period: int, counted: str = "T") -> Finding:
-    """The loss depends on the shared theta^-, which becomes theta when T crosses a multiple and at no other time.
+    """The loss depends on the shared theta^-, which becomes theta when T crosses a multiple, and only then.
 
-    `counted` is what is counted in `heard.steps`.
+    `counted` says what `heard.steps` counts.
     """
     expected, before, refreshes = initial, 0, 0
     right = all(heard.target_matters)
@@ -365,8 +365,8 @@ def check_truncation(run: Run, heard: Sequence[Heard]) -> Finding:
         "truncation bootstraps",
         bool(cuts) and all(kept) and error <= TOLERANCE,
         f"{sum(map(bool, kept))} of {len(cuts)} cut episodes kept their last observation; "
-        + (f"returns differ by {error:.1e}" if pairs else "returns were not looked at"),
-        "a time limit is learnt from as an end: look at Collector._step and Rollout.next_values",
+        + (f"returns differ by {error:.1e}" if pairs else "returns were not checked"),
+        "a time limit is treated as a termination: look at Collector._step and Rollout.next_values",
     )
 
 

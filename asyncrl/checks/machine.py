@@ -28,7 +28,7 @@ SPARE_FILES = 64
 LEAST_FILES = 48
 """File descriptors without which nothing can be tried."""
 MOST_FILES = 65_536
-"""More descriptors than any run needs; some programs look at each that is allowed."""
+"""More descriptors than any run needs; some programs loop over all that are allowed."""
 SPARE_DISK = 200 * 2**20
 """Bytes for records and TensorBoard besides the checkpoints."""
 WORKER_BYTES = 10_000_000
@@ -70,7 +70,7 @@ def checkpoint_bytes(config: RunConfig, parameters: int, target: bool, experienc
 def check_shared_memory(needed: int, folder: Path = SHARED_MEMORY) -> Finding:
     """Whether the store fits; a write beyond the end of shared memory kills a process silently."""
     if not folder.is_dir():
-        return Finding("shared memory", "note", f"needs {_size(needed)}; this system does not tell its room")
+        return Finding("shared memory", "note", f"needs {_size(needed)}; this system does not say how much there is")
     free = shutil.disk_usage(folder).free
     return judge(
         "shared memory",
@@ -82,13 +82,13 @@ def check_shared_memory(needed: int, folder: Path = SHARED_MEMORY) -> Finding:
 
 
 def check_replay(steps: int, needed: int, available: int | None, folder: Path = SHARED_MEMORY) -> Finding:
-    """Whether a replay memory of so many steps will fit into shared memory, and into memory, when it is full."""
+    """Whether a full replay memory of `steps` steps fits into shared memory, and into memory."""
     rooms = [] if available is None else [available]
     if folder.is_dir():
         rooms.append(shutil.disk_usage(folder).free)
     figure = f"{steps:,} steps take {_size(needed)}"
     if not rooms:
-        return Finding("replay memory", "note", f"{figure}; this system does not tell its room")
+        return Finding("replay memory", "note", f"{figure}; this system does not say how much there is")
     return judge(
         "replay memory",
         min(rooms) > needed,
@@ -98,10 +98,9 @@ def check_replay(steps: int, needed: int, available: int | None, folder: Path = 
 
 
 def worker_bytes(config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> int:
-    """Bytes of memory that each worker's process takes for itself, at the least: what an environment that is not
-    Atari's needs is not known.
+    """Least private memory of each worker's process, in bytes; what an environment other than Atari needs is unknown.
 
-    Beside what any takes: its gradient, a copy of the parameters or autograd's own gradients, and a rollout.
+    Besides the interpreter: its gradient, a copy of the parameters or autograd's own gradients, and a rollout.
     """
     observation = math.prod(spaces.observation_shape) * np.dtype(spaces.observation_dtype).itemsize
     emulators = config.envs_per_worker * ATARI_BYTES if spec.is_atari else 0
@@ -109,20 +108,20 @@ def worker_bytes(config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: i
 
 
 def learner_bytes(config: RunConfig, spaces: Spaces, parameters: int) -> int:
-    """Bytes of memory that a learner's process takes for itself, at the least: as a worker's, with a batch of all."""
+    """Least private memory of a learner's process, in bytes: like a worker's, but with a batch of all workers."""
     observation = math.prod(spaces.observation_shape) * np.dtype(spaces.observation_dtype).itemsize
     batch = config.workers * config.envs_per_worker * config.t_max * observation
     return WORKER_BYTES + 8 * parameters + batch
 
 
 def processes_bytes(config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int, learners: int) -> int:
-    """Bytes of memory that the processes of all workers, and of learners if there are any, take for themselves."""
+    """Least private memory of the processes of all workers, and of any learners, in bytes."""
     workers = config.workers * worker_bytes(config, spec, spaces, parameters)
     return workers + learners * learner_bytes(config, spaces, parameters)
 
 
 def available_bytes(file: Path = Path("/proc/meminfo")) -> int | None:
-    """Bytes of memory that processes can still get without swapping; None where the system does not tell."""
+    """Bytes of memory that processes can still get without swapping; None if the system does not say."""
     with contextlib.suppress(OSError):
         for line in file.read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -131,10 +130,12 @@ def available_bytes(file: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def check_memory(workers: int, needed: int, available: int | None, learners: int = 0) -> Finding:
-    """Whether `workers` processes (and learners') that need so much together fit; the kernel would kill some of them
-    otherwise. Without workers it is the command's own process."""
+    """Whether processes of workers and learners that need `needed` bytes together fit; else the kernel kills some.
+
+    Without workers it is the command's own process.
+    """
     if available is None:
-        return Finding("memory", "note", f"needs {_size(needed)}; this system does not tell its room")
+        return Finding("memory", "note", f"needs {_size(needed)}; this system does not say how much there is")
     return judge(
         "memory",
         available > needed,
@@ -145,7 +146,7 @@ def check_memory(workers: int, needed: int, available: int | None, learners: int
 
 
 def check_descriptors(workers: int, per_child: int, limit: int | None = None, learners: int = 0) -> Finding:
-    """Whether the supervisor may open what `workers` children, their evaluator and learners need of it."""
+    """Whether the supervisor may open enough files for `workers` workers, the evaluator and learners."""
     if limit is None:
         limit = descriptor_limit()
     needed = open_files() + (workers + 1 + learners) * max(1, per_child) + SPARE_FILES
@@ -158,7 +159,7 @@ def check_descriptors(workers: int, per_child: int, limit: int | None = None, le
 
 
 def open_files() -> int:
-    """Files this process has open; 0 where the system does not tell."""
+    """Number of files this process has open; 0 if the system does not say."""
     folder = Path("/proc/self/fd")
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
@@ -187,7 +188,7 @@ def descriptor_limit() -> int:
 
 
 def check_disk(needed: int, folder: Path) -> Finding:
-    """Whether the runs folder, or the next existing one above it, has room for checkpoints and records."""
+    """Whether the runs folder, or the nearest existing folder above it, has room for checkpoints and records."""
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
     free, needed = shutil.disk_usage(place).free, needed + SPARE_DISK
     if not os.access(place, os.W_OK):
@@ -201,9 +202,9 @@ def check_disk(needed: int, folder: Path) -> Finding:
 
 
 def train_a_while(run: Run, worker: int) -> None:
-    """A worker that trains for MEASURED_SECONDS; its own records tell where the time went.
+    """A worker that trains for MEASURED_SECONDS; its records show where the time went.
 
-    Where experience goes to a learner, that one has its turns in the same process.
+    If experience goes to a learner, the learner takes turns in the same process.
     """
     run.handles.clock.enter(worker, RUNNING)
     run.handles.clock.start()
@@ -241,13 +242,13 @@ def check_speed(run: Run) -> Finding:
 
 
 def _children(workers: int, learners: int) -> str:
-    """Who they are, for reading."""
+    """Numbers of workers and learners, in words."""
     others = {0: "", 1: " and a learner"}.get(learners, f" and {learners} learners")
     return f"{workers} workers{others}"
 
 
 def _size(number: float) -> str:
-    """Bytes for reading."""
+    """Bytes in readable units."""
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:
             return f"{number:.0f} {unit}"

@@ -1,7 +1,7 @@
 """Does a replay memory give the learner what actors put into it? A few turns, computed a second time.
 
-What passes through the memory is listened to as in `asyncrl.checks.learner`. Of what was put the rows of each ring are
-written down one by one, and every transition that was drawn is held against the rows that it begins with.
+What passes through the memory is recorded as in `asyncrl.checks.learner`. The expected rows of each ring are rebuilt
+from the rollouts, and every sampled transition is compared with the rows it begins with.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.run import Run
 
 UPDATES_PER_ROLLOUT = 0.5
-"""Of the exercise: with a warm-up of one rollout of each of two actors, the first turn but one of the learner waits."""
+"""In the exercise. With a warm-up of one rollout from each of two actors, the learner waits in its second turn."""
 TARGET_UPDATES = 2
 """Updates between two refreshes of theta^- in the exercise."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a ring as it has to be."""
+    """The expected row of a ring."""
 
     observation: Tensor
     action: int = 0
@@ -46,22 +46,22 @@ class Row:
 
 @dataclass
 class HeardMemory(learner.HeardExchange):
-    """What was heard of one actor, or of the learner that drew D transitions of n steps."""
+    """What was recorded of one actor, or of the learner."""
 
     put: list[dict[str, Any]] = field(default_factory=list)
     """Actor: its rollouts, as plain data."""
     drawn: list[dict[str, Tensor]] = field(default_factory=list)
     """Learner: the fields of each minibatch."""
     places: list[tuple[list[int], list[int]]] = field(default_factory=list)
-    """Learner: streams and rows that they begin with."""
+    """Learner: streams and rows with which the transitions of each minibatch begin."""
     drawn_by: list[Tensor] = field(default_factory=list)
-    """Learner: the priorities `[B]` by which they were drawn."""
+    """Learner: the priorities `[B]` by which each minibatch was sampled."""
     renewed: list[tuple[float, float]] = field(default_factory=list)
-    """Learner: priorities that it has made anew, as the memory has them and as they have to be."""
+    """Learner: its new priorities, in the memory and as expected."""
 
 
 class ListeningMemory(learner.ListeningExperience):
-    """The run's memory, and what passes through it."""
+    """The run's memory; records what passes through it."""
 
     def __init__(self, memory: Replay, store: Any, heard: HeardMemory) -> None:
         super().__init__(memory, store, heard)
@@ -76,12 +76,12 @@ class ListeningMemory(learner.ListeningExperience):
         memory.steps.read = listening  # type: ignore[method-assign]
 
     def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
-        """Hand on a rollout."""
+        """Pass a rollout on."""
         self._memory_heard.put.append(rollout.as_dict())
         return super().put(actor, rollout, version)
 
     def take(self, learner: int = LEARNER) -> Batch | None:
-        """Hand on a minibatch."""
+        """Pass a minibatch on."""
         batch = self._memory.take(learner)
         if batch is not None:
             drawn = cast(Transitions, batch.rollout)
@@ -93,16 +93,16 @@ class ListeningMemory(learner.ListeningExperience):
         return batch
 
     def feedback(self, keys: Tensor, errors: Tensor, learner: int = LEARNER) -> None:
-        """Hand on errors, and look what becomes of them."""
+        """Pass errors on, and record the resulting priorities."""
         self._memory.feedback(keys, errors, learner)
-        own = dict(zip(keys.tolist(), errors.tolist(), strict=True))  # of one that was drawn twice the last
+        own = dict(zip(keys.tolist(), errors.tolist(), strict=True))  # for one that was sampled twice, the last counts
         exponent = self._memory.plan.priority_exponent
         for key, priority in zip(keys.tolist(), self._memory.priorities(keys, learner).tolist(), strict=True):
             self._memory_heard.renewed.append((priority, (abs(own[key]) + LEAST_PRIORITY) ** exponent))
 
 
 class ListeningLearner(learner.ListeningLearner):
-    """The page's agent in the learner, and what its losses were computed from."""
+    """The page's agent in the learner; records what its losses were computed from."""
 
     def __init__(self, agent: Any, heard: HeardMemory, replica: Replica) -> None:
         super().__init__(agent, heard)
@@ -118,7 +118,7 @@ class ListeningLearner(learner.ListeningLearner):
         yield from self._agent.passes(batch)
 
     def loss(self, part: Any) -> tuple[Tensor, Metrics]:
-        """The page's loss, differentiated a second time, and its value loss by the definition of the n-step return."""
+        """The page's loss; its gradient by other means; the value loss from the definition of n-step returns."""
         loss, metrics = super().loss(part)
         agent: Any = self._agent
         if self._target is not None:
@@ -126,7 +126,7 @@ class ListeningLearner(learner.ListeningLearner):
             self._target.add_(1.0)
             self._memory_heard.target_matters.append(not torch.equal(agent.loss(part)[0], loss))
             self._target.copy_(before)
-            agent.loss(part)  # so that the page's errors are those of the update
+            agent.loss(part)  # so that the page's errors are again those of the update
         if "value_loss" in metrics() and hasattr(agent, "target"):
             self._memory_heard.returns.append((float(metrics()["value_loss"]), self._value_loss(agent, part)))
         return loss, metrics
@@ -147,7 +147,7 @@ class ListeningLearner(learner.ListeningLearner):
 
 
 class Participant(learner.Participant):
-    """One actor of a run, or its learner, with everything listened to."""
+    """One actor of a run, or its learner, with everything recorded."""
 
     heard_of = HeardMemory
     listens_to = ListeningMemory
@@ -157,7 +157,7 @@ class Participant(learner.Participant):
         return ListeningLearner(agent, cast(HeardMemory, self.heard), replica)
 
     def turn(self) -> None:
-        """Go on to where another has its turn; after an update the target network is looked at."""
+        """Go on until it is another's turn; after an update also record the target network."""
         updates = len(self.heard.thetas)
         super().turn()
         if len(self.heard.thetas) > updates:
@@ -167,12 +167,12 @@ class Participant(learner.Participant):
 
 
 def length_of(last: Sequence[bool]) -> int:
-    """Steps of a transition: n, or as many as there are to the first that cuts the return."""
+    """Steps of a transition: n, or fewer if the return ends before."""
     return last.index(True) + 1 if True in last else len(last)
 
 
 def rows_of(actor: HeardMemory) -> list[Row]:
-    """The rows of the ring of an actor's one environment, from the first on."""
+    """The expected rows in the ring of an actor's only environment."""
     rows = []
     for rollout in actor.put:
         cuts, finals = rollout["truncated"][0].tolist(), rollout["final_observations"]
@@ -209,7 +209,7 @@ def judge_exchange(
 
 
 def check_transitions(run: Run, heard: HeardMemory, rows: Sequence[Sequence[Row]]) -> Finding:
-    """Every transition that was drawn is of the steps that were put, up to n of them and never beyond an end."""
+    """Every sampled transition consists of up to n steps that were put, and none crosses the end of an episode."""
     drawn, whole, ends = 0, 0, 0
     for batch, (streams, numbers) in zip(heard.drawn, heard.places, strict=True):
         for b, (stream, number) in enumerate(zip(streams, numbers, strict=True)):
@@ -219,16 +219,16 @@ def check_transitions(run: Run, heard: HeardMemory, rows: Sequence[Sequence[Row]
             ends += bool(batch["last"][:, b].any())
     steps = sum(row.is_step for ring in rows for row in ring)
     return judge(
-        "what is drawn was put, whole",
+        "transitions arrive whole",
         whole == drawn and ends > 0,
-        f"{steps} steps put by {len(rows)} processes, {drawn} transitions drawn, {whole} of them as they were put, "
-        f"{ends} with an episode's end",
+        f"{steps} steps put by {len(rows)} processes, {drawn} transitions sampled, {whole} of them as they were put, "
+        f"{ends} with the end of an episode",
         "steps are lost, torn, overwritten or joined across episodes: look at experience/steps.py",
     )
 
 
 def is_whole(batch: dict[str, Tensor], b: int, rows: Sequence[Row]) -> bool:
-    """Whether transition b of a minibatch is what these rows, n + 1 at most, make of it."""
+    """Whether transition b of a minibatch is the one that begins with these rows, at most n + 1."""
     n = len(batch["last"])
     length = length_of([row.last for row in rows[:n]])
     if not rows or not rows[0].is_step or len(rows) <= length:
@@ -245,7 +245,7 @@ def is_whole(batch: dict[str, Tensor], b: int, rows: Sequence[Row]) -> bool:
 
 
 def check_priorities(run: Run, heard: HeardMemory, rows: Sequence[Sequence[Row]]) -> Finding:
-    """Drawn by |G - Q(s, a)| of the actor, then of the learner, and weighed by what it was drawn by."""
+    """Priorities are |G - Q(s, a)|, of the actor and then of the learner, and determine the importance weights."""
     config: Any = run.spec.config
     seen: set[tuple[int, int]] = set()
     first: list[tuple[float, float]] = []
@@ -275,7 +275,7 @@ def check_priorities(run: Run, heard: HeardMemory, rows: Sequence[Sequence[Row]]
 
 
 def first_priority(rows: Sequence[Row], config: Any) -> float:
-    """|G - Q(s, a)| by the values that acting left, of the transition that these rows begin with."""
+    """|G - Q(s, a)| of the transition that begins with these rows, from the actor's values."""
     length = length_of([row.last for row in rows[: config.n_step]])
     total = rows[length].state_value
     for row in reversed(rows[:length]):
@@ -286,7 +286,7 @@ def first_priority(rows: Sequence[Row], config: Any) -> float:
 
 
 def check_ratio(run: Run, heard: HeardMemory, actors: Sequence[HeardMemory]) -> Finding:
-    """Nothing is learnt before the warm-up, and then so many updates per step."""
+    """Learning begins after the warm-up, and then keeps the replay ratio."""
     config: Any = run.spec.config
     put = sum(len(actor.put) for actor in actors) * config.t_max * config.envs_per_worker
     due = int(config.replay_ratio * (put - config.warmup_steps))
@@ -294,7 +294,7 @@ def check_ratio(run: Run, heard: HeardMemory, actors: Sequence[HeardMemory]) -> 
     return judge(
         "the replay ratio is kept",
         len(heard.drawn) == due and heard.waits == turns - due > 0,
-        f"{len(heard.drawn)} updates for {put} steps after {config.warmup_steps} of warm-up, {due} were due; "
-        f"turns without one: {heard.waits}",
+        f"{len(heard.drawn)} updates for {put} steps, {config.warmup_steps} of them warm-up; {due} were due; "
+        f"the learner waited {heard.waits} times",
         "the learner learns more or less often than --replay-ratio says: look at Replay.ahead and Replay.has_room",
     )

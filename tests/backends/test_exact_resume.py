@@ -108,7 +108,7 @@ def test_a_resumed_serial_run_equals_an_unbroken_one(
 
     assert main(f"asyncrl.{page}", ["--resume", str(broken), "--no-quiet"]) == 0
 
-    assert "every worker goes on where it was" in capfd.readouterr().out
+    assert "every worker continues where it was" in capfd.readouterr().out
     assert_equal(state_of(broken), state_of(whole))
     later = evaluations_of(broken)
     assert later

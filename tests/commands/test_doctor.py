@@ -449,7 +449,7 @@ class TestLearner:
             learning.run_children(start_context(A3C), raise_if_first, exercise, [0, 1])
 
 
-DRAWN = "what is drawn was put, whole"
+DRAWN = "transitions arrive whole"
 PRIORITIES = "priorities reach the memory"
 BOOTSTRAPS = "truncation bootstraps"
 
