@@ -244,4 +244,4 @@ def _misplaced(word: str, words: Sequence[str]) -> str:
         holder = before if after == word else flag if value == word else ""
         if holder.startswith("--"):
             return f"{holder} takes no value, got {word!r}"
-    return f"nothing takes the word {word!r}"
+    return f"unexpected word {word!r}"

@@ -1,1 +1,1 @@
-"""Studies: many runs of the ordinary commands, and what their records say together."""
+"""Studies: many runs of the ordinary commands, evaluated together from their records."""

@@ -24,9 +24,9 @@ class Axis:
     values: tuple[str, ...]
     """As on a command line; a value of several words is one text with spaces."""
     drawn: str = ""
-    """The distribution they were drawn from, if they were; axes that were drawn vary together."""
+    """The distribution the values were drawn from, if any; all drawn axes vary together."""
     bounds: tuple[float, float] | None = None
-    """Of a search: from where to where it may look. Such an axis has no values of its own."""
+    """The range of a search. Such an axis has no values of its own."""
 
     @property
     def varies(self) -> bool:
@@ -58,14 +58,14 @@ def group_words(words: Sequence[str]) -> list[tuple[str, list[str]]]:
         elif groups:
             groups[-1][1].append(word)
         else:
-            raise UsageError(f"nothing takes the word {word!r}")
+            raise UsageError(f"unexpected word {word!r}")
     return groups
 
 
 def make_axis(flag: str, words: Sequence[str], fields: Collection[str], seed: int) -> Axis:
-    """The axis that a flag and its words describe; a plural s is understood. Raises UsageError if there is none.
+    """The axis that a flag and its words describe; a flag may be in the plural. Raises UsageError if there is none.
 
-    `seed` is that of the random draws. The first values drawn are the same however many there are.
+    `seed` is for random draws. The first values drawn are the same however many are asked for.
     """
     name = flag.removeprefix("--").replace("-", "_")
     negated = name.removeprefix("no_")
@@ -77,7 +77,7 @@ def make_axis(flag: str, words: Sequence[str], fields: Collection[str], seed: in
     if len(words) == 4 and words[1] in DISTRIBUTIONS:
         return Axis(field, draw(flag, words, (seed, *field.encode())), drawn=words[1])
     if len(words) == 3 and words[0] in DISTRIBUTIONS:
-        draw(flag, ["1", *words], (seed,))  # judges the bounds
+        draw(flag, ["1", *words], (seed,))  # checks the bounds
         return Axis(field, (), words[0], (float(words[1]), float(words[2])))
     if len(set(words)) < len(words):
         raise UsageError(f"{flag} has a value twice")
@@ -99,9 +99,9 @@ def draw(flag: str, words: Sequence[str], seed: Sequence[int]) -> tuple[str, ...
 
 
 def combine(axes: Sequence[Axis]) -> list[Point]:
-    """Every value of every listed axis with every other; axes that were drawn go together, as in a random search.
+    """All combinations of the listed axes; drawn axes are zipped instead, as in a random search.
 
-    Raises UsageError if these have not equally many values, or none because they are for a search.
+    Raises UsageError if drawn axes have different numbers of values, or none because they are for a search.
     """
     for axis in axes:
         if axis.bounds is not None:
@@ -109,7 +109,7 @@ def combine(axes: Sequence[Axis]) -> list[Point]:
             raise UsageError(f"--{name} has bounds and no number of draws: give it, or --trials for a search")
     drawn = [axis for axis in axes if axis.drawn]
     if len({len(axis.values) for axis in drawn}) > 1:
-        raise UsageError("settings that are drawn vary together: draw equally many of " + " and ".join(map(str, drawn)))
+        raise UsageError("drawn settings vary together: draw the same number of " + " and ".join(map(str, drawn)))
     listed = [axis for axis in axes if not axis.drawn]
     grid = itertools.product(*(axis.values for axis in listed))
     points = [dict(zip([axis.field for axis in listed], values, strict=True)) for values in grid]
@@ -121,7 +121,7 @@ def combine(axes: Sequence[Axis]) -> list[Point]:
 
 
 def words_of(point: Point, switches: Collection[str]) -> list[str]:
-    """The point as flags; `switches` are the settings that are only on or off."""
+    """The point as flags; `switches` are settings that are on or off."""
     words = []
     for field, value in point.items():
         name = field.replace("_", "-")

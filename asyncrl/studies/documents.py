@@ -1,4 +1,4 @@
-"""A report as a list of blocks, written as Markdown and as one HTML file that needs nothing beside it."""
+"""A report as a list of blocks, written as Markdown and as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ class Code:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells below a row of titles; numbers are aligned to the right, words to the left."""
+    """Rows of cells below a row of titles, with numbers aligned right and words left."""
 
     titles: Sequence[str]
     rows: Sequence[Sequence[str]]
     marked: Collection[int] = ()
-    """Rows that stand in bold type."""
+    """Rows in bold type."""
 
     def markdown(self, folder: Path) -> str:
         """As Markdown."""
@@ -114,7 +114,7 @@ class Table:
         return "<table>" + line(self.titles, "th") + rows + "</table>"
 
     def _of_words(self) -> list[bool]:
-        """By column, whether none of its cells begins as a number."""
+        """For each column, whether none of its cells begins with a number."""
         return [
             not any(re.match(r"[<>]? ?[-+]?\d", row[column]) for row in self.rows) for column in range(len(self.titles))
         ]
@@ -122,7 +122,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG of the report's folder with its caption."""
+    """A PNG in the report's folder, with a caption."""
 
     file: str
     caption: str

@@ -29,10 +29,10 @@ NAMES = {
 }  # fmt: skip
 COLOURS = {"a3c": "C0", "one_step_q": "C3", "one_step_sarsa": "C1", "n_step_q": "C2"}
 STYLES = ("-", "--", ":")
-"""Of the variants of an ablation, in turn."""
+"""Line styles of an ablation's variants, in turn."""
 PLAIN_NUMBERS = FuncFormatter(lambda value, _: f"{value:g}")
 WIDTH = 10.0
-"""Of every figure, in inches."""
+"""Width of every figure in inches."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,22 @@ class Data:
 
     @property
     def env_ids(self) -> list[str]:
-        """All environments, likewise."""
+        """All environments, in the order of the plan."""
         return list(dict.fromkeys(run.cell.env_id for run in self.measurements))
 
     def runs(self, backend: str) -> list[Measurement]:
-        """Those of a backend that came to their end."""
+        """The complete runs of a backend."""
         return [run for run in self.measurements if run.complete and run.cell.backend == backend]
 
     @property
     def curve_backend(self) -> str:
-        """The backend whose runs have the most numbers of workers: the one to draw curves over steps from."""
+        """The backend for curves over steps: the one with the most different numbers of workers."""
         counts = {backend: {run.cell.workers for run in self.runs(backend)} for backend in ("serial", *CLOCKED)}
         return max(counts, key=lambda backend: len(counts[backend]))
 
     @property
     def clock_backend(self) -> str:
-        """The backend to draw speeds from: of those whose clock counts, the one with the most numbers of workers."""
+        """The backend for speeds: of those whose clock counts, the one with the most different numbers of workers."""
         return max(CLOCKED, key=lambda backend: len({run.cell.workers for run in self.runs(backend)}))
 
     def means(self, series: Series, backend: str) -> list[Point]:
@@ -75,20 +75,20 @@ class Data:
 
 
 def name_of(series: Series) -> str:
-    """A series as legends have it."""
+    """The name of a series in legends."""
     name = NAMES.get(series.algorithm, series.algorithm)
     return f"{name}, {series.variant}" if series.variant else name
 
 
 def _look(series: Series, data: Data) -> dict[str, Any]:
-    """Colour of its method, line style of its variant."""
+    """How to draw a series: its method sets the colour, its variant the line style."""
     variants = list(dict.fromkeys(other.variant for other in data.series))
     style = STYLES[variants.index(series.variant) % len(STYLES)]
     return {"color": COLOURS.get(series.algorithm, "C4"), "linestyle": style}
 
 
 def all_figures(data: Data) -> dict[str, tuple[Figure, str]]:
-    """Every figure that the measurements allow, with its caption, by file name."""
+    """All figures for which there are enough measurements, with their captions, by file name."""
     drawn: dict[str, tuple[Figure | None, str]] = {
         "speedup": (draw_speedups(data), CAPTIONS["speedup"]),
         "laws": (draw_laws(data), CAPTIONS["laws"]),
@@ -117,11 +117,11 @@ CAPTIONS = {
     "worst to the best seed.",
     "best-median": "The best seed (solid; by the mean of its evaluations) and the median over seeds (dashed), with "
     "one worker and with the most.",
-    "staleness": "How many updates of others a gradient had missed when it was pushed: share of updates, over all "
+    "staleness": "How many updates by others a gradient had missed when it was pushed: share of updates, over all "
     "runs.",
     "time-split": "Where a worker's time goes: milliseconds per step that it makes, by phase, mean over environments.",
-    "cost": "Money until the reference score, median over seeds; as many cores are paid as there are workers, at most "
-    "all.",
+    "cost": "Money until the reference score, median over seeds; a core is paid for each worker, at most all cores of "
+    "the machine.",
 }
 
 
@@ -129,7 +129,7 @@ CAPTIONS = {
 
 
 def draw_speedups(data: Data) -> Figure | None:
-    """Throughput, data and time, each in its panel, and what the data speed-up promises with a core for each worker."""
+    """Speed-ups in throughput, data and time, a panel each, and the time promised with a core for each worker."""
     panels = _panels(data)
     if not panels:
         return None
@@ -146,7 +146,7 @@ def draw_speedups(data: Data) -> Figure | None:
 
 
 def _panels(data: Data) -> list[Callable[[Axes], None]]:
-    """The panels that have something to show."""
+    """The panels for which there are measurements."""
 
     def panel(kind: str, backend: str, title: str, factor: bool, paper: bool) -> list[Callable[[Axes], None]]:
         found = any(point.speedup(kind) and point.workers > 1 for point in data.points if point.backend == backend)
@@ -196,7 +196,7 @@ def _draw_speedup(
 
 
 def _draw_paper(axes: Axes, data: Data, most: int) -> None:
-    """Table 2 of the paper for the methods of the study, as far as its workers go."""
+    """Table 2 of the paper, for the methods and the numbers of workers of the study."""
     for algorithm in dict.fromkeys(series.algorithm for series in data.series):
         row = {n: s for n, s in TABLE_2.get(algorithm, {}).items() if n <= most}
         if len(row) < 2:
@@ -207,7 +207,7 @@ def _draw_paper(axes: Axes, data: Data, most: int) -> None:
 
 
 def laws_of(data: Data, series: Series, kind: str) -> tuple[Law | None, Law | None]:
-    """Amdahl's and the Universal law through a series' means, from the points with a core for each worker."""
+    """Amdahl's and the Universal law fitted to a series' means, from the points with a core for each worker."""
     pairs = [
         (point.workers, estimate.value)
         for point in data.means(series, data.clock_backend)
@@ -217,7 +217,7 @@ def laws_of(data: Data, series: Series, kind: str) -> tuple[Law | None, Law | No
     workers, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     return (
         fit_amdahl(workers, values) if beyond >= 1 else None,
-        fit_usl(workers, values) if beyond >= 3 else None,  # with two points it would go through any two
+        fit_usl(workers, values) if beyond >= 3 else None,  # it would go through any two points
     )
 
 
@@ -343,7 +343,7 @@ def _axis_value(run: Measurement, axis: str) -> list[float]:
 
 
 def _draw_band(axes: Axes, group: Sequence[Measurement], axis: str, size: float, colour: object) -> None:
-    """Median over seeds, from the worst to the best, as far as all of them go."""
+    """The median over seeds and a band from the worst to the best, up to the last common place."""
     if not group:
         return
     x, scores = align(_curves(group, axis), 60)
@@ -356,8 +356,8 @@ def align(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Scores [curves, places] at common places of the axis [places], linear between a curve's own points (x, score).
 
-    The places begin where all curves have begun. A curve that ends before the others, as that of a run which stopped
-    at the reference score, keeps its last score.
+    The places start where all curves have begun. A curve that ends before the others, for example because its run
+    stopped at the reference score, keeps its last score.
     """
     x = np.linspace(max(curve[0][0] for curve in curves), max(curve[-1][0] for curve in curves), places)
     points = [np.array(curve, np.float64) for curve in curves]
@@ -439,7 +439,7 @@ def draw_staleness(data: Data) -> Figure | None:
 
 
 def _draw_histogram(axes: Axes, runs: Iterable[Measurement], most: int) -> None:
-    """Shares of updates by staleness; what lies beyond `most` is gathered in the last bar."""
+    """Shares of updates by staleness; the last bar includes everything above `most`."""
     shares = np.zeros(most + 1)
     for run in runs:
         for lag, count in run.staleness.items():
@@ -483,7 +483,7 @@ def phase_mean(runs: Sequence[Measurement], series: Series, workers: int, phase:
 
 
 def draw_cost(data: Data) -> Figure | None:
-    """Money to the reference score over workers, an environment per panel."""
+    """Money until the reference score over workers, a panel per environment."""
     price = data.price_per_core_hour
     if not price:
         return None

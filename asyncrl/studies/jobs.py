@@ -1,7 +1,7 @@
-"""Runs as jobs: the commands a user types, several at a time, each in its share of the cores.
+"""Runs as jobs: ordinary commands, several at a time, each on its share of the cores.
 
-A study may be killed at any moment. A run that has finished is never repeated; one that was interrupted is made anew,
-because a resumed run is not the run that would have been.
+A study may be killed at any moment. A finished run is never repeated. An interrupted one is started afresh, because a
+resumed run would differ from an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from asyncrl.storage.run_folder import run_path
 
 Say = Callable[[str], None]
 LOOK_SECONDS = 1.0
-"""Between two looks at a run that may be stopped early."""
+"""Interval between checks of a run that may be stopped early."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Job:
     """The method, such as "a3c", or the module of a user's own page."""
     env_id: str
     name: str
-    """Of the run's folder: the same job always has the same name."""
+    """Name of the run's folder, always the same for the same job."""
     words: tuple[str, ...]
     """Further flags and values."""
 
     def arguments(self, runs_dir: Path) -> list[str]:
-        """What follows `python -m asyncrl train <page>`."""
+        """The words after `python -m asyncrl train <page>`."""
         place = ("--runs-dir", str(runs_dir), "--run-name", self.name, "--quiet")
         return ["--env-id", self.env_id, *self.words, *place]
 
@@ -59,7 +59,7 @@ class Job:
 
 
 def run_state(folder: Path) -> str:
-    """How the run in a folder is, as its status.json has it; "" if there is none."""
+    """The state of the run in a folder, from its status.json; "" if there is none."""
     try:
         return str(read_json(folder / "status.json")["state"])
     except (OSError, ValueError, KeyError):
@@ -72,7 +72,7 @@ def is_done(job: Job, runs_dir: Path) -> bool:
 
 
 def share_cores(cores: Sequence[int], slots: int) -> list[list[int]]:
-    """A share of the cores for each slot: neighbours, as equal as can be; with more slots than cores one each."""
+    """A share of the cores for each slot: adjacent, as equal as possible; one core each if there are more slots."""
     if slots > len(cores):
         return [[cores[slot % len(cores)]] for slot in range(slots)]
     bounds = [slot * len(cores) // slots for slot in range(slots + 1)]
@@ -81,10 +81,10 @@ def share_cores(cores: Sequence[int], slots: int) -> list[list[int]]:
 
 @contextlib.contextmanager
 def alone_in(runs_dir: Path, say: Say) -> Iterator[int]:
-    """Hold the study's lock; gives its file descriptor, for jobs to hold as well.
+    """Hold the study's lock; yields its file descriptor, which jobs inherit.
 
-    If a study is killed, the runs it had begun go on, and so the lock stays taken until the last of them has ended.
-    Whoever comes next waits for that and finds them finished.
+    If a study is killed, its runs continue, and they hold the lock until the last one has ended. The next study waits
+    for that, and finds them finished.
     """
     import fcntl  # not on Windows, where none of this package runs
 
@@ -93,7 +93,7 @@ def alone_in(runs_dir: Path, say: Say) -> Iterator[int]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"waiting for the runs that are still going in {runs_dir}")
+            say(f"waiting for runs that are still active in {runs_dir}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield file.fileno()
 
@@ -101,11 +101,11 @@ def alone_in(runs_dir: Path, say: Say) -> Iterator[int]:
 def run_jobs(jobs: Sequence[Job], runs_dir: Path, slots: int, lock: int, say: Say) -> list[str]:
     """Make the runs that are not finished yet, `slots` at a time; returns a line for each that failed.
 
-    `lock` is what `alone_in` gave. On Ctrl-C or SIGTERM all runs are stopped before KeyboardInterrupt goes on. Raises
-    UsageError if a command refuses its words.
+    `lock` comes from `alone_in`. On Ctrl-C or SIGTERM all runs are stopped before KeyboardInterrupt is raised. Raises
+    UsageError if a command rejects its arguments.
     """
     waiting = [job for job in jobs if not is_done(job, runs_dir)]
-    say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them finished before; {slots} at a time")
+    say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them already finished; {slots} at a time")
 
     def task(job: Job, running: RunningJobs) -> Told:
         failure, seconds = running.run(job)
@@ -117,17 +117,17 @@ def run_jobs(jobs: Sequence[Job], runs_dir: Path, slots: int, lock: int, say: Sa
 
 @dataclass(frozen=True)
 class Told:
-    """What there is to say of a task that has ended."""
+    """The result of a task, for people."""
 
     line: str
     failure: str = ""
-    """Empty if it did not fail."""
+    """What went wrong; empty if nothing did."""
 
 
 def run_tasks(
     tasks: Sequence[Callable[[RunningJobs], Told]], runs_dir: Path, slots: int, lock: int, say: Say
 ) -> list[str]:
-    """Do what makes runs, `slots` at a time, each in its share of the cores; otherwise as `run_jobs`."""
+    """Run tasks that make runs, `slots` at a time, each on its share of the cores; otherwise like `run_jobs`."""
     shares: SimpleQueue[list[int]] = SimpleQueue()
     for share in share_cores(usable_cores(), slots):
         shares.put(share)
@@ -150,7 +150,7 @@ def run_tasks(
 
 
 class RunningJobs:
-    """The runs that are going."""
+    """The active runs."""
 
     def __init__(self, runs_dir: Path, lock: int) -> None:
         self._runs_dir = runs_dir
@@ -161,13 +161,13 @@ class RunningJobs:
 
     @property
     def stopping(self) -> bool:
-        """Whether no other run is to begin."""
+        """Whether no more runs may begin."""
         return self._stopping
 
     def run(self, job: Job, enough: Callable[[], bool] | None = None) -> tuple[str, float]:
         """Make one run; returns what went wrong ("" if nothing) and the seconds it took.
 
-        `enough` is asked every second: once it says so, the run is stopped in order, which is nothing wrong.
+        `enough` is called every second. When it returns True the run is stopped in order, which is not a failure.
         """
         began = time.monotonic()
         folder = job.folder(self._runs_dir)
@@ -196,7 +196,7 @@ class RunningJobs:
         return ("" if process.returncode == 0 else _last_words(process.returncode, said)), time.monotonic() - began
 
     def stop(self) -> None:
-        """Ask all runs to stop, and begin no other."""
+        """Ask all runs to stop, and begin no more."""
         with self._guard:
             self._stopping = True
             for process in self._going:
@@ -204,7 +204,7 @@ class RunningJobs:
 
 
 def _follow(process: subprocess.Popen[str], enough: Callable[[], bool] | None) -> tuple[str, bool]:
-    """What a run said until its end, and whether that was for `enough`."""
+    """The output of a run until its end, and whether `enough` stopped it."""
     cut = False
     while True:
         try:
@@ -217,20 +217,20 @@ def _follow(process: subprocess.Popen[str], enough: Callable[[], bool] | None) -
 
 
 def _last_words(code: int, said: str) -> str:
-    """A failure in one line."""
+    """A failure, in one line."""
     lines = said.strip().splitlines()
     return f"ended with code {code}" + (f" ({lines[-1]})" if lines else "")
 
 
 def _keep_to(cores: list[int]) -> None:
-    """Keep the calling thread, and every process it starts from now on, to these cores (where the system can)."""
+    """Restrict the calling thread, and every process it starts from now on, to these cores (if the system can)."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
 
 
 @contextlib.contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM end the study as Ctrl-C does."""
+    """Let SIGTERM stop the study like Ctrl-C."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

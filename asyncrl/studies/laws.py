@@ -4,8 +4,8 @@ The Universal Scalability Law (Gunther 1993, 2007) has the speed-up of n workers
 
     S(n) = n / (1 + contention (n - 1) + coherence n (n - 1)).
 
-Contention is the share of work that only one worker can do at a time, coherence what each pair of workers costs each
-other. Without coherence it is Amdahl's law (1967), whose serial fraction is the contention: 1 / (s + (1 - s) / n).
+Contention is the share of work that only one worker can do at a time, coherence the cost of each pair of workers to
+each other. Without coherence it is Amdahl's law (1967), with the contention as serial fraction: 1 / (s + (1 - s) / n).
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ class Law:
 
     @property
     def limit(self) -> float:
-        """The largest speed-up that any number of workers can have; infinite without contention and coherence."""
+        """The largest speed-up with any number of workers; infinite without contention and coherence."""
         if self.coherence > 0:
             return self.speedup(max(1.0, self.best_workers))
         return 1 / self.contention if self.contention > 0 else math.inf
 
     @property
     def best_workers(self) -> float:
-        """The number of workers beyond which more make it slower; infinite without coherence."""
+        """The number of workers above which more of them make it slower; infinite without coherence."""
         return math.sqrt(max(0.0, 1 - self.contention) / self.coherence) if self.coherence > 0 else math.inf
 
 
 def fit_amdahl(workers: Sequence[int], speedups: Sequence[float]) -> Law:
-    """Amdahl's law by least squares of relative errors. Raises ValueError without a point beyond one worker."""
+    """Fit Amdahl's law by least squares of relative errors. Raises ValueError without a point above one worker."""
     return _fit(workers, speedups, terms=1)
 
 
 def fit_usl(workers: Sequence[int], speedups: Sequence[float]) -> Law:
-    """The Universal Scalability Law, likewise. Raises ValueError with fewer than two points beyond one worker."""
+    """Fit the Universal Scalability Law likewise. Raises ValueError with fewer than two points above one worker."""
     return _fit(workers, speedups, terms=2)
 
 
 def _fit(workers: Sequence[int], speedups: Sequence[float], terms: int) -> Law:
-    """Coefficients, none negative, of n / S - 1 = contention (n - 1) + coherence n (n - 1).
+    """Fit non-negative coefficients of n / S - 1 = contention (n - 1) + coherence n (n - 1).
 
-    That is linear; each equation is weighted by S / n, which makes its residual the relative error of the law.
+    This is linear; each equation is weighted by S / n, so that its residual is the relative error of the law.
     """
     n, s = np.array(workers, float), np.array(speedups, float)
     if np.count_nonzero(n > 1) < terms:
-        raise ValueError(f"{terms} coefficients need as many points beyond one worker")
+        raise ValueError(f"{terms} coefficients need as many points with more than one worker")
     weight = s / n
     columns = (weight[:, None] * np.stack([n - 1, n * (n - 1)], axis=1))[:, :terms]
     wanted = 1 - weight
@@ -72,7 +72,7 @@ def _fit(workers: Sequence[int], speedups: Sequence[float], terms: int) -> Law:
 
 
 def _subsets(terms: int) -> list[list[int]]:
-    """The sets of coefficients that may differ from 0."""
+    """The subsets of coefficients that may differ from 0, as indices."""
     return [[], [0], [1], [0, 1]] if terms == 2 else [[], [0]]
 
 

@@ -1,4 +1,4 @@
-"""What the records of one run say about its speed."""
+"""The speed of one run, from its records."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ class Measurement:
     state: str
     """As in status.json; "" if the run has not been made."""
     cores: int = 0
-    """That it could use; 0 if unknown."""
+    """Cores that the run could use; 0 if unknown."""
     steps: int = 0
     """T when the workers ended."""
     seconds: float = 0.0
-    """The clock then: since all workers were ready, without the last evaluation."""
+    """The clock at that time: since all workers were ready, without the last evaluation."""
     evaluations: tuple[Evaluation, ...] = ()
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Where a worker's time went: seconds per step that it made, by phase."""
+    """Where a worker's time went: seconds per step of its own, by phase."""
     staleness: Mapping[int, int] = field(default_factory=dict)
-    """How many updates had which staleness."""
+    """Number of updates, by staleness."""
     restarts: int = 0
     """Workers that died or hung and were replaced."""
     evaluator_share: float = 0.0
-    """Of all CPU time the run had, what the evaluator used."""
+    """The evaluator's share of the run's CPU time."""
 
     @property
     def complete(self) -> bool:
-        """Whether the run came to its end, so that it counts."""
+        """Whether the run finished, so that it counts."""
         return self.state == "finished"
 
     @property
@@ -59,7 +59,7 @@ class Measurement:
         return self.steps / self.seconds if self.seconds > 0 else 0.0
 
     def means(self, evaluations: int = 1) -> list[Evaluation]:
-        """The curve with the mean over the last so many evaluations as its score; it begins when there are as many."""
+        """The curve of means over the last `evaluations` evaluations."""
         return [
             replace(last, score=fmean(each.score for each in self.evaluations[i + 1 - evaluations : i + 1]))
             for i, last in enumerate(self.evaluations)
@@ -67,17 +67,17 @@ class Measurement:
         ]
 
     def best_score(self, evaluations: int = 1) -> float | None:
-        """The best mean of so many consecutive evaluations."""
+        """The best mean of `evaluations` consecutive evaluations."""
         return max((mean.score for mean in self.means(evaluations)), default=None)
 
     def reach(self, reference: Reference) -> Evaluation | None:
-        """The first evaluation with which the reference was reached; None if it was not: the run is censored."""
+        """The evaluation at which the reference score was first reached; None if never: the run is censored."""
         means = self.means(reference.evaluations)
         return next((mean for mean in means if mean.score >= reference.score), None)
 
 
 def measure(cell: Cell, folder: Path) -> Measurement:
-    """Read the run of a cell; one that has not been made, or has left nothing, gives an empty measurement."""
+    """Read the run of a cell; the measurement is empty if there is no run, or it has no records."""
     state = run_state(folder)
     if not state:
         return Measurement(cell, "")
@@ -106,7 +106,7 @@ def _cores(folder: Path) -> int:
 
 
 def seconds_per_step(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """By phase, the time that workers spent per step that they made."""
+    """The time that workers spent per step of their own, by phase."""
     sums: Counter[str] = Counter()
     for row in rows:
         sums.update(row["time"])
@@ -115,7 +115,7 @@ def seconds_per_step(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def add_staleness(histograms: Any) -> dict[int, int]:
-    """One histogram out of many; JSON has made texts of the keys."""
+    """The sum of histograms, whose keys JSON has turned into strings."""
     total: Counter[int] = Counter()
     for histogram in histograms:
         total.update({int(lag): count for lag, count in histogram.items()})
@@ -123,7 +123,7 @@ def add_staleness(histograms: Any) -> dict[int, int]:
 
 
 def hardware(folder: Path) -> str:
-    """The machine of a run in one line."""
+    """The machine of a run, in one line."""
     try:
         facts = read_json(folder / "host.json")
     except (OSError, ValueError):

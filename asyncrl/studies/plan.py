@@ -1,4 +1,4 @@
-"""What a speed-up study consists of: its cells, the words of their runs, and the file that remembers both."""
+"""The plan of a speed-up study: its cells, the commands of their runs, and the file that stores both."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Variant:
     """One side of an ablation."""
 
     label: str
-    """As figures and tables call it."""
+    """Its name in figures and tables."""
     words: tuple[str, ...] = ()
-    """The flags that make it."""
+    """The flags of its runs."""
 
 
 PLAIN = Variant("")
@@ -39,14 +39,14 @@ ABLATIONS: dict[str, tuple[Variant, ...]] = {
         Variant("unequal-turns", ("--delays", "1", "2", "4", "8", "16", "32", "64", "128")),
     ),
 }
-"""Ready studies, by the name that --ablation takes. `staleness`: with equal turns every update of N workers is N - 1
-updates old (its gradient, or with the one-step methods what was acted with); with turns that double in length over
-eight workers, and again over the next, the median is 1 to 5."""
+"""Predefined ablations, by their name for --ablation. `staleness`: with equal turns, every update of N workers is N - 1
+updates old (its gradient or, with one-step methods, the parameters it was acted with). With turns that double in length
+over each eight workers, the median is 1 to 5."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve of a study: a method, as one variant has it."""
+    """One curve of a study: a method in one variant."""
 
     algorithm: str
     variant: str = ""
@@ -57,7 +57,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the study, by what tells it from the others."""
+    """One run of the study, identified by what distinguishes it from the others."""
 
     algorithm: str
     variant: str
@@ -73,14 +73,14 @@ class Cell:
 
     @property
     def run_name(self) -> str:
-        """The name of its run, which sorts well."""
+        """The name of its run; names sort by workers and seed."""
         name = f"{self.backend}-w{self.workers:02d}-s{self.seed}"
         return f"{name}-{self.variant}" if self.variant else name
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What must be equal in all runs of an environment, so that they can be compared."""
+    """What all runs in an environment must have in common to be comparable."""
 
     max_steps: int
     max_seconds: float
@@ -88,22 +88,22 @@ class Settings:
     evaluation_episodes: int
     stop_at_reference: bool
     words: tuple[str, ...]
-    """Flags for every run, as they follow `--` on the command line."""
+    """Flags for every run, from after `--` on the command line."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The score whose first reaching is timed."""
+    """The score that runs are timed to."""
 
     score: float
     how: str
-    """Where it comes from, in words."""
+    """How it was chosen, in words."""
     evaluations: int = 1
-    """How many consecutive evaluations must have it in their mean."""
+    """Number of consecutive evaluations whose mean must reach it."""
 
     @property
     def in_mean(self) -> str:
-        """Words to follow the score: of how many evaluations it is the mean, if of several."""
+        """Words after the score that say how many evaluations it is the mean of; empty for one."""
         return f" in the mean of {self.evaluations} consecutive evaluations" if self.evaluations > 1 else ""
 
 
@@ -114,8 +114,8 @@ References = Mapping[tuple[str, str], Reference]
 class StudyFile:
     """study.json in the study's folder: settings and cells of all calls so far, and the reference scores.
 
-    The same folder may be given more cells (seeds, workers, methods, the other backend) in later calls; with other
-    settings they could not be compared, and are refused.
+    Later calls with the same folder may add cells (seeds, workers, methods, the other backend). Cells with other
+    settings are refused, since they could not be compared.
     """
 
     def __init__(self, runs_dir: Path) -> None:
@@ -128,9 +128,9 @@ class StudyFile:
             raise UsageError(str(error)) from None
         self.ablation: str | None = stored["ablation"]
         self.commands: list[str] = stored["commands"]
-        """The command lines that made the study."""
+        """The command lines of the study."""
         self.environments = {env: _settings(plain) for env, plain in stored["environments"].items()}
-        self.references = {  # studies from before there were means of several evaluations say nothing of them
+        self.references = {  # older studies do not store the number of evaluations, which was 1
             (entry["env_id"], entry["algorithm"]): Reference(entry["score"], entry["how"], entry.get("evaluations", 1))
             for entry in stored["references"]
         }
@@ -144,7 +144,7 @@ class StudyFile:
         references: References,
         cells: Sequence[Cell],
     ) -> None:
-        """Take the cells of one call into the study; `save` keeps them.
+        """Add the cells of one call to the study; call `save` to store them.
 
         Raises UsageError if they cannot be compared with the others.
         """
@@ -189,7 +189,7 @@ class StudyFile:
         )
 
     def job(self, cell: Cell) -> Job:
-        """The run of a cell. Its reference score must be known if runs stop there."""
+        """The run of a cell. If runs stop at the reference score, it must be known."""
         settings = self.environments[cell.env_id]
         words = ["--workers", str(cell.workers), "--seed", str(cell.seed), "--backend", cell.backend]
         words += ["--total-steps", str(settings.max_steps), "--max-seconds", str(settings.max_seconds)]
@@ -203,11 +203,11 @@ class StudyFile:
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """The sides of the ablation; one without a label if there is none."""
+        """The sides of the ablation; without one, a single variant without a label."""
         return ABLATIONS[self.ablation] if self.ablation else (PLAIN,)
 
     def variant(self, label: str) -> Variant:
-        """The variant of that label."""
+        """The variant with that label."""
         return next(variant for variant in self.variants if variant.label == label)
 
 
@@ -218,7 +218,7 @@ def _settings(plain: dict[str, Any]) -> Settings:
 def make_cells(
     algorithms: Sequence[str], ablation: str, env_ids: Sequence[str], backend: str, workers: Sequence[int], seeds: int
 ) -> list[Cell]:
-    """All combinations, one seed of everything before the next: a study that is cut short has something of all."""
+    """All combinations, seed by seed: a study that is interrupted has some runs of everything."""
     variants = ABLATIONS[ablation] if ablation else (PLAIN,)
     return [
         Cell(algorithm, variant.label, env_id, backend, count, seed)

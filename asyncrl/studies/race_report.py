@@ -1,4 +1,4 @@
-"""The report of a race: who reached the score, when, after how many steps, and all the curves."""
+"""The report of a race: which entrants reached the score, when, after how many steps, and the learning curves."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from asyncrl.studies.statistics import Sample, median
 
 @dataclass(frozen=True)
 class Lap:
-    """One run of the race, as its records have it."""
+    """One run of the race, from its records."""
 
     start: Start
     folder: Path
     run: Measurement
     at: tuple[float, int] | None
-    """Minutes and steps when the parameters were taken that first had the score in their evaluation."""
+    """Minutes and steps at the snapshot whose evaluation first reached the score."""
 
     @property
     def minutes(self) -> float:
-        """To the score, or all it had."""
+        """Minutes to the score, or of the whole run."""
         return self.at[0] if self.at else self.run.seconds / 60
 
     @property
     def steps(self) -> int:
-        """To the score, or all it made."""
+        """Steps to the score, or of the whole run."""
         return self.at[1] if self.at else self.run.steps
 
 
 @dataclass(frozen=True)
 class Result:
-    """All runs of an entrant in an environment that came to their end."""
+    """All finished runs of an entrant in an environment."""
 
     entrant: Entrant
     laps: Sequence[Lap]
 
     @property
     def reached(self) -> int:
-        """How many reached the score."""
+        """Number of runs that reached the score."""
         return sum(lap.at is not None for lap in self.laps)
 
     def sample(self, values: Sequence[float]) -> Sample:
-        """The values `[runs]` with what is censored marked."""
+        """The values `[runs]`, with censored ones marked."""
         return Sample(tuple(values), tuple(lap.at is not None for lap in self.laps))
 
     @property
@@ -71,14 +71,14 @@ class Result:
 
     @property
     def core_minutes(self) -> Sample:
-        """To the score: minutes times the cores that the run could use."""
+        """Core-minutes to the score: minutes times the cores that the run could use."""
         return self.sample([lap.minutes * max(1, lap.run.cores) for lap in self.laps])
 
 
 def write_report(file: RaceFile, runs_dir: Path, say: Callable[[str], None]) -> Path:
     """Read all runs of the race and write RUNS_DIR/report/; returns the path of report.md.
 
-    `say` is told the table of each environment.
+    `say` gets the table of each environment.
     """
     laps = [read_lap(file, start, runs_dir) for start in file.starts]
     folder = runs_dir / "report"
@@ -100,7 +100,7 @@ def write_report(file: RaceFile, runs_dir: Path, say: Callable[[str], None]) -> 
 
 
 def read_lap(file: RaceFile, start: Start, runs_dir: Path) -> Lap:
-    """What a run's records say; one that has not been made gives an empty measurement."""
+    """Read a run's records; its measurement is empty if there are none."""
     folder = file.job(start).folder(runs_dir)
     conditions = file.environments[start.env_id]
     cell = Cell(
@@ -112,7 +112,7 @@ def read_lap(file: RaceFile, start: Start, runs_dir: Path) -> Lap:
 
 
 def rank(laps: Sequence[Lap]) -> list[Result]:
-    """One result per entrant with a finished run: the soonest median first, those who did not arrive by their best."""
+    """One result per entrant with a finished run: by median time, then those that never reached the score by score."""
     finished = [lap for lap in laps if lap.run.complete]
     entrants = dict.fromkeys(lap.start.entrant for lap in finished)
     results = [Result(entrant, [lap for lap in finished if lap.start.entrant == entrant]) for entrant in entrants]
@@ -127,10 +127,10 @@ def _best(result: Result) -> float:
 
 TITLES = ("entrant", "reached", "minutes", "steps", "core-minutes", "steps per second", "best score")
 NOTE = (
-    "Medians over seeds with 95 % bootstrap intervals; > where at least half of the runs ended before they reached the "
-    "score. Minutes count from the moment all workers were ready to the moment the parameters were taken that had the "
-    "score in their evaluation; core-minutes are these times the cores a run could use. Best score: the median over "
-    "seeds of each run's best evaluation."
+    "Medians over seeds with 95 % bootstrap intervals; > if at least half of the runs ended before they reached the "
+    "score. Minutes count from the moment all workers were ready to the snapshot whose evaluation reached the score; "
+    "core-minutes are minutes times the cores a run could use. Best score: the median over seeds of each run's best "
+    "evaluation."
 )
 
 
@@ -148,7 +148,7 @@ def _row(result: Result) -> list[str]:
 
 
 def _told_median(result: Result, sample: Sample, form: str) -> str:
-    """A median and its interval; only a bound if it is censored."""
+    """A median with its interval; only a bound if it is censored."""
     if not math.isfinite(sample.median):
         return f"> {sample.bound:{form}}"
     estimate = median(sample, seed=zlib.crc32(str(result.entrant).encode()))
@@ -173,7 +173,7 @@ def _run_row(lap: Lap) -> list[str]:
 
 
 def write_runs(path: Path, laps: Sequence[Lap]) -> None:
-    """runs.csv: a row per run of the plan, also those that never reached the score, failed or are still missing."""
+    """Write runs.csv: a row per planned run, also those that never reached the score, failed or are missing."""
     with open(path, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("environment", "backend", *(title.replace(" ", "_") for title in RUN_TITLES)))
@@ -183,7 +183,7 @@ def write_runs(path: Path, laps: Sequence[Lap]) -> None:
 
 
 def name_of(entrant: Entrant) -> str:
-    """An entrant as tables and legends have it."""
+    """The name of an entrant in tables and legends."""
     name = NAMES.get(entrant.algorithm, entrant.algorithm)
     return f"{name}, {entrant.backend}" if entrant.named else name
 
@@ -201,7 +201,7 @@ def _told(conditions: Conditions, laps: Sequence[Lap]) -> str:
 
 
 def _plain(env_id: str, conditions: Conditions, table: Table) -> str:
-    """The table as the terminal shows it."""
+    """The table for the terminal."""
     lines = [table.titles, *table.rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(table.titles))]
     rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
@@ -212,7 +212,7 @@ def _plain(env_id: str, conditions: Conditions, table: Table) -> str:
 def _figures(
     folder: Path, env_id: str, conditions: Conditions, laps: Sequence[Lap], results: Sequence[Result]
 ) -> list[Block]:
-    """Curves over minutes and over steps, and when each run arrived."""
+    """Learning curves over minutes and over steps, and when each run reached the score."""
     place = env_id.replace("/", "_").replace(":", "_")
     pictures: list[Block] = []
     curves = [curve for lap in laps if lap.run.state and (curve := _curve(lap)).rows]
@@ -226,7 +226,7 @@ def _figures(
             pictures.append(
                 Picture(
                     f"{place}-{axis}.png",
-                    f"Score over {axis}: each seed a faint line, their median a strong one. A run ends at the score.",
+                    f"Score over {axis}: a faint line per seed, a strong one for the median. Runs end at the score.",
                 )
             )
     if conditions.score is not None and results:
@@ -235,14 +235,14 @@ def _figures(
         pictures.append(
             Picture(
                 f"{place}-arrivals.png",
-                "When each run arrived: a dot is a run, a bar the median; arrows are runs that never did.",
+                "When each run reached the score: a dot is a run, a bar the median; arrows are runs that never did.",
             )
         )
     return pictures
 
 
 def _curve(lap: Lap) -> Curve:
-    """The run's curve, told apart by the entrant's name alone."""
+    """The run's curve, labelled by the entrant's name alone."""
     curve = read_curve(lap.folder)
     return Curve(
         curve.path, {"page": name_of(lap.start.entrant), "env_id": lap.start.env_id, "workers": ""}, curve.rows
@@ -250,7 +250,7 @@ def _curve(lap: Lap) -> Curve:
 
 
 def draw_arrivals(results: Sequence[Result], order: Sequence[Entrant]) -> Figure:
-    """Minutes and steps to the score of every run, an entrant a line; colours by their place in `order`, as curves."""
+    """Minutes and steps to the score of every run, a row per entrant, in the colours of the curves (`order`)."""
     figure = Figure(figsize=(10, 0.45 * len(results) + 1.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     colours = [f"C{order.index(result.entrant) % 10}" for result in results]

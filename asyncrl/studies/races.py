@@ -1,4 +1,4 @@
-"""What a race consists of: entrants, the conditions that are equal for all, and the file that remembers both."""
+"""The plan of a race: its entrants, their common conditions, and the file that stores both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Entrant:
     algorithm: str
     backend: str
     named: bool = False
-    """Whether its backend was named with it, and so belongs to its name."""
+    """Whether its name includes the backend."""
 
     @classmethod
     def of(cls, word: str, backend: str) -> Entrant:
@@ -33,10 +33,10 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is equal for all entrants in an environment."""
+    """The common conditions of all entrants in an environment."""
 
     score: float | None
-    """To reach; None: only the curves are compared."""
+    """The score to reach; None: only the curves are compared."""
     max_minutes: float
     """0: no limit."""
     max_steps: int
@@ -46,7 +46,7 @@ class Conditions:
     evaluation_episodes: int
     stop_at_score: bool
     words: tuple[str, ...]
-    """Flags for every run, as they follow `--` on the command line."""
+    """Flags for every run, from after `--` on the command line."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Start:
 class RaceFile:
     """race.json in the race's folder: conditions and runs of all calls so far.
 
-    Later calls may add entrants, seeds and environments; under other conditions they could not be compared, and are
-    refused.
+    Later calls may add entrants, seeds and environments. Runs under other conditions are refused, since they could not
+    be compared.
     """
 
     def __init__(self, runs_dir: Path) -> None:
@@ -74,7 +74,7 @@ class RaceFile:
         except ValueError as error:
             raise UsageError(str(error)) from None
         self.commands: list[str] = stored["commands"]
-        """The command lines that made the race."""
+        """The command lines of the race."""
         self.environments = {
             env_id: Conditions(**(plain | {"words": tuple(plain["words"])}))
             for env_id, plain in stored["environments"].items()
@@ -82,7 +82,7 @@ class RaceFile:
         self.starts = [Start(Entrant(**plain["entrant"]), plain["env_id"], plain["seed"]) for plain in stored["starts"]]
 
     def add(self, command: str, environments: Mapping[str, Conditions], starts: Sequence[Start]) -> None:
-        """Take the runs of one call into the race; `save` keeps them.
+        """Add the runs of one call to the race; call `save` to store them.
 
         Raises UsageError if they cannot be compared with the others.
         """

@@ -1,4 +1,4 @@
-"""The report of a speed-up study: what was asked, what came out, and what limits it."""
+"""The report of a speed-up study: method, results and limits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _summary(data: Data) -> list[Block]:
 
 
 def verdict(data: Data, series: Series) -> str:
-    """In one sentence, whether the most workers needed less data than one."""
+    """One sentence on whether the largest number of workers needed less data than one."""
     backend = data.curve_backend
     pairs = [(p, e) for p in data.means(series, backend) if p.workers > 1 and (e := p.speedup("data"))]
     if not pairs:
@@ -73,7 +73,7 @@ def verdict(data: Data, series: Series) -> str:
     if estimate.bound == "?":
         return f"{start}, because too many runs never reached the reference score."
     if estimate.bound == "<=":
-        return f"{start}: more data, if it gets there at all; {_censored(point)}."
+        return f"{start}: more data, if they reach the score at all; {_censored(point)}."
     if estimate.low > 1:
         return f"{start}: less data than one worker, so more than linear wherever throughput is linear."
     if estimate.high < 1:
@@ -103,7 +103,7 @@ def _method(file: StudyFile, measurements: Sequence[Measurement], machines: Coun
     )
     return [
         Text(
-            f"{finished} of {len(measurements)} runs came to their end{f' ({left_out})' if left_out else ''}. "
+            f"{finished} of {len(measurements)} runs finished{f' ({left_out})' if left_out else ''}. "
             f"{f'In {replaced} of them workers were replaced, which costs time. ' if replaced else ''}"
             "Speed-ups are ratios of medians over seeds against one worker, in the mean over environments; in brackets "
             "95 % bootstrap intervals over seeds. A run that never reached the reference score is censored: it counts "
@@ -122,7 +122,7 @@ def _method(file: StudyFile, measurements: Sequence[Measurement], machines: Coun
 
 
 def _cores(measurements: Sequence[Measurement]) -> str:
-    """By backend, the cores of the runs."""
+    """The cores of the runs, by backend."""
     seen = sorted({(run.cell.backend, run.cores) for run in measurements if run.complete})
     return ", ".join(f"{cores} ({backend} backend)" for backend, cores in seen) or "unknown"
 
@@ -142,7 +142,7 @@ def _tables(data: Data) -> list[Block]:
 
 
 def _table(data: Data, points: Sequence[Point], kind: str) -> Table:
-    """Series and environments down, numbers of workers across."""
+    """Rows are series and environments, columns numbers of workers."""
     counts = sorted({point.workers for point in points})
     found = {(p.series, p.env_id, p.workers): p for p in points}
     env_ids = [*data.env_ids, MEAN] if len(data.env_ids) > 1 else data.env_ids
@@ -166,7 +166,7 @@ def _cell(point: Point | None, kind: str) -> str:
 
 
 def limits(data: Data, series: Series) -> str:
-    """In words, what keeps the throughput of a series below the ideal: laws and the workers' own time split."""
+    """What keeps the throughput of a series below the ideal, in words: scaling laws and the workers' time split."""
     name = name_of(series)
     points = [p for p in data.means(series, data.clock_backend) if p.speedup("throughput")]
     own = [p for p in points if not p.crowded]

@@ -1,4 +1,4 @@
-"""Scores of several runs beside each other: per game over seeds, and over games."""
+"""Scores of several runs compared: per game over seeds, and over games."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Total:
-    """What the runs of one method came to."""
+    """The scores of one method over all its runs."""
 
     page: str
     runs: int
@@ -29,18 +29,18 @@ class Total:
     normalized: bool
     """Whether the figures are human-normalised, in percent; else they are raw scores of one environment."""
     median: float
-    """Over games, of each game's mean over its seeds."""
+    """Median over games of each game's mean over seeds."""
     mean: float
-    """The same, as a mean."""
+    """Mean over games of each game's mean over seeds."""
     interquartile: Estimate
-    """Over games and seeds."""
+    """Interquartile mean over games and seeds."""
 
 
 def totals(scores: Sequence[Score], reference: Reference) -> list[Total]:
-    """A total for each method of whose runs there is something to say together.
+    """A total for each method whose runs can be aggregated.
 
-    Scores of different environments have nothing in common unless they are human-normalised: other environments than
-    the 57 games are left out where there are several. One run has no total.
+    Scores of different environments are only comparable if they are human-normalised. So if there are several
+    environments, only the 57 games count. A single run has no total.
     """
     found = (_total([score for score in scores if score.page == page], reference) for page in _pages(scores))
     return [total for total in found if total is not None]

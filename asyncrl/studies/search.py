@@ -1,6 +1,6 @@
-"""A search by Optuna: settings are proposed by what the runs before reached, and bad runs are stopped early.
+"""A search with Optuna: earlier results determine the next settings, and bad runs are stopped early.
 
-Its state lies in the sweep's folder (`search.log`, Optuna's journal): the same line goes on where it was stopped.
+Its state is in the sweep's folder (`search.log`, Optuna's journal): the same command continues where it was stopped.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from asyncrl.studies.jobs import Job, RunningJobs, Say, Told, is_done, run_tasks
 
 STORAGE = "search.log"
 FEWEST_TRIALS = 5
-"""Before there are so many, none is stopped early."""
+"""Trials that must have ended before any is stopped early."""
 FEWEST_EVALUATIONS = 2
-"""Nor before its run has been evaluated more often than this."""
+"""Evaluations of a run before it may be stopped early."""
 POINT, FAILURE = "point", "failure"
-"""What is kept of a trial beside Optuna's own: its settings as they are typed, and what went wrong."""
+"""Our attributes of an Optuna trial: its settings as typed, and what went wrong."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Plan:
     """How to search."""
 
     trials: int
-    """Settings to try, those of earlier commands included."""
+    """Number of trials, with those of earlier commands."""
     seeds: int
-    """Runs of each; its score is the mean of their best evaluations."""
+    """Runs per trial; the trial's score is the mean of their best evaluations."""
     prune: bool
     """Stop a run whose best evaluation so far is below the median of the others at that time."""
     seed: int
-    """Of the proposals."""
+    """Seed of the proposals."""
     slots: int
-    """Trials at a time."""
+    """Trials at the same time."""
 
 
 class Search:
@@ -49,23 +49,23 @@ class Search:
     def __init__(
         self, name: str, axes: Sequence[Axis], whole: Collection[str], make: Callable[[Point, int], Job], runs_dir: Path
     ) -> None:
-        """`whole` are the settings that are whole numbers; `make` gives the run of a point and a seed."""
+        """`whole` are the settings with integer values; `make` returns the run of a point and a seed."""
         self._axes, self._whole, self._make, self._runs_dir = axes, whole, make, runs_dir
         self._name = name
         self._asking = threading.Lock()
 
     def run(self, plan: Plan, lock: int, say: Say) -> list[str]:
-        """Make the trials that are left, and say each; returns a line for each that failed."""
+        """Make the remaining trials, and report each with `say`; returns a line for each that failed."""
         study = self.study(plan)
         put_back(study)
         left = max(0, plan.trials - len(done(study)))
-        say(f"{self._name}: {plan.trials} trials, {plan.trials - left} of them made before; {plan.slots} at a time")
+        say(f"{self._name}: {plan.trials} trials, {plan.trials - left} of them already made; {plan.slots} at a time")
         return run_tasks(
             [partial(self._try_one, study, plan)] * left, self._runs_dir, min(plan.slots, max(1, left)), lock, say
         )
 
     def points(self) -> list[tuple[Point, str]]:
-        """The settings tried so far, in their order, and how each ended if not as its runs say: pruned, or nothing."""
+        """The settings tried so far, in order, each with "pruned" if it was, else ""."""
         optuna = import_optuna()
         pruned = optuna.trial.TrialState.PRUNED
         return [
@@ -74,13 +74,13 @@ class Search:
         ]  # fmt: skip
 
     def study(self, plan: Plan | None = None) -> Any:
-        """Optuna's study, new or as it was left."""
+        """Optuna's study, new or loaded."""
         optuna = import_optuna()
         backend = optuna.storages.journal.JournalFileBackend(str(self._runs_dir / STORAGE))
         storage = optuna.storages.JournalStorage(backend)
         study = optuna.create_study(storage=storage, study_name=self._name, direction="maximize", load_if_exists=True)
         if plan is not None:
-            # Every command draws anew: with the same seed it would propose what has been tried.
+            # A new seed for every command: the same one would propose the same settings again.
             study.sampler = optuna.samplers.TPESampler(seed=plan.seed + 1000 * len(study.trials))
             study.pruner = optuna.pruners.NopPruner()
             if plan.prune:
@@ -88,7 +88,7 @@ class Search:
         return study
 
     def _try_one(self, study: Any, plan: Plan, running: RunningJobs) -> Told:
-        """One trial: ask for settings, make its runs, tell what they reached."""
+        """One trial: ask for settings, make its runs, report their score."""
         states = import_optuna().trial.TrialState
         with self._asking:
             trial = study.ask()
@@ -103,7 +103,7 @@ class Search:
                 ("", 0.0) if is_done(job, self._runs_dir) else running.run(job, watch.enough if watch else None)
             )
             if running.stopping:
-                return Told(f"{told}: not finished")  # it is put back when the search goes on
+                return Told(f"{told}: not finished")  # `put_back` proposes it again when the search is continued
             if watch is not None and watch.pruned:
                 study.tell(trial, state=states.PRUNED)
                 return Told(f"{told}: stopped early at {watch.best:.6g}")
@@ -119,7 +119,7 @@ class Search:
 
 
 class Watch:
-    """Looks at the evaluations of a run and asks whether it is worth going on."""
+    """Watches the evaluations of a run, and asks Optuna whether to stop it."""
 
     def __init__(self, trial: Any, folder: Path) -> None:
         self._trial = trial
@@ -130,7 +130,7 @@ class Watch:
         self.pruned = False
 
     def enough(self) -> bool:
-        """Read new evaluations; whether the run is to be stopped."""
+        """Read new evaluations; returns whether to stop the run."""
         if self._reader is None:
             self._reader = RecordReader(self._file)
         for row in self._reader.new():
@@ -143,7 +143,7 @@ class Watch:
 
 
 def import_optuna() -> Any:
-    """Optuna, quiet. Raises UsageError without it."""
+    """Import Optuna, without its log. Raises UsageError if it is missing."""
     try:
         import optuna
     except ImportError:
@@ -153,7 +153,7 @@ def import_optuna() -> Any:
 
 
 def propose(trial: Any, axis: Axis, whole: bool) -> str:
-    """A value of the axis, as it is typed."""
+    """A value of the axis, as typed on the command line."""
     if axis.bounds is None:
         return str(trial.suggest_categorical(axis.field, list(axis.values))) if axis.varies else axis.values[0]
     low, high = axis.bounds
@@ -164,7 +164,7 @@ def propose(trial: Any, axis: Axis, whole: bool) -> str:
 
 
 def done(study: Any) -> list[Any]:
-    """Its trials that have ended by themselves."""
+    """The study's trials that have ended by themselves."""
     states = import_optuna().trial.TrialState
     return [
         trial
@@ -175,7 +175,7 @@ def done(study: Any) -> list[Any]:
 
 
 def put_back(study: Any) -> None:
-    """Propose again what was going on when a command was killed or stopped. The sweep's lock says that nobody is."""
+    """Propose the trials again that were active when a command was killed. Holding the sweep's lock, none is active."""
     states = import_optuna().trial.TrialState
     for trial in study.get_trials(deepcopy=False, states=(states.RUNNING,)):
         study.tell(trial.number, state=states.FAIL)
@@ -190,9 +190,9 @@ def best_score(folder: Path) -> float | None:
 
 
 def importances(rows: Sequence[tuple[Mapping[str, str], float]], axes: Sequence[Axis]) -> dict[str, float]:
-    """How much each axis decides whether a score is among the better ones (PED-ANOVA, Watanabe et al. 2023).
+    """How much each axis determines whether a score is among the better ones (PED-ANOVA, Watanabe et al. 2023).
 
-    `rows` are settings and scores. Empty without Optuna, and where there is too little to tell.
+    `rows` are settings and scores. Empty without Optuna, or with too few scores.
     """
     axes = [axis for axis in axes if len({point[axis.field] for point, _ in rows}) > 1]
     if len(rows) < 2 * FEWEST_TRIALS or not axes or len({score for _, score in rows}) == 1:

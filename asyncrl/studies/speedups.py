@@ -1,4 +1,4 @@
-"""From measurements to the three speed-ups: throughput, data and time, per environment and in the mean."""
+"""The three speed-ups from measurements: throughput, data and time, per environment and their mean."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ KINDS = ("throughput", "data", "time")
 CLOCKED = ("local", "collective")
 """Backends whose workers run at the same time, so that their clock counts."""
 MEAN = "mean"
-"""Stands for all environments where a row is their mean."""
+"""Used as the environment of a mean over all environments."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One series at one number of workers, in one environment or in the mean over all of them."""
+    """One series at one number of workers, in one environment or as the mean over all of them."""
 
     series: Series
     env_id: str
     backend: str
     workers: int
     runs: int = 0
-    """That came to their end."""
+    """Number of finished runs."""
     reached: int = 0
-    """Of these, how many reached the reference score; the others are censored."""
+    """Number of those that reached the reference score; the others are censored."""
     cores: int = 0
     throughput: Sample | None = None
     steps: Sample | None = None
     """Steps to the reference score."""
     seconds: Sample | None = None
-    """Seconds to the reference score. None for the serial backend, whose clock measures nothing of the kind."""
+    """Seconds to the reference score. None for the serial backend, whose clock is meaningless."""
     speedups: Mapping[str, Estimate] | None = None
-    """By kind; those that can be had."""
+    """The known speed-ups, by kind."""
     staleness: float = 0.0
-    """Mean over updates."""
+    """Mean staleness of updates."""
     evaluator_share: float = 0.0
 
     @property
@@ -55,12 +55,12 @@ class Point:
         return self.backend in CLOCKED and 0 < self.cores < self.workers
 
     def speedup(self, kind: str) -> Estimate | None:
-        """The speed-up of that kind, if it can be had."""
+        """The speed-up of that kind, if it is known."""
         return (self.speedups or {}).get(kind)
 
 
 def make_points(measurements: Sequence[Measurement], references: References) -> list[Point]:
-    """All points, environment by environment, each series' mean after them."""
+    """All points, environment by environment, then the mean of each series."""
     complete = [measurement for measurement in measurements if measurement.complete]
     keys = list(dict.fromkeys((m.cell.series, m.cell.env_id, m.cell.backend, m.cell.workers) for m in complete))
     bare = {key: _gather(key, [m for m in complete if _key(m) == key], references) for key in keys}
@@ -75,7 +75,7 @@ def _key(measurement: Measurement) -> tuple[Series, str, str, int]:
 
 
 def _gather(key: tuple[Series, str, str, int], runs: list[Measurement], references: References) -> Point:
-    """A point without its speed-ups."""
+    """A point, without speed-ups."""
     series, env_id, backend, workers = key
     reference = references.get((env_id, series.algorithm))
     runs = sorted(runs, key=lambda run: run.cell.seed)
@@ -115,14 +115,14 @@ def _compare(one: Point | None, point: Point) -> Point:
             if above is None or below is None or below.bound <= 0:
                 continue
             same = point.workers == 1
-            # Drawn anew for each: the mean over environments is one of independent values.
+            # A seed for each, so that the values are independent for the mean over environments.
             seed = zlib.crc32(f"{point.series} {point.env_id} {point.backend} {point.workers} {kind}".encode())
             speedups[kind] = unity(math.isfinite(above.median)) if same else ratio(above, below, seed)
     return dataclasses.replace(point, speedups=speedups)
 
 
 def _means(points: Sequence[Point]) -> list[Point]:
-    """Each series' mean over environments at each number of workers, where all environments have a value."""
+    """Each series' mean over environments, for each number of workers for which all environments have a value."""
     means = []
     for series, backend in dict.fromkeys((point.series, point.backend) for point in points):
         own = [point for point in points if (point.series, point.backend) == (series, backend)]
@@ -154,18 +154,18 @@ def _means(points: Sequence[Point]) -> list[Point]:
 def choose_reference(one_worker: Sequence[Measurement], fraction: float, evaluations: int = 1) -> Reference | None:
     """A score that one worker reaches: `fraction` of the way from its worst evaluation to its best.
 
-    The best is the median over seeds of each run's best mean of so many consecutive `evaluations`, so that at least
-    half of the runs reach the score; the worst is the lowest evaluation of all, near which an untrained network scores.
-    None without evaluations.
+    The best is the median over seeds of each run's best mean of `evaluations` consecutive evaluations, so that at least
+    half of the runs reach the score. The worst is the lowest evaluation of all, close to the score of an untrained
+    network. None without evaluations.
     """
     scores = (run.best_score(evaluations) for run in one_worker if run.complete)
     best = [score for score in scores if score is not None]
     if not best:
         return None
     lowest = min(evaluation.score for run in one_worker for evaluation in run.evaluations)
-    # The lower of two middle values, so that it is a score that a run really had.
+    # The lower of two middle values, so that it is the score of a run.
     highest = sorted(best)[(len(best) - 1) // 2]
-    # Rounded for people, but not beyond what was reached.
+    # Rounded for people, but not above what was reached.
     score = min(float(f"{lowest + fraction * (highest - lowest):.4g}"), highest)
     how = (
         f"{fraction:g} of the way from the worst evaluation of one worker ({lowest:.4g}) to the best of its median "
@@ -175,7 +175,7 @@ def choose_reference(one_worker: Sequence[Measurement], fraction: float, evaluat
 
 
 def cost(point: Point, price_per_core_hour: float) -> float | None:
-    """Money until the reference score: as many cores as there are workers, at most all, for the median time."""
+    """Money until the reference score, for the median time: a core for each worker, at most all cores."""
     if point.seconds is None or not math.isfinite(point.seconds.median):
         return None
     cores = min(point.workers, point.cores) if point.cores else point.workers
@@ -183,7 +183,7 @@ def cost(point: Point, price_per_core_hour: float) -> float | None:
 
 
 def write_table(path: Path, points: Sequence[Point], references: References, price_per_core_hour: float) -> None:
-    """table.csv: a row per point. Columns that depend on the clock are empty for the serial backend."""
+    """Write table.csv: a row per point. Columns that depend on the clock are empty for the serial backend."""
     rows = [
         _row(point, references.get((point.env_id, point.series.algorithm)), price_per_core_hour) for point in points
     ]
@@ -229,7 +229,7 @@ def _number(sample: Sample | None) -> str:
 
 
 def write_runs(path: Path, measurements: Sequence[Measurement], references: References) -> None:
-    """runs.csv: a row per run of the plan, also those that failed, never reached the score, or are still missing."""
+    """Write runs.csv: a row per planned run, also those that failed, never reached the score, or are missing."""
     rows = []
     for run in measurements:
         cell = run.cell

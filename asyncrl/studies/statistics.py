@@ -1,8 +1,8 @@
-"""Means of scores over episodes, seeds and games, medians of times that some runs never reached; bootstrap intervals.
+"""Means of scores over episodes, seeds and games, medians of partly censored times, and bootstrap intervals.
 
-A time (in steps or in seconds) is *censored* when the run ended before it reached the score: all that is known is
-that it would have taken longer. Such a run counts as slower than every run that did reach the score, and is never
-left out. A median needs no more than that, as long as fewer than half of the runs are censored.
+A time (in steps or in seconds) is *censored* if the run ended before it reached the score: it is only known that it
+would have taken longer. Such a run counts as slower than every run that reached the score, and is never left out. That
+is enough for a median, as long as fewer than half of the runs are censored.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 RESAMPLES = 2000
 LEVEL = 0.95
-"""Of the intervals."""
+"""Confidence level of the intervals."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the runs of one setting took, one value per seed."""
+    """The times of the runs of one setting, one value per seed."""
 
     values: tuple[float, ...]
     """Time to the score; for a censored run the time at which it ended."""
@@ -39,14 +39,14 @@ class Sample:
 
     @property
     def bound(self) -> float:
-        """The median if it is known, else what it is at least."""
+        """The median if it is known, else a lower bound of it."""
         return self.median if math.isfinite(self.median) else float(np.median(self.values))
 
     def _as_infinite(self) -> list[float]:
         return [value if ok else math.inf for value, ok in zip(self.values, self.reached, strict=True)]
 
     def resampled_medians(self, random: np.random.Generator, count: int) -> NDArray[np.float64]:
-        """Medians [count] of samples drawn with replacement; a censored one becomes what it is at least."""
+        """Medians [count] of samples drawn with replacement; a lower bound for a censored median."""
         drawn = random.integers(len(self.values), size=(count, len(self.values)))
         medians = _medians(np.array(self._as_infinite())[drawn])
         return np.where(np.isinf(medians), np.median(np.array(self.values)[drawn], axis=1), medians)
@@ -68,9 +68,9 @@ class Estimate:
     low: float
     high: float
     bound: str = ""
-    """"" for a value, "<=" or ">=" if censoring leaves only a bound, "?" if it leaves nothing."""
+    """"" for a value, "<=" or ">=" if censoring leaves only a bound, "?" if not even that."""
     resamples: tuple[float, ...] = ()
-    """The bootstrap's values, for means over environments."""
+    """The bootstrap samples, for means over environments."""
 
     def __str__(self) -> str:
         if self.bound == "?":
@@ -79,14 +79,14 @@ class Estimate:
 
 
 def unity(known: bool = True) -> Estimate:
-    """The ratio of a thing to itself."""
+    """The ratio 1 of a sample to itself."""
     return Estimate(1.0, 1.0, 1.0, "" if known else "?", (1.0,) * RESAMPLES)
 
 
 def ratio(one: Sample, many: Sample, seed: int = 0) -> Estimate:
-    """median(one) / median(many): how many times less the second takes, with a percentile bootstrap over seeds.
+    """median(one) / median(many): how many times faster the second is, with a percentile bootstrap over seeds.
 
-    The two samples are resampled independently of each other.
+    The two samples are resampled independently.
     """
     random = np.random.default_rng(seed)
     resamples = one.resampled_medians(random, RESAMPLES) / many.resampled_medians(random, RESAMPLES)
@@ -96,7 +96,7 @@ def ratio(one: Sample, many: Sample, seed: int = 0) -> Estimate:
 
 
 def median(sample: Sample, seed: int = 0) -> Estimate:
-    """The median with a percentile bootstrap over seeds; a bound if it is censored."""
+    """The median with a percentile bootstrap over seeds; only a bound if it is censored."""
     resamples = sample.resampled_medians(np.random.default_rng(seed), RESAMPLES)
     return _estimate(sample.bound, "" if math.isfinite(sample.median) else ">=", resamples)
 
@@ -110,14 +110,14 @@ def mean(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def mean_of(values: Sequence[float], seed: int = 0) -> Estimate:
-    """The mean of scores with its percentile bootstrap interval; of a single one nothing is known beside itself."""
+    """The mean of scores with its percentile bootstrap interval, which for a single score is the score."""
     scores = np.array(values)
     drawn = np.random.default_rng(seed).integers(len(scores), size=(RESAMPLES, len(scores)))
     return _estimate(float(scores.mean()), "", scores[drawn].mean(1))
 
 
 def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Means [R] of the middle half of each row [R, k]: at each end a quarter of it, rounded down, is left out."""
+    """Means [R] of the middle half of each row [R, k]: a quarter of it, rounded down, is left out at each end."""
     k = values.shape[-1]
     middle: NDArray[np.float64] = np.sort(values, axis=-1)[..., k // 4 : k - k // 4].mean(-1)
     return middle
@@ -126,7 +126,7 @@ def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def interquartile_mean_of(games: Sequence[Sequence[float]], seed: int = 0) -> Estimate:
     """Interquartile mean over all runs of all games, one score per run (Agarwal et al. 2021).
 
-    Its interval is a stratified percentile bootstrap: the seeds of each game are resampled for themselves.
+    Its interval is a stratified percentile bootstrap: seeds are resampled within each game.
     """
     random = np.random.default_rng(seed)
     scores = [np.array(runs) for runs in games]

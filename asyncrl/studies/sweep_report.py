@@ -23,15 +23,15 @@ from asyncrl.studies.search import importances
 from asyncrl.studies.sweep_rows import Row
 
 SHOWN = 5
-"""How many of the best runs the terminal says."""
+"""Number of best runs printed on the terminal."""
 LABEL: Mapping[str, Any] = {
     "textcoords": "offset points",
     "fontsize": 8,
     "bbox": {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1},
 }
-"""How values are written beside an axis."""
+"""Text style of values at an axis."""
 SCORED_FOR_LINES = 3
-"""With fewer runs there is nothing to see in parallel coordinates."""
+"""Parallel coordinates need at least so many runs with a score."""
 
 
 def write_report(rows: Sequence[Row], axes: Sequence[Axis], runs_dir: Path, command: str) -> Path:
@@ -48,8 +48,8 @@ def write_report(rows: Sequence[Row], axes: Sequence[Axis], runs_dir: Path, comm
     pictures = [
         Picture(
             "scores.png",
-            "Final score of each run. Crosses at the lower edge: runs without one, because they failed, were "
-            "stopped or have not been made.",
+            "Final score of each run. Crosses at the lower edge are runs without a score: they failed, were stopped or "
+            "have not been made.",
         )
     ]
     _save(draw_sweep(rows, [with_values(axis, rows) for axis in varied]), folder, "scores")
@@ -64,8 +64,8 @@ def write_report(rows: Sequence[Row], axes: Sequence[Axis], runs_dir: Path, comm
         pictures.append(
             Picture(
                 "importance.png",
-                "How much each setting decides whether a run is among the better ones (PED-ANOVA, Watanabe et al. "
-                "2023, by Optuna). Shares of one; it takes many runs to tell small ones from nothing.",
+                "How much each setting determines whether a run is among the better ones (PED-ANOVA, Watanabe et al. "
+                "2023, by Optuna). The shares add up to one; small ones need many runs to mean anything.",
             )
         )
     states = Counter(row.state or "not made" for row in rows)
@@ -88,19 +88,19 @@ def write_report(rows: Sequence[Row], axes: Sequence[Axis], runs_dir: Path, comm
 
 
 def varied_of(axes: Sequence[Axis]) -> list[Axis]:
-    """The settings that tell runs in an environment apart."""
+    """The settings in which the runs of an environment differ."""
     return [axis for axis in axes if axis.varies and axis.field != "env_id"]
 
 
 def with_values(axis: Axis, rows: Sequence[Row]) -> Axis:
-    """The axis with the values that were tried, if it was only given bounds."""
+    """The axis with the values that were tried, if it only has bounds."""
     if axis.bounds is None:
         return axis
     return replace(axis, values=tuple(dict.fromkeys(row.settings[axis.field] for row in rows)))
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
-    """By environment, best score first; those without one last."""
+    """Rows by environment, the best score first, those without a score last."""
     env_ids = list(dict.fromkeys(row.env_id for row in rows))
 
     def order(row: Row) -> tuple[int, float]:
@@ -119,7 +119,7 @@ def best_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def best_rows(rows: Sequence[Row], axes: Sequence[Axis]) -> list[str]:
-    """The best runs of each environment as lines for the terminal, one below the other."""
+    """The best runs of each environment, as lines for the terminal."""
     varied = varied_of(axes)
     methods = len({row.algorithm for row in rows}) > 1
     lines = []
@@ -135,7 +135,7 @@ def best_rows(rows: Sequence[Row], axes: Sequence[Axis]) -> list[str]:
 
 
 def shares_of(rows: Sequence[Row], varied: Sequence[Axis]) -> dict[str, dict[str, float]]:
-    """How much each setting decides, by method and environment; where there is enough to tell."""
+    """The importance of each setting, by method and environment, if there are enough runs."""
     groups: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     for row in rows:
         if row.best_score is not None:
@@ -160,7 +160,7 @@ def draw_importances(shares: Mapping[str, Mapping[str, float]]) -> Figure:
 
 
 def draw_parallel(rows: Sequence[Row], varied: Sequence[Axis]) -> Figure:
-    """Parallel coordinates: each setting from bottom to top, the best score at the right; a panel per environment."""
+    """Parallel coordinates: a vertical axis per setting, the best score at the right; a panel per environment."""
     env_ids = list(dict.fromkeys(row.env_id for row in rows))
     figure = Figure(figsize=(2.0 + 1.6 * (len(varied) + 1), 3.6 * len(env_ids)), layout="constrained")
     grid = figure.subplots(len(env_ids), 1, squeeze=False)[:, 0]
@@ -198,14 +198,14 @@ def _draw_lines(axes: Axes, rows: Sequence[Row], varied: Sequence[Axis]) -> None
 
 
 def _labels(axis: Axis) -> list[str]:
-    """What is written beside an axis: all values of a list, both ends of what was drawn."""
+    """The labels of an axis: all values of a list, or both ends of a range."""
     if axis.is_numeric and axis.drawn:
         return [min(axis.values, key=float), max(axis.values, key=float)]
     return list(axis.values)
 
 
 def _heights(axis: Axis, values: Sequence[str]) -> list[float]:
-    """Places from 0 to 1 along an axis; those of a list are equally far apart."""
+    """Places of values from 0 to 1 along an axis; those of a list are equally spaced."""
     if not (axis.is_numeric and axis.drawn):
         order = sorted(axis.values, key=float) if axis.is_numeric else list(axis.values)
         return [order.index(value) / max(1, len(order) - 1) for value in values]
@@ -258,7 +258,7 @@ def _name(row: Row) -> str:
 
 
 def _group(row: Row, varied: Sequence[Axis], across: Axis | None) -> str:
-    """What tells the row's colour: its method, and its settings but for the one on the axis."""
+    """The row's group, which sets its colour: its method and all settings except the one on the axis."""
     others = [f"{axis.field} {row.settings[axis.field]}" for axis in varied if axis is not across and not axis.drawn]
     return ", ".join([_name(row), *others])
 
@@ -270,7 +270,7 @@ def _draw_points(axes: Axes, rows: Sequence[Row], across: Axis | None, colour: s
     known = [(x, y) for x, y in zip(places, scores, strict=True) if y is not None]
     axes.plot(*(zip(*known, strict=True) if known else ([], [])), "o", color=colour, alpha=0.75, label=label)
     lost = [x for x, y in zip(places, scores, strict=True) if y is None]
-    if lost:  # drawn with no places, it would make room for the corner of the figure
+    if lost:  # an empty plot would extend the axes
         axes.plot(lost, np.zeros(len(lost)), "x", color=colour, transform=axes.get_xaxis_transform(), clip_on=False)
 
 

@@ -13,7 +13,7 @@ from asyncrl.studies.jobs import run_state
 
 @dataclass(frozen=True)
 class Row:
-    """One run of the sweep, as its records have it."""
+    """One run of the sweep, from its records."""
 
     algorithm: str
     env_id: str
@@ -25,7 +25,7 @@ class Row:
     best_score: float | None = None
     """Best evaluation."""
     final_score: float | None = None
-    """Last evaluation, which is of the final parameters; None unless the run finished."""
+    """Last evaluation, of the final parameters; None unless the run finished."""
 
     @classmethod
     def read(cls, algorithm: str, env_id: str, settings: Mapping[str, str], seed: int, folder: Path) -> Row:

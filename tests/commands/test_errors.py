@@ -134,7 +134,7 @@ def test_every_flag_refuses_a_wrong_word(page: str, name: str, refuse: Callable[
         ("--seed", "--seed needs a value"),
         ("--quiet often", "--quiet takes no value, got 'often'"),
         ("--quiet=often", "--quiet takes no value, got 'often'"),
-        ("--workers 2 3", "nothing takes the word '3'"),
+        ("--workers 2 3", "unexpected word '3'"),
         ("--total-stepz 5", "there is no --total-stepz; perhaps you meant --total-steps"),
         ("--total_stepz 5", "there is no --total_stepz; perhaps you meant --total-steps"),
         ("--zebra 5", "there is no --zebra"),

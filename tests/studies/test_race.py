@@ -127,7 +127,7 @@ def test_a_race_runs_and_the_same_line_repeats_nothing(tmp_path: Path, capsys: p
 
     assert {path: path.stat().st_mtime_ns for path in runs} == runs
     assert sorted(path.parent.name for path in runs) == ["serial-s1", "serial-s1"]
-    assert "2 runs, 2 of them finished before" in capsys.readouterr().out
+    assert "2 runs, 2 of them already finished" in capsys.readouterr().out
     text = (tmp_path / "report" / "report.md").read_text()
     assert "| A3C, serial | 1 | finished |" in text
     assert "| PPO | 1 | finished |" in text

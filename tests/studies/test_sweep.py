@@ -132,7 +132,7 @@ def test_a_run_that_was_stopped_has_no_final_score(tmp_path: Path) -> None:
         (["--algorithms"], "--algorithms needs at least one and none twice"),
         (["--algorithms", "a3c", "a3c"], "--algorithms needs at least one and none twice"),
         (["--env-kwargs", "name=it's"], '--env-kwargs cannot be split into words at "name=it\'s"'),
-        (["Catch"], "nothing takes the word 'Catch'"),
+        (["Catch"], "unexpected word 'Catch'"),
         (["--algorithms", "one_step_q", "--double-q", "perhaps"], "--double-q takes True or False, got 'perhaps'"),
     ],
 )
@@ -159,7 +159,7 @@ def test_a_sweep_runs_and_goes_on(tmp_path: Path) -> None:
     second = run_command(*words, *place, "--learning-rates", "1e-3", "1e-2", "1e-1", page="sweep", timeout=400)
 
     assert (first.returncode, second.returncode) == (0, 0)
-    assert "2 runs, 0 of them finished before" in first.stdout
-    assert "3 runs, 2 of them finished before" in second.stdout
+    assert "2 runs, 0 of them already finished" in first.stdout
+    assert "3 runs, 2 of them already finished" in second.stdout
     with open(tmp_path / "report" / "table.csv", newline="") as file:
         assert {row["learning_rate"] for row in csv.DictReader(file)} == {"1e-3", "1e-2", "1e-1"}
