@@ -614,7 +614,7 @@ def test_observations_and_actions_of_several_parts_are_acted_in_as_they_are(tmp_
         np.testing.assert_array_equal(together, [policy.act(one)[0] for one in seen])
     with pytest.raises(asyncrl.UsageError, match="it has the parts lamp, level"):
         policy.act({"lamp": 1})
-    with pytest.raises(asyncrl.UsageError, match="of different numbers of environments"):
+    with pytest.raises(asyncrl.UsageError, match="have different numbers of environments"):
         policy.act(batch | {"lamp": 1})
 
 
@@ -622,7 +622,7 @@ def test_what_is_no_observation_is_refused(cartpole: asyncrl.Run) -> None:
     """In one line, with what it should be."""
     policy = asyncrl.load(cartpole)
 
-    with pytest.raises(asyncrl.UsageError, match=r"has the shape \[4\].*got \[5\]"):
+    with pytest.raises(asyncrl.UsageError, match=r"shape must be \[4\].*not \[5\]"):
         policy.act(np.zeros(5))
     with pytest.raises(asyncrl.UsageError, match="holds a NaN"):
         policy.act([0.0, np.nan, 0.0, 0.0])

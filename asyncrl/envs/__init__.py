@@ -1,1 +1,1 @@
-"""What an agent acts in: Atari games, Gymnasium environments and toys, all made by `asyncrl.envs.spec.EnvSpec`."""
+"""Environments: Atari games, Gymnasium environments and toys, all made by `asyncrl.envs.spec.EnvSpec`."""

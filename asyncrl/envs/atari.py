@@ -1,10 +1,10 @@
-"""Atari 2600 games on the Arcade Learning Environment, preprocessed as since Mnih et al. 2015.
+"""Atari 2600 games on the Arcade Learning Environment, preprocessed as in Mnih et al. 2015.
 
 Each action is held for `frame_skip` frames; the last two frames, in grey, are merged by their maximum (sprites flicker
-on odd and even frames), shrunk to 84 x 84, and the latest 4 such images make an observation. An episode begins with 1
-to 30 frames without action. For the same seed and actions the observations are, pixel for pixel, those of Gymnasium's
-`AtariPreprocessing` and `FrameStackObservation(4, padding_type="zero")`, which a test checks. What differs: a lost life
-is reported without restarting the game, and the step limit counts agent steps.
+on odd and even frames) and shrunk to 84 x 84, and the latest 4 such images make an observation. An episode begins with
+1 to 30 frames without action. For the same seed and actions the observations equal, pixel for pixel, those of
+Gymnasium's `AtariPreprocessing` and `FrameStackObservation(4, padding_type="zero")`, which a test checks. Two things
+differ: a lost life is reported without restarting the game, and the step limit counts agent steps.
 
 The emulator takes most of a step's time, so the rest is kept small: the screen is read only for the two frames that
 count, into arrays that are reused, and only the rows that changed are shrunk again.
@@ -74,22 +74,22 @@ class AtariEnvironment:
         action_set = self._ale.getLegalActionSet() if full_action_space else self._ale.getMinimalActionSet()
         self._actions = tuple(action.value for action in action_set)
         self.action_names = tuple(action.name.lower() for action in action_set)
-        """What the joystick does in each action, as the emulator calls it."""
+        """The emulator's names of the actions."""
         self.spaces = Spaces(
             observation_shape=(frame_stack, image_size, image_size),
             observation_dtype="uint8",
             actions=len(self._actions),
             kind="atari",
         )
-        self._countdown = range(frame_skip - 1, -1, -1)  # frames left after this one
+        self._countdown = range(frame_skip - 1, -1, -1)  # frames left after the current one
         self._noop_max = noop_max
         self._life_loss = life_loss
         self._max_episode_steps = max_episode_steps
 
         height, width = self._ale.getScreenDims()
         self._penultimate = np.zeros((height, width), np.uint8)  # the frame before the last of a step
-        self._merged = np.zeros((height, width), np.uint8)  # the maximum of both, of the latest step
-        self._scratch = np.zeros((height, width), np.uint8)  # the same of the step before, to be overwritten
+        self._merged = np.zeros((height, width), np.uint8)  # the maximum of both, in the latest step
+        self._scratch = np.zeros((height, width), np.uint8)  # that of the step before, to be overwritten
         self._shrink = _Shrinker(height, width, image_size)
 
         self._ring = np.zeros((_RING_STACKS * frame_stack, image_size, image_size), np.uint8)
@@ -160,7 +160,7 @@ class AtariEnvironment:
         return screen
 
     def close(self) -> None:
-        """Nothing to release: the emulator goes with the object."""
+        """Does nothing: the emulator is freed with the object."""
 
     def state(self) -> dict[str, Any]:
         """Everything the future depends on, as plain data: about 80 KB of bytes, arrays, numbers and flags.
@@ -179,7 +179,7 @@ class AtariEnvironment:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a state taken by `state` of an environment of the same spec."""
+        """Restore what `state` of an environment of the same spec returned."""
         self._ale.restoreState(ale_py.ALEState(state["emulator"]))
         self._random.bit_generator.state = state["random"]
         self._newest = self._frame_stack - 1
@@ -189,7 +189,7 @@ class AtariEnvironment:
         self._lives, self._elapsed, self._running = state["lives"], state["elapsed"], state["running"]
 
     def _observe(self, before: NDArray[np.uint8], merged: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Append the image of the merged screen to the ring; `before` is the screen that made the newest image."""
+        """Append the image of the merged screen to the ring; `before` is the screen of the newest image so far."""
         previous = self._images[self._newest]
         self._newest += 1
         if self._newest == len(self._images):
@@ -201,15 +201,15 @@ class AtariEnvironment:
 
 
 class _Shrinker:
-    """cv2's INTER_AREA to a square image, again only for the rows that changed since the last image.
+    """cv2's INTER_AREA to a square image, repeated only for the rows that changed since the last image.
 
-    Where 210 rows become 84, every 5 rows become 2 and depend on nothing else: the image consists of 42 bands that can
-    be shrunk separately, with the same arithmetic and so the same pixels. Most of a screen does not change (a third of
-    Pong's does in a step), so a step takes up to a tenth less time. In general there are gcd(height, size) bands.
+    When 210 rows become 84, each 5 rows become 2, independently of all others. So the image has 42 bands that can be
+    shrunk separately, with the same arithmetic and so the same pixels; in general there are gcd(height, size) bands.
+    Most of a screen does not change (a third of Pong's does in a step), so a step takes up to a tenth less time.
     """
 
     def __init__(self, height: int, width: int, size: int) -> None:
-        # Bands are the same arithmetic only if the scale is a machine number and no row is interpolated.
+        # Bands give the same pixels only if the scale is an exact float and no row is interpolated.
         exact = Fraction(height / size) == Fraction(height, size) and size <= min(height, width)
         bands = math.gcd(height, size) if exact else 1
         self._size = size
@@ -228,7 +228,7 @@ class _Shrinker:
         image_before: NDArray[np.uint8],
         image: NDArray[np.uint8],
     ) -> None:
-        """The same, where `image_before` is already the image of the screen `before`."""
+        """The same, given that `image_before` is the image of the screen `before`."""
         np.copyto(image, image_before)
         # Compared eight pixels at a time. Only the span from the first to the last change is shrunk: one call of cv2.
         changed = np.flatnonzero(before.view(np.uint64) != screen.view(np.uint64))
@@ -260,7 +260,7 @@ def _load(rom: Path, seed: int, sticky_actions: float, mode: int | None, difficu
 
 
 def make_atari(spec: EnvSpec, seed: int, evaluation: bool) -> AtariEnvironment:
-    """Make the game that a spec names. Raises `UsageError` for an id or a setting that does not exist."""
+    """Make the game of a spec. Raises `UsageError` for an id or a setting that does not exist."""
     rom = roms.get_rom_path(find_game(spec.env_id))
     assert rom is not None  # find_game knows only games whose ROM comes with ale-py
     settings = dict(spec.env_kwargs)
@@ -304,12 +304,12 @@ def find_game(env_id: str) -> str:
 
 
 def games() -> dict[str, str]:
-    """The ROM's name of every game that one can play alone, by the name that ids use: SpaceInvaders, space_invaders."""
+    """The ROM names of all single-player games, by their names in ids: {"SpaceInvaders": "space_invaders"}."""
     return {rom.title().replace("_", ""): rom for rom in roms.get_all_rom_ids() if rom not in _MULTI_PLAYER_ONLY}
 
 
 def _similar(name: str) -> list[str]:
-    """Ids of the games with almost this name: one if only upper and lower case differ, else up to three."""
+    """Ids of games with a similar name: one if only the case differs, else up to three."""
     known = {game.lower(): f"ALE/{game}-v5" for game in games()}
     if name.lower() in known:
         return [known[name.lower()]]
@@ -317,7 +317,7 @@ def _similar(name: str) -> list[str]:
 
 
 def _ours(name: str) -> str:
-    """Where an argument of ale-py's own environment is found here, as the end of a sentence."""
+    """Our setting for an argument of ale-py's own environment, as the end of a sentence."""
     fields = {
         "frameskip": "frame_skip",
         "repeat_action_probability": "sticky_actions",

@@ -1,10 +1,10 @@
 """Any single-agent Gymnasium environment, by id or from a user's factory, behind the contract of `envs.spec`.
 
-What comes out: images and planes [rows, columns, channels] as [C, H, W] (uint8 stays uint8, all else is float32),
-vectors as float32, Discrete, MultiDiscrete and MiniGrid's symbols as one-hot float32, a Dict or Tuple of such things as
-one vector of all its parts. Discrete actions count from 0 whatever the space's own start is; of MultiDiscrete and
-MultiBinary actions each combination is one. Each step is checked cheaply, since a NaN or a wrong shape would poison the
-shared network for everybody: the violation raises `BadEnvironment` with the environment's id.
+Conversions: images and planes [rows, columns, channels] become [C, H, W] (uint8 stays uint8, everything else becomes
+float32), vectors float32, Discrete, MultiDiscrete and MiniGrid's symbols one-hot float32, and a Dict or Tuple of these
+one vector of all its parts. Discrete actions count from 0 whatever the start of the space is; each combination of
+MultiDiscrete and MultiBinary actions is an action. Every step is checked, since a NaN or a wrong shape would poison the
+shared network for all workers: a violation raises `BadEnvironment` with the environment's id. The checks are cheap.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 SMALLEST_SCREEN = 36
 """Images with fewer rows are boards."""
 MOST_COMBINATIONS = 4096
-"""Of the parts of an action: a network has an output for each combination."""
+"""Most combinations of the parts of an action: a network has an output for each."""
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
-"""Rewards are kept as float32; a larger one would be an infinity there."""
+"""Rewards are stored as float32, where a larger one would become infinite."""
 
 Encoder = Callable[[Any], NDArray[Any]]
-"""From an observation of Gymnasium to ours. Raises ValueError, with the reason, for one that is not in its space."""
+"""Converts a Gymnasium observation to ours. Raises ValueError, with the reason, for one that is not in its space."""
 
 
 class GymnasiumEnvironment:
-    """One Gymnasium environment. Raises `UsageError` for spaces that no network here could use."""
+    """One Gymnasium environment. Raises `UsageError` for spaces that no network here can use."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class GymnasiumEnvironment:
         notices: tuple[str, ...] = (),
     ) -> None:
         self.native = environment
-        """What Gymnasium made: what `reset` and `step` convert from."""
+        """The Gymnasium environment."""
         self.env_id = env_id
         self._seed: int | None = seed
         self._max_episode_steps = max_episode_steps
         self.notices = notices
-        """What Gymnasium warned of when the environment was made."""
+        """Gymnasium's warnings when the environment was made."""
         space = environment.observation_space
         self.encode: Encoder
-        """From an observation of Gymnasium's environment to ours, which the next call may overwrite."""
+        """Converts a Gymnasium observation to ours, which the next call may overwrite."""
         symbols = _minigrid_encoder(environment)
         shape, dtype, self.encode = symbols or _encoder(space, env_id)
         self._action_space = environment.action_space
@@ -75,7 +75,7 @@ class GymnasiumEnvironment:
         self._running = False
 
     def reset(self) -> NDArray[Any]:
-        """Begin a new episode; the seed counts for the first and so for all that follow."""
+        """Begin a new episode. The seed is passed to the first reset and so determines all episodes."""
         try:
             result = self.native.reset(seed=self._seed)
         except Exception as error:
@@ -109,7 +109,7 @@ class GymnasiumEnvironment:
         return self._observe(result[0]), reward, terminated, truncated, False
 
     def picture(self) -> NDArray[np.uint8]:
-        """What the environment shows of itself, uint8 [height, width, 3]; `UsageError` if it shows nothing."""
+        """The environment's picture, uint8 [height, width, 3]. Raises `UsageError` if it has none."""
         try:
             picture: Any = self.native.render()
         except gymnasium.error.DependencyNotInstalled as error:
@@ -128,9 +128,9 @@ class GymnasiumEnvironment:
         self.native.close()
 
     def state(self) -> dict[str, Any] | None:
-        """Everything the future depends on, as plain data; None where that is not known to be all.
+        """Everything the future depends on, as plain data; None if it may be incomplete.
 
-        It is known of Gymnasium's classic control (CartPole and the like), whose state are a few numbers.
+        Only Gymnasium's classic control (CartPole and the like) is known to be complete: its state is a few numbers.
         """
         native, limit = self.native.unwrapped, _time_limit(self.native)
         if type(native).__module__.partition(".envs.classic_control")[1] == "" or limit is None:
@@ -145,9 +145,9 @@ class GymnasiumEnvironment:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a state taken by `state` of an environment of the same spec."""
+        """Restore what `state` of an environment of the same spec returned."""
         if state["seed"] is None:
-            self.native.reset()  # the wrappers want to see one
+            self.native.reset()  # the wrappers demand one
         native, limit = self.native.unwrapped, _time_limit(self.native)
         assert limit is not None
         for name, value in state["numbers"].items():
@@ -157,7 +157,7 @@ class GymnasiumEnvironment:
         self._seed, self._elapsed, self._running = state["seed"], state["elapsed"], state["running"]
 
     def native_action(self, action: int | NDArray[Any]) -> Any:
-        """An action of ours as Gymnasium's environment takes it; raises ValueError for one outside the space."""
+        """Convert an action of ours to Gymnasium's. Raises ValueError for one outside the space."""
         if self.spaces.is_continuous:
             return self._into_box(action)
         if not 0 <= cast(int, action) < self.spaces.actions:
@@ -167,7 +167,7 @@ class GymnasiumEnvironment:
 
     @property
     def action_names(self) -> tuple[str, ...]:
-        """What the environment calls its discrete actions, or else what it is given for each of them."""
+        """The environment's names of its discrete actions, or else their Gymnasium values."""
         meanings = getattr(self.native.unwrapped, "get_action_meanings", lambda: ())()
         if len(meanings) == len(self._choices):
             return tuple(str(meaning).lower() for meaning in meanings)
@@ -177,7 +177,7 @@ class GymnasiumEnvironment:
         )
 
     def _into_box(self, action: int | NDArray[Any]) -> NDArray[Any]:
-        """An action as the space has it: its bounds may be finer than the float32 in which the action was clipped."""
+        """Clip an action to the bounds of the space, which may be finer than the float32 used for clipping before."""
         box = cast(spaces.Box, self._action_space)
         vector = np.asarray(action, np.float64).reshape(box.shape)
         if not np.isfinite(vector).all():
@@ -188,7 +188,7 @@ class GymnasiumEnvironment:
 
     def _reward(self, reward: Any) -> float:
         try:
-            # float() would read a number out of a text, and one day no longer out of an array of one.
+            # float() would parse a string, and in future no longer accept an array of one element.
             if isinstance(reward, str | bytes):
                 raise TypeError
             number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
@@ -214,11 +214,11 @@ class GymnasiumEnvironment:
 
 
 _CLASSIC_STATE = ("state", "steps_beyond_terminated", "last_u")
-"""What changes in an environment of classic control while an episode runs."""
+"""The attributes that change during an episode in classic control."""
 
 
 def _time_limit(environment: gymnasium.Env[Any, Any]) -> gymnasium.wrappers.TimeLimit[Any, Any] | None:
-    """The outermost wrapper if it is Gymnasium's limit and there is none below but the one that demands a reset."""
+    """The outermost wrapper if it is Gymnasium's TimeLimit, and only OrderEnforcing is between it and the environment."""
     inner = environment.env if isinstance(environment, gymnasium.wrappers.TimeLimit) else None
     if isinstance(inner, gymnasium.wrappers.OrderEnforcing) and inner.env is inner.unwrapped:
         assert isinstance(environment, gymnasium.wrappers.TimeLimit)
@@ -265,7 +265,7 @@ def _box_encoder(space: spaces.Box, env_id: str) -> tuple[tuple[int, ...], str, 
 def _scaled(
     space: spaces.Box, shape: tuple[int, ...], dtype: str, encode: Encoder
 ) -> tuple[tuple[int, ...], str, Encoder]:
-    """Boards of uint8 whose space ends below 255, brought to 0..1: divided by 255 their symbols would look alike."""
+    """Scale uint8 boards with an upper bound below 255 to 0..1: divided by 255 their symbols would look alike."""
     largest = int(space.high.max()) if dtype == "uint8" and _kind(shape) == "board" else 255
     if not 0 < largest < 255:
         return shape, dtype, encode
@@ -273,7 +273,7 @@ def _scaled(
 
 
 def _kind(shape: tuple[int, ...]) -> Kind:
-    """What observations of this shape are taken for."""
+    """The kind of observations of this shape."""
     if len(shape) != 3:
         return "vector"
     return "board" if shape[1] < SMALLEST_SCREEN else "screen"
@@ -284,7 +284,7 @@ def _array(observation: Any, shape: tuple[int, ...], promised: Any, dtype: type[
     if array.shape != shape:
         raise ValueError(f"the observation has the shape {list(array.shape)}, not {list(shape)}")
     if dtype is np.uint8 and array.dtype != np.uint8:
-        # Casting would turn an image scaled to 0..1 into zeros without a word.
+        # Casting would silently turn an image scaled to 0..1 into zeros.
         raise ValueError(f"the observation is {array.dtype}, not {promised}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError("the observation holds a NaN or an infinity")
@@ -306,7 +306,7 @@ def _vector_encoder(shape: tuple[int, ...]) -> tuple[tuple[int, ...], str, Encod
 
 
 def _parts_encoder(space: spaces.Dict | spaces.Tuple[Any], env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
-    """The parts of a Dict or Tuple, in the order of the space, one behind the other in one vector."""
+    """Concatenate the parts of a Dict or Tuple, in the order of the space, to one vector."""
     encoders = {}
     size = 0
     for key, part in _parts(space):
@@ -325,7 +325,7 @@ def _parts_encoder(space: spaces.Dict | spaces.Tuple[Any], env_id: str) -> tuple
         try:
             parts = [observation[key] for key in encoders]
         except (KeyError, IndexError, TypeError):
-            raise ValueError(f"the observation has not all of the parts {', '.join(map(str, encoders))}") from None
+            raise ValueError(f"the observation lacks some of the parts {', '.join(map(str, encoders))}") from None
         encoded = [np.ravel(encode(part)) for encode, part in zip(encoders.values(), parts, strict=True)]
         return np.concatenate(encoded, dtype=np.float32, casting="unsafe")
 
@@ -333,14 +333,14 @@ def _parts_encoder(space: spaces.Dict | spaces.Tuple[Any], env_id: str) -> tuple
 
 
 def _parts(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.Space[Any]]]:
-    """Key, or place, and space of each part."""
+    """Key or index, and space, of each part."""
     return list(space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
 
 
 def rows_of(space: spaces.Space[Any], observation: Any) -> tuple[list[Any], bool]:
-    """The observations in `observation`, and whether it is a single one of `space` and no batch.
+    """Split `observation` into single observations of `space`; also returns whether it was a single one, not a batch.
 
-    A batch of a Dict or Tuple is one whose parts are batches. Raises ValueError for what is neither.
+    A batch of Dict or Tuple observations is a Dict or Tuple of batches. Raises ValueError if it is neither.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         keys = [key for key, _ in _parts(space)]
@@ -349,17 +349,17 @@ def rows_of(space: spaces.Space[Any], observation: Any) -> tuple[list[Any], bool
         except (KeyError, IndexError, TypeError):
             raise ValueError(f"it has the parts {', '.join(map(str, keys))}") from None
         if len({(len(rows), single) for rows, single in parts}) > 1:
-            raise ValueError("its parts are of different numbers of environments")
+            raise ValueError("its parts have different numbers of environments")
         together = zip(*(rows for rows, _ in parts), strict=True)
         rows = [dict(zip(keys, row, strict=True)) if isinstance(space, spaces.Dict) else row for row in together]
         return rows, parts[0][1]
     shape, given = space.shape, np.asarray(observation)
-    assert shape is not None  # of the spaces that are encoded all others have one
+    assert shape is not None  # all other spaces that can be encoded have one
     single = given.ndim == len(shape)
     batch = given[np.newaxis] if single else given
     if batch.shape[1:] != shape:
         raise ValueError(
-            f"it has the shape {list(shape)}, and a batch one dimension more before it; got {list(given.shape)}"
+            f"its shape must be {list(shape)}, with one more dimension in front for a batch, not {list(given.shape)}"
         )
     return list(batch), single
 
@@ -372,7 +372,7 @@ def _one_hot_encoder(sizes: NDArray[Any], starts: NDArray[Any]) -> tuple[tuple[i
     def encode(observation: Any) -> NDArray[Any]:
         values = np.asarray(observation).reshape(sizes.shape) - starts
         if values.dtype.kind not in "iu":
-            raise ValueError(f"the observation {observation} is {values.dtype}, not whole numbers")
+            raise ValueError(f"the observation {observation} is {values.dtype}, not integers")
         if not ((values >= 0) & (values < sizes)).all():
             raise ValueError(f"the observation {observation} is not in its space")
         vector.fill(0.0)
@@ -383,7 +383,7 @@ def _one_hot_encoder(sizes: NDArray[Any], starts: NDArray[Any]) -> tuple[tuple[i
 
 
 def _planes_encoder(shape: tuple[int, ...], categories: tuple[int, ...]) -> tuple[tuple[int, ...], str, Encoder]:
-    """Planes [H, W, C] of symbols as one-hot planes, side by side: a plane per value that each of the C can have."""
+    """One-hot planes of symbols [H, W, C]: a plane for each possible value of each of the C channels."""
     height, width, _ = shape
     offsets = np.cumsum(categories) - categories
     rows, columns = np.arange(height)[:, None, None], np.arange(width)[:, None]
@@ -403,7 +403,7 @@ def _planes_encoder(shape: tuple[int, ...], categories: tuple[int, ...]) -> tupl
 
 
 def _minigrid_encoder(environment: gymnasium.Env[Any, Any]) -> tuple[tuple[int, ...], str, Encoder] | None:
-    """What `_encoder` gives, for MiniGrid's symbols: kind of object, colour and state. None for all else."""
+    """Like `_encoder`, for MiniGrid's symbols: kind of object, colour and state. None for other environments."""
     minigrid = sys.modules.get("minigrid.minigrid_env")
     if minigrid is None or not isinstance(environment.unwrapped, minigrid.MiniGridEnv):
         return None
@@ -415,7 +415,7 @@ def _minigrid_encoder(environment: gymnasium.Env[Any, Any]) -> tuple[tuple[int, 
 
 
 _MINIGRID_STATES = 4
-"""A door is open, closed or locked, and where the whole grid is seen the agent looks one of four ways."""
+"""A door is open, closed or locked; in a view of the whole grid the agent faces one of four directions."""
 
 
 def _actions(space: spaces.Space[Any], env_id: str) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
@@ -439,14 +439,14 @@ def _actions(space: spaces.Space[Any], env_id: str) -> tuple[int, tuple[float, .
 
 
 def _sizes(space: spaces.MultiDiscrete | spaces.MultiBinary) -> NDArray[np.int64]:
-    """How many values each part of an action has, in the shape of the space."""
+    """The number of values of each part of an action, in the shape of the space."""
     if isinstance(space, spaces.MultiBinary):
         return np.full(space.shape, 2, np.int64)
     return space.nvec.astype(np.int64)
 
 
 def _choices(space: spaces.Space[Any]) -> list[Any]:
-    """What the environment is given for each of our discrete actions; the last part of several changes fastest."""
+    """The Gymnasium action for each of our discrete actions; of several parts the last one changes fastest."""
     if isinstance(space, spaces.Discrete):
         return [int(space.start) + i for i in range(int(space.n))]
     assert isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary)
@@ -457,7 +457,7 @@ def _choices(space: spaces.Space[Any]) -> list[Any]:
 
 
 def make_gymnasium(spec: EnvSpec, seed: int, evaluation: bool) -> GymnasiumEnvironment | Preprocessed:
-    """Make the environment that a spec names. Raises `UsageError` when that cannot be done."""
+    """Make the environment of a spec. Raises `UsageError` if it cannot be made."""
     environment = _make_plain(spec, seed, evaluation)
     if (spec.frames_per_step, spec.frames_per_observation, spec.pixels, spec.sticky_actions) == (1, 1, 0, 0.0):
         return environment
@@ -476,9 +476,9 @@ def make_gymnasium(spec: EnvSpec, seed: int, evaluation: bool) -> GymnasiumEnvir
 
 
 def _make_plain(spec: EnvSpec, seed: int, evaluation: bool) -> GymnasiumEnvironment:
-    """The environment as it is. Our own limit is in agent steps, the environment counts frames.
+    """The environment without preprocessing. Our own step limit is in agent steps, the environment counts frames.
 
-    In training there always is one; an evaluation counts those that it has to cut itself.
+    In training there is always a limit; an evaluation cuts episodes itself, and counts them.
     """
     steps = spec.step_cap if evaluation else spec.training_step_cap
     env_id, limit = spec.env_id, steps * spec.frames_per_step
@@ -529,7 +529,7 @@ def _make(env_id: str, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
 
 
 def _register_package_of(env_id: str) -> None:
-    """Import what registers the ids of other packages, which Gymnasium does not do by itself."""
+    """Import the package that registers an id, if Gymnasium does not do so itself."""
     try:
         if env_id.startswith("MinAtar/"):
             _register_minatar(env_id)
@@ -543,7 +543,7 @@ def _register_package_of(env_id: str) -> None:
 def _register_minatar(env_id: str) -> None:
     if env_id in gymnasium.registry:
         return
-    # It complains about seaborn, which only drawing needs, through the root logger of whoever imports it.
+    # It warns on the root logger that seaborn is missing, which only drawing needs.
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -555,7 +555,7 @@ def _register_minatar(env_id: str) -> None:
 
 
 def _refuse_raw_atari(env_id: str) -> None:
-    """Ids like Pong-v4 would come as colour screens with a random frame skip: say which id is meant."""
+    """Refuse ids like Pong-v4, which would give colour screens with a random frame skip, and name the right id."""
     form = re.fullmatch(r"(\w+)-v[04]", env_id)
     registered = gymnasium.registry.get(env_id)
     if form is None or (registered is not None and not str(registered.entry_point).startswith("ale_py")):
@@ -567,18 +567,18 @@ def _refuse_raw_atari(env_id: str) -> None:
 
 
 def _extra_of(env_id: str) -> str | None:
-    """The extra of this package that brings what an environment of Gymnasium's own needs."""
+    """The extra of this package with the dependencies of one of Gymnasium's own environments."""
     registered = gymnasium.registry.get(env_id)
     form = re.match(r"gymnasium\.envs\.(box2d|mujoco)", str(registered.entry_point if registered else ""))
     return form[1] if form else None
 
 
 def _similar(env_id: str) -> list[str]:
-    """Up to three existing ids that look like this one, upper and lower case alike."""
+    """Up to three existing ids similar to this one, ignoring case."""
     known = {known_id.lower(): known_id for known_id in [*gymnasium.registry, "Chain", "Catch"]}
     return [known[near] for near in difflib.get_close_matches(env_id.lower(), known, n=3, cutoff=0.7)]
 
 
 def _plain(text: str) -> str:
-    """A warning of Gymnasium's without colours and without its prefix."""
+    """A warning of Gymnasium without colours and prefix."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text).removeprefix("WARN: ")

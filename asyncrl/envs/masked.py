@@ -1,6 +1,6 @@
-"""Environments of which the agent sees a part only, so that it has to remember the rest.
+"""Partially observed environments, which need a memory.
 
-Nothing here is special to this package: it is what `--env-id module:factory` does with any factory.
+This is an ordinary factory for `--env-id module:factory`, with no special support in the package.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Hidden(gymnasium.ObservationWrapper[NDArray[Any], Any, NDArray[Any]]):
         )
 
     def observation(self, observation: NDArray[Any]) -> NDArray[Any]:
-        """The components that are left, in their order."""
+        """The visible components, in order."""
         return observation[self._kept]
 
 
 def hide(env_id: str, components: tuple[int, ...], **arguments: Any) -> Hidden:
     """The registered environment `env_id`, made with `arguments`, without some `components` of its observations.
 
-    In CartPole-v1 the components 1 and 3 are the velocities of the cart and of the pole. Raises UsageError where there
-    are no such components.
+    In CartPole-v1 components 1 and 3 are the velocities of the cart and of the pole. Raises UsageError if there are no
+    such components.
     """
     return Hidden(gymnasium.make(env_id, disable_env_checker=True, **arguments), tuple(components))

@@ -1,4 +1,4 @@
-"""Frame skip, sticky actions, image size and frame stack for environments that do not bring them, as Atari's does."""
+"""Frame skip, sticky actions, image size and frame stack for environments that do not have them built in."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
 
 _STICKY = 1
-"""What sets the stream of sticky actions apart from the environment's own, which has the same seed."""
+"""Separates the random stream of sticky actions from the environment's own, which has the same seed."""
 
 
 class Preprocessed:
     """An environment whose step holds an action for several frames, and whose observation stacks the latest images.
 
-    Rewards of the frames are added up; an end cuts the step short. A repeated action is drawn at each frame, so that
-    an action may come late; the first of an episode has none before it. Images are shrunk to a grey square and stacked
-    along their channels, vectors one behind the other, oldest first; an episode begins with zeros.
+    Rewards of the frames are summed; the end of an episode cuts the step short. Sticky actions are sampled per frame,
+    so an action may take effect late; the first action of an episode always takes effect. Images are shrunk to a grey
+    square and stacked along their channels, vectors concatenated, oldest first; an episode begins with zeros.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Preprocessed:
     ) -> None:
         """Raises `UsageError` if `pixels`, the height and width of an image, is not 0 and there are no such images."""
         self.environment = environment
-        """What it was made from."""
+        """The environment below."""
         self.notices = environment.notices
         self._frame_skip = frame_skip
         self._sticky_actions = sticky_actions
@@ -56,7 +56,7 @@ class Preprocessed:
         self.spaces = replace(inner, observation_shape=self._stack.shape)
 
     def reset(self) -> NDArray[Any]:
-        """Begin a new episode with zeros below its first image."""
+        """Begin a new episode, with zeros in the stack before its first image."""
         self._held = None
         self._stack.fill(0)
         return self._observe(self.environment.reset())
@@ -75,7 +75,7 @@ class Preprocessed:
         return self._observe(observation), total, terminated, truncated, False
 
     def picture(self) -> NDArray[np.uint8]:
-        """What the environment shows of itself, as it is."""
+        """The environment's picture, without preprocessing."""
         return self.environment.picture()
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Preprocessed:
         self.environment.close()
 
     def state(self) -> dict[str, Any] | None:
-        """Everything the future depends on, as plain data; None if the environment cannot tell its own."""
+        """Everything the future depends on, as plain data; None if the environment cannot return its own state."""
         inner = self.environment.state()
         if inner is None:
             return None
@@ -95,7 +95,7 @@ class Preprocessed:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a state taken by `state` of an environment of the same spec."""
+        """Restore what `state` of an environment of the same spec returned."""
         self.environment.restore(state["environment"])
         self._random.bit_generator.state = state["random"]
         self._held = state["held"]
@@ -110,14 +110,14 @@ class Preprocessed:
         return _shrunk(observation, self._pixels) if self._pixels else observation
 
     def push(self, stack: NDArray[Any], newest: NDArray[Any]) -> None:
-        """Put the newest image or vector behind the others in a stack, whose oldest goes."""
+        """Append the newest image or vector to a stack, and drop the oldest."""
         stack[: -self._one] = stack[self._one :]
         stack[-self._one :] = newest
 
 
 def _shrunk(image: NDArray[Any], pixels: int) -> NDArray[Any]:
-    """A grey or colour image [C, H, W] as a grey square [pixels, pixels], by the mean over areas."""
-    import cv2  # only who shrinks images has to wait for it
+    """Shrink a grey or colour image [C, H, W] to a grey square [pixels, pixels], by the mean over areas."""
+    import cv2  # a slow import, needed only here
 
     cv2.setNumThreads(1)  # a pool of OpenCV's own in every worker would fight over the cores
     last = np.ascontiguousarray(image.transpose(1, 2, 0))

@@ -37,26 +37,26 @@ ATARI_IMAGE_SIZE = 42
 NOOP_MAX = 30
 
 LONGEST_EPISODE = 100_000
-"""Steps after which an episode is cut unless another limit was given. A policy without a dice may walk into the same
-wall for ever, and an environment without a time limit would let it."""
+"""Steps after which an episode is cut by default. A deterministic policy may walk into the same wall for ever, and an
+environment without a time limit would let it."""
 
 _ATARI_ID = re.compile(r"(?:ale_py:)?(?:ALE/.*|\w+(?:NoFrameskip|Deterministic)-v\d+|\w+-ram\w*-v\d+)")
 _TOY_IDS = ("Chain", "Catch")
 
 
 class EnvironmentNotice(UserWarning):
-    """What Gymnasium has to say about an id, such as that there is a newer version."""
+    """Gymnasium's warning about an id, for example that there is a newer version."""
 
 
 class BadEnvironment(RuntimeError):
-    """The environment raised or broke a promise: a wrong shape, a NaN, a step that is not five values. Names the id."""
+    """The environment raised or broke its contract: a wrong shape, a NaN, a step without five values. Names the id."""
 
 
 class Environment(Protocol):
     """One environment, in which one agent acts.
 
     The array returned by `reset` and `step` may be overwritten by the next call: copy it at once. They are called in
-    torch's inference mode; who learns something inside of an environment leaves it by `torch.inference_mode(False)`.
+    torch's inference mode; an environment that learns something itself leaves it with `torch.inference_mode(False)`.
     """
 
     def reset(self) -> NDArray[Any]:
@@ -67,7 +67,7 @@ class Environment(Protocol):
         """Act once: (observation, raw reward, terminated, truncated, life lost).
 
         After `terminated` or `truncated` the observation is the last one of the ended episode and the caller must call
-        `reset`. `life lost` asks to be learnt from as a termination (discount 0), but the game goes on: no reset.
+        `reset`. `life lost` is to be treated as a termination (discount 0), but the game goes on: no reset.
         """
         ...
 
@@ -78,49 +78,49 @@ class Environment(Protocol):
 
 @runtime_checkable
 class Restorable(Environment, Protocol):
-    """An environment that may be able to tell its state."""
+    """An environment that may be able to return its state."""
 
     def state(self) -> dict[str, Any] | None:
-        """Everything the future depends on, as plain data, arrays and bytes; None if that cannot be told."""
+        """Everything the future depends on, as plain data, arrays and bytes; None if that is not possible."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a state taken by `state` of an environment of the same spec."""
+        """Restore what `state` of an environment of the same spec returned."""
         ...
 
 
 def state_of(environment: Environment) -> dict[str, Any] | None:
-    """The state of an environment; None if it cannot be told."""
+    """The state of an environment; None if it cannot return it."""
     return environment.state() if isinstance(environment, Restorable) else None
 
 
 def restore(environment: Environment, state: dict[str, Any]) -> None:
-    """Bring an environment back to what `state_of` said of one of the same spec."""
+    """Restore what `state_of` an environment of the same spec returned."""
     assert isinstance(environment, Restorable)
     environment.restore(state)
 
 
 def close_all(environments: Iterable[Environment]) -> None:
-    """Close environments that are needed no more, whatever they say to that."""
+    """Close environments, ignoring their exceptions."""
     for environment in environments:
         with contextlib.suppress(Exception):
             environment.close()
 
 
 def states_of(environments: Sequence[Environment]) -> list[dict[str, Any]] | None:
-    """The state of each environment; None if one of them cannot tell."""
+    """The state of each environment; None if one of them cannot return it."""
     states = [state for environment in environments if (state := state_of(environment)) is not None]
     return states if len(states) == len(environments) else None
 
 
 def restore_all(environments: Sequence[Environment], states: Sequence[dict[str, Any]]) -> None:
-    """Bring environments back to what `states_of` said of them."""
+    """Restore what `states_of` returned."""
     for environment, state in zip(environments, states, strict=True):
         restore(environment, state)
 
 
 class EpisodeLost(Exception):
-    """The episode cannot be brought to its end; `reset` begins another one."""
+    """The episode cannot be finished; `reset` begins another one."""
 
 
 @dataclass(frozen=True)
@@ -150,15 +150,15 @@ class EnvSpec:
     """Our own limit in agent steps, ending in a truncation; 0 for 108,000 frames on Atari and none elsewhere."""
 
     def __post_init__(self) -> None:
-        """Refuse values that no environment could be made from."""
+        """Refuse impossible values."""
         for name in ("frame_skip", "image_size", "frame_stack", "noop_max", "max_episode_steps"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must not be negative, not {getattr(self, name)}")
         if not 0.0 <= self.sticky_actions <= 1.0:
             raise UsageError(f"sticky_actions is a probability from 0 to 1, not {self.sticky_actions}")
-        self._refuse_what_means_nothing()
+        self._refuse_meaningless_settings()
 
-    def _refuse_what_means_nothing(self) -> None:
+    def _refuse_meaningless_settings(self) -> None:
         if self.is_atari:
             return
         given = {
@@ -179,12 +179,12 @@ class EnvSpec:
 
     @property
     def is_atari(self) -> bool:
-        """Whether the id is one of an Atari game, as far as its form tells."""
+        """Whether the id looks like that of an Atari game."""
         return _ATARI_ID.fullmatch(self.env_id) is not None
 
     @property
     def step_cap(self) -> int:
-        """Longest episode in agent steps that we allow; 0 when there is no limit of ours."""
+        """Our own step limit of an episode, in agent steps; 0 if there is none."""
         cap = max(1, ATARI_FRAME_CAP // self.frames_per_step) if self.is_atari else 0
         return self.max_episode_steps or cap
 
@@ -200,23 +200,23 @@ class EnvSpec:
 
     @property
     def pixels(self) -> int:
-        """Height and width of a grey image; 0 for images as the environment has them."""
+        """Height and width of a grey image; 0 for the environment's own images."""
         return self.image_size or (ATARI_IMAGE_SIZE if self.is_atari else 0)
 
     @property
     def evaluation_step_cap(self) -> int:
-        """Longest episode of an evaluation in agent steps: there always is one."""
+        """Step limit of an evaluation episode in agent steps; there always is one."""
         return max(LONGEST_EPISODE, self.step_cap)
 
     @property
     def training_step_cap(self) -> int:
-        """Longest episode of training in agent steps: there always is one."""
+        """Step limit of a training episode in agent steps; there always is one."""
         return self.step_cap or LONGEST_EPISODE
 
     def make(self, seed: int, evaluation: bool) -> Environment:
         """Make one environment. Equal seeds and actions give equal episodes.
 
-        In evaluation a lost life is not reported: the score is that of the whole game. Raises `UsageError` when the
+        In evaluation lost lives are not reported: the score is that of the whole game. Raises `UsageError` if the
         environment cannot be made.
         """
         return self._build(seed, evaluation)
@@ -224,8 +224,8 @@ class EnvSpec:
     def probe(self) -> Spaces:
         """Make an environment, reset it, take one step, close it, and return its spaces.
 
-        Raises `UsageError` with one line that says what is wrong and what to do. Warnings about the id itself (a newer
-        version exists) are shown here and nowhere else, so that they appear once and not once per worker.
+        Raises `UsageError` with one line that says what is wrong and what to do. Warnings about the id (a newer version
+        exists) are shown only here, so that they appear once and not once per worker.
         """
         environment = self._build(seed=0, evaluation=False)
         try:
@@ -237,7 +237,7 @@ class EnvSpec:
         return environment.spaces
 
     def describe(self, spaces: Spaces | None = None) -> str:
-        """One line about the environment, for the start of a run; probes it when its spaces are not given."""
+        """One line about the environment, for the start of a run; probes it if `spaces` is None."""
         spaces = self.probe() if spaces is None else spaces
         line = f"{self.env_id}: {_actions_in_words(spaces)}, observation {spaces.observation_dtype} "
         line += str(list(spaces.observation_shape))
@@ -264,7 +264,7 @@ class EnvSpec:
         )
 
     def _settings(self) -> list[str]:
-        """What differs from the environment as it is."""
+        """The preprocessing that changes the environment."""
         settings = {
             f"frame skip {self.frames_per_step}": self.frames_per_step > 1,
             f"sticky actions {self.sticky_actions:g}": self.sticky_actions > 0,
@@ -307,7 +307,7 @@ class EnvSpec:
 
 
 def one_line(error: BaseException) -> str:
-    """The type and message of an exception on one line, cut to a length that a terminal shows."""
+    """The type and message of an exception on one line, shortened for a terminal."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 300 else text[:297] + "..."
 

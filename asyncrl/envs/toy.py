@@ -1,6 +1,6 @@
-"""Two toys whose optimum is known by arithmetic and which a random agent fails: Chain and Catch.
+"""Two toys with a known optimum, at which a random agent fails: Chain and Catch.
 
-They cost a few microseconds a step, so that a test can tell within seconds whether an algorithm learns.
+A step takes a few microseconds, so a test can find out within seconds whether an algorithm learns.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _OVER = "step() before reset(): no episode is running"
 
 
 class Chain:
-    """A row of states; the agent starts at the left end and is paid 1 for reaching the right end, nothing else.
+    """A row of states. The agent starts at the left end, and its only reward is 1 for reaching the right end.
 
     Observation: one-hot float32 [length]. Actions: 0 moves left (at the left end: stays), 1 moves right. Reaching the
-    right end terminates the episode; `limit` steps truncate it. With 8 states and 12 steps a random agent arrives in
-    250 of 4096 episodes: often enough for learning to begin, far too seldom to be taken for learning.
+    right end terminates the episode; `limit` steps truncate it. With 8 states and 12 steps a random agent succeeds in
+    250 of 4096 episodes: often enough to start learning, far too rarely to be mistaken for it.
 
-    The chain has no chance in it: every seed gives the same episodes.
+    The chain is deterministic: every seed gives the same episodes.
     """
 
     OPTIMUM = 1.0
@@ -49,7 +49,7 @@ class Chain:
         self._running = False
 
     def reset(self) -> NDArray[np.float32]:
-        """Stand at the left end."""
+        """Go back to the left end."""
         self._position = 0
         self._elapsed = 0
         self._running = True
@@ -76,7 +76,7 @@ class Chain:
         return {"position": self._position, "elapsed": self._elapsed, "running": self._running}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a state taken by `state`."""
+        """Restore what `state` returned."""
         self._position, self._elapsed, self._running = state["position"], state["elapsed"], state["running"]
 
     def _observe(self) -> NDArray[np.float32]:
@@ -100,7 +100,7 @@ class Catch:
     ROWS = 10
     COLUMNS = 5
     LIMIT = ROWS - 1
-    """Steps of an episode, which ends by itself; only a shorter limit truncates it."""
+    """Steps of an episode, which terminates by itself; only a shorter limit truncates it."""
 
     def __init__(self, seed: int = 0, limit: int = LIMIT) -> None:
         if limit < 1:
@@ -150,7 +150,7 @@ class Catch:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a state taken by `state`."""
+        """Restore what `state` returned."""
         self._column, self._row, self._paddle = state["column"], state["row"], state["paddle"]
         self._running = state["running"]
         self._random.bit_generator.state = state["random"]
@@ -163,7 +163,7 @@ class Catch:
 
 
 def make_toy(spec: EnvSpec, seed: int) -> Chain | Catch:
-    """Make the toy that a spec names; the spec's `max_episode_steps`, where shorter, replaces the toy's own limit."""
+    """Make the toy of a spec; the spec's `max_episode_steps` replaces the toy's own limit if it is shorter."""
     toy: type[Chain | Catch] = Chain if spec.env_id == "Chain" else Catch
     arguments = dict(spec.env_kwargs)
     try:

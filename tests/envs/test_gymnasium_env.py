@@ -182,8 +182,8 @@ def test_parts_that_are_missing_or_broken_are_noticed() -> None:
     space = spaces.Dict(a=UNIT, b=UNIT)
     half = {"a": np.zeros(3, np.float32)}
     for observation, said in (
-        (half, "the observation has not all of the parts a, b"),
-        (3, "the observation has not all of the parts a, b"),
+        (half, "the observation lacks some of the parts a, b"),
+        (3, "the observation lacks some of the parts a, b"),
         (half | {"b": np.full(3, np.nan, np.float32)}, "holds a NaN"),
     ):
         with pytest.raises(BadEnvironment, match=said):
@@ -325,7 +325,7 @@ FLOAT_IMAGE = spaces.Box(0.0, 1.0, (8, 8, 3), np.float32)
         (FLOAT_IMAGE, (np.full((8, 8, 3), np.nan), 0.0, False, False, {}), "holds a NaN or an infinity"),
         (UNIT, (GOOD, 0.0, False, {}), r"step\(\) must return \(observation, reward, terminated, truncated, info\)"),
         (spaces.Discrete(3), (3, 0.0, False, False, {}), "the observation 3 is not in its space"),
-        (spaces.Discrete(3), (1.0, 0.0, False, False, {}), "the observation 1.0 is float64, not whole numbers"),
+        (spaces.Discrete(3), (1.0, 0.0, False, False, {}), "the observation 1.0 is float64, not integers"),
         (IMAGE, (np.zeros((8, 8, 4), np.uint8), 0.0, False, False, {}), r"the shape \[8, 8, 4\], not \[8, 8, 3\]"),
         (IMAGE, (np.zeros((8, 8, 3)), 0.0, False, False, {}), "the observation is float64, not uint8"),
     ],

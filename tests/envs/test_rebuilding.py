@@ -43,7 +43,7 @@ def test_the_episode_is_cut_where_it_was_last_seen() -> None:
     observation, reward, terminated, truncated, _ = environment.step(0)
 
     assert (observation.tolist(), reward, terminated, truncated) == ([2.0], 0.0, False, True)
-    assert said == ["made anew: step 3 is too much"]
+    assert said == ["rebuilt: step 3 is too much"]
     assert [one.closed for one in made] == [True, False]
     assert environment.reset().tolist() == [0.0]
     assert environment.step(0)[0].tolist() == [1.0]

@@ -63,7 +63,7 @@ def test_a_broken_environment_ends_the_run_and_is_named(
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_environment_can_be_made_anew_instead(
+def test_a_broken_environment_can_be_rebuilt_instead(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """--on-env-error rebuild, and one step in 200 goes wrong: the run finishes, all of it is counted and recorded."""
@@ -76,9 +76,9 @@ def test_a_broken_environment_can_be_made_anew_instead(
 
     run = the_run(tmp_path / "runs")
     rows = [row for file in run.glob("worker-*.jsonl") for row in read_records(file)]
-    made_anew = [row["event"] for row in rows if "made anew" in row.get("event", "")]
-    assert len(made_anew) >= 10
-    assert all("module:make broke" in event and complaint in event for event in made_anew)
+    rebuilt = [row["event"] for row in rows if "rebuilt: " in row.get("event", "")]
+    assert len(rebuilt) >= 10
+    assert all("module:make broke" in event and complaint in event for event in rebuilt)
     assert all(len(row["returns"]) == 2 for row in evaluations_of(run))
 
 
@@ -110,9 +110,9 @@ def test_cartpole_is_solved_by_environments_that_raise_once_in_2000_steps(tmp_pa
         status = run.status
         assert status["reason"] == "an evaluation reached 475.0"
         rows = [row for file in run.folder.glob("worker-*.jsonl") for row in read_records(file)]
-        made_anew = sum("made anew" in row.get("event", "") for row in rows)
-        assert made_anew > status["steps"] * 0.0005 / 4
-        print(f"{made_anew} environments made anew, {status['steps']} steps, {status['seconds']} s")
+        rebuilt = sum("rebuilt: " in row.get("event", "") for row in rows)
+        assert rebuilt > status["steps"] * 0.0005 / 4
+        print(f"{rebuilt} environments rebuilt, {status['steps']} steps, {status['seconds']} s")
 
 
 KEEPER = """

@@ -143,7 +143,7 @@ def test_an_environment_that_breaks_as_it_begins_is_replaced_too() -> None:
     environment = Rebuilding(lambda number: Stubborn(2, truncates=False), True, said.append)
 
     assert play(FixedAgent(), [environment], COUNTING, 3, steps=0) == [Episode(2.0, 2)] * 3
-    assert said == ["made anew: not again"] * 2
+    assert said == ["rebuilt: not again"] * 2
     with pytest.raises(BadEnvironment, match="not again"):
         play(FixedAgent(), [Stubborn(2, truncates=False)], COUNTING, 2, steps=0)
 
