@@ -92,6 +92,17 @@ class Breaking(Screen):
         return super().step(action)
 
 
+class BreakingLater(Breaking):
+    """The same, once it may; all of them are in this process."""
+
+    may_break = threading.Event()
+
+    def step(self, action: Any) -> Any:
+        if self.at == 2:
+            self.may_break.wait()
+        return super().step(action)
+
+
 def state_of_the_process() -> dict[str, Any]:
     """What a call must leave as it was."""
     numbers = [n for n in signal.valid_signals() if n not in (signal.SIGKILL, signal.SIGSTOP)]
@@ -441,7 +452,8 @@ def test_in_the_background_a_mistake_is_raised_at_once_and_a_failure_where_it_is
     """Before anything begins, and when it breaks."""
     with pytest.raises(asyncrl.UsageError, match="there is no setting worker"):
         asyncrl.training("a3c", worker=2)
-    training = asyncrl.training("a3c", env_id=Breaking, **TINY, runs_dir=tmp_path)
+    training = asyncrl.training("a3c", env_id=BreakingLater, **TINY, runs_dir=tmp_path)  # it would be raised here, too
+    BreakingLater.may_break.set()
     with pytest.raises(asyncrl.RunFailed, match="the light went out"):
         list(training)
     with pytest.raises(asyncrl.RunFailed, match="the light went out"):

@@ -33,6 +33,7 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
             supervisor.fill(slot)
         outcome = _await_ready(run, supervisor, view, signals)
         if outcome is None:
+            monitor.save_checkpoint()  # before the first update, in which a learner may die
             run.handles.clock.start()
             view.say(f"all {len(supervisor.workers)} workers are ready")
             for line in monitor.begin():

@@ -231,7 +231,7 @@ def run_children(
     try:
         children += [processes.start(context, target, run, worker) for worker in workers]
         deadline = time.monotonic() + seconds
-        most = 0
+        most = open_files()
         while (running := [child for child in children if child.exitcode is None]) and time.monotonic() < deadline:
             most = max(most, open_files())
             if broken := next((child for child in children if child.exitcode), None):

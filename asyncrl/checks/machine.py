@@ -202,19 +202,21 @@ def check_disk(needed: int, folder: Path) -> Finding:
 
 
 def train_a_while(run: Run, worker: int) -> None:
-    """A worker that trains for MEASURED_SECONDS; its records show where the time went.
+    """A worker that trains for MEASURED_SECONDS, at least one rollout; its records show where the time went.
 
     If experience goes to a learner, the learner takes turns in the same process.
     """
-    run.handles.clock.enter(worker, RUNNING)
-    run.handles.clock.start()
+    clock = run.handles.clock
+    clock.enter(worker, RUNNING)
+    clock.start()
+    before = clock.steps
     with ExitStack() as stack:
         roles = [stack.enter_context(closing(build_worker(run, worker)))]
-        for learner in run.handles.clock.learners:
+        for learner in clock.learners:
             roles.append(stack.enter_context(closing(build_learner(run, learner))))
         until = time.monotonic() + MEASURED_SECONDS
         for _ in zip(*(role.loop for role in roles), strict=True):
-            if time.monotonic() > until:
+            if clock.steps > before and time.monotonic() > until:
                 return
 
 

@@ -15,6 +15,7 @@ from asyncrl.backends.outcome import Signals
 from asyncrl.core.updates import UpdateRule
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import BUILDING, READY
+from asyncrl.storage import checkpoints
 from tests.seams.running import train
 from tests.support import make_run
 
@@ -33,6 +34,24 @@ def test_the_workers_that_are_ready_are_counted_while_the_others_are_waited_for(
 
     assert outcome is None
     assert counts == [(0, 3), (2, 3)]
+
+
+def test_the_first_checkpoint_is_of_a_run_that_has_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker has made a step and no learner has begun an update, however long the save takes."""
+    run = make_run(tmp_path, "a2c", backend="local", total_steps=400, evaluation_interval_steps=0)
+    save, saved = checkpoints.save, []
+
+    def watched(*words: Any, **options: Any) -> Path:
+        saved.append(run.handles.clock.started())
+        return save(*words, **options)
+
+    monkeypatch.setattr(checkpoints, "save", watched)
+
+    train(run)
+
+    assert saved == [False, True]
+    first, _ = checkpoints.find(run.spec.folder.checkpoints)
+    assert (checkpoints.load(first).steps, checkpoints.load(first).updates) == (0, 0)
 
 
 @dataclass(frozen=True)

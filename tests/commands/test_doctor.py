@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -43,7 +42,7 @@ from asyncrl.runtime import collect, loops, replica
 from asyncrl.runtime.protocols import Receipt, Update
 from asyncrl.runtime.run import Run, load_page
 from asyncrl.storage.records import RecordWriter
-from tests.support import make_run
+from tests.support import free_port, make_run
 
 HERE = __name__
 
@@ -796,6 +795,18 @@ class TestRoom:
         assert found.verdict == "ok"
         assert "steps/s training" in found.figure
 
+    @pytest.mark.parametrize("page", ["a3c", "ppo"])
+    def test_the_first_rollout_is_measured_however_long_it_takes(
+        self, tmp_path: Path, page: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In an environment so slow that the time is over by then."""
+        monkeypatch.setattr(machine, "MEASURED_SECONDS", 0.0)
+        run = make_run(tmp_path, page, workers=1)
+
+        machine.train_a_while(run, 0)
+
+        assert (machine.check_speed(run).verdict, run.handles.store.updates > 0) == ("ok", True)
+
     def test_the_speed_of_an_actor_is_measured_with_its_learner(self, tmp_path: Path) -> None:
         """Alone it would wait for one for ever."""
         run = make_run(tmp_path, "ppo", workers=1, total_steps=3000)
@@ -1054,9 +1065,7 @@ class TestGroup:
 @pytest.mark.parametrize(("words", "verdict"), [((), "ok"), (("--seed", "7"), "FAIL")])
 def test_a_group_of_ranks_is_examined(words: tuple[str, ...], verdict: str) -> None:
     """Rank 1 started by hand, as a launcher would, with the words of rank 0 or others; rank 0 prints."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, "-m", "asyncrl", "doctor", "--env-id", "Catch", "--steps", "10", "--json"]
     ranks = [
         subprocess.Popen(

@@ -375,7 +375,7 @@ def test_hundreds_of_actors_fit_through_the_door_of_a_child() -> None:
     with no_main_module():
         process = multiprocessing.get_context("forkserver").Process(target=put_as_last, args=(batches, 299))
         process.start()
-    process.join(60)
+    process.join(200)
 
     assert process.exitcode == 0
     batch = batches.take()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,9 @@ class Running:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The events in the supervisor's records."""
+        """The events in the supervisor's records; none before there is a run."""
+        if not list(self.runs_dir.glob("*/*/*/config.json")):
+            return []
         return [row for row in read_records(self.folder / "supervisor.jsonl") if "event" in row]
 
     def everyone(self) -> list[psutil.Process]:
@@ -145,11 +147,17 @@ def running(runs_dir: Path, *words: str, page: str = "a3c", **options: Any) -> I
         except psutil.NoSuchProcess:
             left = []
         process.kill()
-        for child in left:
-            child.send_signal(signal.SIGKILL)
+        kill(left)
         process.wait()
         assert process.stderr is not None
         process.stderr.close()
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    """Kill those that are left; without the command they also leave by themselves."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from asyncrl.storage.checkpoints import load_newest
-from tests.faults.running import SECONDS, gone
+from tests.faults.running import SECONDS, gone, kill
 from tests.support import free_port, status_of, the_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
@@ -109,8 +109,7 @@ class Group:
             except psutil.NoSuchProcess:
                 left = []
             rank.kill()
-            for child in left:
-                child.kill()
+            kill(left)
             rank.wait()
             assert rank.stderr is not None
             rank.stderr.close()

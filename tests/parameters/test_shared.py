@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import tempfile
 from typing import cast
 
 import pytest
@@ -30,7 +31,7 @@ def in_processes(target: object, arguments: list[tuple[object, ...]]) -> None:
         for process in processes:
             process.start()
     for process in processes:
-        process.join(60)
+        process.join(200)
     assert [process.exitcode for process in processes] == [0] * len(processes)
 
 
@@ -71,15 +72,20 @@ def push_some(store: SharedStore, worker: int, times: int) -> None:
 
 
 def test_two_processes_apply_their_gradients_exactly_once() -> None:
-    """Each moves an element of its own 200 times by 1 at the same time: no update is lost, none is applied twice."""
-    store = shared_store(
-        torch.zeros(2), UpdateRule("momentum-sgd", decay=0.0), workers=2, per_worker_statistics=True, learning_rate=1.0
-    )
+    """Each moves an element of its own 200 times by 1 at the same time: each update is counted, none is applied twice.
 
-    in_processes(push_some, [(store, 0, 200), (store, 1, 200)])
+    All of theta is written each time, so that without a lock a few may be lost to what the other had read before.
+    """
+    settings = {"workers": 2, "per_worker_statistics": True, "learning_rate": 1.0}
+    with tempfile.NamedTemporaryFile() as lock:
+        stores = [shared_store(torch.zeros(2), PLAIN_SGD, **settings, lock_file=file) for file in (None, lock.name)]
+        for store in stores:
+            in_processes(push_some, [(store, 0, 200), (store, 1, 200)])
 
-    assert store.theta.tolist() == [-200.0, -200.0]
-    assert store.updates == 400
+    racing, locked = stores
+    assert racing.updates == locked.updates == 400
+    assert -200.0 <= float(racing.theta.min()) <= float(racing.theta.max()) <= 0.0
+    assert locked.theta.tolist() == [-200.0, -200.0]
 
 
 def test_statistics_move_in_all_processes() -> None:
@@ -93,8 +99,6 @@ def test_statistics_move_in_all_processes() -> None:
 
 def test_a_lock_serialises_and_loses_nothing() -> None:
     """With --update locked two processes may even push to the same element."""
-    import tempfile
-
     with tempfile.NamedTemporaryFile() as lock:
         store = shared_store(torch.zeros(1), PLAIN_SGD, workers=2, lock_file=lock.name, learning_rate=1.0)
         in_processes(push_to_first, [(store, 0), (store, 1)])

@@ -40,7 +40,7 @@ def test_what_a_child_writes_is_seen_here() -> None:
         for process in processes:
             process.start()
     for process in processes:
-        process.join(60)
+        process.join(200)
 
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert tensor[:, 0].tolist() == tensor[:, -1].tolist() == [1.0, 2.0, 1.0]
