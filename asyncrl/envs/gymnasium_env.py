@@ -218,7 +218,7 @@ _CLASSIC_STATE = ("state", "steps_beyond_terminated", "last_u")
 
 
 def _time_limit(environment: gymnasium.Env[Any, Any]) -> gymnasium.wrappers.TimeLimit[Any, Any] | None:
-    """The outermost wrapper if it is Gymnasium's TimeLimit, and only OrderEnforcing is between it and the environment."""
+    """The outermost wrapper if it is a TimeLimit with nothing but OrderEnforcing between it and the environment."""
     inner = environment.env if isinstance(environment, gymnasium.wrappers.TimeLimit) else None
     if isinstance(inner, gymnasium.wrappers.OrderEnforcing) and inner.env is inner.unwrapped:
         assert isinstance(environment, gymnasium.wrappers.TimeLimit)
