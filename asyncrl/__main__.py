@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import signal
 import sys
@@ -46,17 +47,28 @@ def main(words: Sequence[str] | None = None) -> int:
         print(version())
         return 0
     if words[0] not in PAGES | COMMANDS:
-        print(f"asyncrl: error: no command {words[0]!r}; there are {', '.join(PAGES | COMMANDS)}", file=sys.stderr)
+        near = difflib.get_close_matches(words[0], PAGES | COMMANDS, n=1)
+        remedy = f"perhaps you meant {near[0]}" if near else f"there are {', '.join(PAGES | COMMANDS)}"
+        print(f"asyncrl: error: no command {words[0]!r}; {remedy}", file=sys.stderr)
         return 2
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the command is imported, as in asyncrl/__init__.py
     if words[0] == "train":
         words = words[1:]
-        if (page := page_in_config(words)) is not None:
-            words = [page, *words]
+        if words[:1] in (["-h"], ["--help"]):
+            print("usage: asyncrl train PAGE [OPTIONS]\n\npages, or your own module:")
+            for name, text in PAGES.items():
+                print(f"  {name:16}{text}")
+            print("\n`asyncrl train PAGE --help` lists the options.")
+            return 0
         if not words or words[0].startswith("-"):
-            print(f"asyncrl train: error: name a page first: {', '.join(PAGES)}, or your own module", file=sys.stderr)
-            return 2
+            from asyncrl.core.errors import UsageError
+
+            try:
+                words = [page_in_config(words), *words]
+            except UsageError as error:
+                print(f"asyncrl train: error: {error}", file=sys.stderr)
+                return 2
     elif words[0] in COMMANDS:
         module = ALIASES.get(words[0], words[0])
         return int(importlib.import_module(f"asyncrl.commands.{module}").main(words[1:]))
@@ -65,17 +77,17 @@ def main(words: Sequence[str] | None = None) -> int:
     return train(module_of(words[0]), words[1:])
 
 
-def page_in_config(words: Sequence[str]) -> str | None:
-    """The page that the file behind `--config` names, where the command line names none."""
+def page_in_config(words: Sequence[str]) -> str:
+    """The page that the file behind `--config` names, where the command line names none. Raises UsageError."""
     from asyncrl.config.words import read_file, value_of
     from asyncrl.core.errors import UsageError
 
-    if not words or not words[0].startswith("--") or not (file := value_of("--config", words)):
-        return None
-    try:
-        return name_of(read_file(Path(file))[0]) or None
-    except UsageError:  # the page's command says it
-        return None
+    file = value_of("--config", words)
+    page = name_of(read_file(Path(file))[0]) if file else ""
+    if not page:
+        here = f", or in {file}" if file else ""
+        raise UsageError(f"name a page first{here}: {', '.join(PAGES)}, or your own module")
+    return page
 
 
 if __name__ == "__main__":

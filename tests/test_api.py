@@ -241,7 +241,7 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
         ("a3c", {"config": asyncrl.ppo.Config()}, "asyncrl.a3c takes a asyncrl"),
         ("one_step_q", {"env_id": "Pendulum-v1"}, "asyncrl one_step_q chooses between discrete ones"),
         (None, {"workers": 2}, "name a page first: a3c, "),
-        ("a3c", {"config": "nowhere.toml"}, "--config nowhere.toml cannot be read: FileNotFoundError"),
+        ("a3c", {"config": "nowhere.toml"}, "--config nowhere.toml cannot be read: No such file or directory"),
         ("a3c", {"resume": "nowhere"}, "is not a run"),
         ("a3c", {"env_id": Screen()}, "env_id takes an id, a class or a function that makes an environment"),
         ("a3c", {"env_id": dict}, "dict() returned a dict, not a gymnasium.Env"),

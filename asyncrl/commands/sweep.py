@@ -221,7 +221,7 @@ def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
         raise UsageError("--seeds must be at least 1, --jobs, --draw-seed and --trials not negative")
     if config.prune and not config.trials:
         raise UsageError("--prune is for a search: give --trials")
-    fields = {name for algorithm in config.algorithms for name in settings_of(algorithm)}
+    fields = {name: switch for algorithm in config.algorithms for name, switch in settings_of(algorithm).items()}
     axes = [make_axis(flag, values, fields, config.draw_seed) for flag, values in groups if flag not in own]
     for axis in axes:
         if config.trials and axis.drawn and axis.bounds is None:

@@ -227,6 +227,8 @@ def _shortened(complaint: str, words: Sequence[str]) -> str:
     message = " ".join(message.split())
     if match := re.fullmatch(r"Error parsing (\S+): (.*)", message):
         return f"{match[1]} {match[2]}"
+    if match := re.fullmatch(r"Missing from .*?: [A-Z]+ (.*?)\.? \(required\)", message):
+        return f"give the {match[1][:1].lower()}{match[1][1:]}"
     if match := re.fullmatch(r"Missing value for argument '(.*)'\. Expected (\d+) values\.", message):
         return f"{match[1]} needs {'a value' if match[2] == '1' else f'{match[2]} values'}"
     if match := re.fullmatch(r"Unrecognized options:\s*(.*?)(, .*)?", message):

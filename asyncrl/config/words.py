@@ -156,7 +156,9 @@ def read_file(path: Path) -> tuple[str, dict[str, Any]]:
     try:
         content = path.read_text()
         data = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UsageError(f"--config {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise UsageError(f"--config {path} cannot be read: {type(error).__name__}: {error}") from None
     if not isinstance(data, dict):
         raise UsageError(f"--config {path} holds no settings")

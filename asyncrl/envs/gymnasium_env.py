@@ -9,14 +9,16 @@ shared network for all workers: a violation raises `BadEnvironment` with the env
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import importlib.util
 import logging
 import math
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
@@ -504,13 +506,34 @@ def _from_factory(env_id: str, arguments: dict[str, Any]) -> gymnasium.Env[Any, 
 def _from_registry(env_id: str, arguments: dict[str, Any]) -> tuple[gymnasium.Env[Any, Any], tuple[str, ...]]:
     _register_package_of(env_id)
     _refuse_raw_atari(env_id)
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, _mujoco_silenced(env_id):
         warnings.simplefilter("always")
         environment = _make(env_id, arguments)
-    notices = tuple(dict.fromkeys(_plain(str(warning.message)) for warning in caught))
+    said = [str(warning.message) for warning in caught if _is_for_users(warning)]
+    notices = tuple(dict.fromkeys(_plain(text) for text in said))
     if env_id.startswith(("MiniGrid-", "BabyAI-")) and isinstance(environment.observation_space, spaces.Dict):
         environment = importlib.import_module("minigrid.wrappers").ImgObsWrapper(environment)
     return environment, notices
+
+
+@contextlib.contextmanager
+def _mujoco_silenced(env_id: str) -> Iterator[None]:
+    """MuJoCo says on stderr, for each environment, what is deprecated in the models that Gymnasium brings."""
+    if _extra_of(env_id) != "mujoco" or importlib.util.find_spec("mujoco") is None:
+        yield
+        return
+    mujoco = importlib.import_module("mujoco")
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda text: None if "deprecated" in text else warnings.warn(text, stacklevel=2))
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
+
+
+def _is_for_users(warning: warnings.WarningMessage) -> bool:
+    """Whether it is not for the authors of a library, as Python sees it; Gymnasium's own deprecations are of ids."""
+    return not issubclass(warning.category, DeprecationWarning) or "WARN: " in str(warning.message)
 
 
 def _make(env_id: str, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:

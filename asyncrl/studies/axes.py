@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -62,10 +63,10 @@ def group_words(words: Sequence[str]) -> list[tuple[str, list[str]]]:
     return groups
 
 
-def make_axis(flag: str, words: Sequence[str], fields: Collection[str], seed: int) -> Axis:
+def make_axis(flag: str, words: Sequence[str], fields: Mapping[str, bool], seed: int) -> Axis:
     """The axis that a flag and its words describe; a flag may be in the plural. Raises UsageError if there is none.
 
-    `seed` is for random draws. The first values drawn are the same however many are asked for.
+    `fields` says of each setting whether it is only on or off; `seed` is for random draws. The first values drawn are the same however many are asked for.
     """
     name = flag.removeprefix("--").replace("-", "_")
     negated = name.removeprefix("no_")
@@ -73,7 +74,12 @@ def make_axis(flag: str, words: Sequence[str], fields: Collection[str], seed: in
         return Axis(negated, ("False",))
     field = next((candidate for candidate in (name, name.removesuffix("s")) if candidate in fields), None)
     if field is None:
-        raise UsageError(f"there is no {flag}")
+        near = difflib.get_close_matches(name, [*fields, *(f"{field}s" for field in fields)], n=1)
+        raise UsageError(
+            f"there is no {flag}" + "".join(f"; perhaps you meant --{other.replace('_', '-')}" for other in near)
+        )
+    if not words and not fields[field]:
+        raise UsageError(f"{flag} needs a value")
     if len(words) == 4 and words[1] in DISTRIBUTIONS:
         return Axis(field, draw(flag, words, (seed, *field.encode())), drawn=words[1])
     if len(words) == 3 and words[0] in DISTRIBUTIONS:

@@ -453,6 +453,47 @@ def test_the_program_lists_its_commands(capfd: pytest.CaptureFixture[str]) -> No
     assert error.startswith("asyncrl: error: no command 'nope'; there are a3c, ")
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("evalute runs", "asyncrl: error: no command 'evalute'; perhaps you meant evaluate"),
+        ("train", "asyncrl train: error: name a page first: a3c, "),
+        ("train --config missing.toml", "asyncrl train: error: --config missing.toml cannot be read: No such file or "),
+        ("train --config broken.toml", "asyncrl train: error: --config broken.toml cannot be read: TOMLDecodeError: "),
+        ("train --config no_page.toml", "asyncrl train: error: name a page first, or in no_page.toml: a3c, "),
+        ("a3c --config misspelt.toml", "asyncrl a3c: error: there is no --worker; perhaps you meant "),
+        ("a3c CartPole-v1", "asyncrl a3c: error: unexpected word 'CartPole-v1'"),
+        ("watch", "asyncrl watch: error: give the folder of the run"),
+        ("watch nothing", "asyncrl watch: error: nothing is not a run: no such folder"),
+        ("export", "asyncrl export: error: give the folder of the run"),
+        ("export nothing --onnx x.onnx", "asyncrl export: error: nothing is not a run: no such folder"),
+        ("evaluate nothing --episodse 3", "asyncrl evaluate: error: there is no --episodse; perhaps you meant --ep"),
+        ("report", "asyncrl report: error: give the folder of at least one run"),
+        ("plot nothing", "asyncrl plot: error: nothing is not the folder of a run"),
+        ("doctor --env-id Nowhere-v0", "asyncrl doctor: error: no environment has the id Nowhere-v0"),
+        ("race --algoritms a3c", "asyncrl race: error: there is no --algoritms; perhaps you meant --algorithms"),
+        ("speedup --worker 1 2", "asyncrl speedup: error: there is no --worker; perhaps you meant --workers"),
+        ("sweep --learing-rates 1", "asyncrl sweep: error: there is no --learing-rates; perhaps you meant --learning"),
+        ("completion fish", "asyncrl completion: error: name a shell: bash or zsh"),
+    ],
+)
+def test_what_a_newcomer_mistypes_is_one_line(
+    words: str, line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says what to do, and nothing is made."""
+    files = {"broken.toml": "workers = ", "no_page.toml": "workers = 2", "misspelt.toml": "worker = 2"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+
+    assert asyncrl(words.split()) == 2
+
+    out, error = capfd.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert error.replace(f"{tmp_path}/", "").startswith(line)
+    assert {path.name for path in tmp_path.iterdir()} == files.keys()
+
+
 @pytest.mark.parametrize("page", list(PAGES))
 def test_help_names_every_flag(page: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Within 80 columns, each with a text, whatever else the line holds; nothing is started."""

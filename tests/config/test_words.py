@@ -73,7 +73,7 @@ def test_all_environments_together_are_shared_by_the_workers(
         ("--n-envs 0", "--n-envs is --workers times --envs-per-worker"),
         ("--n-envs many", "--n-envs takes a whole number, got 'many'"),
         ("--config", "--config needs a value"),
-        ("--config nowhere.toml", "--config nowhere.toml cannot be read: FileNotFoundError"),
+        ("--config nowhere.toml", "--config nowhere.toml cannot be read: No such file or directory"),
     ],
 )
 def test_what_cannot_be_understood_is_one_line(words: str, line: str) -> None:

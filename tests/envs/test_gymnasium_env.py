@@ -493,6 +493,17 @@ def test_an_outdated_id_is_mentioned_by_the_probe_only() -> None:
         spec.probe()
 
 
+@pytest.mark.parametrize(("env_id", "package"), [("LunarLander-v3", "Box2D"), ("HalfCheetah-v5", "mujoco")])
+def test_what_a_library_tells_its_authors_is_not_shown(
+    env_id: str, package: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Deprecations within Box2D's bindings, and in the models of MuJoCo that Gymnasium brings."""
+    pytest.importorskip(package)
+    EnvSpec(env_id).probe()
+
+    assert capfd.readouterr().err == ""
+
+
 def test_making_a_minatar_game_leaves_logging_as_it_was() -> None:
     """The package logs a complaint about a library that only drawing needs."""
     pytest.importorskip("minatar")

@@ -8,7 +8,7 @@ import pytest
 from asyncrl.core.errors import UsageError
 from asyncrl.studies.axes import Axis, combine, group_words, make_axis, words_of
 
-FIELDS = ("learning_rate", "t_max", "workers", "hidden_sizes", "double_q")
+FIELDS = dict.fromkeys(("learning_rate", "t_max", "workers", "hidden_sizes"), False) | {"double_q": True}
 
 
 def axis_of(*words: str, seed: int = 1) -> Axis:
@@ -81,7 +81,8 @@ def test_points_become_the_flags_of_a_run() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--learning-rat", "1"], "there is no --learning-rat"),
+        (["--learning-rat", "1"], "there is no --learning-rat; perhaps you meant --learning-rate"),
+        (["--learning-rates"], "--learning-rates needs a value"),
         (["--t-max", "5", "5"], "--t-max has a value twice"),
         (["--t-max", "x", "uniform", "0", "1"], "--t-max takes N uniform LOW HIGH"),
         (["--t-max", "0", "uniform", "0", "1"], "needs at least one draw"),
