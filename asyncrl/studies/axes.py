@@ -66,7 +66,8 @@ def group_words(words: Sequence[str]) -> list[tuple[str, list[str]]]:
 def make_axis(flag: str, words: Sequence[str], fields: Mapping[str, bool], seed: int) -> Axis:
     """The axis that a flag and its words describe; a flag may be in the plural. Raises UsageError if there is none.
 
-    `fields` says of each setting whether it is only on or off; `seed` is for random draws. The first values drawn are the same however many are asked for.
+    `fields` says of each setting whether it is only on or off; `seed` is for random draws. The first values drawn are
+    the same however many are asked for.
     """
     name = flag.removeprefix("--").replace("-", "_")
     negated = name.removeprefix("no_")
