@@ -246,7 +246,7 @@ class Monitor:
                 {
                     "eval/mean_reward": mean,
                     "eval/mean_ep_length": statistics.fmean(row["lengths"]),
-                    "eval/cpu_share": row["cpu_share"],
+                    "time/evaluator_cpu_share": row["cpu_share"],
                 },
                 row["steps"],
             )
