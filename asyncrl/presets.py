@@ -99,6 +99,9 @@ ONE_STEP_BOARD: Settings = VALUE_BOARD | {
 }
 """What trains MinAtar's Breakout best with one-step Q of what was tried (docs/results/minatar.md)."""
 
+A2C_SCREEN: Settings = {"envs_per_worker": 2, "entropy_weights": (0.003,), "overlap": True}
+"""A3C's entropy, and batches of half the plain size: A2C makes one update where A3C's workers make one each
+(docs/results/pong.md)."""
 A2C_VECTOR: Settings = {
     "envs_per_worker": 4,
     "t_max": 8,
@@ -434,7 +437,10 @@ TABLES: dict[str, dict[str, dict[str, Settings]]] = {
         "default": _default(VALUE_ATARI, VALUE_SCREEN, VALUE_BOARD | {"t_max": 8}, N_STEP_VECTOR, N_STEP_VECTOR),
         "paper": _mnih(VALUE_PAPER),
     },
-    "a2c": {"default": _default(ATARI, {}, A2C_BOARD, A2C_VECTOR, A2C_CONTINUOUS), "paper": _nature(A2C_PAPER)},
+    "a2c": {
+        "default": _default(ATARI | A2C_SCREEN, A2C_SCREEN, A2C_BOARD, A2C_VECTOR, A2C_CONTINUOUS),
+        "paper": _nature(A2C_PAPER),
+    },
     "ppo": {
         "default": _default(ATARI | PPO_SCREEN, PPO_SCREEN, PPO_BOARD, PPO_VECTOR, PPO_CONTINUOUS),
         "paper": {"atari": PPO_PAPER_ATARI}
