@@ -46,7 +46,7 @@ def test_a_page_with_a_learner_says_that_it_does_not_run_on_hosts_yet(
     """In one line, whether Ray is there or not."""
     assert main("asyncrl.impala", [*CATCH, "--backend", "ray", "--runs-dir", str(tmp_path)]) == 2
 
-    assert "has a learner, and --backend ray runs methods whose workers learn" in capfd.readouterr().err
+    assert "has a learner; so far --backend ray runs methods whose workers learn" in capfd.readouterr().err
 
 
 def test_without_ray_the_command_says_how_to_get_it(

@@ -40,8 +40,10 @@ def test_a_run_that_is_still_alive_is_not_resumed(tmp_path: Path, capfd: pytest.
             )
         steps = run.status["steps"]
         run.until(lambda: run.status["steps"] > steps, "more steps")
+        everyone = run.everyone()
         run.process.kill()
         run.process.wait()
+        assert gone(everyone)
 
     assert main("asyncrl.a3c", ["--resume", str(folder), "--max-seconds", "1e-3"]) == 0
 
