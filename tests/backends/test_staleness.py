@@ -34,7 +34,7 @@ def test_with_a_private_copy_a_gradient_is_as_old_in_turns_as_in_processes(tmp_p
     serial, local = (ages(tmp_path, backend, "a3c") for backend in ("serial", "local"))
 
     assert serial == {"staleness": pytest.approx(1, abs=0.02)}
-    assert local == {"staleness": pytest.approx(1, abs=0.1)}
+    assert local == {"staleness": pytest.approx(1, abs=0.3)}
 
 
 def test_on_theta_itself_a_rollout_is_old_and_its_gradient_is_not(tmp_path: Path) -> None:
@@ -43,5 +43,5 @@ def test_on_theta_itself_a_rollout_is_old_and_its_gradient_is_not(tmp_path: Path
     serial, local = (ages(tmp_path, backend, "one_step_q") for backend in ("serial", "local"))
 
     assert serial == {"staleness": 0, "pull_age": pytest.approx(1, abs=0.02)}
-    assert local["pull_age"] == pytest.approx(1, abs=0.1)
+    assert local["pull_age"] == pytest.approx(1, abs=0.3)
     assert local["staleness"] < local["pull_age"]
