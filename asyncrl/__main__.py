@@ -16,7 +16,7 @@ COMMANDS = {
     "train": "train with any page, also your own: asyncrl train my_package.my_page",
     "plot": "learning curves of any runs in one figure",
     "evaluate": "play episodes with what a run has learnt",
-    "watch": "a film of the agent beside what it thinks, or how a run goes that is going on",
+    "watch": "a film of the agent and what it thinks, or a live view of a run",
     "enjoy": "the same as watch",
     "report": "all about runs, side by side, on one page of HTML",
     "export": "what a run has learnt as an ONNX model, a torch program, or weights",

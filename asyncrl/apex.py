@@ -1,16 +1,16 @@
 """Distributed prioritized experience replay: Ape-X DQN.
 
-Horgan et al. 2018 (arXiv 1803.00933). Many actors, each with an epsilon of its own, one memory, one learner:
+Horgan et al. 2018 (arXiv 1803.00933). Many actors, each with its own epsilon, one memory, one learner:
 
     each actor i of N, repeatedly (Algorithm 1)
         theta' <- theta, act by epsilon_i-greedy on Q(s, a; theta'),   epsilon_i = epsilon^(1 + alpha i / (N - 1))
-        p = |G - Q(s_t, a_t; theta')|, by the values it has acted with
-        keep the n-step transitions in the memory, with their priorities p
+        p = |G - Q(s_t, a_t; theta')|, from the values it has acted with
+        store the n-step transitions in the memory, with their priorities p
     the learner, repeatedly (Algorithm 2)
-        draw a minibatch with P(k) = p_k^alpha / sum_i p_i^alpha,  w_k = (N P(k))^-beta / max w
+        sample a minibatch with P(k) = p_k^alpha / sum_i p_i^alpha,  w_k = (N P(k))^-beta / max w
         G = r_t + gamma r_{t+1} + ... + gamma^n Q(s_{t+n}, argmax_a Q(s_{t+n}, a; theta); theta^-)
         update theta with grad w (G - Q(s_t, a_t; theta))^2, and renew p = |G - Q(s_t, a_t; theta)|
-        every so many updates: theta^- <- theta;  the oldest steps make room for new ones
+        every I_target updates: theta^- <- theta;  new steps overwrite the oldest ones
     until T > T_max,   with Q from a dueling network (Wang et al. 2016)
 
 The loops are `actor` and `learner` in `asyncrl.runtime.loops`, the memory is `asyncrl.experience.replay`; this page is
@@ -45,20 +45,20 @@ EXTRAS = ("action_value", "state_value")
 
 @dataclass(frozen=True)
 class Config(ReplayConfig):
-    """Ape-X: one learner draws from one memory by priority (Horgan et al. 2018)."""
+    """Ape-X: one learner samples from one memory by priority (Horgan et al. 2018)."""
 
     exploration: Literal["drawn", "ladder", "boltzmann", "equal"] = "ladder"
     """How workers differ: final epsilon drawn per worker, Ape-X's ladder, temperatures, or not at all."""
     double_q: bool = True
     """Let theta choose the action that theta^- values (van Hasselt et al. 2016)."""
     dueling: bool = True
-    """Make Q of two streams, the state's value and the actions' advantages (Wang et al. 2016)."""
+    """Split Q into two streams, the state's value and the actions' advantages (Wang et al. 2016)."""
     n_step: int = 3
     """Steps of a transition, after which its return bootstraps."""
     priority_exponent: float = 0.6
-    """alpha: how much oftener a step with a large error is drawn than one with a small one; 0: not at all."""
+    """alpha: how much more often steps with large errors are sampled; 0: uniform sampling."""
     importance_exponent: float = 0.4
-    """beta: how much of the bias of that its weight in the loss takes back; 1: all."""
+    """beta: how much of the resulting bias the weights in the loss correct; 1: all of it."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
@@ -95,11 +95,11 @@ class ApeX:
         self.errors = torch.zeros(0)
 
     def initial_state(self, environments: int) -> State:
-        """Nothing to remember: the networks are feed-forward."""
+        """None: the networks are feed-forward."""
         return self.network.trunk.initial_state(environments)
 
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
-        """a_t `[E]` by this actor's exploration, and the values by which its first priority is worked out."""
+        """a_t `[E]` by this actor's exploration, and the values for its initial priority."""
         q, _ = self.network.values_at(observations)
         actions = self.policy.choose(q, steps, self.generator)
         return actions, state, {"action_value": q.gather(-1, actions[:, None])[:, 0], "state_value": q.amax(-1)}
@@ -109,7 +109,7 @@ class ApeX:
         yield batch
 
     def loss(self, part: Transitions) -> tuple[Tensor, Metrics]:
-        """Squared errors, each by its weight, averaged over the minibatch."""
+        """Weighted squared errors, averaged over the minibatch."""
         q, _ = self.network(part.observations[None])
         values = q[0].gather(-1, part.actions[:, None])[:, 0]
         rewards = part.learning_rewards(self.config.reward_clip)

@@ -1,20 +1,20 @@
 """General reinforcement learning architecture: Gorila, DQN made parallel.
 
 Nair et al. 2015, "Massively Parallel Methods for Deep Reinforcement Learning" (arXiv 1507.04296). Experience is kept in
-replay memories; actors fill them, learners draw from them, and theta is updated asynchronously:
+replay memories; actors fill them, learners sample from them, and theta is updated asynchronously:
 
     each actor, repeatedly
-        theta' <- theta, act by epsilon-greedy on Q(s, a; theta'), and keep (s, a, r, s') in the replay memory D
+        theta' <- theta, act by epsilon-greedy on Q(s, a; theta'), and store (s, a, r, s') in the replay memory D
     each learner, repeatedly
-        theta' <- theta, draw a minibatch of (s, a, r, s') from D
+        theta' <- theta, sample a minibatch of (s, a, r, s') from D
         y = r                                   for a terminal s'
         y = r + gamma max_a' Q(s', a'; theta^-)           otherwise
         update theta with grad (y - Q(s, a; theta'))^2, asynchronously
-        every so many updates of theta: theta^- <- theta
+        every I_target updates of theta: theta^- <- theta
     until T > T_max
 
-*Bundled*, each worker is an actor and a learner with one theta' and a memory of its own; *unbundled*, the workers act
-and learners draw from what all of them did. The loops are `actor` and `learner` in `asyncrl.runtime.loops`, the
+*Bundled*, each worker is an actor and a learner with one theta' and its own memory; *unbundled*, the workers act and
+learners sample from the steps of all of them. The loops are `actor` and `learner` in `asyncrl.runtime.loops`, the
 memory is `asyncrl.experience.replay`; this page is what makes them Gorila. Run it with `python -m asyncrl.gorila`.
 """
 
@@ -50,9 +50,9 @@ class Config(StabilitySettings, ReplayConfig):
     """Gorila: DQN with many actors and learners (Nair et al. 2015)."""
 
     layout: Literal["unbundled", "bundled"] = "unbundled"
-    """unbundled: workers act, learners draw from all they did. bundled: each worker learns from its own steps."""
+    """unbundled: workers act, learners sample all their steps. bundled: each worker learns from its own steps."""
     learners: int = 1
-    """unbundled: learners, which update theta without waiting for each other."""
+    """unbundled: number of learners, which update theta without waiting for each other."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
@@ -89,7 +89,7 @@ class Gorila:
         self.exploration = self.policy.facts()
 
     def initial_state(self, environments: int) -> State:
-        """Nothing to remember: the networks are feed-forward."""
+        """None: the networks are feed-forward."""
         return self.network.trunk.initial_state(environments)
 
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:

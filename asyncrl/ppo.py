@@ -5,7 +5,7 @@ with the parameters theta of one learner:
 
     repeat
         each actor: theta_old <- theta, act T steps with a_t ~ pi(a | s_t; theta_old)
-        wait for all of them, and put their rollouts side by side
+        wait for all actors, and put their rollouts side by side
         A_t by generalised advantage estimation (equation 11), R_t = A_t + V(s_t; theta_old)
         K epochs of minibatches: update theta by the gradient of
             - min(r A, clip(r, 1 - epsilon, 1 + epsilon) A) + value_cost (R - V(s))^2 - beta H(pi(s)),
@@ -60,7 +60,7 @@ class Config(InStepConfig):
     learning_rate: float = 2.5e-4
     """eta at the first step."""
     optimizer_epsilon: float = 1e-5
-    """rmsprop: inside the root. adam: beside the root."""
+    """rmsprop: inside the root. adam: outside the root."""
     max_gradient_norm: float = 0.5
     """A gradient with a larger L2 norm is scaled down to it; 0: never."""
     entropy_weights: tuple[float, ...] = (0.01,)
@@ -70,17 +70,17 @@ class Config(InStepConfig):
     epochs: int = 4
     """Passes over each batch (K)."""
     minibatches: int = 4
-    """Parts of a batch, shuffled in each pass; each makes an update. With an LSTM of whole sequences, one or more."""
+    """Parts of a batch, shuffled in each pass, each for one update. With an LSTM they consist of whole sequences."""
     clip: float = 0.1
-    """epsilon: how far the ratio of probabilities may leave 1."""
+    """epsilon: how far the ratio of probabilities may be from 1."""
     anneal_clip: bool = True
-    """Take epsilon linearly to 0 over total_steps, as the learning rate."""
+    """Decrease epsilon linearly to 0 over total_steps, like the learning rate."""
     value_clip: float = 0.0
-    """Clip the change of values to so much as well (OpenAI Baselines); 0: not."""
+    """Largest change of values, clipped as in OpenAI Baselines; 0: not clipped."""
 
     @property
     def fewest(self) -> int:
-        """Steps, or with an LSTM sequences, of a minibatch at the least: advantages of one step are all mean."""
+        """Fewest steps of a minibatch, or sequences with an LSTM: one step cannot be normalised."""
         return 2 if self.normalize_advantages and (self.t_max == 1 or not self.lstm_cells) else 1
 
     def check(self) -> None:

@@ -136,9 +136,9 @@ PPO_VECTOR: Settings = {
     "normalize_returns": True,
     "evaluation_policy": "greedy",
 }
-"""Epochs and clip of the paper's table 3, with the short rollouts and the larger rate that small problems want."""
+"""Epochs and clip of the paper's table 3, with short rollouts and a larger learning rate for small problems."""
 PPO_BOARD: Settings = {"t_max": 32, "learning_rate": 1e-3, "normalize_observations": False}
-"""The same for MinAtar, planes as they are (docs/results/minatar.md on A3C)."""
+"""The same for MinAtar, without normalisation of its planes (docs/results/minatar.md on A3C)."""
 PPO_CONTINUOUS: Settings = PPO_VECTOR | {
     "envs_per_worker": 1,
     "t_max": 128,
@@ -198,7 +198,7 @@ REPLAY_BOARD: Settings = REPLAY_VECTOR | {
     "warmup_steps": 5_000,
     "target_interval_updates": 1_000,
 }
-"""The same for MinAtar, planes as they are, with the memory and warm-up of its published DQN (Young & Tian 2019)."""
+"""For MinAtar, without normalisation of its planes, with the memory and warm-up of its DQN (Young & Tian 2019)."""
 GORILA_VECTOR: Settings = REPLAY_VECTOR | {"exploration": "equal", "epsilons": (0.05,), "exploration_steps": 20_000}
 GORILA_BOARD: Settings = REPLAY_BOARD | {"exploration": "equal", "epsilons": (0.1,), "exploration_steps": 100_000}
 """All actors explore alike, as in the paper."""
@@ -359,12 +359,12 @@ REINFORCE_PAPER: Settings = {
     "normalize_observations": False,
     "normalize_returns": False,
 }
-"""Williams 1992: the gradient of each episode, added as it is, times a rate that the paper leaves open."""
+"""Williams 1992: the plain gradient of each episode, times a learning rate that the paper leaves open."""
 
 NATURE_SCREEN: Settings = ATARI | {"image_size": 84}
-"""What A2C's and IMPALA's papers have beside it where there is an image for the network of Mnih et al. 2015."""
+"""Further settings of A2C's and IMPALA's papers, for images for the network of Mnih et al. 2015."""
 NO_SCREEN: Settings = {"network": "auto"}
-"""And where there is none."""
+"""The same for other observations."""
 
 
 GORILA_PAPER: Settings = {

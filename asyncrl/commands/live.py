@@ -1,4 +1,4 @@
-"""How a run that is going on goes, read from its files by another process: nothing is asked of the run itself."""
+"""A live view of an active run, from its files alone: the run itself is not involved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from asyncrl.storage.records import RecordReader
 from asyncrl.storage.run_folder import RunFolder
 
 STALE_SECONDS = 60.0
-"""A run that has written nothing for so long does not go on."""
+"""A run that has written nothing for this long is not active."""
 POLL_SECONDS = 1.0
 GOING = ("starting", "running")
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -30,7 +30,7 @@ _WIDTH = 48
 
 
 def is_going_on(folder: RunFolder, now: float) -> bool:
-    """Whether the run says that it is, and has written something lately."""
+    """Whether the run is active: its status says so, and it has written something recently."""
     try:
         return read_json(folder.status_file)["state"] in GOING and silence(folder.status_file, now) < STALE_SECONDS
     except (OSError, ValueError, KeyError, TypeError):
@@ -38,7 +38,7 @@ def is_going_on(folder: RunFolder, now: float) -> bool:
 
 
 def silence(file: Path, now: float) -> float:
-    """Seconds since something was written to a file; for ever if there is none."""
+    """Seconds since something was written to a file; infinite if there is none."""
     try:
         return now - file.stat().st_mtime
     except OSError:
@@ -66,7 +66,7 @@ class Reader:
         self.state, self.reason = "starting", ""
 
     def read(self, now: float) -> Summary:
-        """What there is to know by now."""
+        """The current state of the run."""
         try:
             status = read_json(self.folder.status_file)
         except (OSError, ValueError):
@@ -104,7 +104,7 @@ class Reader:
 
 
 def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
-    """A curve of block letters, the least value lowest; of more values than `width` the mean of neighbours."""
+    """A curve of block characters from the smallest value to the largest; adjacent values are averaged to `width`."""
     if not values:
         return ""
     edges = [len(values) * i // width for i in range(width + 1)] if len(values) > width else range(len(values) + 1)
@@ -116,7 +116,7 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
 
 
 def view(reader: Reader, summary: Summary) -> Group:
-    """The panel that the run's own command shows, and the curves so far below it."""
+    """The panel of the run's own command, with the curves so far below it."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(no_wrap=True)
@@ -133,7 +133,7 @@ def view(reader: Reader, summary: Summary) -> Group:
 
 
 def follow(folder: RunFolder) -> int:
-    """Show the run until it has ended or nothing more is heard of it; returns the exit code."""
+    """Show the run until it has ended or stops writing; returns the exit code."""
     reader = Reader(folder)
     console = Console()
     plain = PlainView()

@@ -1,13 +1,13 @@
 """`python -m asyncrl race`: which way of running in parallel is best for a problem?
 
-The same environments, cores, time and seeds for every entrant; then a report of who reached the score, after how many
-minutes, steps and core-minutes. What follows `--` goes to every run:
+Every entrant gets the same environments, cores, time and seeds; then a report shows which ones reached the score, after
+how many minutes, steps and core-minutes. Flags after `--` go to every run:
 
     python -m asyncrl race --env-ids ALE/Pong-v5 --scores 18 --max-minutes 15
 
-An entrant is a page, or a page on another backend: `a3c@collective`. The runs follow one another, so that each has the
-machine to itself, one seed of every entrant before the next. A race may be stopped or killed and started again by the
-same line: finished runs are never repeated. More entrants, seeds and environments may be added by another line.
+An entrant is a page, or a page on another backend: `a3c@collective`. Runs are made one after the other, so that each
+has the machine to itself, seed by seed. A race may be stopped or killed; the same command continues it, and finished
+runs are never repeated. Another command may add entrants, seeds and environments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TAKEN = (
     "workers", "seed", "backend", "total_steps", "max_seconds", "evaluation_episodes", "stop_at_score", "env_id",
     "runs_dir", "run_name", "resume", "quiet",
 )  # fmt: skip
-"""Settings of a run that are the race's own business."""
+"""Settings of runs that the race sets itself."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,19 @@ class Config:
     """A race to a score. Flags after `--` go to every run."""
 
     algorithms: tuple[str, ...] = ("a3c", "a2c", "ppo", "impala", "gorila", "apex")
-    """Entrants: pages of this package or your own, each with @BACKEND behind it if it is not to be --backend's."""
+    """Entrants: pages of this package or your own, followed by @BACKEND to use another backend than --backend."""
     env_ids: tuple[str, ...] = ("CartPole-v1",)
-    """Environments to train on, each a race of its own."""
+    """Environments to train on, each a separate race."""
     scores: tuple[str, ...] = ("475",)
     """Score to reach, one for all environments or one each; none: only the curves are compared."""
     backend: str = "local"
-    """Where the entrants run. serial: repeatable, its minutes mean nothing."""
+    """Where the entrants run. serial: repeatable, but its minutes are meaningless."""
     workers: int = 0
     """Workers of each run; 0: each page's default."""
     seeds: int = 3
     """Runs of each entrant, with seeds 1, 2, ..."""
     max_minutes: float = 15.0
-    """End a run after so many minutes of training; 0: no limit."""
+    """Longest training time of a run in minutes; 0: no limit."""
     total_steps: tuple[int, ...] = (0,)
     """Steps T of each run, one number for all environments, or one each; 0: the page's default."""
     evaluation_episodes: int = 10
@@ -118,12 +118,12 @@ def check(config: Config, further: Sequence[str]) -> list[Entrant]:
         raise UsageError("--max-minutes and --total-steps must not be negative")
     for flag, _ in group_words(further):
         if flag.removeprefix("--").replace("-", "_") in TAKEN:
-            raise UsageError(f"{flag} is the race's own business: it cannot stand behind --")
+            raise UsageError(f"{flag} is set by the race itself and cannot be given after --")
     return entrants
 
 
 def conditions_of(config: Config, further: Sequence[str]) -> dict[str, Conditions]:
-    """What is equal for all entrants, by environment. Raises UsageError."""
+    """The common conditions of all entrants, by environment. Raises UsageError."""
     scores = [_score(word) for word in spread("--scores", config.scores, config.env_ids)]
     steps = spread("--total-steps", config.total_steps, config.env_ids)
     return {
@@ -151,7 +151,7 @@ def _score(word: str) -> float | None:
 
 
 def try_words(file: RaceFile, starts: Sequence[Start]) -> None:
-    """Let each command judge its words once before any of them runs. Raises UsageError."""
+    """Let each command check its arguments before any run begins. Raises UsageError."""
     from asyncrl.commands.train import configure
 
     for start in {(start.entrant, start.env_id): start for start in starts}.values():

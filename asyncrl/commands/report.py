@@ -1,4 +1,4 @@
-"""`python -m asyncrl report RUN...`: all about runs on one page of HTML."""
+"""`python -m asyncrl report RUN...`: a page of HTML about runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from asyncrl.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Config:
-    """Write one page of HTML about runs, side by side: it holds all its charts and needs no network."""
+    """Write one page of HTML that compares runs: it contains all charts and needs no network."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of runs; one that is going on is shown as far as it has come."""
+    """Folders of runs; an active run is shown up to now."""
     out: Path = Path("report.html")
     """File to write."""
     title: str = ""

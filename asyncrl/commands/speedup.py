@@ -1,13 +1,13 @@
 """`python -m asyncrl speedup`: what do more workers buy?
 
-Trains every combination of methods, environments, numbers of workers and seeds by the ordinary commands, and reports
-three speed-ups that are different things (docs/measuring.md): throughput (steps per second), data (steps to a
-reference score) and time (seconds to it, the paper's Table 2). What follows `--` goes to every run:
+Trains every combination of methods, environments, numbers of workers and seeds with the ordinary commands, and reports
+three different speed-ups (docs/measuring.md): throughput (steps per second), data (steps to a reference score) and time
+(seconds to it, the paper's Table 2). Flags after `--` go to every run:
 
     python -m asyncrl speedup --env-ids CartPole-v1 Catch --backend serial -- --envs-per-worker 1 --t-max 5
 
-The study may be stopped or killed and started again by the same line: finished runs are never repeated. More seeds,
-workers, methods, environments or the other backend may be added to the same folder by another line.
+The study may be stopped or killed; the same command continues it, and finished runs are never repeated. Another command
+may add seeds, workers, methods, environments or another backend to the same folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TAKEN = (
     "workers", "seed", "backend", "total_steps", "max_seconds", "evaluation_interval_steps", "evaluation_episodes",
     "stop_at_score", "env_id", "runs_dir", "run_name", "resume", "quiet",
 )  # fmt: skip
-"""Settings of a run that are the study's own business, beside those that its ablation compares."""
+"""Settings of runs that the study sets itself, besides those that its ablation compares."""
 
 
 @dataclass(frozen=True)
@@ -53,25 +53,25 @@ class Config:
     seeds: int = 5
     """Runs of each combination, with seeds 1, 2, ..."""
     backend: Literal["local", "serial", "collective"] = "local"
-    """local, collective: all three speed-ups, up to the cores there are. serial: data, at any number of workers."""
+    """local, collective: all three speed-ups, up to the number of cores. serial: data, with any number of workers."""
     reference_score: tuple[str, ...] = ("auto",)
     """Score to reach: one for all environments, or one each; auto: from what one worker reaches."""
     reference_evaluations: int = 1
-    """So many consecutive evaluations must have the score in their mean: more than 1 keeps luck out."""
+    """Number of consecutive evaluations whose mean must reach the score: more than 1 reduces the role of luck."""
     reference_fraction: float = 0.75
     """auto: how far from one worker's worst evaluation to its best."""
     total_steps: tuple[int, ...] = (200_000,)
     """Steps T of each run: one number for all environments, or one each."""
     max_seconds: float = 0.0
-    """End a run after so many seconds; 0: no limit."""
+    """Longest training time of a run in seconds; 0: no limit."""
     evaluation_interval_steps: int = 0
-    """Steps between two evaluations: how finely the score's reaching is timed; 0: a hundredth of the run."""
+    """Steps between two evaluations, so the resolution of the time to the score; 0: a hundredth of the run."""
     evaluation_episodes: int = 20
     """Whole episodes per evaluation."""
     stop_at_reference: bool = False
     """End a run once it has reached the reference score: cheaper, but its curve ends there."""
     ablation: Literal["none", "lock", "statistics", "exploration", "staleness"] = "none"
-    """Compare two variants of each method instead: a ready study."""
+    """Compare two variants of each method: a predefined study."""
     jobs: int = 0
     """Runs at a time, each with its share of the cores; 0: local and collective 1, serial one per core."""
     price_per_core_hour: float = 0.0
@@ -165,7 +165,7 @@ def check(config: Config) -> None:
     if config.stop_at_reference and config.reference_evaluations > 1:
         raise UsageError("--stop-at-reference ends a run at a single evaluation: it takes --reference-evaluations 1")
     if config.ablation == "lock" and config.backend == "serial":
-        raise UsageError("--ablation lock needs --backend local: in the serial backend nobody races")
+        raise UsageError("--ablation lock needs --backend local: workers of the serial backend never write at once")
     if config.ablation in ("lock", "statistics") and config.backend == "collective":
         raise UsageError(f"--ablation {config.ablation} is about one memory, and each rank has its own")
     if config.ablation == "staleness" and config.backend != "serial":
@@ -191,16 +191,16 @@ def check_algorithms(algorithms: Sequence[str]) -> None:
 
 
 def check_further(config: Config, further: Sequence[str]) -> None:
-    """Raise UsageError if the words for the runs would replace what the study itself says to them."""
+    """Raise UsageError if the flags for the runs would override what the study sets itself."""
     compared = [word for variant in ABLATIONS.get(config.ablation, ()) for word in variant.words]
     for flag, _ in group_words(further):
         name = flag.removeprefix("--").replace("-", "_")
         if name in TAKEN or flag.replace("_", "-") in compared:
-            raise UsageError(f"{flag} is the study's own business: it cannot stand behind --")
+            raise UsageError(f"{flag} is set by the study itself and cannot be given after --")
 
 
 def given_scores(config: Config) -> dict[str, float]:
-    """The reference scores of the command line, by environment, where it does not say auto. Raises UsageError."""
+    """The reference scores from the command line, by environment; empty for auto. Raises UsageError."""
     words = spread("--reference-score", config.reference_score, config.env_ids)
     try:
         scores = {env: float(score) for env, score in zip(config.env_ids, words, strict=True) if score != "auto"}
@@ -219,7 +219,7 @@ def spread(flag: str, values: Sequence[T], env_ids: Sequence[str]) -> list[T]:
 
 
 def try_words(file: StudyFile, cells: Sequence[Cell]) -> None:
-    """Let each command judge its words once before any of them runs. Raises UsageError."""
+    """Let each command check its arguments before any run begins. Raises UsageError."""
     from asyncrl.commands.train import configure
 
     seen = {(cell.series, cell.env_id): cell for cell in cells}
@@ -229,9 +229,9 @@ def try_words(file: StudyFile, cells: Sequence[Cell]) -> None:
 
 
 def set_references(file: StudyFile, config: Config) -> None:
-    """Write down, once, the reference scores that follow from the runs of one worker.
+    """Set and store the reference scores from the runs with one worker, unless they are set already.
 
-    Both variants of an ablation get the one that the first variant gives: they are to be compared.
+    Both variants of an ablation get the score of the first variant, so that they can be compared.
     """
     first = file.variants[0].label
     groups: dict[tuple[str, str], list[Measurement]] = {}

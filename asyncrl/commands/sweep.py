@@ -1,20 +1,19 @@
 r"""`python -m asyncrl sweep`: any settings over lists, grids, random draws, or by a search.
 
-A flag of the methods may have several values, and its name a plural s. All listed values are combined with each
-other; settings that are drawn (`N log-uniform LOW HIGH` or `N uniform LOW HIGH`) vary together. A value of several
-words is put in quotes. The paper's Figure 2, for one game:
+A flag of the methods may have several values, and its name a plural s. All combinations of listed values are run;
+drawn settings (`N log-uniform LOW HIGH` or `N uniform LOW HIGH`) vary together. Quote a value of several words. The
+paper's Figure 2, for one game:
 
     python -m asyncrl sweep --algorithms a3c --env-ids ALE/Breakout-v5 --learning-rates 50 log-uniform 1e-4 1e-2
 
-With --trials N it searches instead: Optuna proposes N settings one after the other, by what the ones before reached,
-from lists and from bounds (`log-uniform LOW HIGH` or `uniform LOW HIGH`); --prune stops bad runs early:
+With --trials N it searches instead: Optuna proposes N settings one after the other, based on earlier results, from
+lists and from bounds (`log-uniform LOW HIGH` or `uniform LOW HIGH`); --prune stops bad runs early:
 
     python -m asyncrl sweep --algorithms ppo --env-ids CartPole-v1 --learning-rate log-uniform 1e-5 1e-2 \
         --t-max 8 32 128 --total-steps 100_000 --trials 30 --prune
 
-The same line, given again, goes on where it was stopped. It writes one page with a table and figures. With --print-jobs
-it only prints its runs as command lines, for GNU Parallel or a SLURM array; with --collect it only reports on what is
-there.
+The same command continues where it was stopped. It writes one page with a table and figures. With --print-jobs it only
+prints its runs as command lines, for GNU Parallel or a SLURM array; with --collect it only reports on existing runs.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ from asyncrl.studies.search import Plan, Search, import_optuna
 from asyncrl.studies.sweep_rows import Row
 
 TAKEN = ("seed", "runs_dir", "run_name", "resume", "quiet")
-"""Settings of a run that are the sweep's own business."""
+"""Settings of runs that the sweep sets itself."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """Runs over lists, grids, random draws or a search of settings. Any flag of the methods may be given as well."""
+    """Make runs over lists, grids, random draws or a search of settings. Accepts all flags of the methods."""
 
     algorithms: tuple[str, ...] = ("a3c",)
     """Methods to run: pages of this package, or your own by their modules."""
@@ -66,7 +65,7 @@ class Config:
     print_jobs: bool = False
     """Print the runs that are not finished as command lines, and make none."""
     collect: bool = False
-    """Make no runs; report on those that are there."""
+    """Make no runs; report on existing ones."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Trial:
 
     job: Job
     point: Point
-    """Its settings, by field, those of all runs included."""
+    """Its settings by field, with those common to all runs."""
     seed: int
 
 
@@ -108,7 +107,7 @@ def sweep(words: Sequence[str], program: str) -> int:
 
 
 def search(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> int:
-    """The same by Optuna, for each method and environment by itself: their scores cannot be compared."""
+    """Search with Optuna, separately for each method and environment: their scores are not comparable."""
     searches = {
         (algorithm, env_id): make_search(algorithm, env_id, config, axes)
         for algorithm in config.algorithms
@@ -141,19 +140,19 @@ def make_search(algorithm: str, env_id: str, config: Config, axes: Sequence[Axis
 
 
 def whole_numbers_of(algorithm: str) -> list[str]:
-    """The settings of a method that are whole numbers."""
+    """The settings of a method with integer values."""
     hints = get_type_hints(pages.load(pages.module_of(algorithm)).Config)
     return [name for name, kind in hints.items() if kind is int]
 
 
 def env_ids_of(algorithm: str, axes: Sequence[Axis]) -> tuple[str, ...]:
-    """The environments that the axes name, or the method's own."""
+    """The environments given by the axes, or the method's default."""
     named = [axis.values for axis in axes if axis.field == "env_id"]
     return named[0] if named else (pages.load(pages.module_of(algorithm)).Config.env_id,)
 
 
 def corners(algorithm: str, env_id: str, axes: Sequence[Axis]) -> list[Trial]:
-    """Runs at both ends of all bounds and with every listed value, for the commands to judge."""
+    """Runs at both ends of all bounds and with every listed value, for the commands to check."""
     whole = [
         name for name, kind in get_type_hints(pages.load(pages.module_of(algorithm)).Config).items() if kind is int
     ]
@@ -173,8 +172,11 @@ def corners(algorithm: str, env_id: str, axes: Sequence[Axis]) -> list[Trial]:
 
 
 def slots_for(config: Config, axes: Sequence[Axis], kinds: Collection[str]) -> int:
-    """How many runs at a time. More workers than a core can feed make a run of a small environment hardly faster, and
-    many runs beside each other use all cores: so each gets one, and by default two workers."""
+    """Number of runs at a time.
+
+    In a small environment more workers hardly speed a run up, and several runs together use all cores. So each run gets
+    one core, and by default two workers.
+    """
     cores = len(usable_cores())
     if config.jobs:
         return config.jobs
@@ -188,13 +190,13 @@ def slots_for(config: Config, axes: Sequence[Axis], kinds: Collection[str]) -> i
 
 
 def row_of(trial: Trial, runs_dir: Path, state: str = "") -> Row:
-    """What the records of a run say; `state` in place of theirs, if it is not empty."""
+    """The row of a run, from its records; a non-empty `state` replaces theirs."""
     row = Row.read(trial.job.page, trial.job.env_id, trial.point, trial.seed, trial.job.folder(runs_dir))
     return replace(row, state=state or row.state)
 
 
 def report(rows: Sequence[Row], axes: Sequence[Axis], runs_dir: Path, words: Sequence[str], failures: list[str]) -> int:
-    """Write the report, say the best rows and what failed; returns the exit code."""
+    """Write the report, print the best rows and failures; returns the exit code."""
     from asyncrl.studies.sweep_report import best_rows, write_report
 
     path = write_report(rows, axes, runs_dir, shlex.join(["python", "-m", "asyncrl", "sweep", *words]))
@@ -225,9 +227,9 @@ def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
     axes = [make_axis(flag, values, fields, config.draw_seed) for flag, values in groups if flag not in own]
     for axis in axes:
         if config.trials and axis.drawn and axis.bounds is None:
-            raise UsageError(f"a search draws itself: --{axis.field.replace('_', '-')} {axis.drawn} LOW HIGH")
+            raise UsageError(f"a search takes no count: --{axis.field.replace('_', '-')} {axis.drawn} LOW HIGH")
         if axis.field in TAKEN:
-            raise UsageError(f"--{axis.field.replace('_', '-')} is the sweep's own business")
+            raise UsageError(f"--{axis.field.replace('_', '-')} is set by the sweep itself")
         if sum(other.field == axis.field for other in axes) > 1:
             raise UsageError(f"--{axis.field.replace('_', '-')} is given twice")
     return config, axes
@@ -250,7 +252,7 @@ def make_trials(config: Config, axes: Sequence[Axis]) -> list[Trial]:
 
 
 def make_trial(algorithm: str, point: Point, seed: int, axes: Sequence[Axis]) -> Trial:
-    """One run. Its name tells what varies, and in a few letters of a hash everything else."""
+    """One run. Its name has the settings that vary, and a short hash of all others."""
     switches = [name for name, is_switch in settings_of(algorithm).items() if is_switch]
     settings = {field: value for field, value in point.items() if field != "env_id"}
     env_id = point.get("env_id") or pages.load(pages.module_of(algorithm)).Config.env_id
@@ -262,7 +264,7 @@ def make_trial(algorithm: str, point: Point, seed: int, axes: Sequence[Axis]) ->
 
 
 def try_words(trials: Sequence[Trial]) -> set[str]:
-    """Let the commands judge the words of runs before any of them begins; returns what kinds of environment they have.
+    """Let the commands check the arguments of runs before any run begins; returns the kinds of their environments.
 
     Raises UsageError.
     """
@@ -274,7 +276,7 @@ def try_words(trials: Sequence[Trial]) -> set[str]:
 
 
 def print_jobs(trials: Sequence[Trial], runs_dir: Path) -> None:
-    """The runs that are left as command lines; those that were begun must be resumed or removed by hand."""
+    """Print the remaining runs as command lines; runs that were begun must be resumed or removed by hand."""
     for trial in trials:
         folder = trial.job.folder(runs_dir)
         if is_done(trial.job, runs_dir):

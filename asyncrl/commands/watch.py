@@ -1,4 +1,4 @@
-"""`python -m asyncrl watch RUN`: a film of the agent beside what it thinks, or a view of a run that is going on."""
+"""`python -m asyncrl watch RUN`: a film of the agent and what it thinks, or a live view of a run."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ FILMS = (".gif", ".mp4", ".mkv", ".mov")
 
 @dataclass(frozen=True)
 class Config:
-    """Film the agent of a run beside what it thinks; or show in the terminal how a run goes that is going on."""
+    """Film the agent of a run and what it thinks, or show a live view of an active run in the terminal."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
     out: str = ""
-    """File for the film: .gif, or .mp4 with the extra [video]. Empty: watch.gif, or the terminal if the run goes on."""
+    """File for the film: .gif, or .mp4 with the extra [video]. Empty: watch.gif, or the terminal for an active run."""
     checkpoint: str = "best"
     """best, newest, or the name of one, such as step_000000500000."""
     greedy: bool = False
@@ -41,11 +41,11 @@ class Config:
     seed: int = 0
     """Seed of environment and actions: the same one gives the same film."""
     skip: int = 0
-    """Leave out so many steps at the beginning of the episode."""
+    """Steps to leave out at the beginning of the episode."""
     steps: int = 500
     """Most steps to show; the end of the episode ends the film in any case."""
     every: int = 1
-    """Show each so-many-th step only, at the same speed of the game."""
+    """Show only every n-th step, at the same speed of the game."""
     height: int = 400
     """Height of the picture in pixels."""
 

@@ -56,8 +56,8 @@ MOST_USED = (
     "evaluation_interval_steps", "stop_at_score", "resume", "track",
 )  # fmt: skip
 """Those that help shows first, in the order of their use."""
-CONFIG_HELP = "Take settings from a run's config.json, or from TOML; those on the command line count more."
-TEXTS = {COMMON: "What is given most often.", METHOD: "What this method has beside the others."}
+CONFIG_HELP = "Take settings from a run's config.json, or from TOML; those on the command line override them."
+TEXTS = {COMMON: "The settings used most often.", METHOD: "Settings of this method."}
 
 
 def parse_integer(text: str) -> int:
@@ -221,7 +221,7 @@ def _wide_terminal() -> Iterator[None]:
 def _shortened(complaint: str, words: Sequence[str]) -> str:
     """tyro's message in one line. Rules of dashes separate title, message and more.
 
-    A suggestion is kept, the pointer to the help is not. An unknown message stays as it is.
+    A suggestion is kept, the pointer to the help is not. An unknown message is not changed.
     """
     _, message, *more = re.split(r"\n\s*-{3,}\s*\n", complaint) if "---" in complaint else ("", complaint)
     message = " ".join(message.split())

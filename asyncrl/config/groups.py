@@ -68,7 +68,7 @@ class RunSettings(Settings):
     total_steps: int = 10_000_000
     """T_max: the run is finished after this many steps of all workers together."""
     max_seconds: float = 0.0
-    """Finish when this command has trained for so many seconds, not counting those before --resume; 0: no limit."""
+    """Finish when this command has trained for this many seconds, not counting those before --resume; 0: no limit."""
     seed: int = 1
     """Seed of everything random. The serial backend repeats a run bit for bit on one kind of processor."""
     runs_dir: str = "runs"
@@ -162,7 +162,7 @@ class ParallelismSettings(Settings):
     statistics: Literal["shared", "per-worker"] = "shared"
     """Who owns the optimiser's statistics: all workers together or each its own (the paper compares both)."""
     overlap: bool = False
-    """Make the next rollouts while the last are learnt from (A2C, PPO) or reduced (ranks): one batch or update old."""
+    """Make rollouts while the previous ones are learnt (A2C, PPO) or reduced (ranks): they are one update older."""
     reduce: Literal["experience", "gradients"] = "experience"
     """Collective backend, A2C and PPO: gather rollouts at rank 0, or let each rank learn from its own and average."""
     init_method: str = ""
@@ -173,13 +173,13 @@ class ParallelismSettings(Settings):
     """Collective backend: updates between comparisons of all ranks' parameters; 0: never."""
 
     hosts: int = 1
-    """Ray backend: machines, each with --workers of its own. Those that are missing may come later."""
+    """Ray backend: number of machines, each with --workers workers. Machines may join later."""
     address: str = ""
-    """Ray backend: the cluster to join, HOST:PORT or auto; empty: RAY_ADDRESS, or a cluster of its own, here."""
+    """Ray backend: the cluster to join, HOST:PORT or auto; empty: RAY_ADDRESS, or a new cluster on this machine."""
     parameter_shards: int = 1
-    """Ray backend: processes among which the parameters between hosts are divided."""
+    """Ray backend: number of processes that hold the parameters between hosts."""
     exchange_updates: int = 32
-    """Ray backend: updates of a host after which it exchanges parameters with the others; once a second in any case."""
+    """Ray backend: updates of a host between exchanges of parameters with the others; at least once a second."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
@@ -189,7 +189,7 @@ class ParallelismSettings(Settings):
         self._require_count("parameter_shards", most=1_000)
         self._require_count("exchange_updates", most=1_000_000)
         for name in ("hosts", "address", "parameter_shards"):
-            # A run that goes on elsewhere may keep them for another time.
+            # A run that is resumed on another backend may keep them.
             if getattr(self, name) not in (1, "") and self.backend != "ray" and not getattr(self, "resume", ""):
                 raise UsageError(f"{flag(name)} is for --backend ray")
         self._require_count("envs_per_worker", most=10_000)

@@ -19,7 +19,7 @@ class ReplayConfig(ActionValueConfig):
     minibatch: int = 32
     """Transitions per update."""
     replay_ratio: float = 0.25
-    """Updates per step after the warm-up; whoever is ahead waits. 0.25 is DQN's update every 4 steps."""
+    """Updates per step after the warm-up; the side that is ahead waits. 0.25 is DQN's update every 4 steps."""
     n_step: int = 1
     """Steps of a transition before its return bootstraps."""
     target_interval_updates: int = 1_000

@@ -39,7 +39,7 @@ class ActionValueConfig(RunConfig):
     exploration: str = "drawn"
     """How workers differ: drawn (final epsilons, the paper's), ladder (Ape-X), boltzmann, equal or module:factory."""
     epsilons: tuple[float, ...] = (0.1, 0.01, 0.5)
-    """drawn: the final epsilons to draw from. equal: all workers have the first one."""
+    """drawn: the final epsilons to choose from. equal: all workers have the first one."""
     epsilon_probabilities: tuple[float, ...] = (0.4, 0.3, 0.3)
     """drawn: the probabilities of these epsilons."""
     exploration_steps: int = 1_000_000

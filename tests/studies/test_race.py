@@ -23,7 +23,7 @@ REFUSED = [
     (["--scores", "1", "2"], "--scores takes one value, or one for each of the 1 environments"),
     (["--seeds", "0"], "--seeds and --jobs must be at least 1"),
     (["--max-minutes", "-1"], "--max-minutes and --total-steps must not be negative"),
-    (["--", "--workers", "3"], "--workers is the race's own business"),
+    (["--", "--workers", "3"], "--workers is set by the race itself"),
     (["--", "--no-such-flag"], "a3c on Catch"),
 ]
 

@@ -134,7 +134,7 @@ def test_a_run_that_failed_is_told_and_not_repeated(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--trials", "3", "--learning-rate", "5", "log-uniform", "1e-5", "1e-1"], "a search draws itself"),
+        (["--trials", "3", "--learning-rate", "5", "log-uniform", "1e-5", "1e-1"], "a search takes no count"),
         (["--learning-rate", "log-uniform", "1e-5", "1e-1"], "give it, or --trials for a search"),
         (["--trials", "3", "--learning-rate", "log-uniform", "0", "1e-1"], "LOW below HIGH, above 0"),
         (["--trials", "3", "--t-max", "uniform", "-4", "5"], "--t-max must be at least 1"),

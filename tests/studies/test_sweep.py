@@ -125,7 +125,7 @@ def test_a_run_that_was_stopped_has_no_final_score(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--env-ids", "Catch", "--learning-rat", "1"], "there is no --learning-rat"),
-        (["--env-ids", "Catch", "--seed", "1", "2"], "--seed is the sweep's own business"),
+        (["--env-ids", "Catch", "--seed", "1", "2"], "--seed is set by the sweep itself"),
         (["--env-ids", "Catch", "--t-max", "5", "0"], "--t-max must be at least 1"),
         (["--env-ids", "Catch", "--t-max", "5", "--t-maxs", "6"], "--t-max is given twice"),
         (["--algorithms", "a4c"], "a4c"),
