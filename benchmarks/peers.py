@@ -1,10 +1,10 @@
-"""Steps per second beside Stable-Baselines3's A2C and PPO: same network, screens, number of environments and epochs.
+"""Steps per second compared with Stable-Baselines3's A2C and PPO: same network, screens, environments and epochs.
 
 Both learn Pong from 84 x 84 screens with the network of Mnih et al. 2015 and the settings that RL Baselines3 Zoo has
 for Atari: A2C with 16 environments, 5 steps and RMSProp; PPO with 8 environments, 128 steps, 4 epochs and minibatches
-of 256. A3C, which nobody else has, stands beside A2C. They alternate; what counts is the ratio within one repetition.
-Stable-Baselines3 is given each of its two ways to run several environments, in one process and in a process each, and
-the faster one counts. It needs an environment of its own:
+of 256. A3C, which Stable-Baselines3 lacks, is compared with A2C. Runs alternate; compare the ratio within a repetition.
+Stable-Baselines3 runs its environments in one process and in a process each, and the faster one counts. It needs its
+own Python environment:
 
     pip install torch==2.13.0 && pip install -c constraints.txt -e . stable-baselines3
     python benchmarks/peers.py --repeats 3 --seconds 30

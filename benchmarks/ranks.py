@@ -1,7 +1,7 @@
-"""What working in step costs: steps per second of several settings, alternating, and where the time of each went.
+"""The cost of ranks in step: steps per second of several settings, alternating, and where the time of each went.
 
-Every variant is trained with every number of workers for some seconds, one after the other, and that several times:
-whatever else the machine does at the time meets all of them alike. The first seconds of each run do not count.
+Every variant is trained with every number of workers for some seconds, one after the other, and this is repeated, so
+that other programs on the machine affect all of them alike. The first seconds of each run do not count.
 
     python benchmarks/ranks.py --env-id ALE/Pong-v5 --workers 1 2 --variants "local" "collective" "collective --overlap"
     python benchmarks/ranks.py --page ppo --env-id HalfCheetah-v5 --workers 1 2 4 8 \

@@ -1,14 +1,14 @@
-"""What a replay memory costs: room, and time to put, to draw and to learn, with priorities and without.
+"""The cost of a replay memory: space, and time to put, sample and learn, with and without priorities.
 
-For each environment and size of minibatch two memories of Ape-X alternate, several times: one that draws by priority
-and one that draws all steps equally often (`--priority-exponent 0`). They are filled with steps of the environment's
-shape that nobody has played; an episode ends after 200. Everything is in one process on one core, and seconds are
-those of its CPU time, which other programs hardly touch: a learner beside actors shares the machine with them.
+For each environment and size of minibatch two memories of Ape-X alternate, several times: one with prioritised and one
+with uniform sampling (`--priority-exponent 0`). They are filled with random steps of the environment's shape, in
+episodes of 200. Everything is in one process on one core, per second of its CPU time, which other programs hardly
+affect. In a real run the learner shares the machine with the actors.
 
     put       steps per second that an actor copies into the memory
-    draw      transitions per second drawn, weighed, normalised, and given new priorities, without learning
+    draw      transitions per second sampled, weighted, normalised, and given new priorities, without learning
     learn     updates per second of a learner with the environment's default network
-    GB / M    memory that a million steps take by the plan, and what the process has really grown by
+    GB / M    memory of a million steps, as planned and as measured by the growth of the process
 
     python benchmarks/replay.py
     python benchmarks/replay.py --env-ids ALE/Pong-v5 --memory-steps 100_000 --minibatches 32 --repeats 5

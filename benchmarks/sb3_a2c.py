@@ -1,8 +1,8 @@
-"""Stable-Baselines3's A2C on a continuous task, to lay beside A3C: same steps, same evaluation, same kind of records.
+"""Stable-Baselines3's A2C on a continuous task, for comparison with A3C: same steps, evaluations and records.
 
-Its settings are those that RL Baselines3 Zoo calls tuned for HalfCheetahBulletEnv-v0 (4 environments, n_steps 8, gSDE,
-RMSProp, a learning rate that falls linearly from 0.00096), without that entry's wrapper that adds the time. The folder
-it writes can be drawn by `python -m asyncrl plot`. It needs an environment of its own:
+Its settings are the tuned ones of RL Baselines3 Zoo for HalfCheetahBulletEnv-v0 (4 environments, n_steps 8, gSDE,
+RMSProp, a learning rate that falls linearly from 0.00096), without that entry's time-feature wrapper. `python -m
+asyncrl plot` can draw the folder it writes. It needs its own Python environment:
 
     pip install torch==2.13.0 && pip install stable-baselines3 "gymnasium[mujoco]"
     python benchmarks/sb3_a2c.py --total-steps 1000000 --out runs/sb3/HalfCheetah-v5/seed-1

@@ -1,8 +1,8 @@
-"""Stable-Baselines3's PPO on HalfCheetah, to lay beside asyncrl.ppo: same steps, same evaluation, same kind of records.
+"""Stable-Baselines3's PPO on HalfCheetah, for comparison with asyncrl.ppo: same steps, evaluations and records.
 
-Its settings are those that RL Baselines3 Zoo calls tuned for HalfCheetah-v4 (`hyperparams/ppo.yml`): one environment,
+Its settings are the tuned ones of RL Baselines3 Zoo for HalfCheetah-v4 (`hyperparams/ppo.yml`): one environment,
 512 steps and 20 passes over them in minibatches of 64, two networks of 256 x 256 ReLU, observations and rewards
-normalised. The folder it writes can be drawn by `python -m asyncrl plot`. It needs an environment of its own:
+normalised. `python -m asyncrl plot` can draw the folder it writes. It needs its own Python environment:
 
     pip install torch==2.13.0 && pip install stable-baselines3 "gymnasium[mujoco]"
     python benchmarks/sb3_ppo.py --seed 1 --out runs/sb3-ppo/HalfCheetah-v5/seed-1

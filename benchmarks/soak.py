@@ -1,4 +1,4 @@
-"""Many workers for a long time while some of them are killed: does anything grow, stay behind or slow down?
+"""Many workers for a long time while some of them are killed: does memory grow, anything remain, or training slow down?
 
     python benchmarks/soak.py --minutes 60 --workers 16
     python benchmarks/soak.py --minutes 60 --workers 16 --folder soak        # again: goes on where it stopped
@@ -6,17 +6,17 @@
     python benchmarks/soak.py --page ppo --workers 4 --group-kills 20 --score 475
     python benchmarks/soak.py --page gorila --workers 4 --group-kills 20 --score 450 -- --layout bundled
 
-A kill every 30 seconds takes about a hundredth of one core to start successors: the run still trains, and what is
-measured is what stays behind, not the price of a start.
+With a kill every 30 seconds, starting successors takes about a hundredth of one core, so the run still trains, and the
+measurement shows what remains after kills, not the cost of a start.
 
-Every ten seconds a row is added to FOLDER/soak.jsonl: memory (PSS) and open files of all processes of the run, how many
-they are, zombies among them, steps so far. The table compares the first tenth of the time with the last, of the rows of
-all parts. Exit code 1 if memory or descriptors grew by more than a tenth, a zombie was seen, or speed fell by a tenth.
+Every ten seconds a row is added to FOLDER/soak.jsonl: memory (PSS), open files and number of all processes of the run,
+zombies among them, steps so far. The table compares the first tenth of the time with the last, over the rows of all
+parts. Exit code 1 if memory or descriptors grew by more than a tenth, a zombie was seen, or speed fell by a tenth.
 
-With --score the same run then has to reach that score, with nobody killed any more: does it still learn? What is told
-is what was killed and what it cost. With --group-kills it is the whole process group that is killed, so many times,
-up to 4 seconds after a new checkpoint, and the run is resumed. Exit code 1 if the score is not reached, or if a
-process, a piece of shared memory or a half-written file is left.
+With --score the kills then stop, and the same run must reach that score: does it still learn? The output shows what was
+killed and what it cost. With --group-kills N the whole process group is killed N times, up to 4 seconds after a new
+checkpoint, and the run is resumed. Exit code 1 if the score is not reached, or if a process, shared memory or an
+incomplete file is left.
 """
 
 from __future__ import annotations

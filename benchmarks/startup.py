@@ -1,4 +1,4 @@
-"""How long a run takes to begin, and what one more worker costs in memory.
+"""How long a run takes to start, and how much memory one more worker needs.
 
 A run with all workers and one with a quarter of them alternate, several times. Start-up is the time from the start of
 the command until it says that all workers are ready. Memory is proportional (PSS: a page that n processes share
@@ -8,7 +8,7 @@ slope between the two runs, so what a run costs anyway (supervisor, evaluator, t
     python benchmarks/startup.py                           # 16 workers on ALE/Pong-v5
     python benchmarks/startup.py --workers 64 --env-id CartPole-v1 --repeats 5 -- --envs-per-worker 1
 
-What follows `--` goes to the training command. Linux only: it reads /proc.
+Flags after `--` go to the training command. Linux only: it reads /proc.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What happens to ranks whose processes may all use many threads, and what the guard against it is worth.
+"""How slow ranks become if each may use many threads, and so the value of the protection against it.
 
-Two ranks, started as a launcher that leaves OMP_NUM_THREADS=16 starts them, train for some seconds: with the guard that
-every command has, and with the guard taken out, alternating.
+Two ranks, started with OMP_NUM_THREADS=16 as some launchers do, train for some seconds, alternately with the protection
+that every command has and without it.
 
     python benchmarks/thread_trap.py
     python benchmarks/thread_trap.py --repeats 1 -- --network paper --image-size 84
 
-What follows `--` goes to the training command.
+Flags after `--` go to the training command.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """How much of the emulator's speed training keeps.
 
 For each setting (workers; environments per worker; t_max) two runs alternate, several times, with the same number of
-processes on the same cores: the environments alone with random actions, and full training. What counts is the ratio
-of their steps per second within one repetition; absolute figures are the machine's. The first six seconds of training
-do not count.
+processes on the same cores: the environments alone with random actions, and full training. Compare the ratio of their
+steps per second within one repetition; absolute figures depend on the machine. The first six seconds of training do not
+count.
 
     python benchmarks/throughput.py                        # all five settings, ALE/Pong-v5
     python benchmarks/throughput.py --settings 2,8,20 --repeats 5 --seconds 20 -- --network paper --image-size 84
     python benchmarks/throughput.py --page impala --settings 2,8,20
     python benchmarks/throughput.py --bookkeeping --seconds 120
 
-With `--bookkeeping` it asks instead what watching costs: training with everything on as the plain command has it
-(records, TensorBoard, checkpoints, the evaluator) against training without evaluations and with hardly any records.
+With `--bookkeeping` it measures the cost of bookkeeping instead: training with the default records, TensorBoard,
+checkpoints and evaluator, compared with training without evaluations and with hardly any records.
 
-What follows `--` goes to the training command.
+Flags after `--` go to the training command.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """How long training takes to reach a score: wall clock, steps and core-minutes, for several seeds.
 
 Each seed is one run of the training command with `--stop-at-score`; it ends when the mean of an evaluation's episodes
-(10 by default) has reached the score. The runs follow one another, so that each has the machine to itself. A run that
-came to its end is not repeated: a benchmark that was interrupted goes on with the run at which it was.
+(10 by default) has reached the score. Runs are made one after the other, so that each has the machine to itself. A
+finished run is not repeated: an interrupted benchmark continues with the run that was interrupted.
 
     python benchmarks/time_to_score.py                     # ALE/Pong-v5 to 18, seeds 1 to 3, the plain default
     python benchmarks/time_to_score.py --page ppo
     python benchmarks/time_to_score.py --env-id CartPole-v1 --score 475 --seeds 1 2 3 4 5 -- --workers 4
 
-What follows `--` goes to the training command. Three clocks are printed, in minutes: `reached` is when the parameters
-that scored were taken, from the moment all workers were ready; `known` when their evaluation had ended; `command` is
-the whole command from its start to its end. Core-minutes are `known` times the cores that the run could use.
+Flags after `--` go to the training command. Three times are printed, in minutes: `reached` is the snapshot whose
+evaluation reached the score, counted from the moment all workers were ready; `known` is the end of that evaluation;
+`command` is the whole command. Core-minutes are `known` times the cores that the run could use.
 """
 
 from __future__ import annotations

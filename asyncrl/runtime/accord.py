@@ -1,7 +1,7 @@
-"""What ranks that work in step agree on with each exchange, beside what the exchange is for.
+"""How ranks in step agree on the end of a run, with each exchange.
 
-A rank may want the run to end: because of a signal, or, rank 0, because it is over. Nobody leaves by itself, since the
-others would wait for it: the wish travels with the next exchange, and all leave after the same update.
+A rank may want the run to end: because of a signal or, on rank 0, because it is over. No rank leaves on its own, since
+the others would wait for it: its wish is sent with the next exchange, and all leave after the same update.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Accord:
         self._spent: dict[str, float] = {}
 
     def settle(self, wishes: Iterable[int], clock: Clock) -> int:
-        """Decide by everybody's wishes: a signal goes before the end, a lower rank's before a higher one's."""
+        """Decide from the wishes of all ranks: signals have priority over the end, lower ranks over higher ones."""
         wishes = [wish for wish in wishes if wish != NOTHING]
         if wishes:
             self.decided = next((wish for wish in wishes if wish > 0), OVER)
@@ -33,15 +33,16 @@ class Accord:
         return self.decided
 
     def book(self, seconds: Sequence[float], rank: int) -> None:
-        """Note what an exchange took on each rank: on the last to come it was all communication, on others waiting too.
+        """Note an exchange, given its seconds on each rank.
 
-        The same for all ranks is what the shortest took; clocks of different hosts need not agree for that.
+        The last rank to arrive has the shortest time, all of it communication. The others waited for the rest. Clocks
+        of different hosts need not agree for this.
         """
         shortest = min(seconds)
         self.note(waiting=seconds[rank] - shortest, communicating=shortest)
 
     def note(self, waiting: float = 0.0, communicating: float = 0.0, learning: float = 0.0) -> None:
-        """Note what this rank waited for others to come, for messages to arrive, and for a learner elsewhere."""
+        """Note the seconds this rank spent waiting for other ranks, in communication, and waiting for the learner."""
         spent = {"wait_for_ranks": waiting, "communicate": communicating} | ({"wait": learning} if learning else {})
         for phase, seconds in spent.items():
             self._spent[phase] = self._spent.get(phase, 0.0) + seconds

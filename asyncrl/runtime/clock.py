@@ -63,7 +63,7 @@ class Clock:
 
     @property
     def base_steps(self) -> int:
-        """Those of T that were done beside these workers."""
+        """The part of T not made by these workers: before a resume, and on other hosts."""
         return int(self._control[BASE_STEPS])
 
     @property
@@ -110,7 +110,7 @@ class Clock:
         self.beat(worker)
 
     def rebase(self, steps: int, seconds: float | None = None) -> None:
-        """What was done beside these workers: in earlier parts of the run, and by workers of other hosts."""
+        """Set steps and seconds not made by these workers: before a resume, and on other hosts."""
         self._control[BASE_STEPS] = steps
         if seconds is not None:
             self._control[BASE_MILLISECONDS] = round(seconds * 1000)

@@ -71,7 +71,7 @@ class RunMoments:
         return tuple(Moments(rows[:-1]).merged() for rows in (self._observation_rows, self._return_rows))
 
     def lay_down(self, earlier: Sequence[NDArray[np.float64]]) -> None:
-        """What was gathered beside these workers: in earlier parts of the run, and by workers of other hosts."""
+        """Set the moments not gathered by these workers: before a resume, and on other hosts."""
         for rows, row in zip((self._observation_rows, self._return_rows), earlier, strict=True):
             rows[-1] = torch.from_numpy(row)
 

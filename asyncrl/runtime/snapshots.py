@@ -22,7 +22,7 @@ REPLAY = "replay."
 
 
 def keeps_replay(config: RunConfig) -> bool:
-    """Whether checkpoints hold a replay memory."""
+    """Whether checkpoints contain the replay memory."""
     return bool(getattr(config, "checkpoint_replay", False))
 
 
@@ -36,11 +36,11 @@ def take_checkpoint(
     updates: int | None = None,
     beside: dict[str, Tensor] | None = None,
 ) -> Checkpoint:
-    """The run as it is now. `theta` `[P]` is a snapshot already taken, or None to take one.
+    """The current state of the run. `theta` `[P]` is an earlier snapshot, or None to take one now.
 
-    So are `updates` and `beside`, the count of updates and what the store keeps beside theta. Workers go on writing
-    meanwhile, so the snapshot may mix neighbouring updates; steps and updates are counted just before, so that theta
-    holds all that is counted.
+    So are `updates`, the number of updates, and `beside`, the store's state besides theta. Workers go on writing
+    meanwhile, so the snapshot may mix consecutive updates; steps and updates are counted just before, so that theta
+    has all counted updates.
     `exact` is the state of all workers, where a backend can tell it. Raises NotFinite if theta holds what is no number.
     """
     store = run.handles.store
