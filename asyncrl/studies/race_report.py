@@ -90,8 +90,9 @@ def write_report(file: RaceFile, runs_dir: Path, say: Callable[[str], None]) -> 
         results = rank(own)
         table = Table(TITLES, [_row(result) for result in results])
         say(_plain(env_id, conditions, table))
-        blocks += [Heading(env_id), Text(_told(conditions, own)), *_figures(folder, env_id, conditions, own, results)]
-        blocks += [table, Text(NOTE), Table(RUN_TITLES, [_run_row(lap) for lap in own])]
+        blocks += [Heading(env_id), Text(_told(conditions, own)), table, Text(NOTE)]
+        blocks += _figures(folder, env_id, conditions, own, results)
+        blocks += [Table(RUN_TITLES, [_run_row(lap) for lap in own])]
     machines = Counter(hardware(lap.folder) for lap in laps if lap.run.complete)
     blocks += [Heading("How it was measured"), Items([f"{count} runs on {own}" for own, count in machines.items()])]
     blocks += [Code("\n".join(file.commands))]
@@ -195,8 +196,8 @@ def _told(conditions: Conditions, laps: Sequence[Lap]) -> str:
     most = f"; a run had at most {' and '.join(limits)}" if limits else ""
     aim = "No score to reach" if conditions.score is None else f"The score to reach is {conditions.score:g}"
     return (
-        f"{aim}, in the mean of {conditions.evaluation_episodes} whole episodes. {finished} of {len(laps)} runs came "
-        f"to their end{most}."
+        f"{aim}, in the mean of {conditions.evaluation_episodes} whole episodes. "
+        f"{finished} of {len(laps)} runs finished{most}."
     )
 
 
@@ -226,7 +227,8 @@ def _figures(
             pictures.append(
                 Picture(
                     f"{place}-{axis}.png",
-                    f"Score over {axis}: a faint line per seed, a strong one for the median. Runs end at the score.",
+                    f"Score over {'time' if axis == 'minutes' else axis}: a faint line per seed, a strong one for the "
+                    "median. Runs end at the score.",
                 )
             )
     if conditions.score is not None and results:
