@@ -75,8 +75,25 @@ def where_listed(app: Sphinx, module: str, name: str) -> str | None:
     return module if getattr(value, "__module__", None) in (None, "builtins") else None
 
 
+def without_dead_links(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Drop the links from a listing to anchors that no page has.
+
+    viewcode takes all names in a listing for documented under the module of the first.
+    """
+    documented = app.env.domains.python_domain.objects
+
+    def kept(link: re.Match[str]) -> str:
+        goal = documented.get(link[2])
+        there = goal is not None and link[1].endswith(f"/{goal.docname}.html") and goal.node_id == link[2]
+        return link[0] if there else ""
+
+    if page.startswith("_modules/"):
+        context["body"] = re.sub(r'<a class="viewcode-back" href="([^"#]*)#([^"]*)">.*?</a>', kept, context["body"])
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("viewcode-follow-imported", where_listed)
+    app.connect("html-page-context", without_dead_links)
     app.connect("source-read", complete)
     app.connect("autodoc-process-docstring", plain_text)
