@@ -163,7 +163,7 @@ IMPALA_VECTOR: Settings = {
 }
 """A3C's for CartPole with half the environments and half the learning rate."""
 IMPALA_SCREEN: Settings = {"batch_rollouts": 1}
-"""An update for every rollout, as A3C makes them: one seed had Pong at 18 after half of A3C's steps
+"""An update for every rollout, as A3C makes them; Pong takes about as many steps as with A3C
 (docs/results/pong.md)."""
 IMPALA_BOARD: Settings = {
     "t_max": 16,
