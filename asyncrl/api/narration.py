@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from asyncrl.backends.handles import learners_of
 from asyncrl.backends.outcome import Outcome
 from asyncrl.config.groups import default_workers
 from asyncrl.core.cores import usable_cores
@@ -28,8 +29,7 @@ def introduction(run: Run, description: str, changes: list[str]) -> list[str]:
         description,
         f"{short(run.spec.page)}, preset {config.preset}: {parameters:,} parameters, "
         f"{hosts}{config.workers} workers x {config.envs_per_worker} environments, t_max {config.t_max}, "
-        f"{config.optimizer} {config.learning_rate:g}, {config.precision}, "
-        + ("in step" if config.backend == "collective" else f"{config.update} updates, {config.statistics} statistics"),
+        f"{config.optimizer} {config.learning_rate:g}, {config.precision}, " + how_updated(run),
         chosen_by_preset(run),
     ]
     if config.backend == "local" and config.workers > default_workers():
@@ -43,6 +43,16 @@ def introduction(run: Run, description: str, changes: list[str]) -> list[str]:
             + ("every worker continues where it was" if run.spec.exact else "environments begin new episodes")
         )
     return [*lines, f"watch its curves: tensorboard --logdir {as_typed(run.spec.folder.path)}", *changes]
+
+
+def how_updated(run: Run) -> str:
+    """Who updates the shared parameters, and how."""
+    config = run.spec.config
+    if config.backend == "collective":
+        return "in step"
+    if learners_of(run.spec.page, config) == 1:
+        return "one learner"
+    return f"{config.update} updates, {config.statistics} statistics"
 
 
 def chosen_by_preset(run: Run) -> str:
