@@ -6,7 +6,7 @@ of 256. A3C, which Stable-Baselines3 lacks, is compared with A2C. Runs alternate
 Stable-Baselines3 runs its environments in one process and in a process each, and the faster one counts. It needs its
 own Python environment:
 
-    pip install torch==2.13.0 && pip install -c constraints.txt -e . stable-baselines3
+    pip install torch==2.13.0 && pip install -c constraints.txt -e ".[test]" stable-baselines3
     python benchmarks/peers.py --repeats 3 --seconds 30
     python benchmarks/peers.py --rows a3c a3c-20 --precisions bfloat16
 """
