@@ -33,10 +33,9 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
             supervisor.fill(slot)
         outcome = _await_ready(run, supervisor, view, signals)
         if outcome is None:
-            monitor.save_checkpoint()  # before the first update, in which a learner may die
+            lines = monitor.begin()  # a learner may die in its first update: the first checkpoint comes before that
             run.handles.clock.start()
-            view.say(f"all {len(supervisor.workers)} workers are ready")
-            for line in monitor.begin():
+            for line in [f"all {len(supervisor.workers)} workers are ready", *lines]:
                 view.say(line)
             outcome = _supervise(run, supervisor, monitor, view, signals)
         if outcome.state == "finished":

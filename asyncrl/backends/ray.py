@@ -145,10 +145,11 @@ class Leader:
                 self._ended = True
 
     def _begin(self, hosts: int) -> None:
+        lines = self._monitor.begin()
         self._run.handles.clock.start()
         config = self._run.spec.config
-        self._view.say(f"all {hosts * config.workers} workers are ready, on {hosts} of {config.hosts} hosts")
-        for line in self._monitor.begin():
+        ready = f"all {hosts * config.workers} workers are ready, on {hosts} of {config.hosts} hosts"
+        for line in [ready, *lines]:
             self._view.say(line)
 
 

@@ -162,7 +162,7 @@ class Monitor:
         table = "\n".join(f"| {worker} | {in_words(facts)} |" for worker, facts in exploration.items())
         text = f"| worker | exploration |\n|---|---|\n{table}"
         self._text("async/exploration", text)
-        self._save_due = self._saved is None  # a run that is killed before its first interval can be resumed too
+        self._save_due = True  # a run that is killed before its first interval can be resumed too
         self._save_if_due()
         self.write_status("running")
         self._looked_at = time.monotonic()  # speeds are of the training, not of the start before it

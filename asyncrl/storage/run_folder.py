@@ -173,7 +173,7 @@ class RunFolder:
 
 def run_path(runs_dir: Path, page: str, env_id: str, name: str) -> Path:
     """Where the run of that name lies: RUNS_DIR/page/environment/name, absolute."""
-    return Path(os.path.abspath(runs_dir)) / _safe(page) / _safe(env_id) / name
+    return Path(os.path.abspath(runs_dir)) / safe_name(page) / safe_name(env_id) / name
 
 
 def default_name(seed: int, workers: int, stamp: str = "%Y%m%d-%H%M%S") -> str:
@@ -217,7 +217,7 @@ def cpu_instructions() -> list[str] | None:
     return None if flags is None else [name for name in _INSTRUCTIONS if name in flags.split()]
 
 
-def _safe(part: str) -> str:
+def safe_name(part: str) -> str:
     """Return `part` as one folder name: "ALE/Pong-v5" becomes "ALE_Pong-v5"."""
     return _UNSAFE_CHARACTERS.sub("_", part)[:MAX_NAME_LENGTH].lstrip(".-") or "_"
 

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncrl.plots.curves import Curve, draw_curves, read_curve, save_figure, unit_of
+from asyncrl.storage.run_folder import safe_name
 from asyncrl.studies.documents import Block, Code, Heading, Items, Picture, Table, Text, write_pages
 from asyncrl.studies.figures import NAMES
 from asyncrl.studies.measure import Measurement, hardware, measure
@@ -214,7 +215,7 @@ def _figures(
     folder: Path, env_id: str, conditions: Conditions, laps: Sequence[Lap], results: Sequence[Result]
 ) -> list[Block]:
     """Learning curves over minutes and over steps, and when each run reached the score."""
-    place = env_id.replace("/", "_").replace(":", "_")
+    place = safe_name(env_id)
     pictures: list[Block] = []
     curves = [curve for lap in laps if lap.run.state and (curve := _curve(lap)).rows]
     serial = all(lap.start.entrant.backend == "serial" for lap in laps)
