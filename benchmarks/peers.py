@@ -24,11 +24,11 @@ from throughput import BARE, WARM_UP, training_rate
 
 SCREENS = ("--image-size", "84", "--network", "nature", "--no-normalize-observations")
 TOGETHER = ("--no-overlap", "--learner-threads", "2")
-"""No actor acts while the learner learns, so the learner has both cores."""
+"""No actor acts while the learner learns, so the learner has both cores: best where it has most of the work."""
 OURS = {
     "a3c": ("a3c", (2, 8, 5), ("--optimizer", "rmsprop")),
     "a3c-20": ("a3c", (2, 8, 20), ("--optimizer", "rmsprop")),
-    "a2c": ("a2c", (2, 8, 5), ("--optimizer", "rmsprop", *TOGETHER)),
+    "a2c": ("a2c", (2, 8, 5), ("--optimizer", "rmsprop", "--overlap")),
     "ppo": ("ppo", (2, 4, 128), ("--epochs", "4", "--minibatches", "4", *TOGETHER)),
 }
 """Row, and its page, (workers, environments per worker, t_max) and flags."""
