@@ -141,20 +141,25 @@ def _row(result: Result) -> list[str]:
     return [
         name_of(result.entrant),
         f"{result.reached} of {len(result.laps)}",
-        _told_median(result, result.minutes, ".1f"),
-        _told_median(result, result.steps, ",.0f"),
-        _told_median(result, result.core_minutes, ".1f"),
+        _told_median(result, result.minutes, told_minutes),
+        _told_median(result, result.steps, "{:,.0f}".format),
+        _told_median(result, result.core_minutes, told_minutes),
         f"{rates.median:,.0f}",
         f"{_best(result):.4g}",
     ]
 
 
-def _told_median(result: Result, sample: Sample, form: str) -> str:
+def told_minutes(minutes: float) -> str:
+    """Minutes with one decimal; with two digits if it was less than one, as small problems take seconds."""
+    return f"{minutes:.1f}" if minutes >= 1 else f"{minutes:.2g}"
+
+
+def _told_median(result: Result, sample: Sample, form: Callable[[float], str]) -> str:
     """A median with its interval; only a bound if it is censored."""
     if not math.isfinite(sample.median):
-        return f"> {sample.bound:{form}}"
+        return f"> {form(sample.bound)}"
     estimate = median(sample, seed=zlib.crc32(str(result.entrant).encode()))
-    return f"{estimate.value:{form}} [{estimate.low:{form}}, {estimate.high:{form}}]"
+    return f"{form(estimate.value)} [{form(estimate.low)}, {form(estimate.high)}]"
 
 
 RUN_TITLES = ("entrant", "seed", "state", "steps", "minutes", "steps to the score", "minutes to it", "best score")
@@ -167,9 +172,9 @@ def _run_row(lap: Lap) -> list[str]:
         str(lap.start.seed),
         lap.run.state or "not made",
         f"{lap.run.steps:,}",
-        f"{lap.run.seconds / 60:.1f}",
+        told_minutes(lap.run.seconds / 60),
         f"{lap.at[1]:,}" if lap.at else "",
-        f"{lap.at[0]:.1f}" if lap.at else "",
+        told_minutes(lap.at[0]) if lap.at else "",
         "" if best is None else f"{best:.4g}",
     ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.commands.race import main
-from asyncrl.studies.race_report import rank, read_lap, write_report
+from asyncrl.studies.race_report import rank, read_lap, told_minutes, write_report
 from asyncrl.studies.races import Conditions, Entrant, RaceFile, Start
 
 ENV = "Catch"
@@ -131,3 +131,10 @@ def test_a_race_runs_and_the_same_line_repeats_nothing(tmp_path: Path, capsys: p
     text = (tmp_path / "report" / "report.md").read_text()
     assert "| A3C, serial | 1 | finished |" in text
     assert "| PPO | 1 | finished |" in text
+
+
+@pytest.mark.parametrize(
+    ("minutes", "told"), [(12.34, "12.3"), (1.0, "1.0"), (0.512, "0.51"), (0.0349, "0.035"), (0.0, "0")]
+)
+def test_minutes_keep_two_digits_below_one(minutes: float, told: str) -> None:
+    assert told_minutes(minutes) == told
