@@ -67,13 +67,13 @@ class RunFolder:
         run = cls(run_path(runs_dir, page, env_id, name))
         made: list[Path] = []
         try:
-            _make_folders(run.path.parent, made)
+            make_folders(run.path.parent, made)
             for folder in (run.path, run.checkpoints, run.tensorboard):
                 if not (again and folder.is_dir()):
                     folder.mkdir()
                     made.append(folder)
         except OSError as error:
-            _remove_folders(made)
+            remove_folders(made)
             if isinstance(error, FileExistsError) and run.path.is_dir():
                 raise RunExists(
                     f"{run.path} exists already: continue it with --resume {run.path}, or choose another --run-name"
@@ -222,17 +222,17 @@ def safe_name(part: str) -> str:
     return _UNSAFE_CHARACTERS.sub("_", part)[:MAX_NAME_LENGTH].lstrip(".-") or "_"
 
 
-def _make_folders(path: Path, made: list[Path]) -> None:
+def make_folders(path: Path, made: list[Path]) -> None:
     """Make a folder and its missing parents, noting each one made."""
     if path.is_dir():
         return
-    _make_folders(path.parent, made)
+    make_folders(path.parent, made)
     with contextlib.suppress(FileExistsError):  # another run may be making the same parents
         path.mkdir()
         made.append(path)
 
 
-def _remove_folders(made: list[Path]) -> None:
+def remove_folders(made: list[Path]) -> None:
     """Remove the folders made, last first; those that others have filled since stay."""
     for folder in reversed(made):
         with contextlib.suppress(OSError):

@@ -26,7 +26,7 @@ from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.pages import short
 from asyncrl.storage.files import read_json
-from asyncrl.storage.run_folder import run_path
+from asyncrl.storage.run_folder import make_folders, remove_folders, run_path
 
 Say = Callable[[str], None]
 LOOK_SECONDS = 1.0
@@ -84,18 +84,26 @@ def alone_in(runs_dir: Path, say: Say) -> Iterator[int]:
     """Hold the study's lock; yields its file descriptor, which jobs inherit.
 
     If a study is killed, its runs continue, and they hold the lock until the last one has ended. The next study waits
-    for that, and finds them finished.
+    for that, and finds them finished. A study that is refused leaves no folder behind.
     """
     import fcntl  # not on Windows, where none of this package runs
 
-    runs_dir.mkdir(parents=True, exist_ok=True)
-    with open(runs_dir / "study.lock", "a") as file:
+    made: list[Path] = []
+    make_folders(runs_dir, made)
+    lock = runs_dir / "study.lock"
+    with open(lock, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say(f"waiting for runs that are still active in {runs_dir}")
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield file.fileno()
+        try:
+            yield file.fileno()
+        except UsageError:
+            if made and list(runs_dir.iterdir()) == [lock]:
+                lock.unlink()
+                remove_folders(made)
+            raise
 
 
 def run_jobs(jobs: Sequence[Job], runs_dir: Path, slots: int, lock: int, say: Say) -> list[str]:

@@ -50,14 +50,16 @@ def test_finished_runs_are_never_repeated(tmp_path: Path) -> None:
 
 
 def test_words_that_a_command_refuses_end_the_study(tmp_path: Path) -> None:
-    """Its own line is told."""
+    """Its own line is told, and the folders made for the study are gone."""
     job = Job("n_step_q", "Catch", "one", ("--no-such-flag",))
+    runs_dir = tmp_path / "runs" / "study"
 
     with (
-        alone_in(tmp_path, silent) as lock,
         pytest.raises(UsageError, match="n_step_q Catch one: asyncrl n_step_q: error:"),
+        alone_in(runs_dir, silent) as lock,
     ):
-        run_jobs([job], tmp_path, 1, lock, silent)
+        run_jobs([job], runs_dir, 1, lock, silent)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_lock_is_held_while_the_study_goes_on(tmp_path: Path) -> None:
