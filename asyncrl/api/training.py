@@ -139,7 +139,7 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
                 "one would be slower with it: use --precision float32"
             )
     if config.backend == "ray":
-        _check_ray(page)
+        _check_ray(page, config)
     if config.update == "locked" and sys.platform == "win32":
         raise UsageError("--update locked needs a POSIX system")
 
@@ -153,10 +153,17 @@ def _check_overlap(page: str, config: RunConfig) -> None:
         raise UsageError(f"--overlap is for ranks (--backend collective); workers of {command_of(page)} do not wait")
 
 
-def _check_ray(page: str) -> None:
-    """Raise UsageError for methods that cannot run on hosts, or if Ray is not installed."""
-    if load_page(page).EXPERIENCE != GRADIENT:
-        raise UsageError(f"{command_of(page)} has a learner; so far --backend ray runs methods whose workers learn")
+def _check_ray(page: str, config: RunConfig) -> None:
+    """Raise UsageError for methods and settings that do not run on hosts, or if Ray is not installed."""
+    kind = load_page(page).EXPERIENCE
+    if kind == MEMORY:
+        raise UsageError(f"{command_of(page)} has a replay memory; so far --backend ray runs methods without one")
+    if kind != GRADIENT and config.parameter_shards > 1:
+        raise UsageError(
+            f"--parameter-shards is for methods whose workers learn; in {command_of(page)} one learner does"
+        )
+    if kind == GRADIENT and config.learner_resource:
+        raise UsageError(f"--learner-resource is for methods with a learner; in {command_of(page)} workers learn")
     ray.require_ray()
 
 

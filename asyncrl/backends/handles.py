@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -62,6 +63,26 @@ def build_shared_handles(
     if trains and page.EXPERIENCE != GRADIENT:
         experience = build_experience(spec, clock, moments)
     return Handles(store, clock, moments, experience)
+
+
+def as_one_machine(config: RunConfig, workers: int) -> RunConfig:
+    """The settings of the part of a run on several machines that is on one of them."""
+    return replace(
+        config, backend="local", workers=workers, hosts=1, address="", parameter_shards=1, learner_resource=""
+    )
+
+
+def build_host_handles(spec: RunSpec, theta: Tensor) -> Handles:
+    """What the processes of one of several hosts share.
+
+    If a learner is elsewhere, the store is a copy of its theta, and the experience has the rollouts on their way to it.
+    """
+    if load_page(spec.page).EXPERIENCE == GRADIENT:
+        return build_shared_handles(spec, theta)
+    clock = build_clock(spec)
+    store = Mirror(theta, spec.config.descent, spec.config.workers, clock)
+    moments = RunMoments(spec.config.workers, moments_size(moments_shape(spec.config, spec.environment, spec.spaces)))
+    return Handles(store, clock, moments, build_experience(spec, clock, moments))
 
 
 def build_mirror_handles(spec: RunSpec, theta: Tensor, steps: int, seconds: float) -> Handles:

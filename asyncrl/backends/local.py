@@ -94,16 +94,16 @@ def worker_process(run: Run, worker: int) -> None:
     if hasattr(os, "nice"):
         os.nice(NICENESS)
     role = build_worker(run, worker)
-    _follow(role, run.handles.clock, worker)
+    follow(role, run.handles.clock, worker)
 
 
 def learner_process(run: Run, learner: int) -> None:
     """A learner's process."""
     compute_with(getattr(run.spec.config, "learner_threads", 1))
-    _follow(build_learner(run, learner), run.handles.clock, learner)
+    follow(build_learner(run, learner), run.handles.clock, learner)
 
 
-def _follow(role: Role, clock: Clock, worker: int) -> None:
+def follow(role: Role, clock: Clock, worker: int) -> None:
     """Run a role's loop from the start of the clock to its end."""
     clock.enter(worker, READY)
     while not clock.started() and not clock.leaving():

@@ -90,7 +90,7 @@ class Supervisor:
         evaluator_only: bool = False,
         workers_only: bool = False,
     ) -> None:
-        """`evaluator_only`: the workers are elsewhere; `workers_only`: the evaluator is."""
+        """`evaluator_only`: workers and learners are elsewhere; `workers_only`: evaluator and learners are."""
         self._run = run
         self._monitor = monitor
         self._view = view
@@ -99,7 +99,8 @@ class Supervisor:
         self._context = start_context(run.spec.page)
         here = 0 if evaluator_only else run.spec.config.workers
         self.workers = [Slot(worker) for worker in range(here)]
-        self.learners = [] if evaluator_only else [Slot(learner) for learner in run.handles.clock.learners]
+        learners = [] if evaluator_only or workers_only else run.handles.clock.learners
+        self.learners = [Slot(learner) for learner in learners]
         self.evaluator = Slot(EVALUATOR, due=None if workers_only else 0.0)
         self._gone: dict[int, str] = {}
         """Of each worker and of a learner that is gone for good, what was the last of it."""

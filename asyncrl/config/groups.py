@@ -178,6 +178,8 @@ class ParallelismSettings(Settings):
     """Ray backend: the cluster to join, HOST:PORT or auto; empty: RAY_ADDRESS, or a new cluster on this machine."""
     parameter_shards: int = 1
     """Ray backend: number of processes that hold the parameters between hosts."""
+    learner_resource: str = ""
+    """Ray backend, methods with a learner: place it on a machine that has this resource; empty: beside the driver."""
     exchange_updates: int = 32
     """Ray backend: updates of a host between exchanges of parameters with the others; at least once a second."""
 
@@ -188,7 +190,7 @@ class ParallelismSettings(Settings):
         self._require_count("hosts", most=MOST_WORKERS // self.workers)
         self._require_count("parameter_shards", most=1_000)
         self._require_count("exchange_updates", most=1_000_000)
-        for name in ("hosts", "address", "parameter_shards"):
+        for name in ("hosts", "address", "parameter_shards", "learner_resource"):
             # A run that is resumed on another backend may keep them.
             if getattr(self, name) not in (1, "") and self.backend != "ray" and not getattr(self, "resume", ""):
                 raise UsageError(f"{flag(name)} is for --backend ray")
@@ -216,7 +218,7 @@ class LearnerSettings(Settings):
     """Further settings of pages with a learner, for its process."""
 
     learner_threads: int = 1
-    """Local backend: threads of the learner. Useful if cores are idle while it learns."""
+    """Local and ray backend: threads of the learner. Useful if cores are idle while it learns."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""

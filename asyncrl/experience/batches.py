@@ -52,7 +52,8 @@ class Batches:
         layout = shape.layout()
         # One allocation for all: each piece of shared memory costs every process a file descriptor.
         memory = shared_zeros(actors, ring_bytes(layout, capacity), dtype=torch.uint8)
-        self._rings = [Ring(layout, capacity, piece) for piece in memory]
+        self.rings = [Ring(layout, capacity, piece) for piece in memory]
+        """A ring per actor."""
         self._clock = clock
         self._in_step = in_step
         self._most = most or actors
@@ -69,11 +70,11 @@ class Batches:
 
     def has_room(self, actor: int) -> bool:
         """Whether the actor may make its next rollout."""
-        return self._rings[actor].free() > 0
+        return self.rings[actor].free() > 0
 
     def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
         """Copy a rollout into the actor's ring, and count its steps."""
-        ring = self._rings[actor]
+        ring = self.rings[actor]
         blocks.write(ring.begin(), rollout, version)
         ring.publish()
         self._clock.count(actor, rollout.steps)
@@ -81,7 +82,7 @@ class Batches:
 
     def take(self, learner: int = LEARNER) -> Batch | None:
         """The learner's next batch; None if it is not ready."""
-        ready = [ring.ready() for ring in self._rings]
+        ready = [ring.ready() for ring in self.rings]
         if not any(ready) or (self._in_step and self._must_wait(ready)):
             return None
         self._waiting_since = None
@@ -117,7 +118,7 @@ class Batches:
         """How many rollouts to take from each ring: in step one; else one of each in turn, the fullest ring first, up
         to `most`."""
         if self._in_step:
-            return [(ring, 1) for ring, count in zip(self._rings, ready, strict=True) if count]
+            return [(ring, 1) for ring, count in zip(self.rings, ready, strict=True) if count]
         counts = [0] * len(ready)
         left = min(self._most, sum(ready))
         while left:
@@ -125,7 +126,7 @@ class Batches:
                 if left and counts[actor] < ready[actor]:
                     counts[actor] += 1
                     left -= 1
-        return [(ring, count) for ring, count in zip(self._rings, counts, strict=True) if count]
+        return [(ring, count) for ring, count in zip(self.rings, counts, strict=True) if count]
 
     def _must_wait(self, ready: list[int]) -> bool:
         """Whether rollouts of running actors are missing, and there is still patience."""
@@ -157,11 +158,11 @@ class Batches:
     def state(self) -> dict[str, Tensor]:
         """Copies of the rollouts in the rings. Call it while nobody puts or takes."""
         return {
-            f"{actor}.{name}": tensor for actor, ring in enumerate(self._rings) for name, tensor in ring.state().items()
+            f"{actor}.{name}": tensor for actor, ring in enumerate(self.rings) for name, tensor in ring.state().items()
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned. Raises UsageError if it does not fit."""
-        for actor, ring in enumerate(self._rings):
+        for actor, ring in enumerate(self.rings):
             prefix = f"{actor}."
             ring.restore({name.removeprefix(prefix): own for name, own in state.items() if name.startswith(prefix)})

@@ -82,6 +82,23 @@ def write(block: Block, rollout: Rollout, version: int) -> None:
         block["scale"].copy_(rollout.moments[1])
 
 
+def finals_in(block: Block) -> int:
+    """Number of truncated episodes of the rollout in a block."""
+    return int(block["numbers"][2])
+
+
+def copy(source: Block, target: Block) -> None:
+    """Copy the rollout in one block into another, which may have room for fewer or more last observations."""
+    count = finals_in(source)
+    for name, tensor in source.items():
+        if name == "finals":
+            target[name][:count].copy_(tensor[:count])
+        elif name == "truncated":
+            target[name][:, :count].copy_(tensor[:, :count])
+        else:
+            target[name].copy_(tensor)
+
+
 def read(block: Block, observations: Tensor | None = None) -> tuple[Rollout, int]:
     """The rollout in a block, as views where possible, and the version of theta it was made with.
 

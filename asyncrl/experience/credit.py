@@ -55,15 +55,20 @@ class Inlet(Generic[Load]):
 
     def deliver(self, parcel: Parcel[Load]) -> Taken:
         """Accept a parcel if it is the host's next one and there is room."""
-        host = parcel.host
-        if parcel.incarnation < self._incarnations[host]:
+        taken = self.acknowledge(parcel.host, parcel.incarnation)
+        is_next = parcel.epoch == self.epoch and parcel.number == taken.number + 1
+        if taken.retired or not is_next or len(self._queue) >= self._room:
+            return taken
+        self._queue.append(parcel.load)
+        self._taken[parcel.host] += 1
+        return self.acknowledge(parcel.host, parcel.incarnation)
+
+    def acknowledge(self, host: int, incarnation: int) -> Taken:
+        """What has been taken of this incarnation of a host so far; a later one retires it."""
+        if incarnation < self._incarnations[host]:
             return Taken(self.epoch, 0, retired=True)
-        if parcel.incarnation > self._incarnations[host]:
-            self._incarnations[host], self._taken[host] = parcel.incarnation, 0
-        is_next = parcel.epoch == self.epoch and parcel.number == self._taken[host] + 1
-        if is_next and len(self._queue) < self._room:
-            self._queue.append(parcel.load)
-            self._taken[host] += 1
+        if incarnation > self._incarnations[host]:
+            self._incarnations[host], self._taken[host] = incarnation, 0
         return Taken(self.epoch, self._taken[host])
 
     def take(self) -> Load | None:
@@ -76,7 +81,7 @@ class Forwarder(Generic[Load]):
 
     def __init__(self, host: int, incarnation: int, credit: int = 2) -> None:
         self._host, self._incarnation, self._credit = host, incarnation, credit
-        self._epoch = self._number = 0
+        self.epoch = self._number = 0
         self.waiting: list[Parcel[Load]] = []
         """Sent but not acknowledged, oldest first; to be sent again if no answer comes for long."""
 
@@ -89,7 +94,7 @@ class Forwarder(Generic[Load]):
         """Make a new parcel. Requires credit."""
         assert self.has_credit
         self._number += 1
-        parcel = Parcel(self._host, self._incarnation, self._epoch, self._number, load)
+        parcel = Parcel(self._host, self._incarnation, self.epoch, self._number, load)
         self.waiting.append(parcel)
         return parcel
 
@@ -98,10 +103,10 @@ class Forwarder(Generic[Load]):
 
         Outdated acknowledgements, of an earlier learner or of earlier parcels, change nothing.
         """
-        if taken.retired or taken.epoch < self._epoch:
+        if taken.retired or taken.epoch < self.epoch:
             return False
-        if taken.epoch > self._epoch:
-            self._epoch, self._number = taken.epoch, len(self.waiting)
+        if taken.epoch > self.epoch:
+            self.epoch, self._number = taken.epoch, len(self.waiting)
             self.waiting = [
                 replace(parcel, epoch=taken.epoch, number=number) for number, parcel in enumerate(self.waiting, start=1)
             ]

@@ -16,13 +16,11 @@ from torch import Tensor
 from asyncrl.core.rollout import Rollout
 from asyncrl.experience import blocks
 from asyncrl.experience.blocks import RolloutShape
-from asyncrl.experience.ring import Block
+from asyncrl.experience.messages import block_of, header_of, packed
 from asyncrl.runtime.accord import Accord
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.protocols import LEARNER, Batch, Counts, Receipt
 
-HEADER = 3
-"""Integers before a rollout: its number of truncated episodes, its steps, its rank's wish."""
 REPLY = 5
 """Integers before all ranks' steps and theta: updates, dropped updates, the decision, and two times in nanoseconds: how
 long rank 0 learnt, and how long the previous broadcast of theta took."""
@@ -187,25 +185,3 @@ class Kept:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Does nothing: `state` is empty."""
-
-
-def packed(shape: RolloutShape, rollout: Rollout, version: int, wish: int) -> Tensor:
-    """A rollout as bytes, with exactly as many last observations as it has."""
-    finals = len(rollout.truncated[0])
-    message = torch.zeros(8 * HEADER + shape.layout(finals).block_bytes, dtype=torch.uint8)
-    message[: 8 * HEADER].view(torch.int64).copy_(torch.tensor([finals, rollout.steps, wish]))
-    blocks.write(block_of(shape, message), rollout, version)
-    return message
-
-
-def block_of(shape: RolloutShape, message: Tensor) -> Block:
-    """The tensors of a message, as views."""
-    data = message[8 * HEADER :]
-    places = shape.layout(header_of(message)[0]).places()
-    return {name: data[place].view(dtype).view(size) for (name, size, dtype), place in places}
-
-
-def header_of(message: Tensor) -> list[int]:
-    """The integers before a rollout, see HEADER."""
-    header: list[int] = message[: 8 * HEADER].view(torch.int64).tolist()
-    return header

@@ -21,8 +21,13 @@ class Mirror(SharedStore):
     Nobody pushes. As with theta itself, a reader may see a mixture of two versions.
     """
 
+    @property
+    def torn(self) -> bool:
+        """False: updates are made elsewhere."""
+        return False
+
     def show(self, theta: Tensor, tallies: NDArray[np.int64]) -> None:
-        """Copy theta `[P]`, and the counts of each worker's updates, `[N, len(Counts)]`."""
+        """Copy theta `[P]`, and the counts of updates, `[N, len(Counts)]`: of each worker, and of a learner if any."""
         self.theta.copy_(theta)
         # Counts after theta, so that theta contains all counted updates. An outdated count is ignored.
         own = self._counts[: len(tallies), :COUNTED]

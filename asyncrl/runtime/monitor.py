@@ -475,9 +475,15 @@ def weighted_mean(rows: Iterable[Mapping[str, Any]], key: str, weight: str = "up
 
 
 def exchanged(rows: list[dict[str, Any]]) -> dict[str, float | None]:
-    """What rows say about exchanges between hosts."""
+    """What rows say about exchanges between hosts, or about what hosts sent to a learner."""
     if not rows:
         return {}
+    if "parcels" in rows[-1]:
+        return {
+            "hosts/rollouts": sum(row["rollouts"] for row in rows),
+            "hosts/rollouts_lost": sum(row["rollouts_lost"] for row in rows),
+            "hosts/parcel_seconds_mean": weighted_mean(rows, "parcel_seconds_mean", "parcels"),
+        }
     return {
         "hosts/exchange_staleness_mean": weighted_mean(rows, "exchange_staleness_mean", "exchanges"),
         "hosts/exchange_staleness_max": max(row["exchange_staleness_max"] for row in rows),

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.backends.host import LEFT, Beginning, Host, Seen
+from asyncrl.backends.host import Beginning, Host
+from asyncrl.backends.reports import KINDS, LEFT, Seen
 from asyncrl.parameters.shards import Answer, Call, Ledger, Shard, State, beginning, slices
 from asyncrl.runtime.clock import ENDED, FINISH, GO_ON, READY
 from asyncrl.runtime.run import Run
 from tests.support import make_run
-
-KINDS = 5
 
 
 class DirectWire:

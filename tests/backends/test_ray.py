@@ -40,13 +40,27 @@ def test_what_hosts_cannot_do_is_refused_in_one_line(
     assert not any(tmp_path.iterdir())
 
 
-def test_a_page_with_a_learner_says_that_it_does_not_run_on_hosts_yet(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("page", "words", "complaint"),
+    [
+        ("apex", (), "apex has a replay memory; so far --backend ray runs methods without one"),
+        ("gorila", (), "gorila has a replay memory; so far --backend ray runs methods without one"),
+        (
+            "impala",
+            ("--parameter-shards", "2"),
+            "for methods whose workers learn; in asyncrl impala one learner does",
+        ),
+        ("a3c", ("--learner-resource", "gpu"), "is for methods with a learner; in asyncrl a3c workers learn"),
+    ],
+)
+def test_what_hosts_cannot_do_with_a_method_is_said(
+    tmp_path: Path, page: str, words: tuple[str, ...], complaint: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """In one line, whether Ray is there or not."""
-    assert main("asyncrl.impala", [*CATCH, "--backend", "ray", "--runs-dir", str(tmp_path)]) == 2
+    assert main(f"asyncrl.{page}", [*CATCH, "--backend", "ray", *words, "--runs-dir", str(tmp_path)]) == 2
 
-    assert "has a learner; so far --backend ray runs methods whose workers learn" in capfd.readouterr().err
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    assert complaint in line
 
 
 def test_without_ray_the_command_says_how_to_get_it(
@@ -94,6 +108,34 @@ def test_a_run_on_a_cluster_of_its_own_goes_on_as_a_local_one_and_back(tmp_path:
         status = status_of(run)
         assert status["state"] == "finished"
         assert status["steps"] >= steps
+        assert status["updates"] > first["updates"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("needs_ray")
+def test_a_learner_learns_from_a_host_and_the_run_goes_on_as_a_local_one_and_back(tmp_path: Path) -> None:
+    """Every step is in a row, every rollout has an age, the last evaluation is of the last theta."""
+    words = [*CATCH, "--runs-dir", str(tmp_path), "--seed", "3"]
+    assert main("asyncrl.impala", [*words, *RAY, "--total-steps", "3000"]) == 0
+    run = the_run(tmp_path)
+    first = status_of(run)
+
+    assert (first["state"], first["reason"]) == ("finished", "total_steps reached")
+    rows = [row for row in read_records(run / "worker-00.jsonl") if "worker_steps" in row]
+    assert sum(row["worker_steps"] for row in rows) == first["steps"] == sum(first["worker_steps"]) >= 3000
+    learnt = [row for row in read_records(run / "learner.jsonl") if "updates" in row]
+    assert sum(row["updates"] for row in learnt) == first["updates"] > 10
+    rollouts = sum(row["rollouts"] for row in read_records(run / "host-0.jsonl"))
+    assert sum(sum(row["rollout_age_counts"].values()) for row in learnt) == rollouts > 10
+    assert evaluations_of(run)[-1]["steps"] == first["steps"]
+    newest = load_newest(run / "checkpoints")[0]
+    assert (newest.steps, newest.updates) == (first["steps"], first["updates"])
+    assert newest.tensors["statistics"].abs().max() > 0
+
+    for backend, steps in (("local", 4500), ("ray", 6000)):
+        assert main("asyncrl.impala", ["--resume", str(run), "--backend", backend, "--total-steps", str(steps)]) == 0
+        status = status_of(run)
+        assert (status["state"], status["steps"] >= steps) == ("finished", True)
         assert status["updates"] > first["updates"]
 
 
@@ -159,6 +201,47 @@ def test_a_run_on_two_hosts_outlives_a_worker_a_host_and_a_shard_and_stops_when_
         status = run.status
         assert status["state"] == "stopped"
         assert load_newest(run.folder / "checkpoints")[0].steps == status["steps"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize("page", ["impala", "a2c"])
+def test_a_run_with_a_learner_on_two_hosts_outlives_the_learner_and_a_host(
+    tmp_path: Path, cluster: Any, page: str
+) -> None:
+    """Each is replaced, T and the number of updates never fall, and a signal ends the run with a checkpoint."""
+    words = (*ENDLESS, "--address", cluster.address)
+    with running(tmp_path / "runs", *words, page=page) as run:
+        on_two_hosts(run)
+        counted: list[tuple[int, int]] = []
+
+        def further(steps: int) -> bool:
+            status = run.status
+            counted.append((status["steps"], status["updates"]))
+            return bool(status["steps"] > steps)
+
+        (learner,) = actors("LearnerActor")
+        learner.send_signal(signal.SIGKILL)
+        run.until(lambda: any(row["event"] == "restarted" for row in run.events), "the learner's successor")
+        before = run.status
+        run.until(lambda: further(before["steps"] + 2000) and run.status["updates"] > before["updates"], "more updates")
+        assert run.status["learner_restarts"] == 1
+
+        actors("HostActor")[0].send_signal(signal.SIGKILL)
+        run.until(lambda: [row["event"] for row in run.events].count("host_joined") == 1, "another in its place")
+        before_each = run.status["worker_steps"]
+        run.until(
+            lambda: all(now > then for now, then in zip(run.status["worker_steps"], before_each, strict=True)),
+            "steps on both hosts again",
+        )
+        assert counted == sorted(counted)
+
+        run.process.send_signal(signal.SIGTERM)
+        run.ends_with(143)
+        status = run.status
+        assert status["state"] == "stopped"
+        newest = load_newest(run.folder / "checkpoints")[0]
+        assert (newest.steps, newest.updates) == (status["steps"], status["updates"])
 
 
 @pytest.mark.slow

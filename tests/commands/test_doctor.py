@@ -600,7 +600,7 @@ def bytes_of(run: Run) -> int:
     """Bytes of all tensors that the handles of a run hold."""
     handles = run.handles
     between = handles.experience
-    rings = [between, between.steps] if isinstance(between, Replay) else [] if between is None else between._rings
+    rings = [between, between.steps] if isinstance(between, Replay) else [] if between is None else between.rings
     holders = [handles.store, handles.clock, handles.moments, *rings]
     tensors = [value for holder in holders for value in vars(holder).values() if isinstance(value, Tensor)]
     return sum(tensor.nbytes for tensor in tensors)

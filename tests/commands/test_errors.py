@@ -38,6 +38,7 @@ WRONG_TEXT = {
     "resume": "nowhere",
     "init_method": "nowhere",
     "address": "nowhere",
+    "learner_resource": "nowhere",
     "network": "natur",
     "exploration": "often",
     "track": "often",

@@ -65,6 +65,12 @@ class Forwarding(RuleBasedStateMachine):
         parcel = self.parcels[which] if again else self.parcels.pop(which)
         self.answers.append((parcel.host, parcel.incarnation, self.inlet.deliver(parcel)))
 
+    @rule(host=st.integers(0, HOSTS - 1))
+    def ask(self, host: int) -> None:
+        """What has been taken, without sending anything."""
+        incarnation = self.incarnations[host]
+        self.answers.append((host, incarnation, self.inlet.acknowledge(host, incarnation)))
+
     @precondition(lambda self: self.answers)
     @rule(age=st.integers(0, 3), again=st.booleans())
     def answer_arrives(self, age: int, again: bool) -> None:

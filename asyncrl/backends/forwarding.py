@@ -1,0 +1,259 @@
+"""What a host sends to the learner of a run, and gets from it, for pages with a learner.
+
+The host's actors put rollouts into rings in its memory. From there they go to the learner in parcels, on credit
+(`asyncrl.experience.credit`). A rollout keeps its place in the ring until the learner is done with it. One more call is
+always pending, which the learner answers after its next batch: with its new theta, and with what it is done with.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from asyncrl.backends.exchange import ALONE_SECONDS, ANSWER_SECONDS, LAST_SECONDS, PAUSE_SECONDS
+from asyncrl.backends.handles import IN_STEP, rollout_shape
+from asyncrl.backends.learner_host import Answer, Question
+from asyncrl.backends.reports import Wire
+from asyncrl.experience.batches import Batches
+from asyncrl.experience.credit import Forwarder, Parcel, Taken
+from asyncrl.experience.landing import CREDIT, Cargo
+from asyncrl.experience.messages import copied
+from asyncrl.parameters.mirror import Mirror
+from asyncrl.parameters.shards import Retired
+from asyncrl.runtime.protocols import Counts
+from asyncrl.runtime.run import load_page
+
+if TYPE_CHECKING:
+    from asyncrl.backends.host import Host
+
+GATHER_SECONDS = 0.01
+"""Shortest interval between parcels, and between questions, unless actors wait for each other."""
+LOOK_SECONDS = 0.002
+"""Interval between looks at the rings, if actors wait for each other."""
+AGAIN_SECONDS = 0.02
+"""Pause before a parcel that was not taken is sent again."""
+NEWS_SECONDS = 0.25
+"""How long the learner may wait for its next batch before it answers a question."""
+REPORT_SECONDS = 0.1
+"""Shortest interval between reports of steps and moments."""
+
+
+class Forwarding:
+    """The host's side."""
+
+    def __init__(self, host: Host, wire: Wire) -> None:
+        self._host, self._wire = host, wire
+        beginning, handles = self._host.beginning, self._host.handles
+        spec = beginning.spec
+        self._number, self._incarnation = beginning.host, beginning.incarnation
+        self._forwarder: Forwarder[Cargo] = Forwarder(self._number, self._incarnation, CREDIT)
+        self._rings = cast(Batches, handles.experience).rings
+        self._store = cast(Mirror, handles.store)
+        self._shape = rollout_shape(spec.page, spec.config, spec.environment, spec.spaces)
+        in_step = load_page(spec.page).EXPERIENCE == IN_STEP
+        self._pace, self._poll = (0.0, LOOK_SECONDS) if in_step else (GATHER_SECONDS, GATHER_SECONDS)
+        self._interval = spec.config.record_interval_seconds
+        self._sent = [0] * len(self._rings)
+        """Rollouts of each ring that have been put into parcels."""
+        self._begun = [0] * len(self._rings)
+        """How many of them an earlier learner has taken."""
+        self._calls: dict[Any, tuple[float, Parcel[Cargo] | Question]] = {}
+        """Pending calls, and when they were made."""
+        self._due: dict[tuple[int, int], float] = {}
+        """For parcels that wait, by epoch and number: when they may be sent again."""
+        self._packed = self._asked = self._reported = 0.0
+        self._answer: Answer | None = None
+        """The newest."""
+        self._heard = time.monotonic()
+        self._record = Record(self._number)
+
+    def run(self) -> None:
+        """Forward rollouts until the workers have ended and the learner has all of them.
+
+        Raises TimeoutError if the learner does not answer, Retired if another has taken this host's place.
+        """
+        host = self._host
+        ending = last = False
+        deadline = float("inf")
+        while True:
+            now = time.monotonic()
+            if host.done.is_set() and not ending:
+                ending, deadline = True, now + LAST_SECONDS
+                self._forget_questions()  # the last one has the last report
+            if last and not self._unsent() and not self._forwarder.waiting:
+                break
+            if now > deadline:
+                host.say("the learner did not take the last rollouts")
+                break
+            self._send(now)
+            self._ask(now, ending)
+            last |= self._receive() and ending
+            if now - self._heard > ALONE_SECONDS:
+                raise TimeoutError(f"the learner has not answered for {ALONE_SECONDS:.0f} seconds")
+            if now - self._record.since >= self._interval:
+                host.tell_exchanges(self._record.take())
+        host.tell_exchanges(self._record.take())
+
+    # ----------------------------------------------------------------------------------------------------- what is sent
+
+    def _unsent(self) -> list[tuple[int, int]]:
+        """Workers and sequence numbers of rollouts that are in no parcel yet."""
+        return [
+            (worker, sequence)
+            for worker, (ring, sent) in enumerate(zip(self._rings, self._sent, strict=True))
+            for sequence in range(sent, ring.written)
+        ]
+
+    def _send(self, now: float) -> None:
+        """Send what is new, if there is credit, and again what was not taken."""
+        forwarder, pending = self._forwarder, {_key(call) for _, call in self._calls.values()}
+        for parcel in forwarder.waiting:
+            if _key(parcel) not in pending and now >= self._due.get(_key(parcel), 0.0):
+                self._record.again += _key(parcel) in self._due
+                self._call(parcel, now)
+        if self._answer is None or not forwarder.has_credit or now - self._packed < self._pace:
+            return
+        if unsent := self._unsent():
+            self._packed = now
+            self._record.parcels += 1
+            self._record.rollouts += len(unsent)
+            self._call(forwarder.send(Cargo(self._number, self._incarnation, self._pack(unsent))), now)
+
+    def _pack(self, unsent: list[tuple[int, int]]) -> list[tuple[int, NDArray[np.uint8]]]:
+        rollouts = []
+        for worker, sequence in unsent:
+            block = self._rings[worker].block(sequence)
+            assert block is not None  # nobody overwrites what has not been released
+            rollouts.append((worker, copied(self._shape, block).numpy()))
+            self._sent[worker] = sequence + 1
+        return rollouts
+
+    def _ask(self, now: float, last: bool) -> None:
+        """Have one question pending; the first and the last are answered at once."""
+        if any(isinstance(call, Question) for _, call in self._calls.values()) or now < self._asked + self._pace:
+            return
+        report = None
+        if now - self._reported >= REPORT_SECONDS or last:
+            report, self._reported = self._host.report(), now
+        self._asked = now
+        answer, epoch = self._answer, self._forwarder.epoch
+        question = Question(self._number, self._incarnation, epoch, report=report)
+        if answer is not None and not last:
+            seen = (answer.batches, answer.counts.updates, NEWS_SECONDS)
+            question = Question(self._number, self._incarnation, epoch, *seen, report)
+        self._call(question, now)
+
+    def _call(self, call: Parcel[Cargo] | Question, now: float) -> None:
+        if isinstance(call, Parcel):
+            self._due[_key(call)] = now
+        self._calls[self._wire.send(0, call)] = now, call
+
+    def _forget_questions(self) -> None:
+        self._calls = {handle: made for handle, made in self._calls.items() if isinstance(made[1], Parcel)}
+        self._asked = 0.0
+
+    # ------------------------------------------------------------------------------------------------------- what comes
+
+    def _receive(self) -> bool:
+        """Process answers. Returns whether a question was answered."""
+        if not self._calls:
+            time.sleep(self._poll)
+            return False
+        answered = False
+        for handle, answer in self._wire.receive(list(self._calls), self._poll):
+            since, call = self._calls.pop(handle)
+            now = time.monotonic()
+            if answer is None:  # the learner is gone, or waits to be filled
+                if isinstance(call, Parcel):
+                    self._due[_key(call)] = now + PAUSE_SECONDS
+                else:
+                    self._asked = now + PAUSE_SECONDS
+                continue
+            self._heard = now
+            if isinstance(call, Parcel):
+                self._record.seconds.append(now - since)
+                self._due[_key(call)] = now + AGAIN_SECONDS
+                self._accept(answer)
+            else:
+                answered = True
+                self._learn(answer)
+        now = time.monotonic()
+        overdue = [handle for handle, (since, _) in self._calls.items() if now - since > ANSWER_SECONDS]
+        for handle in overdue:
+            del self._calls[handle]
+        return answered
+
+    def _accept(self, taken: Taken) -> None:
+        """Process an acknowledgement. A new learner is sent what was not acknowledged; what was is lost."""
+        if taken.retired:
+            raise Retired
+        forwarder, before = self._forwarder, self._forwarder.epoch
+        if forwarder.accept(taken):
+            waiting = [worker for parcel in forwarder.waiting for worker, _ in parcel.load.rollouts]
+            lost = 0
+            for worker, ring in enumerate(self._rings):
+                self._begun[worker] = self._sent[worker] - waiting.count(worker)
+                lost += self._begun[worker] - ring.freed
+                ring.release(self._begun[worker] - ring.freed)
+            if before:
+                self._record.lost += lost
+                self._host.say(f"there is a new learner; {lost} rollouts of this host were lost with the one before")
+        self._due = {_key(parcel): self._due.get(_key(parcel), 0.0) for parcel in forwarder.waiting}
+
+    def _learn(self, answer: Answer) -> None:
+        """Show the workers the new theta, then free what the learner is done with."""
+        if answer.taken.epoch < self._forwarder.epoch:
+            return
+        self._accept(answer.taken)
+        self._answer = answer
+        if answer.others is not None:
+            self._host.learn_of_others(answer.others)
+        if answer.theta is not None:
+            tallies = np.zeros((len(self._rings) + 1, len(Counts._fields)), np.int64)
+            tallies[-1] = answer.counts
+            self._store.show(torch.from_numpy(np.array(answer.theta)), tallies)
+            self._record.versions += 1
+        for ring, begun, done in zip(self._rings, self._begun, answer.done, strict=True):
+            ring.release(begun + done - ring.freed)
+        self._host.joined.set()
+
+
+def _key(call: Parcel[Cargo] | Question) -> tuple[int, int]:
+    """Epoch and number of a parcel."""
+    return (call.epoch, call.number) if isinstance(call, Parcel) else (0, 0)
+
+
+class Record:
+    """Figures of a host's parcels since its last row."""
+
+    def __init__(self, host: int) -> None:
+        self._host = host
+        self._clear()
+
+    def _clear(self) -> None:
+        self.since = time.monotonic()
+        self.seconds: list[float] = []
+        """From a parcel to its answer."""
+        self.parcels = self.rollouts = self.again = self.versions = self.lost = 0
+
+    def take(self) -> dict[str, Any] | None:
+        """The next row; None if nothing was sent or received."""
+        if not (self.parcels or self.again or self.versions or self.lost):
+            return None
+        row = {
+            "host": self._host,
+            "parcels": self.parcels,
+            "rollouts": self.rollouts,
+            "parcel_seconds_mean": round(statistics.fmean(self.seconds), 6) if self.seconds else None,
+            "parcel_seconds_max": round(max(self.seconds), 6) if self.seconds else None,
+            "parcels_again": self.again,
+            "versions": self.versions,
+            "rollouts_lost": self.lost,
+        }
+        self._clear()
+        return row

@@ -1,0 +1,235 @@
+"""The learner of a run on several hosts: the ordinary learner loop, fed from hosts, which ask it for theta.
+
+The transport is elsewhere, as for hosts. A learner begins empty and is filled by the driver of the run, at first with
+the run's beginning. One that has died is filled with the newest copy of theta, and is a new epoch for the hosts: what
+they had sent to the one before is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from traceback import format_exc
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from asyncrl.backends.handles import as_one_machine, build_shared_handles, rollout_shape
+from asyncrl.backends.local import follow
+from asyncrl.backends.outcome import Outcome, failed
+from asyncrl.backends.reports import KINDS, LEFT, Journal, Seen, Told
+from asyncrl.experience.batches import Batches
+from asyncrl.experience.credit import Parcel, Taken
+from asyncrl.experience.landing import Cargo, Landing
+from asyncrl.parameters.shards import Empty, Ledger, Report, State
+from asyncrl.parameters.shared import SharedStore
+from asyncrl.runtime.clock import BUILDING, LEAVE
+from asyncrl.runtime.protocols import LEARNER, Counts, name_of
+from asyncrl.runtime.run import Handles, Run, RunSpec, build_learner
+from asyncrl.runtime.threads import compute_with
+from asyncrl.storage.run_folder import RunFolder
+
+ENDLESS = 2**62
+"""T at which the learner would end by itself. It ends when it is told to, after the last rollout of the last host."""
+TRIES = 100
+"""How often theta is copied again if the learner has changed it meanwhile."""
+CLOSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """A host asks for news."""
+
+    host: int
+    incarnation: int
+    epoch: int = 0
+    """The epoch of the learner that answered last; 0: none has."""
+    batches: int = 0
+    """Batches that the learner was done with then."""
+    version: int = 0
+    """Updates in the host's theta."""
+    seconds: float = 0.0
+    """How long to wait for another batch before answering."""
+    report: Report | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The learner's answer."""
+
+    taken: Taken
+    batches: int
+    done: list[int]
+    """How many rollouts of each worker of this host the learner is done with, in this epoch."""
+    counts: Counts
+    """What became of the updates of the whole run."""
+    theta: NDArray[np.float32] | None
+    """`[P]` with all of these updates; None if the host has it already."""
+    others: Report | None = None
+    """Sums over all but this incarnation of the host, with tallies `[K]`, if it has reported."""
+
+
+class LearnerHost:
+    """The learner. Calls may come from several threads at once."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        """`spec` is that of the whole run. The learner begins empty."""
+        config = spec.config
+        self.life = uuid.uuid4().hex
+        """Distinguishes this process from earlier ones."""
+        self._hosts, self._workers = config.all_workers // config.workers, config.workers
+        self._scratch = Path(tempfile.mkdtemp(prefix="asyncrl-"))
+        whole = as_one_machine(config, config.all_workers)
+        self._spec = replace(spec, config=whole, folder=RunFolder(self._scratch))
+        self._journal = Journal()
+        self._lock = threading.Lock()
+        self._handles: Handles | None = None
+        self._outcome: Outcome | None = None
+
+    # ------------------------------------------------------------------------------------------- called by the driver
+
+    def begin(self, life: str, times: int, state: State) -> bool:
+        """Fill an empty learner and let it begin; `times` counts the attempts in this run, from 1.
+
+        Returns whether it was filled now: a call for an earlier `life`, or a repeated one, changes nothing.
+        """
+        with self._lock:
+            if self._handles is not None or life != self.life:
+                return False
+            config, spec = self._spec.config, self._spec
+            tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
+            theta = tensors.pop("theta")
+            handles = build_shared_handles(spec, theta, True, int(state["steps"][0]), float(state["seconds"][0]))
+            handles.clock.total_steps = ENDLESS
+            handles.store.restore(theta, tensors, Counts(*(int(count) for count in state["counts"])))
+            self._ledger = Ledger(self._hosts, self._workers, KINDS, tuple(map(len, handles.moments.of_workers())))
+            if "tallies" in state:
+                self._ledger.restore(state)
+            shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
+            batches = cast(Batches, handles.experience)
+            self._landing = Landing(batches, shape, self._hosts, self._workers, epoch=times)
+            self._count(handles)
+            self._handles = replace(handles, experience=self._landing)
+            self._thread = threading.Thread(target=self._learn, daemon=True, name=name_of(LEARNER))
+            self._thread.start()
+            return True
+
+    def look(self, told: int, start: bool, order: int, phases: list[int]) -> Seen:
+        """News since number `told`, and the present state. `start`: the clock runs; `phases` are those of all workers.
+
+        `order` is GO_ON, FINISH after the hosts have left, or LEAVE.
+        """
+        handles = self._handles
+        if handles is None:
+            return Seen([], 0, [BUILDING], [0.0])
+        clock = handles.clock
+        for worker, phase in enumerate(phases):
+            clock.vouch(worker, phase, 0.0)
+        if start and not clock.started():
+            clock.start()
+        clock.stop(order)
+        outcome = self._outcome  # before the news, so that everything told by then is reported too
+        news, told = self._journal.since(told)
+        return Seen(news, told, [clock.phase(LEARNER)], [clock.heartbeat_age(LEARNER)], outcome)
+
+    def state(self) -> State:
+        """Theta, the counts of updates, and what hosts have reported. Raises Empty."""
+        handles = self._filled()
+        with self._lock:
+            reported = self._ledger.state()
+        theta, counts = self._copy(handles)
+        return {"theta": theta, "counts": np.array(counts, np.int64), **reported}
+
+    def statistics(self) -> State:
+        """The store's state besides theta. Raises Empty."""
+        return {name: tensor.numpy() for name, tensor in self._filled().store.state().items()}
+
+    def close(self) -> None:
+        """End the learner, and remove its files."""
+        if self._handles is not None:
+            self._handles.clock.stop(LEAVE)
+            self._thread.join(timeout=CLOSE_SECONDS)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    # ----------------------------------------------------------------------------------------------- called by hosts
+
+    def exchange(self, call: Parcel[Cargo] | Question) -> Taken | Answer:
+        """Take a parcel, or answer a question. Raises Empty."""
+        self._filled()
+        return self._landing.deliver(call) if isinstance(call, Parcel) else self._answer(call)
+
+    def _answer(self, question: Question) -> Answer:
+        handles, landing = self._filled(), self._landing
+        host, incarnation = question.host, question.incarnation
+        others = None
+        if question.report is not None:
+            with self._lock:
+                self._ledger.note(host, incarnation, question.report)
+                others = self._ledger.others(host)
+            self._count(handles)
+        with landing.changed:
+            landing.changed.wait_for(lambda: landing.batches != question.batches, timeout=question.seconds)
+            taken = landing.acknowledge(host, incarnation)
+            batches, done = landing.batches, landing.done(host, incarnation)
+        # Theta after the batches, so that it has all of their updates.
+        counts, theta = handles.store.counts(), None
+        if question.epoch != taken.epoch or question.version != counts.updates:
+            theta, counts = self._copy(handles)
+        return Answer(taken, batches, done, counts, theta, others)
+
+    def _filled(self) -> Handles:
+        if self._handles is None:
+            raise Empty
+        return self._handles
+
+    def _count(self, handles: Handles) -> None:
+        """T <- T with the steps that hosts have reported."""
+        for worker, steps in enumerate(self._ledger.of_workers()[..., 0].ravel().tolist()):
+            handles.clock.tell(worker, steps)
+
+    def _copy(self, handles: Handles) -> tuple[NDArray[np.float32], Counts]:
+        """Theta and its counts, if possible not from within an update."""
+        store = cast(SharedStore, handles.store)
+        for _ in range(TRIES):
+            counts, torn = store.counts(), store.torn
+            theta = store.snapshot()
+            if not torn and not store.torn and store.updates == counts.updates:
+                break
+            time.sleep(0.001)
+        return theta.numpy(), counts
+
+    # ------------------------------------------------------------------------------------------------------- the work
+
+    def _learn(self) -> None:
+        """The learner's thread."""
+        handles, name = self._filled(), name_of(LEARNER)
+        run = Run(self._spec, handles)
+        try:
+            compute_with(getattr(self._spec.config, "learner_threads", 1))
+            role = build_learner(run, make_writer=lambda file: Told(self._journal, file.name))
+            follow(role, handles.clock, LEARNER)
+            self._outcome = LEFT
+        except Exception as error:
+            culprit = self._spec.folder.culprit_file(name)
+            with contextlib.suppress(OSError):
+                self._journal.tell("file", culprit.name, culprit.read_bytes())
+            self._outcome = failed(f"{name} raised {type(error).__name__}: {error}", format_exc())
+
+
+def filling(known: State, store: Mapping[str, Any], steps: int, seconds: float, counts: Counts) -> State:
+    """What an empty learner is filled with.
+
+    `known` is what was known last of theta and the ledger, `store` the store's state besides theta. `steps` and
+    `seconds` are those at which the run began or was resumed, and what it has taken so far.
+    """
+    numbers = {"steps": np.array([steps]), "seconds": np.array([seconds]), "counts": np.array(counts, np.int64)}
+    return {**known, **{name: tensor.numpy() for name, tensor in store.items()}, **numbers}

@@ -1,0 +1,82 @@
+"""What the driver of a run on several machines learns from hosts and from the learner."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from asyncrl.backends.outcome import Outcome
+from asyncrl.runtime.protocols import Counts
+
+KINDS = 1 + len(Counts._fields)
+"""Number of counts per worker in a `Ledger`: steps, and what became of its updates."""
+LEFT = Outcome("finished", "", 0)
+"""A host is done, and its shards or learner have all of its work; or the learner is done."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What `look` returns."""
+
+    news: list[tuple[Any, ...]]
+    """What has happened, in order: ("row", file, row), ("say", line), ("loss", event, worker, cause),
+    ("file", name, content)."""
+    told: int
+    """Number of news since the beginning, to be passed to the next look."""
+    phases: list[int]
+    silence: list[float]
+    """Seconds since each worker last counted a step, or the learner made an update."""
+    outcome: Outcome | None = None
+    """Why it cannot go on, or LEFT."""
+    version: int = 0
+    """Updates in the host's copy of the learner's theta."""
+
+
+class Journal:
+    """News that are kept until they have been told."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._news: list[tuple[Any, ...]] = []
+        self._told = 0
+        """News before the first of `_news`."""
+
+    def tell(self, *what: Any) -> None:
+        """Add a piece of news."""
+        with self._lock:
+            self._news.append(what)
+
+    def since(self, told: int) -> tuple[list[tuple[Any, ...]], int]:
+        """News since number `told`, and their number since the beginning. Earlier ones are forgotten."""
+        with self._lock:
+            self._news = self._news[max(0, told - self._told) :]
+            self._told = max(self._told, told)
+            return list(self._news), self._told + len(self._news)
+
+
+class Told:
+    """Rows that go into a journal instead of a file."""
+
+    def __init__(self, journal: Journal, file: str) -> None:
+        self._journal, self._file = journal, file
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Report one row."""
+        self._journal.tell("row", self._file, dict(row))
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class Wire(Protocol):
+    """The transport of a host's calls to shards, or to the learner."""
+
+    def send(self, shard: int, call: Any) -> Any:
+        """Make a call; returns its handle, for `receive`."""
+        ...
+
+    def receive(self, calls: Sequence[Any], seconds: float) -> list[tuple[Any, Any]]:
+        """Wait up to `seconds` for any of `calls`; returns the ended ones, each with its answer, None if it failed."""
+        ...

@@ -1,0 +1,108 @@
+"""Rollouts from hosts in the rings of a learner, without any process."""
+
+from __future__ import annotations
+
+import torch
+
+from asyncrl.core.rollout import Rollout
+from asyncrl.experience.batches import Batches
+from asyncrl.experience.blocks import RolloutShape
+from asyncrl.experience.credit import Parcel
+from asyncrl.experience.landing import Cargo, Landing
+from asyncrl.experience.messages import copied, packed
+from asyncrl.runtime.clock import RUNNING, Clock
+from tests.support import COUNTING
+
+SHAPE = RolloutShape(steps=2, environments=1, spaces=COUNTING)
+
+
+def rollout(number: float, truncated: bool = False) -> Rollout:
+    """One that can be told from others by its rewards; maybe with a truncated episode."""
+    cut = torch.tensor([[0], [0]]) if truncated else torch.zeros(2, 0, dtype=torch.int64)
+    return Rollout(
+        observations=torch.full((3, 1, 1), number),
+        actions=torch.zeros(2, 1, dtype=torch.int64),
+        rewards=torch.full((2, 1), number),
+        discounts=torch.ones(2, 1),
+        last=torch.zeros(2, 1, dtype=torch.bool),
+        truncated=(cut[0], cut[1]),
+        final_observations=torch.full((1, 1), 7.0) if truncated else None,
+    )
+
+
+def landing(in_step: bool = False, hosts: int = 2, workers: int = 1) -> Landing:
+    clock = Clock(hosts * workers, 10**9, learners=1)
+    for worker in range(hosts * workers):
+        clock.enter(worker, RUNNING)
+    return Landing(Batches(SHAPE, hosts * workers, clock, in_step, capacity=2), SHAPE, hosts, workers, epoch=1)
+
+
+def parcel(number: int, *rewards: float, host: int = 0, incarnation: int = 1) -> Parcel[Cargo]:
+    """A parcel of rollouts of the host's first worker."""
+    messages = [(0, packed(SHAPE, rollout(reward), 5, 0).numpy()) for reward in rewards]
+    return Parcel(host, incarnation, 1, number, Cargo(host, incarnation, messages))
+
+
+def rewards_of(place: Landing) -> list[float]:
+    batch = place.take()
+    assert batch is not None
+    assert set(batch.versions) == {5}
+    assert isinstance(batch.rollout, Rollout)
+    return batch.rollout.rewards[0].tolist()
+
+
+def test_a_rollout_crosses_the_wire_unchanged_with_its_truncated_episodes() -> None:
+    """Out of a block with room for all, into a message with room for one, into such a block again."""
+    ring = Batches(SHAPE, 1, Clock(1, 10), False)
+    ring.put(0, rollout(3.0, truncated=True), 5)
+    block = ring.rings[0].block(0)
+    assert block is not None
+    place = landing()
+    place.deliver(Parcel(0, 1, 1, 1, Cargo(0, 1, [(0, copied(SHAPE, block).numpy())])))
+
+    batch = place.take()
+    assert batch is not None
+    got = batch.rollout
+    assert isinstance(got, Rollout)
+    assert got.rewards.tolist() == [[3.0], [3.0]]
+    assert [part.tolist() for part in got.truncated] == [[0], [0]]
+    assert got.final_observations is not None
+    assert got.final_observations.tolist() == [[7.0]]
+
+
+def test_a_host_hears_what_the_learner_is_done_with_only_after_the_batch() -> None:
+    """Until then the rollouts keep their places in the host's ring."""
+    place = landing()
+    assert place.deliver(parcel(1, 1.0, 2.0)).number == 1
+    assert place.done(0, 1) == [0]
+    assert rewards_of(place) == [1.0, 2.0]
+    assert (place.done(0, 1), place.batches) == ([0], 0)
+    place.release()
+
+    assert (place.done(0, 1), place.done(1, 1), place.batches) == ([2], [0], 1)
+
+
+def test_in_step_a_batch_is_one_rollout_of_every_host() -> None:
+    """The other host's is waited for."""
+    place = landing(in_step=True)
+    place.deliver(parcel(1, 1.0, 2.0))
+    assert place.take() is None
+    place.deliver(parcel(1, 10.0, host=1))
+
+    assert rewards_of(place) == [1.0, 10.0]
+    place.release()
+    assert place.done(0, 1) == place.done(1, 1) == [1]
+
+
+def test_what_a_host_has_left_behind_is_not_taken_for_its_successors() -> None:
+    """The successor's rollouts wait for room, and only its own are reported to it."""
+    place = landing(hosts=1)
+    place.deliver(parcel(1, 1.0, 2.0))
+    assert place.deliver(parcel(1, 3.0, incarnation=2)).number == 1
+    assert place.deliver(parcel(2, 9.0)).retired
+    assert place.acknowledge(0, 2).number == 1
+
+    for reward, done in ((1.0, 0), (2.0, 0), (3.0, 1)):
+        assert rewards_of(place) == [reward]
+        place.release()
+        assert place.done(0, 2) == [done]
