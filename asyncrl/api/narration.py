@@ -24,7 +24,8 @@ def introduction(run: Run, description: str, changes: list[str]) -> list[str]:
     """The lines printed before a run begins; `description` describes its environment."""
     config = run.spec.config
     parameters = sum(math.prod(shape) for _, shape in run.spec.layout)
-    hosts = f"{config.hosts} hosts x " if config.backend == "ray" else ""
+    up_to = "up to " if config.hosts == "auto" else ""
+    hosts = f"{up_to}{config.most_hosts} hosts x " if config.backend == "ray" else ""
     lines = [
         description,
         f"{short(run.spec.page)}, preset {config.preset}: {parameters:,} parameters, "

@@ -234,7 +234,9 @@ class Driver:
         state = handles.moments.state()
         self._moments = (state["observation_moments"].numpy(), state["return_moments"].numpy())
         """Moments from before a resume."""
-        self._places = [Place(number) for number in range(spec.config.hosts)]
+        self._places = [Place(number) for number in range(spec.config.most_hosts)]
+        self._wanted = len(self._places)
+        """Number of hosts for which the run waits before it begins."""
         self._learner = None if load_page(spec.page).EXPERIENCE == GRADIENT else Place(LEARNER)
         self._before = handles.store.counts()
         """Updates from before a resume."""
@@ -260,7 +262,10 @@ class Driver:
         self._list_nodes()
         if not self._start_keepers():
             return
-        self._say(f"{len(self._nodes)} machines in the cluster, {len(self._places)} hosts wanted")
+        room = len(self._places)
+        if self._spec.config.hosts == "auto":
+            self._wanted = min(len(self._nodes), room)
+        self._say(f"{len(self._nodes)} machines in the cluster, {self._wanted} hosts wanted, room for {room}")
         while not self._over():
             self._list_nodes()
             self._fill_places()
@@ -314,7 +319,7 @@ class Driver:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
             )
             file = str(folder / f"shard-{shard}.safetensors")
-            self._keepers.append(options.remote(file, config.hosts, config.workers, sizes, shard == 0))
+            self._keepers.append(options.remote(file, config.most_hosts, config.workers, sizes, shard == 0))
 
     def _fill_keeper(self, keeper: int, seconds: float = CALL_SECONDS) -> None:
         """Fill an empty keeper with its newest known state. A shard that has just recovered by itself is left alone."""
@@ -389,7 +394,7 @@ class Driver:
         if "tallies" not in self._known[0]:
             return
         config = self._spec.config
-        ledger = Ledger(config.hosts, config.workers, KINDS, tuple(len(row) for row in self._moments))
+        ledger = Ledger(config.most_hosts, config.workers, KINDS, tuple(len(row) for row in self._moments))
         ledger.restore(self._known[0])
         tallies = ledger.of_workers().reshape(-1, KINDS)
         theta = torch.from_numpy(np.concatenate([cast(NDArray[np.float32], known["theta"]) for known in self._known]))
@@ -419,8 +424,10 @@ class Driver:
         if self._order() != GO_ON:
             return
         taken = {place.node for place in self._places if place.actor is not None}
-        free = [node for node in self._nodes if node["NodeID"] not in taken]
         now = time.monotonic()
+        # The machine of a lost host waits with its place, so that no other place is filled there meanwhile.
+        taken |= {place.node for place in self._places if place.gone or now < place.due}
+        free = [node for node in self._nodes if node["NodeID"] not in taken]
         for place in self._places:
             if place.actor is None and not place.gone and not place.left and now >= place.due and free:
                 self._fill(place, free.pop(0))
@@ -601,7 +608,7 @@ class Driver:
             return
         phases = [READY if place.seen is None else min(place.seen.phases) for place in self._places if place.seen]
         late = time.monotonic() - self._began > COME_SECONDS
-        if phases and min(phases) >= READY and (len(phases) == len(self._places) or late):
+        if phases and min(phases) >= READY and (len(phases) >= self._wanted or late):
             self._ready = True
             self._tell("ready", len(phases))
 

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import secrets
 import signal
+import socket
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -30,6 +31,8 @@ from asyncrl.runtime.terminal import View
 DRIVER = "driver"
 LEAVE_SECONDS = 30.0
 """Time for all hosts to leave and for Ray to end, before the driver is killed."""
+REACH_SECONDS = 5.0
+"""Time to open a connection to a port."""
 
 
 @dataclass(frozen=True)
@@ -148,22 +151,26 @@ class Leader:
         lines = self._monitor.begin()
         self._run.handles.clock.start()
         config = self._run.spec.config
-        ready = f"all {hosts * config.workers} workers are ready, on {hosts} of {config.hosts} hosts"
+        of = "" if config.hosts == "auto" else f" of {config.hosts}"
+        ready = f"all {hosts * config.workers} workers are ready, on {hosts}{of} hosts"
         for line in [ready, *lines]:
             self._view.say(line)
 
 
-def driver_process(seat: Seat, _: int) -> None:
-    """The driver's process: connect to Ray, or start it, and drive the run."""
-    config = seat.spec.config
-    address = config.address or os.environ.get("RAY_ADDRESS") or "local"
+def connect(address: str) -> None:
+    """Connect this process, a child of its own, to the cluster at `address`; empty: RAY_ADDRESS, or a new cluster.
+
+    Raises ConnectionError with one line.
+    """
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 would put workers behind everything else
     if address == "local":  # private: only this run's processes may connect
         os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and not is_reached(host.strip("[]"), int(port)):  # Ray would end this process
+        raise ConnectionError(f"there is no Ray cluster at {address}: start one by ray start --head")
     import ray  # reads the variables
-
-    from asyncrl.backends.cluster import Driver
 
     own = {"num_cpus": 1, "include_dashboard": False} if address == "local" else {}
     os.setsid()  # a Ctrl-C in the terminal is for the supervisor, not for Ray's processes
@@ -171,8 +178,29 @@ def driver_process(seat: Seat, _: int) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
     except Exception as error:  # Ray raises ConnectionError, but also a plain Exception
         what = "be started" if own else f"be reached at {address}"
-        seat.pipe.send(("failed", f"Ray could not {what}: {' '.join(str(error).split())[:300]}", None))
+        raise ConnectionError(f"Ray could not {what}: {' '.join(str(error).split())[:300]}") from None
+
+
+def is_reached(host: str, port: int) -> bool:
+    """Whether a connection can be opened."""
+    try:
+        socket.create_connection((host, port), REACH_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def driver_process(seat: Seat, _: int) -> None:
+    """The driver's process: connect to Ray, or start it, and drive the run."""
+    try:
+        connect(seat.spec.config.address)
+    except ConnectionError as error:
+        seat.pipe.send(("failed", str(error), None))
         return
+    import ray
+
+    from asyncrl.backends.cluster import Driver
+
     for number in STOPPING:  # Ray has set its own handlers for some
         signal.signal(number, signal.SIG_IGN)
     try:

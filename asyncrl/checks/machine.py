@@ -70,12 +70,12 @@ def checkpoint_bytes(config: RunConfig, parameters: int, target: bool, experienc
 def check_shared_memory(needed: int, folder: Path = SHARED_MEMORY) -> Finding:
     """Whether the store fits; a write beyond the end of shared memory kills a process silently."""
     if not folder.is_dir():
-        return Finding("shared memory", "note", f"needs {_size(needed)}; this system does not say how much there is")
+        return Finding("shared memory", "note", f"needs {size(needed)}; this system does not say how much there is")
     free = shutil.disk_usage(folder).free
     return judge(
         "shared memory",
         free > needed,
-        f"needs {_size(needed)}, {_size(free)} free in {folder}",
+        f"needs {size(needed)}, {size(free)} free in {folder}",
         f"make {folder} larger (docker: --shm-size), or ask for fewer --workers, fewer --envs-per-worker or "
         "--statistics shared",
     )
@@ -86,13 +86,13 @@ def check_replay(steps: int, needed: int, available: int | None, folder: Path = 
     rooms = [] if available is None else [available]
     if folder.is_dir():
         rooms.append(shutil.disk_usage(folder).free)
-    figure = f"{steps:,} steps take {_size(needed)}"
+    figure = f"{steps:,} steps take {size(needed)}"
     if not rooms:
         return Finding("replay memory", "note", f"{figure}; this system does not say how much there is")
     return judge(
         "replay memory",
         min(rooms) > needed,
-        f"{figure}, {_size(min(rooms))} available",
+        f"{figure}, {size(min(rooms))} available",
         f"ask for fewer --memory-steps, or make {folder} larger (docker: --shm-size)",
     )
 
@@ -135,12 +135,12 @@ def check_memory(workers: int, needed: int, available: int | None, learners: int
     Without workers it is the command's own process.
     """
     if available is None:
-        return Finding("memory", "note", f"needs {_size(needed)}; this system does not say how much there is")
+        return Finding("memory", "note", f"needs {size(needed)}; this system does not say how much there is")
     return judge(
         "memory",
         available > needed,
-        f"{_children(workers, learners) + ' need' if workers else 'the run needs'} at least {_size(needed)}, "
-        f"{_size(available)} available",
+        f"{_children(workers, learners) + ' need' if workers else 'the run needs'} at least {size(needed)}, "
+        f"{size(available)} available",
         "ask for fewer --workers, fewer --envs-per-worker or a smaller network",
     )
 
@@ -196,7 +196,7 @@ def check_disk(needed: int, folder: Path) -> Finding:
     return judge(
         "disk",
         free > needed,
-        f"needs about {_size(needed)}, {_size(free)} free for {folder}",
+        f"needs about {size(needed)}, {size(free)} free for {folder}",
         "make room, give another --runs-dir, or keep fewer checkpoints (--checkpoints-kept)",
     )
 
@@ -249,7 +249,7 @@ def _children(workers: int, learners: int) -> str:
     return f"{workers} workers{others}"
 
 
-def _size(number: float) -> str:
+def size(number: float) -> str:
     """Bytes in readable units."""
     for unit in ("B", "KiB", "MiB"):
         if number < 1024:

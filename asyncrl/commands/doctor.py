@@ -29,7 +29,8 @@ from asyncrl.backends.collective import RanksLost, first_line
 from asyncrl.backends.handles import GRADIENT, MEMORY, experience_bytes, learners_of
 from asyncrl.backends.launch import Launch, launched
 from asyncrl.backends.processes import start_context
-from asyncrl.checks import environment, group, learning, machine, replay
+from asyncrl.backends.ray import require_ray
+from asyncrl.checks import environment, group, hosts, learning, machine, replay
 from asyncrl.checks import learner as exchange
 from asyncrl.checks.finding import Finding
 from asyncrl.checks.learning import Heard, NoAnswer
@@ -98,8 +99,11 @@ class Config:
     """Workers of the planned run, for which there must be room. By default two per usable core."""
     statistics: Literal["shared", "per-worker"] = "shared"
     """Who owns the optimiser's statistics in the planned run."""
-    backend: Literal["local", "collective"] = "local"
-    """collective: look at ranks first: those that a launcher has started with this command, or --workers here."""
+    backend: Literal["local", "collective", "ray"] = "local"
+    """Look first at ranks (collective: those that a launcher has started with this command, or --workers here) or at
+    the machines of a Ray cluster (ray)."""
+    address: str = ""
+    """Ray backend: the cluster to look at, HOST:PORT or auto; empty: RAY_ADDRESS, or a new cluster on this machine."""
     runs_dir: Path = Path("runs")
     """Where the run will be written."""
     json: bool = False
@@ -111,6 +115,8 @@ class Config:
                 raise UsageError(f"--{name} must be 1 to {most:_}, got {getattr(self, name)}")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed must lie between 0 and 2^63, got {self.seed}")
+        if self.address and self.backend != "ray":
+            raise UsageError("--address is for --backend ray")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -136,6 +142,8 @@ def main(words: Sequence[str] | None = None) -> int:
         made = spec.make(config.seed, evaluation=False)  # a mistake in the id or its arguments is reported here
         made.close()
         found = check_group(config, launch, words, page, spec, environment.spaces_of(made))
+        if config.backend == "ray":
+            found += check_hosts(config, page, spec, environment.spaces_of(made))
         if 0 < machine.descriptor_limit() < machine.LEAST_FILES:  # the checks themselves would fail
             findings = [*found, machine.check_descriptors(config.workers, per_child=4)]
         else:
@@ -170,7 +178,7 @@ def check_group(
     config: Config, launch: Launch | None, words: Sequence[str], page: str, spec: EnvSpec, spaces: Spaces
 ) -> list[Finding]:
     """Rank 0: what there is to say of ranks; nothing without any."""
-    if launch is None and config.backend == "local":
+    if launch is None and config.backend != "collective":
         return []
     parameters = initial_parameters(page, run_config(config, page, spaces), spaces)[0].numel()
     try:
@@ -179,6 +187,21 @@ def check_group(
             return group.examine(stack.enter_context(group.gathered(launch)), launch.by, words, parameters)
     except RanksLost as error:
         return [Finding("exchanges between ranks", "FAIL", first_line(error), "see what the other ranks say")]
+
+
+def check_hosts(config: Config, page: str, spec: EnvSpec, spaces: Spaces) -> list[Finding]:
+    """What there is to say of a Ray cluster's machines. Raises UsageError without Ray."""
+    require_ray()
+    run = run_config(config, page, spaces)
+    parameters = initial_parameters(page, run, spaces)[0].numel()
+    needed = shared_bytes(page, run, spec, spaces, parameters)
+    return hosts.examine(start_context(page), config.address, config.workers, needed, parameters)
+
+
+def shared_bytes(page: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> int:
+    """Bytes of shared memory that the planned run takes on one machine."""
+    moments, experience = moments_size(moments_shape(run, spec, spaces)), experience_bytes(page, run, spec, spaces)
+    return machine.shared_bytes(run, parameters, moments, load_page(page).HAS_TARGET, experience)
 
 
 def no_room(error: UsageError) -> Finding:
@@ -287,8 +310,8 @@ def check_room(page: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, open_pe
     """Memory, file descriptors and disk for the planned run."""
     target, learners = load_page(page).HAS_TARGET, learners_of(page, run)
     parameters = initial_parameters(page, run, spaces)[0].numel()
-    moments, experience = moments_size(moments_shape(run, spec, spaces)), experience_bytes(page, run, spec, spaces)
-    yield machine.check_shared_memory(machine.shared_bytes(run, parameters, moments, target, experience))
+    experience = experience_bytes(page, run, spec, spaces)
+    yield machine.check_shared_memory(shared_bytes(page, run, spec, spaces, parameters))
     needed = machine.processes_bytes(run, spec, spaces, parameters, learners) + experience
     yield machine.check_memory(run.workers, needed, machine.available_bytes(), learners)
     yield machine.check_descriptors(run.workers, open_per_child, learners=learners)

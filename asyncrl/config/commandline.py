@@ -85,6 +85,11 @@ def parse_number_or_none(text: str) -> float | None:
     return None if text.lower() == "none" else parse_number(text)
 
 
+def parse_integer_or_auto(text: str) -> int | str:
+    """A whole number, or "auto". Raises ValueError otherwise."""
+    return "auto" if text.lower() == "auto" else parse_integer(text)
+
+
 def parse_choice(choices: Sequence[str], text: str) -> str:
     """One of the choices. Raises ValueError otherwise."""
     if text not in choices:
@@ -97,6 +102,7 @@ _READERS: dict[Any, tuple[Reader, str]] = {
     int: (parse_integer, "INT"),
     float: (parse_number, "FLOAT"),
     float | None: (parse_number_or_none, "FLOAT"),
+    int | Literal["auto"]: (parse_integer_or_auto, "INT|auto"),
     str: (str, "TEXT"),
     Path: (Path, "PATH"),
 }

@@ -16,6 +16,8 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.named import is_name
 
 MOST_WORKERS = 10_000
+AUTO_HOSTS = 16
+"""Room for hosts of --hosts auto."""
 NETWORKS = ("auto", "small", "board", "paper", "nature", "mlp")
 
 
@@ -172,8 +174,8 @@ class ParallelismSettings(Settings):
     check_replicas: int = 1_000
     """Collective backend: updates between comparisons of all ranks' parameters; 0: never."""
 
-    hosts: int = 1
-    """Ray backend: number of machines, each with --workers workers. Machines may join later."""
+    hosts: int | Literal["auto"] = 1
+    """Ray backend: machines, each with --workers workers; some may join later. auto: all there are, at most 16."""
     address: str = ""
     """Ray backend: the cluster to join, HOST:PORT or auto; empty: RAY_ADDRESS, or a new cluster on this machine."""
     parameter_shards: int = 1
@@ -183,11 +185,17 @@ class ParallelismSettings(Settings):
     exchange_updates: int = 32
     """Ray backend: updates of a host between exchanges of parameters with the others; at least once a second."""
 
+    @property
+    def most_hosts(self) -> int:
+        """The number of hosts for which there is room."""
+        return min(AUTO_HOSTS, MOST_WORKERS // self.workers) if self.hosts == "auto" else self.hosts
+
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
         super().check()
         self._require_count("workers", most=MOST_WORKERS)
-        self._require_count("hosts", most=MOST_WORKERS // self.workers)
+        if self.hosts != "auto":
+            self._require_count("hosts", most=MOST_WORKERS // self.workers)
         self._require_count("parameter_shards", most=1_000)
         self._require_count("exchange_updates", most=1_000_000)
         for name in ("hosts", "address", "parameter_shards", "learner_resource"):

@@ -42,7 +42,7 @@ class RunConfig(
     @property
     def all_workers(self) -> int:
         """Workers of all hosts."""
-        return self.workers * (self.hosts if self.backend == "ray" else 1)
+        return self.workers * (self.most_hosts if self.backend == "ray" else 1)
 
     @property
     def update_rule(self) -> UpdateRule:

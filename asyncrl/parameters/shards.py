@@ -128,7 +128,7 @@ class Ledger:
 
     def others(self, host: int) -> Report:
         """Sums over everything but the current incarnation of a host."""
-        everybody = [(one, time) for one in range(len(self._tallies)) for time in (0, 1)]
+        everybody = [(one, time) for one in np.flatnonzero(self._incarnations).tolist() for time in (0, 1)]
         return self._sum([place for place in everybody if place != (host, 1)])
 
     def all(self) -> Report:

@@ -118,7 +118,7 @@ class Monitor:
         self._readers = {k: RecordReader(run.spec.folder.worker_file(k)) for k in range(run.spec.config.all_workers)}
         for learner in run.handles.clock.learners:
             self._readers[learner] = RecordReader(run.spec.folder.learner_file(name_of(learner)))
-        hosts = run.spec.config.hosts if run.spec.config.backend == "ray" else 0
+        hosts = run.spec.config.most_hosts if run.spec.config.backend == "ray" else 0
         self._exchanges = [RecordReader(run.spec.folder.exchange_file(host)) for host in range(hosts)]
         self._evaluator = RecordReader(run.spec.folder.evaluator_file)
         # What earlier parts of the run wrote has been reported then; only their best score still counts.

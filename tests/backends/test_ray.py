@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from asyncrl.commands.train import main
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
-from tests.faults.running import CATCH, Running, running
+from tests.faults.running import CATCH, Running, actors, running
 from tests.support import evaluations_of, status_of, the_run
 
 RAY = ("--backend", "ray", "--workers", "1")
@@ -75,15 +73,6 @@ def test_without_ray_the_command_says_how_to_get_it(
     assert not any(tmp_path.iterdir())
 
 
-@pytest.fixture
-def needs_ray() -> None:
-    """Skips the test where Ray is missing; it is not imported here, where it would start threads."""
-    from importlib.util import find_spec
-
-    if find_spec("ray") is None:
-        pytest.skip("Ray is not installed")
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("needs_ray")
 def test_a_run_on_a_cluster_of_its_own_goes_on_as_a_local_one_and_back(tmp_path: Path) -> None:
@@ -139,30 +128,6 @@ def test_a_learner_learns_from_a_host_and_the_run_goes_on_as_a_local_one_and_bac
         assert status["updates"] > first["updates"]
 
 
-@pytest.fixture
-def cluster(needs_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A head and one node more, on this machine."""
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_worker_niceness", "0")
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    cluster.add_node(num_cpus=1)
-    try:
-        yield cluster
-    finally:
-        cluster.shutdown()
-
-
-def actors(name: str) -> list[psutil.Process]:
-    """Processes in which Ray runs an actor of this class."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(f"ray::{name}" in word for word in process.info["cmdline"] or ()):
-            found.append(process)
-    return found
-
-
 def on_two_hosts(run: Running) -> None:
     """Wait until both hosts have learnt something."""
     run.until(lambda: all(steps > 0 for steps in run.status.get("worker_steps", [0])), "steps on both hosts")
@@ -174,10 +139,10 @@ ENDLESS = (*CATCH, *RAY, "--hosts", "2", "--total-steps", "1e9", "--evaluation-i
 @pytest.mark.slow
 @pytest.mark.faults
 def test_a_run_on_two_hosts_outlives_a_worker_a_host_and_a_shard_and_stops_when_asked(
-    tmp_path: Path, cluster: Any
+    tmp_path: Path, two_nodes: Any
 ) -> None:
     """Each is replaced; T goes on; a signal ends the run with a checkpoint of the last update."""
-    words = (*ENDLESS, "--address", cluster.address)
+    words = (*ENDLESS, "--address", two_nodes.address)
     with running(tmp_path / "runs", *words) as run:
         on_two_hosts(run)
 
@@ -207,10 +172,10 @@ def test_a_run_on_two_hosts_outlives_a_worker_a_host_and_a_shard_and_stops_when_
 @pytest.mark.faults
 @pytest.mark.parametrize("page", ["impala", "a2c"])
 def test_a_run_with_a_learner_on_two_hosts_outlives_the_learner_and_a_host(
-    tmp_path: Path, cluster: Any, page: str
+    tmp_path: Path, two_nodes: Any, page: str
 ) -> None:
     """Each is replaced, T and the number of updates never fall, and a signal ends the run with a checkpoint."""
-    words = (*ENDLESS, "--address", cluster.address)
+    words = (*ENDLESS, "--address", two_nodes.address)
     with running(tmp_path / "runs", *words, page=page) as run:
         on_two_hosts(run)
         counted: list[tuple[int, int]] = []
@@ -246,9 +211,9 @@ def test_a_run_with_a_learner_on_two_hosts_outlives_the_learner_and_a_host(
 
 @pytest.mark.slow
 @pytest.mark.faults
-def test_when_the_driver_is_killed_the_run_fails_with_a_checkpoint(tmp_path: Path, cluster: Any) -> None:
+def test_when_the_driver_is_killed_the_run_fails_with_a_checkpoint(tmp_path: Path, two_nodes: Any) -> None:
     """Ray does so itself, without a word, when the head of a cluster is lost."""
-    words = (*ENDLESS, "--address", cluster.address)
+    words = (*ENDLESS, "--address", two_nodes.address)
     with running(tmp_path / "runs", *words) as run:
         on_two_hosts(run)
         driver = next(one for one in run.everyone()[1:] if any("host-0.jsonl" in f.path for f in one.open_files()))

@@ -117,6 +117,16 @@ def writes(process: psutil.Process, name: str) -> bool:
         return False
 
 
+def actors(name: str) -> list[psutil.Process]:
+    """Processes below this one in which Ray runs an actor of this class."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if any(f"ray::{name}" in word for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
 def is_fork_server(process: psutil.Process) -> bool:
     """Whether the process is the interpreter's fork server, and not one of its forks, which have the same name."""
     try:
@@ -133,9 +143,11 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 @contextmanager
-def running(runs_dir: Path, *words: str, page: str = "a3c", **options: Any) -> Iterator[Running]:
-    """A run in the background. Whatever is left of it at the end is killed."""
-    command = [sys.executable, "-m", f"asyncrl.{page}", *words, "--runs-dir", str(runs_dir)]
+def running(
+    runs_dir: Path, *words: str, page: str = "a3c", prefix: tuple[str, ...] = (), **options: Any
+) -> Iterator[Running]:
+    """A run in the background, by a command after `prefix`. Whatever is left of it at the end is killed."""
+    command = [*prefix, sys.executable, "-m", f"asyncrl.{page}", *words, "--runs-dir", str(runs_dir)]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True, **options
     )

@@ -1,7 +1,4 @@
-"""Groups of ranks as launchers start them, on two hosts: what becomes of everybody when one of them is lost.
-
-The hosts are network namespaces on this machine, joined by a pair of virtual devices.
-"""
+"""Groups of ranks as launchers start them, on two hosts: what becomes of everybody when one of them is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -20,6 +17,7 @@ import psutil
 import pytest
 
 from asyncrl.storage.checkpoints import load_newest
+from tests.faults.networks import ADDRESSES, HOSTS, on, two_hosts
 from tests.faults.running import SECONDS, gone, kill
 from tests.support import free_port, status_of, the_run
 
@@ -28,34 +26,6 @@ WORDS = (
     "--env-id", "Catch", "--backend", "collective", "--quiet", "--total-steps", "1e9",
     "--evaluation-interval-steps", "0",
 )  # fmt: skip
-HOSTS = (f"asyncrl-{os.getpid()}-a", f"asyncrl-{os.getpid()}-b")
-ADDRESSES = ("10.78.0.1", "10.78.0.2")
-
-
-def ip(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["ip", *words], capture_output=True, text=True)
-
-
-@contextmanager
-def two_hosts() -> Iterator[Callable[[], object]]:
-    """The hosts and their wire; gives what cuts it. Skips the test where they cannot be made."""
-    if not shutil.which("ip") or os.geteuid() != 0:
-        pytest.skip("network namespaces need root and the command ip (iproute2)")
-    try:
-        for host in HOSTS:
-            if (made := ip("netns", "add", host)).returncode:
-                pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
-        wire = ip("link", "add", "arl-t0", "netns", HOSTS[0], "type", "veth", "peer", "arl-t1", "netns", HOSTS[1])
-        if wire.returncode:
-            pytest.skip(f"no virtual devices here: {wire.stderr.strip()}")
-        for rank, (host, address) in enumerate(zip(HOSTS, ADDRESSES, strict=True)):
-            ip("-n", host, "addr", "add", f"{address}/24", "dev", f"arl-t{rank}")
-            for device in ("lo", f"arl-t{rank}"):
-                ip("-n", host, "link", "set", device, "up")
-        yield lambda: ip("-n", HOSTS[1], "link", "set", "arl-t1", "down")
-    finally:
-        for host in HOSTS:
-            ip("netns", "del", host)
 
 
 class Group:
@@ -130,11 +100,11 @@ def group(
 def test_a_cut_link_ends_the_run_on_both_hosts(tmp_path: Path) -> None:
     """Rank 0 names the rank and its host, and saves; the other, which nobody can tell, ends itself."""
     with ExitStack() as stack:
-        cut = stack.enter_context(two_hosts())
-        prefixes = tuple(("ip", "netns", "exec", host) for host in HOSTS)
+        wire = stack.enter_context(two_hosts())
+        prefixes = tuple(on(host) for host in HOSTS)
         ranks = stack.enter_context(group(tmp_path, 5, ADDRESSES[0], prefixes))
         processes = ranks.await_training()
-        cut()
+        wire.cut()
 
         assert [ranks.code_of(0), ranks.code_of(1)] == [1, 1]
         assert gone(processes)
