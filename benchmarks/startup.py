@@ -7,6 +7,7 @@ slope between the two runs, so what a run costs anyway (supervisor, evaluator, t
 
     python benchmarks/startup.py                           # 16 workers on ALE/Pong-v5
     python benchmarks/startup.py --workers 64 --env-id CartPole-v1 --repeats 5 -- --envs-per-worker 1
+    python benchmarks/startup.py --workers 4 -- --backend ray     # and what the processes of Ray take of it
 
 Flags after `--` go to the training command. Linux only: it reads /proc.
 """
@@ -14,6 +15,7 @@ Flags after `--` go to the training command. Linux only: it reads /proc.
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import statistics
 import subprocess
@@ -34,15 +36,30 @@ class Start(NamedTuple):
     """From the start of the command until all workers were ready."""
     megabytes: float
     """PSS of all its processes, in 10^6 bytes."""
+    parts: dict[str, float]
+    """The same by part of the run; empty without Ray."""
 
 
-def proportional_memory(processes: Sequence[psutil.Process]) -> float:
-    """Their PSS in 10^6 bytes."""
-    kibibytes = 0
-    for process in processes:
-        rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-        kibibytes += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+RAY, DRIVER = "Ray's own processes", "Ray's driver"
+
+
+def proportional_memory(process: psutil.Process) -> float:
+    """Its PSS in 10^6 bytes."""
+    rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+    kibibytes = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
     return kibibytes * 1024 / 1e6
+
+
+def part_of(process: psutil.Process) -> str:
+    """What a process of a run on Ray is; the actors are processes of our own."""
+    words = " ".join(process.cmdline())
+    if actor := re.match(r"ray::(\w+Actor)\b", words):
+        return actor[1]
+    if words.startswith("ray::") or "/ray/" in words:
+        return RAY
+    if any("gcs_server" in " ".join(child.cmdline()) for child in process.children()):
+        return DRIVER
+    return "supervisor, evaluator, workers"
 
 
 def measure(page: str, workers: int, env_id: str, settle: float, extra: Sequence[str]) -> Start:
@@ -59,11 +76,14 @@ def measure(page: str, workers: int, env_id: str, settle: float, extra: Sequence
                 raise SystemExit(f"the run ended before its workers were ready, with exit code {command.wait()}")
             time.sleep(settle)
             supervisor = psutil.Process(command.pid)
-            megabytes = proportional_memory([supervisor, *supervisor.children(recursive=True)])
+            parts: dict[str, float] = {}
+            for process in [supervisor, *supervisor.children(recursive=True)]:
+                part = part_of(process)
+                parts[part] = parts.get(part, 0) + proportional_memory(process)
         finally:
             command.send_signal(signal.SIGINT)
             command.communicate()
-    return Start(seconds, megabytes)
+    return Start(seconds, sum(parts.values()), parts if RAY in parts else {})
 
 
 def main() -> None:
@@ -88,11 +108,16 @@ def main() -> None:
         for workers, made in starts.items():
             made.append(measure(options.page, workers, options.env_id, options.settle, options.extra))
     for workers, made in starts.items():
-        seconds, megabytes = ([start[column] for start in made] for column in (0, 1))
+        seconds, megabytes = [start.seconds for start in made], [start.megabytes for start in made]
         print(
             f"{workers:7}   {statistics.median(seconds):8.1f} ({min(seconds):.1f} to {max(seconds):.1f})"
             f"{'':8}{statistics.median(megabytes):10.0f} MB ({min(megabytes):.0f} to {max(megabytes):.0f})"
         )
+    for part in starts[fewer][0].parts:
+        medians = ", ".join(
+            f"{statistics.median(one.parts.get(part, 0) for one in made):.0f}" for made in starts.values()
+        )
+        print(f"{'':10}{part}: {medians} MB")
     light, heavy = (statistics.median(start.megabytes for start in made) for made in starts.values())
     print(f"\none more worker: {(heavy - light) / (options.workers - fewer):.1f} MB")
 
