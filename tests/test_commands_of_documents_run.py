@@ -34,7 +34,7 @@ NOT_RUN = {
     r"torchrun --nnodes": "needs two machines",
     r"ray |.*--backend ray": "needs Ray; backends/test_ray.py trains on it where it is installed",
     r"parallel": "needs GNU Parallel; the jobs that it would run are run here",
-    r"code=|if |then |fi$|\[ |exit |export |seed=|bash$": "is the shell's",
+    r"code=|preempted=|case |esac|\d+( |\)|$)|\*\)|grep |if |then |fi$|\[ |exit |export |seed=|bash$": "is the shell's",
 }
 """How commands begin that are not run, and why. The flags of all are understood: test_commands_in_documents.py."""
 RUNS = ("a3c --env-id CartPole-v1", "a3c --env-id ALE/Pong-v5", "ppo --env-id ALE/Pong-v5")

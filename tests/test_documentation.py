@@ -107,27 +107,58 @@ def test_every_setting_has_its_help() -> None:
                 assert re.search(rf"    {field.name}: .*\n    \"\"\"\S[^\n]+\"\"\"\n", source), field.name
 
 
-@pytest.mark.parametrize(("page", "asked"), [("faults", "requeue 1234\n"), ("deploying", "requeue 1234_3\n")])
-@pytest.mark.parametrize(("code", "queued_again"), [(138, True), (0, False), (1, False), (143, False)])
-def test_the_batch_scripts_queue_a_job_again_that_ran_into_its_time_limit(
-    tmp_path: Path, code: int, queued_again: bool, page: str, asked: str
+@pytest.mark.parametrize(
+    ("page", "asked"), [("faults", "requeue 1234\n"), ("deploying", "requeue 1234_3\n"), ("clusters", "requeue 1234\n")]
+)
+@pytest.mark.parametrize(
+    ("code", "preempted", "queued_again"),
+    [
+        (138, "None", True),
+        (143, "None", False),
+        (143, "2026-11-22T17:51:35", True),
+        (0, "None", False),
+        (2, "None", False),
+    ],
+)
+def test_the_batch_scripts_queue_a_job_again_that_slurm_has_stopped(
+    tmp_path: Path, code: int, preempted: str, queued_again: bool, page: str, asked: str
 ) -> None:
-    """138 is what SIGUSR1 makes of a run; a script's own exit code is the run's in any case."""
+    """Near its time limit by SIGUSR1, which makes 138, or pre-empted by SIGTERM, which makes 143; not if cancelled."""
+    assert asked_for(tmp_path, page, code, preempted) == (asked if queued_again else "")
+
+
+@pytest.mark.parametrize(
+    ("page", "restarts", "asked"), [("clusters", 4, "requeue 1234\n"), ("clusters", 5, ""), ("faults", 0, "")]
+)
+def test_a_job_whose_rank_is_lost_is_queued_again_five_times(
+    tmp_path: Path, page: str, restarts: int, asked: str
+) -> None:
+    """Ranks need each other; a run on one node replaces its workers, so what ends it would be repeated."""
+    for code in (1, 137):
+        assert asked_for(tmp_path, page, code, "None", restarts) == asked
+
+
+def asked_for(tmp_path: Path, page: str, code: int, preempted: str, restarts: int = 0) -> str:
+    """What a page's batch script asks of SLURM when its run ends with `code`, which is the script's own in any case."""
     script = next(
         block for block in re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
         if "#SBATCH" in block
     )  # fmt: skip
-    for name, text in {"srun": f"exit {code}", "scontrol": f'echo "$@" > {tmp_path / "asked"}'}.items():
+    asked = tmp_path / "asked"
+    asked.write_text("")
+    scontrol = f'[ "$1" = show ] && echo " PreemptTime={preempted}" || echo "$@" > {asked}'
+    for name, text in {"srun": f"exit {code}", "scontrol": scontrol}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     slurm = {"SLURM_JOB_ID": "1234", "SLURM_ARRAY_JOB_ID": "1234", "SLURM_ARRAY_TASK_ID": "3"}
-    environment = os.environ | slurm | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "8"}
+    here = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_CPUS_PER_TASK": "8",
+        "SLURM_RESTART_COUNT": str(restarts),
+    }
 
-    assert subprocess.run(["bash", "-c", script], env=environment, timeout=200).returncode == code
-
-    assert (tmp_path / "asked").exists() == queued_again
-    if queued_again:
-        assert (tmp_path / "asked").read_text() == asked
+    assert subprocess.run(["bash", "-c", script], env=os.environ | slurm | here, timeout=200).returncode == code
+    return asked.read_text()
 
 
 def test_the_readme_shows_real_pictures_and_pages() -> None:

@@ -416,6 +416,10 @@ def disagreement(rank: int, hello: Mapping[str, Any], first: Mapping[str, Any]) 
 # ------------------------------------------------------------------------------------------------------------- rank 0
 
 
+Places = Mapping[int, tuple[str, int]]
+"""Host and process of each rank."""
+
+
 @dataclass(frozen=True)
 class Beginning:
     """What rank 0 tells the others, besides tensors."""
@@ -424,6 +428,7 @@ class Beginning:
     steps: int
     seconds: float
     counts: Counts
+    places: Places
 
 
 @dataclass(frozen=True)
@@ -499,7 +504,8 @@ class Leader:
             greet(board, [])
         hellos = await_hellos(board, self._see_that_all_live)
         self._hosts = {rank: hello["host"] for rank, hello in hellos.items()}
-        beginning = Beginning(run.spec, clock.steps, clock.seconds, store.counts())
+        places = {rank: (hello["host"], hello["pid"]) for rank, hello in hellos.items()}
+        beginning = Beginning(run.spec, clock.steps, clock.seconds, store.counts(), places)
         board.put("answer", pickle.dumps(beginning))
         self._exchanges = Exchanges(board, run.spec.config.collective_timeout_seconds, self._signals)
         equalise(run.handles, self._exchanges, board.rank, beginning)
@@ -756,25 +762,25 @@ def attend(board: Board, signals: Signals) -> int:
     """Run a rank other than 0 when rank 0 says so; returns the exit code. Rank 0 reports its exceptions."""
     board.beat()
     exchanges: Exchanges | None = None
+    places: Places = {}
     try:
         word = pickle.loads(wait_for(board, "answer"))
         if isinstance(word, int):
             board.put(f"ended/{board.rank}", "")
             return word
         beginning: Beginning = word
-        spec = beginning.spec
+        spec, places = beginning.spec, beginning.places
         exchanges = Exchanges(board, spec.config.collective_timeout_seconds, signals)
         size = sum(int(torch.Size(shape).numel()) for _, shape in spec.layout)
         handles = build_rank_handles(spec, torch.zeros(size), board.rank, beginning.steps, beginning.seconds)
         equalise(handles, exchanges, board.rank, beginning)
         connect(handles, exchanges)
         return _work(Run(spec, handles), board, exchanges, signals)
-    except RanksLost as error:
-        # The board may be behind the same broken link, and a call to it may block for ever.
-        last_resort = threading.Timer(GRACE_SECONDS, os._exit, (1,))
+    except (RanksLost, dist.DistError) as error:
+        last_resort = threading.Timer(2 * GRACE_SECONDS, os._exit, (1,))
         last_resort.daemon = True
         last_resort.start()
-        _leave(board, error)
+        _leave(board, error, places)
         return 1
     except Interrupted:
         with contextlib.suppress(RuntimeError):
@@ -829,19 +835,52 @@ def wait_for(board: Board, key: str) -> bytes:
     return value
 
 
-def _leave(board: Board, error: RanksLost) -> None:
-    """Report that an exchange failed through no fault of this rank; rank 1 prints it if rank 0 is gone."""
+def _leave(board: Board, error: Exception, places: Places) -> None:
+    """Report that an exchange failed through no fault of this rank; if it is rank 0 that is lost, say so here."""
+    speaks = speaks_for_rank_0(board.rank, places)  # asked now, since the others will leave too
+    report = InThread(lambda: _report(board, error))  # the board may be behind a broken link, and never answer
     try:
-        board.put(f"left/{board.rank}", str(error))
-        deadline = time.monotonic() + SILENT_SECONDS
-        before = board.beats().get(0)
-        while time.monotonic() < deadline:
-            if board.get("over") is not None:
-                return
-            time.sleep(POLL_SECONDS)
-        if board.beats().get(0) != before:
-            return  # rank 0 is alive, and will report it
-    except RuntimeError:  # the board is gone
-        pass
-    if board.rank == 1:
-        print(f"asyncrl: rank 0 is gone, and the run with it ({error})", file=sys.stderr, flush=True)
+        report.wait(timedelta(seconds=GRACE_SECONDS))
+        if report.is_completed():
+            return
+        trouble = "does not answer: it hangs, or cannot be reached"
+    except RuntimeError:
+        trouble = "is gone, and the run with it"
+    if speaks:
+        host = places[0][0] if places else board.host
+        print(f"asyncrl: rank 0 on {host} {trouble} ({first_line(error)})", file=sys.stderr, flush=True)
+        time.sleep(SILENT_SECONDS)  # ranks that notice it later see that this one lives, and has said so
+
+
+def _report(board: Board, error: Exception) -> None:
+    """Tell rank 0, and return once it has come as far as this rank, or ends the run. Raises RuntimeError if it is gone.
+
+    A rank 0 that hangs in an environment still has its heartbeat, but begins no exchange.
+    """
+    board.put(f"left/{board.rank}", first_line(error))
+    before = board.beats().get(0)
+    while board.get("over") is None:
+        beat = board.beats().get(0)
+        if beat is not None and beat != before and beat[1] >= board.begun:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def speaks_for_rank_0(rank: int, places: Places) -> bool:
+    """Whether this rank says that rank 0 is lost: the lowest of its host that lives.
+
+    Hosts cannot ask each other without rank 0, so this is for its host and the next one only.
+    """
+    if not places:  # rank 0 has not told yet
+        return rank == 1
+    hosts = list(dict.fromkeys(host for _, (host, _) in sorted(places.items())))
+    here = places[rank][0]
+    return here in hosts[:2] and not any(lives(places[r][1]) for r in range(1, rank) if places[r][0] == here)
+
+
+def lives(pid: int) -> bool:
+    """Whether a process of this host runs, and is neither stopped nor dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] not in "TtZX"
+    except OSError:
+        return False

@@ -19,7 +19,7 @@ import torch
 
 from asyncrl import api
 from asyncrl.backends import collective
-from asyncrl.backends.collective import Board
+from asyncrl.backends.collective import Board, speaks_for_rank_0
 from asyncrl.commands.train import main
 from asyncrl.core.errors import UsageError
 from asyncrl.storage.checkpoints import load_newest
@@ -138,7 +138,7 @@ class Env(gymnasium.Wrapper):
     steps = 0
     def step(self, action):
         Env.steps += 1
-        if Env.steps > 300 and "forkserver" in " ".join(sys.orig_argv):  # not in rank 0, which is the command
+        if Env.steps > 300 and ("forkserver" in " ".join(sys.orig_argv)) == {others}:  # rank 0 is the command
             {trouble}
         return super().step(action)
 def make(): return Env(gymnasium.make("CartPole-v1"))
@@ -151,7 +151,7 @@ MODULE = (
 
 def failing(tmp_path: Path, trouble: str, *words: str) -> tuple[dict[str, Any], Path]:
     """Status and folder of a run in which ranks 1 and 2 get into trouble."""
-    environment = environment_of(tmp_path, TROUBLED.format(trouble=trouble))
+    environment = environment_of(tmp_path, TROUBLED.format(trouble=trouble, others=True))
     with running(tmp_path / "runs", *MODULE, *words, env=environment) as run:
         run.ends_with(1)
         return run.status, run.folder
@@ -208,11 +208,26 @@ def test_a_rank_that_hangs_ends_the_run_in_bounded_time(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.faults
+def test_a_rank_0_that_hangs_is_named_by_another(tmp_path: Path) -> None:
+    """It has its heartbeat, but does not come. It ends itself, and nothing is left."""
+    environment = environment_of(tmp_path, TROUBLED.format(trouble="import time; time.sleep(10_000)", others=False))
+    with running(tmp_path / "runs", *MODULE, "--collective-timeout-seconds", "20", env=environment) as run:
+        run.until(lambda: bool(run.status), "the beginning")
+        run.ends_with(1)
+
+        lines = [line for line in run.errors().splitlines() if line.startswith("asyncrl: rank")]
+        assert lines[0].startswith(f"asyncrl: rank 0 on {HOST} does not answer: it hangs, or cannot be reached"), lines
+        assert lines[1:] == ["asyncrl: rank 0 hangs at the end of the run, and ends itself"]
+        load_newest(run.folder / "checkpoints")
+
+
+@pytest.mark.slow
+@pytest.mark.faults
 def test_ctrl_c_ends_a_run_in_which_ranks_do_not_come(tmp_path: Path) -> None:
     """Without waiting for them as long as without a signal; what had been learnt is saved."""
     hangs = tmp_path / "hangs"
     trouble = f"open({str(hangs)!r}, 'w').close(); import time; time.sleep(1000)"
-    environment = environment_of(tmp_path, TROUBLED.format(trouble=trouble))
+    environment = environment_of(tmp_path, TROUBLED.format(trouble=trouble, others=True))
     with running(tmp_path / "runs", *MODULE, "--collective-timeout-seconds", "1000", env=environment) as run:
         run.until(hangs.exists, "a rank that hangs")
         run.process.send_signal(signal.SIGINT)
@@ -342,3 +357,14 @@ def test_a_rank_that_does_not_notice_the_end_ends_itself(
 
     assert ended[0] == 1
     assert "rank 1 hangs at the end of the run, and ends itself" in capfd.readouterr().err
+
+
+def test_the_lowest_rank_that_lives_says_that_rank_0_is_lost() -> None:
+    """On its host and on one more: hosts cannot ask each other. Before rank 0 has told who is where, rank 1 does."""
+    alive = os.getpid()
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    places = {0: ("a", alive), 1: ("a", ended.pid), 2: ("b", alive), 3: ("a", alive), 4: ("b", alive), 5: ("c", alive)}
+
+    assert [rank for rank in (2, 3, 4, 5) if speaks_for_rank_0(rank, places)] == [2, 3]
+    assert [rank for rank in range(1, 6) if speaks_for_rank_0(rank, {})] == [1]

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ WORDS = (
     "--env-id", "Catch", "--backend", "collective", "--quiet", "--total-steps", "1e9",
     "--evaluation-interval-steps", "0",
 )  # fmt: skip
+HOST = socket.gethostname()
 
 
 class Group:
@@ -120,9 +122,25 @@ def test_without_rank_0_the_others_leave_and_say_so(tmp_path: Path) -> None:
         ranks.ranks[0].send_signal(signal.SIGKILL)
 
         assert ranks.code_of(1) == 1
-        assert "rank 0 is gone, and the run with it" in ranks.said(1)
+        (line,) = ranks.said(1).splitlines()
+        assert line.startswith(f"asyncrl: rank 0 on {HOST} is gone, and the run with it")
         assert gone(processes)
         load_newest(the_run(tmp_path) / "checkpoints")
+
+
+def test_a_rank_0_that_is_stopped_is_given_up(tmp_path: Path) -> None:
+    """It cannot say anything, so the next one does. When it goes on, it finds the others gone and saves."""
+    with group(tmp_path) as ranks:
+        processes = ranks.await_training()
+        ranks.ranks[0].send_signal(signal.SIGSTOP)
+
+        assert ranks.code_of(1) == 1
+        (line,) = ranks.said(1).splitlines()
+        assert line.startswith(f"asyncrl: rank 0 on {HOST} does not answer: it hangs, or cannot be reached")
+        ranks.ranks[0].send_signal(signal.SIGCONT)
+        assert ranks.code_of(0) == 1
+        assert load_newest(the_run(tmp_path) / "checkpoints")[0].steps == status_of(the_run(tmp_path))["steps"] > 0
+        assert gone(processes)
 
 
 def test_a_rank_that_is_stopped_is_given_up(tmp_path: Path) -> None:
