@@ -146,7 +146,7 @@ def print_predicted(found: dict[Cell, list[Result]], cores: int) -> None:
     """What one and two processes predict for more, beside what was measured, and the cores for a hundredfold.
 
     The slope adds for each further process what the second one has added. Amdahl's law takes what the second one has
-    not added for a part of the work that is not divided.
+    not added for a part of the work that is not divided. Where the second one adds nothing there is nothing to predict.
     """
     print("\n| method | t_max | processes | by the slope | by Amdahl's law | measured |\n|---|---|---|---|---|---|")
     ends = []
@@ -159,20 +159,21 @@ def print_predicted(found: dict[Cell, list[Result]], cores: int) -> None:
         if not {1, 2} <= rates.keys():
             continue
         gain = rates[2] / rates[1]
+        told = f"{method}, t_max {t_max or 'of the preset'}: two processes make {gain:.2f} times the steps of one"
+        if gain <= 1:
+            ends.append(f"{told}; no number of them makes a hundredfold.")
+            continue
         law = fit_amdahl([1, 2], [1.0, gain])
         for processes, rate in sorted(rates.items()):
             slope = rates[1] * (1 + (processes - 1) * (gain - 1))
             amdahl = rates[1] * law.speedup(processes)
             row = (method, t_max or "preset", of(processes, cores), f"{slope:,.0f}", f"{amdahl:,.0f}", f"{rate:,.0f}")
             print("| " + " | ".join(map(str, row)) + " |")
-        by_slope = f"{1 + (HUNDREDFOLD - 1) / (gain - 1):,.0f}" if gain > 1 else "no number of"
+        by_slope = 1 + (HUNDREDFOLD - 1) / (gain - 1)
         serial = law.contention
         needed = (1 - serial) / (1 / HUNDREDFOLD - serial) if serial < 1 / HUNDREDFOLD else math.inf
         by_law = f"{needed:,.0f}" if needed < math.inf else f"no number of (at most {law.limit:,.1f} times)"
-        ends.append(
-            f"{method}, t_max {t_max or 'of the preset'}: two processes make {gain:.2f} times the steps of one; a "
-            f"hundredfold takes {by_slope} cores by the slope, {by_law} cores by Amdahl's law."
-        )
+        ends.append(f"{told}; a hundredfold takes {by_slope:,.0f} cores by the slope, {by_law} cores by Amdahl's law.")
     print("\n" + "\n".join(ends))
 
 
