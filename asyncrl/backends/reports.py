@@ -49,8 +49,12 @@ class Journal:
             self._news.append(what)
 
     def since(self, told: int) -> tuple[list[tuple[Any, ...]], int]:
-        """News since number `told`, and their number since the beginning. Earlier ones are forgotten."""
+        """News since number `told`, and their number since the beginning. Earlier ones are forgotten.
+
+        A `told` that is larger than that is of an earlier process.
+        """
         with self._lock:
+            told = told if told <= self._told + len(self._news) else 0
             self._news = self._news[max(0, told - self._told) :]
             self._told = max(self._told, told)
             return list(self._news), self._told + len(self._news)
