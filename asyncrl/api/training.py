@@ -20,7 +20,16 @@ import torch
 from asyncrl.api.narration import conclusion, introduction, what_next
 from asyncrl.api.resume import AUTO, differences, is_finished, is_resumed, load_for_resume, newest, stored_config
 from asyncrl.backends import collective, local, ray, serial
-from asyncrl.backends.handles import GRADIENT, IN_STEP, MEMORY, build_handles, experience_bytes, learners_of
+from asyncrl.backends.handles import (
+    GRADIENT,
+    IN_STEP,
+    MEMORY,
+    as_one_machine,
+    build_handles,
+    experience_bytes,
+    is_bundled,
+    learners_of,
+)
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
@@ -157,7 +166,11 @@ def _check_ray(page: str, config: RunConfig) -> None:
     """Raise UsageError for methods and settings that do not run on hosts, or if Ray is not installed."""
     kind = load_page(page).EXPERIENCE
     if kind == MEMORY:
-        raise UsageError(f"{command_of(page)} has a replay memory; so far --backend ray runs methods without one")
+        if keeps_replay(config):
+            raise UsageError("--checkpoint-replay is for one machine: on hosts the memory is beside the learner")
+        if is_bundled(config) or learners_of(page, config) > 1:
+            raise UsageError("--layout bundled and --learners are for one machine: on hosts there is one learner")
+        as_one_machine(config, config.all_workers)  # whether the memory has room for the steps of all workers
     if kind != GRADIENT and config.parameter_shards > 1:
         raise UsageError(
             f"--parameter-shards is for methods whose workers learn; in {command_of(page)} one learner does"

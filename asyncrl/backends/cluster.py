@@ -342,7 +342,7 @@ class Driver:
         counts = self._counts()
         # Counts stay, also those of lost updates: hosts have rollouts that were made with them.
         counts = counts._replace(updates=max(counts.updates, self._seen_version()))
-        return filling(known, self._store.state(), self._steps, self._clock.seconds, counts)
+        return filling(known, self._store.state(), self._moments, self._steps, self._clock.seconds, counts)
 
     def _counts(self) -> Counts:
         """What became of the updates that are in the newest known copy of the learner's theta."""

@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 
 from asyncrl.backends.exchange import ALONE_SECONDS, ANSWER_SECONDS, LAST_SECONDS, PAUSE_SECONDS
-from asyncrl.backends.handles import IN_STEP, rollout_shape
+from asyncrl.backends.handles import IN_STEP, MEMORY, rollout_shape
 from asyncrl.backends.learner_host import Answer, Question
 from asyncrl.backends.reports import Wire
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.credit import Forwarder, Parcel, Taken
 from asyncrl.experience.landing import CREDIT, Cargo
-from asyncrl.experience.messages import copied
+from asyncrl.experience.messages import FIRST, copied
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import Retired
 from asyncrl.runtime.protocols import Counts
@@ -39,6 +39,8 @@ AGAIN_SECONDS = 0.02
 """Pause before a parcel that was not taken is sent again."""
 NEWS_SECONDS = 0.25
 """How long the learner may wait for its next batch before it answers a question."""
+THETA_SECONDS = 0.1
+"""Shortest interval between copies of theta, if the learner samples from a memory: it makes more updates than that."""
 REPORT_SECONDS = 0.1
 """Shortest interval between reports of steps and moments."""
 
@@ -55,8 +57,9 @@ class Forwarding:
         self._rings = cast(Batches, handles.experience).rings
         self._store = cast(Mirror, handles.store)
         self._shape = rollout_shape(spec.page, spec.config, spec.environment, spec.spaces)
-        in_step = load_page(spec.page).EXPERIENCE == IN_STEP
-        self._pace, self._poll = (0.0, LOOK_SECONDS) if in_step else (GATHER_SECONDS, GATHER_SECONDS)
+        kind = load_page(spec.page).EXPERIENCE
+        self._pace, self._poll = (0.0, LOOK_SECONDS) if kind == IN_STEP else (GATHER_SECONDS, GATHER_SECONDS)
+        self._theta_seconds = THETA_SECONDS if kind == MEMORY else 0.0
         self._interval = spec.config.record_interval_seconds
         self._sent = [0] * len(self._rings)
         """Rollouts of each ring that have been put into parcels."""
@@ -66,7 +69,7 @@ class Forwarding:
         """Pending calls, and when they were made."""
         self._due: dict[tuple[int, int], float] = {}
         """For parcels that wait, by epoch and number: when they may be sent again."""
-        self._packed = self._asked = self._reported = 0.0
+        self._packed = self._asked = self._reported = self._renewed = 0.0
         self._answer: Answer | None = None
         """The newest."""
         self._heard = time.monotonic()
@@ -129,7 +132,8 @@ class Forwarding:
         for worker, sequence in unsent:
             block = self._rings[worker].block(sequence)
             assert block is not None  # nobody overwrites what has not been released
-            rollouts.append((worker, copied(self._shape, block).numpy()))
+            mark = FIRST if sequence in self._host.firsts[worker] else 0
+            rollouts.append((worker, copied(self._shape, block, mark).numpy()))
             self._sent[worker] = sequence + 1
         return rollouts
 
@@ -144,7 +148,8 @@ class Forwarding:
         answer, epoch = self._answer, self._forwarder.epoch
         question = Question(self._number, self._incarnation, epoch, report=report)
         if answer is not None and not last:
-            seen = (answer.batches, answer.counts.updates, NEWS_SECONDS)
+            wants = now - self._renewed >= self._theta_seconds
+            seen = (answer.news, self._store.updates, wants, NEWS_SECONDS)
             question = Question(self._number, self._incarnation, epoch, *seen, report)
         self._call(question, now)
 
@@ -218,6 +223,7 @@ class Forwarding:
             tallies[-1] = answer.counts
             self._store.show(torch.from_numpy(np.array(answer.theta)), tallies)
             self._record.versions += 1
+            self._renewed = time.monotonic()
         for ring, begun, done in zip(self._rings, self._begun, answer.done, strict=True):
             ring.release(begun + done - ring.freed)
         self._host.joined.set()

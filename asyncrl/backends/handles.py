@@ -30,6 +30,8 @@ from asyncrl.storage.checkpoints import Checkpoint
 
 GRADIENT, IN_STEP, QUEUE, MEMORY = "gradient", "in step", "queue", "replay"
 """Values of a page's EXPERIENCE."""
+ON_THE_WAY = 2
+"""Several hosts: rollouts of each actor for which there is room on the way to a replay memory."""
 
 
 def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = None, trains: bool = True) -> Handles:
@@ -82,7 +84,11 @@ def build_host_handles(spec: RunSpec, theta: Tensor) -> Handles:
     clock = build_clock(spec)
     store = Mirror(theta, spec.config.descent, spec.config.workers, clock)
     moments = RunMoments(spec.config.workers, moments_size(moments_shape(spec.config, spec.environment, spec.spaces)))
-    return Handles(store, clock, moments, build_experience(spec, clock, moments))
+    if load_page(spec.page).EXPERIENCE != MEMORY:
+        return Handles(store, clock, moments, build_experience(spec, clock, moments))
+    shape = rollout_shape(spec.page, spec.config, spec.environment, spec.spaces)
+    queue = Batches(shape, spec.config.workers, clock, in_step=False, capacity=ON_THE_WAY)
+    return Handles(store, clock, moments, queue)
 
 
 def build_mirror_handles(spec: RunSpec, theta: Tensor, steps: int, seconds: float) -> Handles:

@@ -30,9 +30,10 @@ from asyncrl.backends.handles import GRADIENT, as_one_machine, build_host_handle
 from asyncrl.backends.local import evaluator_process, learner_process, worker_process
 from asyncrl.backends.outcome import Outcome, Signals, failed
 from asyncrl.backends.reports import LEFT, Journal, Seen, Wire
-from asyncrl.backends.supervisor import Supervisor
+from asyncrl.backends.supervisor import Slot, Supervisor
 from asyncrl.core.errors import NotFinite
 from asyncrl.core.moments import merge
+from asyncrl.experience.batches import Batches
 from asyncrl.parameters.shards import Report, Retired
 from asyncrl.runtime.clock import BUILDING, ENDED, GO_ON, LEAVE
 from asyncrl.runtime.protocols import Counts, name_of
@@ -64,6 +65,21 @@ class Beginning:
     """The store's state besides theta."""
 
 
+class Workers(Supervisor):
+    """Supervises a host's workers, and notes with which rollout each of their processes begins."""
+
+    def __init__(self, run: Run, host: Host) -> None:
+        super().__init__(run, host, host, worker_process, evaluator_process, learner_process, workers_only=True)
+        self._rings = run.handles.experience.rings if isinstance(run.handles.experience, Batches) else []
+        self._firsts = host.firsts
+
+    def fill(self, slot: Slot) -> None:
+        """Start a process in an empty place."""
+        if self._rings:
+            self._firsts[slot.worker].add(self._rings[slot.worker].written)
+        super().fill(slot)
+
+
 class Host:
     """The workers of one host, and its exchange with the shards."""
 
@@ -89,6 +105,8 @@ class Host:
             for name, work in (("work", self._work), ("exchange", self._exchange))
         ]
         self.joined = threading.Event()
+        self.firsts: list[set[int]] = [set() for _ in range(config.workers)]
+        """With a learner: with which of its rollouts each process of a worker has begun."""
         for thread in self._threads:
             thread.start()
 
@@ -176,7 +194,7 @@ class Host:
             return
         run = Run(self._spec, handles)
         signals = Signals()
-        supervisor = Supervisor(run, self, self, worker_process, evaluator_process, learner_process, workers_only=True)
+        supervisor = Workers(run, self)
         try:
             for slot in supervisor.workers:
                 slot.incarnation = INCARNATIONS * (self.beginning.incarnation - 1)

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import format_exc
@@ -27,9 +27,11 @@ from asyncrl.backends.handles import as_one_machine, build_shared_handles, rollo
 from asyncrl.backends.local import follow
 from asyncrl.backends.outcome import Outcome, failed
 from asyncrl.backends.reports import KINDS, LEFT, Journal, Seen, Told
+from asyncrl.core.moments import merge
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.credit import Parcel, Taken
 from asyncrl.experience.landing import Cargo, Landing
+from asyncrl.experience.replay import Replay
 from asyncrl.parameters.shards import Empty, Ledger, Report, State
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import BUILDING, LEAVE
@@ -40,6 +42,8 @@ from asyncrl.storage.run_folder import RunFolder
 
 ENDLESS = 2**62
 """T at which the learner would end by itself. It ends when it is told to, after the last rollout of the last host."""
+MOMENTS = ("observation_moments", "return_moments")
+"""Names of the rows of moments at which the run was begun or resumed, in what a learner is filled with."""
 TRIES = 100
 """How often theta is copied again if the learner has changed it meanwhile."""
 CLOSE_SECONDS = 10.0
@@ -53,12 +57,14 @@ class Question:
     incarnation: int
     epoch: int = 0
     """The epoch of the learner that answered last; 0: none has."""
-    batches: int = 0
-    """Batches that the learner was done with then."""
+    news: int = 0
+    """What `Landing.news` was then."""
     version: int = 0
     """Updates in the host's theta."""
+    theta: bool = True
+    """Whether the host wants a newer theta."""
     seconds: float = 0.0
-    """How long to wait for another batch before answering."""
+    """How long to wait for news before answering."""
     report: Report | None = None
 
 
@@ -67,13 +73,13 @@ class Answer:
     """The learner's answer."""
 
     taken: Taken
-    batches: int
+    news: int
     done: list[int]
     """How many rollouts of each worker of this host the learner is done with, in this epoch."""
     counts: Counts
     """What became of the updates of the whole run."""
     theta: NDArray[np.float32] | None
-    """`[P]` with all of these updates; None if the host has it already."""
+    """`[P]` with all of these updates; None if the host has it already or does not want it."""
     others: Report | None = None
     """Sums over all but this incarnation of the host, with tallies `[K]`, if it has reported."""
 
@@ -111,12 +117,13 @@ class LearnerHost:
             handles = build_shared_handles(spec, theta, True, int(state["steps"][0]), float(state["seconds"][0]))
             handles.clock.total_steps = ENDLESS
             handles.store.restore(theta, tensors, Counts(*(int(count) for count in state["counts"])))
+            self._earlier = [np.array(state[name], np.float64) for name in MOMENTS]
             self._ledger = Ledger(self._hosts, self._workers, KINDS, tuple(map(len, handles.moments.of_workers())))
             if "tallies" in state:
                 self._ledger.restore(state)
             shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
-            batches = cast(Batches, handles.experience)
-            self._landing = Landing(batches, shape, self._hosts, self._workers, epoch=times)
+            experience = cast(Batches | Replay, handles.experience)
+            self._landing = Landing(experience, shape, self._hosts, self._workers, epoch=times)
             self._count(handles)
             self._handles = replace(handles, experience=self._landing)
             self._thread = threading.Thread(target=self._learn, daemon=True, name=name_of(LEARNER))
@@ -175,16 +182,16 @@ class LearnerHost:
             with self._lock:
                 self._ledger.note(host, incarnation, question.report)
                 others = self._ledger.others(host)
-            self._count(handles)
+                self._count(handles)
         with landing.changed:
-            landing.changed.wait_for(lambda: landing.batches != question.batches, timeout=question.seconds)
+            landing.changed.wait_for(lambda: landing.news != question.news, timeout=question.seconds)
             taken = landing.acknowledge(host, incarnation)
-            batches, done = landing.batches, landing.done(host, incarnation)
-        # Theta after the batches, so that it has all of their updates.
+            news, done = landing.news, landing.done(host, incarnation)
+        # Theta after that, so that it has the updates of all batches that are done.
         counts, theta = handles.store.counts(), None
-        if question.epoch != taken.epoch or question.version != counts.updates:
+        if question.epoch != taken.epoch or (question.theta and question.version != counts.updates):
             theta, counts = self._copy(handles)
-        return Answer(taken, batches, done, counts, theta, others)
+        return Answer(taken, news, done, counts, theta, others)
 
     def _filled(self) -> Handles:
         if self._handles is None:
@@ -192,7 +199,10 @@ class LearnerHost:
         return self._handles
 
     def _count(self, handles: Handles) -> None:
-        """T <- T with the steps that hosts have reported."""
+        """Set T, and the moments of observations and returns, to what hosts have reported."""
+        if isinstance(self._landing.experience, Replay):  # elsewhere each rollout comes with the moments of its actor
+            rows = zip(self._earlier, self._ledger.all().moments, strict=True)
+            handles.moments.lay_down([merge(earlier, row) for earlier, row in rows])
         for worker, steps in enumerate(self._ledger.of_workers()[..., 0].ravel().tolist()):
             handles.clock.tell(worker, steps)
 
@@ -225,11 +235,19 @@ class LearnerHost:
             self._outcome = failed(f"{name} raised {type(error).__name__}: {error}", format_exc())
 
 
-def filling(known: State, store: Mapping[str, Any], steps: int, seconds: float, counts: Counts) -> State:
+def filling(
+    known: State,
+    store: Mapping[str, Any],
+    moments: Sequence[NDArray[np.float64]],
+    steps: int,
+    seconds: float,
+    counts: Counts,
+) -> State:
     """What an empty learner is filled with.
 
-    `known` is what was known last of theta and the ledger, `store` the store's state besides theta. `steps` and
-    `seconds` are those at which the run began or was resumed, and what it has taken so far.
+    `known` is what was known last of theta and the ledger, `store` the store's state besides theta. `moments` and
+    `steps` are those at which the run began or was resumed, `seconds` is what it has taken so far.
     """
     numbers = {"steps": np.array([steps]), "seconds": np.array([seconds]), "counts": np.array(counts, np.int64)}
-    return {**known, **{name: tensor.numpy() for name, tensor in store.items()}, **numbers}
+    rest = {name: tensor.numpy() for name, tensor in store.items()}
+    return {**known, **rest, **dict(zip(MOMENTS, moments, strict=True)), **numbers}

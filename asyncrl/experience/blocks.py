@@ -135,6 +135,12 @@ def read(block: Block, observations: Tensor | None = None) -> tuple[Rollout, int
     ), version
 
 
+def read_raw(block: Block) -> Rollout:
+    """The same as a view, with observations that are not normalised."""
+    raw = {name: tensor for name, tensor in block.items() if name not in ("mean", "scale")}
+    return read(raw, block["observations"])[0]
+
+
 def _standardize_in_pieces(raw: Tensor, mean: Tensor, scale: Tensor, out: Tensor) -> None:
     """`standardize`, in half the time: each piece stays in the cache for the three passes over it."""
     rows = max(1, _PIECE // raw[0].numel())

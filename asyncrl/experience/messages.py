@@ -11,7 +11,9 @@ from asyncrl.experience.blocks import RolloutShape
 from asyncrl.experience.ring import Block
 
 HEADER = 3
-"""Integers before a rollout: its number of truncated episodes, its steps, its rank's wish."""
+"""Integers before a rollout: its number of truncated episodes, its steps, and its rank's wish or a host's mark."""
+FIRST = 1
+"""Mark of the first rollout of a worker's process."""
 
 
 def packed(shape: RolloutShape, rollout: Rollout, version: int, wish: int) -> Tensor:
@@ -21,9 +23,9 @@ def packed(shape: RolloutShape, rollout: Rollout, version: int, wish: int) -> Te
     return message
 
 
-def copied(shape: RolloutShape, block: Block) -> Tensor:
+def copied(shape: RolloutShape, block: Block, mark: int = 0) -> Tensor:
     """The same from a block of a ring, as it is: nothing is normalised."""
-    message = _empty(shape, blocks.finals_in(block))
+    message = _empty(shape, blocks.finals_in(block), 0, mark)
     blocks.copy(block, block_of(shape, message))
     return message
 

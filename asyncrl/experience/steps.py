@@ -158,6 +158,11 @@ class Steps:
         begins = np.where(begins > 0, begins + self.shape.stack - 1, 0)
         return begins, np.maximum(ends, begins)
 
+    def begin(self, actor: int) -> None:
+        """Another process goes on with the actor's streams: no transition or stack crosses what it adds first."""
+        own = slice(actor * self.environments, (actor + 1) * self.environments)
+        self._ages[own], self._ended[own] = -1, False
+
     def add(self, actor: int, rollout: Rollout) -> None:
         """Append a rollout to the streams of its actor."""
         own = np.arange(actor * self.environments, (actor + 1) * self.environments)

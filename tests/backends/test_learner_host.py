@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncrl.backends.host import Host
 from asyncrl.backends.learner_host import LearnerHost, filling
 from asyncrl.backends.reports import LEFT, Seen
+from asyncrl.experience.replay import Replay
 from asyncrl.parameters.shards import Empty, State, beginning
 from asyncrl.runtime.clock import FINISH, GO_ON, READY
 from asyncrl.runtime.protocols import Counts
@@ -63,7 +65,8 @@ def fill(learner: LearnerHost, run: Run, known: State | None = None, times: int 
     store = run.handles.store
     counts = store.counts() if known is None else Counts(*known["counts"].tolist())
     known = known or beginning(store.snapshot().numpy())
-    assert learner.begin(learner.life, times, filling(known, store.state(), 0, 0.0, counts))
+    moments = [np.zeros_like(row) for row in run.handles.moments.of_workers()]
+    assert learner.begin(learner.life, times, filling(known, store.state(), moments, 0, 0.0, counts))
 
 
 class Driving:
@@ -139,6 +142,30 @@ def test_two_hosts_feed_one_learner(tmp_path: Path, page: str) -> None:
     assert not (state["theta"] == run.handles.store.snapshot().numpy()).all()
     parcels = [row for file, row in drive.rows if file.startswith("host-")]
     assert sum(row["rollouts"] for row in parcels) == rollouts
+    learner.close()
+
+
+def test_steps_of_two_hosts_are_in_the_learners_memory(tmp_path: Path) -> None:
+    """With Ape-X: all of them, in the streams of their workers, and the learner keeps the replay ratio."""
+    memory = {"memory_steps": 10_000, "warmup_steps": 500, "minibatch": 8, "replay_ratio": 0.05}
+    run = run_of(tmp_path, "apex", hosts=2, **memory)
+    learner = LearnerHost(run.spec)
+    fill(learner, run)
+    hosts = [Host(beginning_of(run, host), ThreadWire(learner, faulty=5)) for host in (0, 1)]
+    drive = Driving(hosts, learner)
+    drive.until(lambda: min(steps_of(learner)) >= 600)
+    drive.finish()
+
+    steps = steps_of(learner)
+    replay = learner._landing.experience
+    assert isinstance(replay, Replay)
+    each = run.spec.config.envs_per_worker
+    assert replay.steps.put.tolist() == [count // each for count in steps for _ in range(each)]
+    (row,) = [row for file, row in drive.rows if file == "learner.jsonl" and "updates" in row]
+    assert row["updates"] == learner.state()["counts"][0] == replay.learnt()
+    assert 0 <= replay.ahead() < 1
+    assert learner._handles is not None
+    assert learner._handles.moments.state()["observation_moments"][0] == sum(steps)
     learner.close()
 
 

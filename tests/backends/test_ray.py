@@ -41,8 +41,14 @@ def test_what_hosts_cannot_do_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("page", "words", "complaint"),
     [
-        ("apex", (), "apex has a replay memory; so far --backend ray runs methods without one"),
-        ("gorila", (), "gorila has a replay memory; so far --backend ray runs methods without one"),
+        ("apex", ("--checkpoint-replay",), "--checkpoint-replay is for one machine"),
+        (
+            "apex",
+            ("--hosts", "2", "--memory-steps", "700", "--warmup-steps", "0", "--workers", "2"),
+            "must be at least",
+        ),
+        ("gorila", ("--layout", "bundled"), "--layout bundled and --learners are for one machine"),
+        ("gorila", ("--learners", "2"), "--layout bundled and --learners are for one machine"),
         (
             "impala",
             ("--parameter-shards", "2"),
@@ -126,6 +132,25 @@ def test_a_learner_learns_from_a_host_and_the_run_goes_on_as_a_local_one_and_bac
         status = status_of(run)
         assert (status["state"], status["steps"] >= steps) == ("finished", True)
         assert status["updates"] > first["updates"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("needs_ray")
+def test_the_replay_memory_is_beside_the_learner(tmp_path: Path) -> None:
+    """Ape-X makes the updates that its replay ratio asks for, and no more."""
+    memory = ("--memory-steps", "10000", "--warmup-steps", "1000", "--replay-ratio", "0.1")
+    words = [*CATCH, *RAY, "--total-steps", "3000", *memory, "--runs-dir", str(tmp_path)]
+    assert main("asyncrl.apex", words) == 0
+
+    run = the_run(tmp_path)
+    status = status_of(run)
+    assert (status["state"], status["reason"]) == ("finished", "total_steps reached")
+    rows = [row for row in read_records(run / "worker-00.jsonl") if "worker_steps" in row]
+    assert sum(row["worker_steps"] for row in rows) == status["steps"]
+    assert status["updates"] == (status["steps"] - 1000) // 10
+    (*_, last) = [row for row in read_records(run / "learner.jsonl") if "replay" in row]
+    assert last["replay"]["memory_fill"] > 0.2
+    assert load_newest(run / "checkpoints")[0].updates == status["updates"]
 
 
 def on_two_hosts(run: Running) -> None:

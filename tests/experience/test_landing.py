@@ -76,10 +76,10 @@ def test_a_host_hears_what_the_learner_is_done_with_only_after_the_batch() -> No
     assert place.deliver(parcel(1, 1.0, 2.0)).number == 1
     assert place.done(0, 1) == [0]
     assert rewards_of(place) == [1.0, 2.0]
-    assert (place.done(0, 1), place.batches) == ([0], 0)
+    assert (place.done(0, 1), place.news) == ([0], 0)
     place.release()
 
-    assert (place.done(0, 1), place.done(1, 1), place.batches) == ([2], [0], 1)
+    assert (place.done(0, 1), place.done(1, 1), place.news) == ([2], [0], 1)
 
 
 def test_in_step_a_batch_is_one_rollout_of_every_host() -> None:

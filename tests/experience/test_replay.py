@@ -156,6 +156,18 @@ def test_an_actor_that_died_in_the_middle_of_a_rollout_leaves_a_memory_that_can_
         assert torch.equal(transitions.following[:, 0, 0, 0], transitions.observations[:, 0, 0, 0] + 1)
 
 
+def test_a_process_that_writes_for_actors_elsewhere_is_told_when_one_has_a_successor() -> None:
+    """Then too the successor's steps are not joined to those before."""
+    world = World(replace(PLAN, ratio=10.0, actors=1, environments=1, capacity=40))
+    world.put(0, 0, 0, 0, 0)
+    world.memory.steps.begin(0)
+    world.memory.put(0, next(world.collector(0, [GOES_ON])), 0)
+
+    for _ in range(50):
+        _, transitions = world.take()
+        assert torch.equal(transitions.following[:, 0, 0, 0], transitions.observations[:, 0, 0, 0] + 1)
+
+
 def test_transitions_are_drawn_by_priority_and_weighed_by_it() -> None:
     """P = p^a / sum p^a, w = (N P)^-b over the largest; feedback counts from the next draw on."""
     world = World(replace(BY_PRIORITY, actors=1, environments=1, capacity=60, ratio=10.0, warmup_steps=5))
