@@ -484,7 +484,7 @@ class Driver:
         """Phases of all workers, for the learner, which waits for those that run."""
         phases = []
         for place in self._places:
-            absent = ENDED if place.gone or place.left else BUILDING
+            absent = ENDED if place.gone or place.left or not place.incarnation else BUILDING
             known = place.actor is not None and place.seen is not None
             phases += place.seen.phases if known and place.seen else [absent] * self._spec.config.workers
         return phases

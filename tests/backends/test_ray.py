@@ -47,6 +47,7 @@ def test_what_hosts_cannot_do_is_refused_in_one_line(
             ("--hosts", "2", "--memory-steps", "700", "--warmup-steps", "0", "--workers", "2"),
             "must be at least",
         ),
+        ("apex", ("--hosts", "auto"), "--hosts auto is for methods without a memory"),
         ("gorila", ("--layout", "bundled"), "--layout bundled and --learners are for one machine"),
         ("gorila", ("--learners", "2"), "--layout bundled and --learners are for one machine"),
         (
