@@ -171,9 +171,7 @@ def _check_ray(page: str, config: RunConfig) -> None:
         if is_bundled(config) or learners_of(page, config) > 1:
             raise UsageError("--layout bundled and --learners are for one machine: on hosts there is one learner")
         if config.hosts == "auto":
-            raise UsageError(
-                "--hosts auto is for methods without a memory, which is divided among hosts: give a number"
-            )
+            raise UsageError("--hosts auto is for methods without a memory, which hosts divide: give a number")
         as_one_machine(config, config.all_workers)  # whether the memory has room for the steps of all workers
     if kind != GRADIENT and config.parameter_shards > 1:
         raise UsageError(

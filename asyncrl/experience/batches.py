@@ -99,8 +99,7 @@ class Batches:
         for ring, count in taken:
             ring.use(count)
         self._taken = taken
-        without = [actor for actor, count in enumerate(ready) if count == 0 and self._clock.phase(actor) != ENDED]
-        missing = len(without) if self._in_step else 0
+        missing = sum(count == 0 for count in ready) if self._in_step else 0
         return Batch(Rollout.side_by_side(rollouts, places), versions, sum(ready) - len(rollouts), missing, again)
 
     def _observation_memory(self, rollouts: int) -> Tensor:
