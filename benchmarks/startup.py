@@ -34,6 +34,8 @@ class Start(NamedTuple):
 
     seconds: float
     """From the start of the command until all workers were ready."""
+    cpu_seconds: float
+    """CPU seconds that its processes have used by then: less than `seconds` if they wait for other programs."""
     megabytes: float
     """PSS of all its processes, in 10^6 bytes."""
     parts: dict[str, float]
@@ -52,7 +54,7 @@ def proportional_memory(process: psutil.Process) -> float:
 
 def part_of(process: psutil.Process) -> str:
     """What a process of a run on Ray is; the actors are processes of our own."""
-    words = " ".join(process.cmdline())
+    words = " ".join(process.cmdline()[:3])  # not the search path of a host's fork server
     if actor := re.match(r"ray::(\w+Actor)\b", words):
         return actor[1]
     if words.startswith("ray::") or "/ray/" in words:
@@ -74,8 +76,10 @@ def measure(page: str, workers: int, env_id: str, settle: float, extra: Sequence
             seconds = time.perf_counter() - began
             if said is None:
                 raise SystemExit(f"the run ended before its workers were ready, with exit code {command.wait()}")
-            time.sleep(settle)
             supervisor = psutil.Process(command.pid)
+            times = [process.cpu_times() for process in [supervisor, *supervisor.children(recursive=True)]]
+            cpu_seconds = sum(one.user + one.system for one in times)
+            time.sleep(settle)
             parts: dict[str, float] = {}
             for process in [supervisor, *supervisor.children(recursive=True)]:
                 part = part_of(process)
@@ -83,7 +87,7 @@ def measure(page: str, workers: int, env_id: str, settle: float, extra: Sequence
         finally:
             command.send_signal(signal.SIGINT)
             command.communicate()
-    return Start(seconds, sum(parts.values()), parts if RAY in parts else {})
+    return Start(seconds, cpu_seconds, sum(parts.values()), parts if RAY in parts else {})
 
 
 def main() -> None:
@@ -102,7 +106,7 @@ def main() -> None:
 
     where = f"{options.page} on {options.env_id}, {psutil.cpu_count()} cores"
     print(f"{where}, median of {options.repeats} (lowest to highest)\n")
-    print("workers   seconds until all are ready   PSS of the run")
+    print("workers   seconds until all are ready   CPU seconds   PSS of the run")
     starts: dict[int, list[Start]] = {fewer: [], options.workers: []}
     for _ in range(options.repeats):
         for workers, made in starts.items():
@@ -111,6 +115,7 @@ def main() -> None:
         seconds, megabytes = [start.seconds for start in made], [start.megabytes for start in made]
         print(
             f"{workers:7}   {statistics.median(seconds):8.1f} ({min(seconds):.1f} to {max(seconds):.1f})"
+            f"{statistics.median(start.cpu_seconds for start in made):12.1f}"
             f"{'':8}{statistics.median(megabytes):10.0f} MB ({min(megabytes):.0f} to {max(megabytes):.0f})"
         )
     for part in starts[fewer][0].parts:

@@ -218,6 +218,9 @@ def look_at(probe: Any, number: int, nodes: Sequence[dict[str, Any]], shard: Any
             f"an actor on {own['NodeManagerHostname']} gave no answer within {ANSWER_SECONDS:.0f} s: do firewalls let "
             "all ports of ray start --min-worker-port ... --max-worker-port through?"
         ) from None
+    except ray.exceptions.RayError as error:  # its last line says what was raised there
+        last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        raise ConnectionError(f"an actor on {own['NodeManagerHostname']} failed: {last.strip()[:300]}") from None
     ray.kill(probe)
     return Machine(
         name=own["NodeManagerHostname"],

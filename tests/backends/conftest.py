@@ -21,6 +21,7 @@ def cluster(needs_ray: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A cluster that has only its head."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_worker_niceness", "0")
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "10")  # instead of 60: for those that lose the head
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
