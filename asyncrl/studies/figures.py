@@ -74,6 +74,11 @@ class Data:
         return [p for p in self.points if (p.series, p.env_id, p.backend) == (series, MEAN, backend)]
 
 
+def who(backend: str) -> str:
+    """What a backend's workers are called."""
+    return "ranks" if backend == "collective" else "workers"
+
+
 def name_of(series: Series) -> str:
     """The name of a series in legends."""
     name = NAMES.get(series.algorithm, series.algorithm)
@@ -152,11 +157,11 @@ def _panels(data: Data) -> list[Callable[[Axes], None]]:
         found = any(point.speedup(kind) and point.workers > 1 for point in data.points if point.backend == backend)
         return [lambda axes: _draw_speedup(axes, data, kind, backend, title, factor, paper)] if found else []
 
-    best = data.curve_backend
+    best, clock = data.curve_backend, data.clock_backend
     return [
-        *panel("throughput", data.clock_backend, "throughput: steps per second", False, False),
+        *panel("throughput", clock, f"throughput: steps per second ({clock} backend)", False, False),
         *panel("data", best, f"data: steps to the reference score ({best} backend)", False, False),
-        *panel("time", data.clock_backend, "time: seconds to the reference score", False, True),
+        *panel("time", clock, f"time: seconds to the reference score ({clock} backend)", False, True),
         *panel("data", best, "projection: data speed-up x workers,\nas if throughput were ideal", True, True),
     ]
 
@@ -188,7 +193,7 @@ def _draw_speedup(
         for at, height, (point, estimate) in zip(x, y, pairs, strict=True):
             marker = {"": "o", "<=": "v", ">=": "^"}[estimate.bound]
             axes.plot(at, height, marker, color=colour, markerfacecolor="white" if point.crowded else colour)
-    _workers_axis(axes, counts)
+    _workers_axis(axes, counts, label=who(backend))
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
     axes.set_ylabel("times one worker")
@@ -234,7 +239,7 @@ def draw_laws(data: Data) -> Figure | None:
             _draw_laws(axes, data, series, kind)
         row[0].set_ylabel(f"{kind} speed-up")
     for axes in grid[-1]:
-        axes.set_xlabel("workers")
+        axes.set_xlabel(who(data.clock_backend))
     handles = [
         Line2D([], [], color="black", linewidth=1, alpha=0.6),
         Line2D([], [], color="C0", linestyle="--"),
@@ -459,7 +464,8 @@ def draw_time_split(data: Data) -> Figure | None:
     if not runs:
         return None
     everyone = data.series
-    phases = [phase for phase in runs[0].phases if any(run.phases.get(phase, 0) > 0 for run in runs)]
+    every = dict.fromkeys(phase for run in runs for phase in run.phases)
+    phases = [phase for phase in every if any(run.phases.get(phase, 0) > 0 for run in runs)]
     figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
     grid = figure.subplots(1, len(everyone), squeeze=False, sharey=True)[0]
     for axes, series in zip(grid, everyone, strict=True):
@@ -469,7 +475,7 @@ def draw_time_split(data: Data) -> Figure | None:
             axes.bar([str(count) for count in counts], height, bottom=floor, color=f"C{i}", label=phase)
             floor += height
         axes.set_title(name_of(series).replace(", ", "\n"), fontsize=10)
-        axes.set_xlabel("workers")
+        axes.set_xlabel(who(data.clock_backend))
         _plain(axes)
     grid[0].set_ylabel("milliseconds of a worker per step")
     _legend_below(figure, *grid[0].get_legend_handles_labels())

@@ -76,7 +76,9 @@ def test_the_clock_of_ranks_counts(tmp_path: Path) -> None:
     assert (eight.crowded, find(points, "a3c", "Catch", "collective", 4).crowded) == (True, False)
     data = Data(runs, points, file.references)
     assert (data.clock_backend, data.curve_backend) == RANKS * 2
-    assert draw_time_split(data) is not None
+    split = draw_time_split(data)
+    assert split is not None
+    assert {axes.get_xlabel() for axes in split.axes} == {"ranks"}
     assert "8 workers on 4 cores reach 8.00" in limits(data, Series("a3c"))
 
 
