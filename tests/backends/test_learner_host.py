@@ -118,7 +118,7 @@ def steps_of(learner: LearnerHost) -> list[int]:
     return [int(steps) for steps in tallies[..., 0].ravel()]
 
 
-@pytest.mark.parametrize("page", ["impala", "a2c"])
+@pytest.mark.parametrize("page", ["impala", pytest.param("a2c", marks=pytest.mark.slow)])
 def test_two_hosts_feed_one_learner(tmp_path: Path, page: str) -> None:
     """Every fifth answer is lost: still the learner learns from each rollout once, and T is that of both hosts."""
     run = run_of(tmp_path, page, hosts=2)
@@ -145,6 +145,7 @@ def test_two_hosts_feed_one_learner(tmp_path: Path, page: str) -> None:
     learner.close()
 
 
+@pytest.mark.slow
 def test_steps_of_two_hosts_are_in_the_learners_memory(tmp_path: Path) -> None:
     """With Ape-X: all of them, in the streams of their workers, and the learner keeps the replay ratio."""
     memory = {"memory_steps": 10_000, "warmup_steps": 500, "minibatch": 8, "replay_ratio": 0.05}
