@@ -87,7 +87,12 @@ def parse_number_or_none(text: str) -> float | None:
 
 def parse_integer_or_auto(text: str) -> int | str:
     """A whole number, or "auto". Raises ValueError otherwise."""
-    return "auto" if text.lower() == "auto" else parse_integer(text)
+    if text.lower() == "auto":
+        return "auto"
+    try:
+        return parse_integer(text)
+    except ValueError:
+        raise ValueError(f"takes a whole number or auto, got {text!r}") from None
 
 
 def parse_choice(choices: Sequence[str], text: str) -> str:

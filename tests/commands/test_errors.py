@@ -105,7 +105,8 @@ def wrong_values(page: str, name: str) -> list[list[str]]:
         return wrong if get_args(kind)[-1] is Ellipsis else [*wrong, []]  # no value at all: an empty list
     if kind is str:
         return [[WRONG_TEXT[name]], []]
-    assert kind in (int, float, float | None) or get_origin(kind) is Literal, f"a new type of field: {kind}"
+    numbers = (int, float, float | None, int | Literal["auto"])
+    assert kind in numbers or get_origin(kind) is Literal, f"a new type of field: {kind}"
     return [["often"], []]
 
 
