@@ -32,9 +32,10 @@ NOT_RUN = {
     r"srun|scontrol": "needs SLURM; the scripts around it are run by test_documentation.py",
     r"mpirun": "needs an MPI; backends/test_collective.py runs such a group where there is one",
     r"torchrun --nnodes": "needs two machines",
-    r"ray |while true; do ray |.*--backend ray": "needs Ray; backends/test_ray.py trains on it where it is installed",
+    r"ray |.*--backend ray": "needs Ray; backends/test_ray.py trains on it where it is installed",
     r"parallel": "needs GNU Parallel; the jobs that it would run are run here",
-    r"code=|preempted=|case |esac|\d+( |\)|$)|\*\)|grep |if |then |fi$|\[ |exit |export |seed=|bash$": "is the shell's",
+    r"code=|preempted=|case |esac|\d+( |\)|$)|\*\)|grep |if |then |fi$|\[ |exit |export |seed=|bash$"
+    r"|while |do |sleep |done$": "is the shell's",
 }
 """How commands begin that are not run, and why. The flags of all are understood: test_commands_in_documents.py."""
 RUNS = ("a3c --env-id CartPole-v1", "a3c --env-id ALE/Pong-v5", "ppo --env-id ALE/Pong-v5")
