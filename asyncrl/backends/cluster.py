@@ -194,6 +194,13 @@ class HostActor:
 # ------------------------------------------------------------------------------------------------------------- driver
 
 
+def living_nodes() -> list[dict[str, Any]]:
+    """The cluster's machines, in Ray's words; this one comes first."""
+    here = ray.get_runtime_context().get_node_id()
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return sorted(alive, key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"]))
+
+
 @dataclass
 class Place:
     """The place of a host or of the learner in the run, on whichever machine."""
@@ -297,8 +304,8 @@ class Driver:
         options: dict[str, Any] = {"max_concurrency": 8 + 4 * len(self._places)}
         if config.learner_resource:
             options["resources"] = {config.learner_resource: 0.001}
-        else:  # on the driver's node
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._nodes[0]["NodeID"], soft=True)
+        else:  # on the driver's node and no other: without that node there is no run
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._nodes[0]["NodeID"], soft=False)
         place.actor = (
             ray.remote(LearnerActor)
             .options(num_cpus=0, max_restarts=-1, max_task_retries=0, **options)
@@ -415,9 +422,7 @@ class Driver:
         if now - self._listed < NODES_SECONDS:
             return
         self._listed = now
-        here = ray.get_runtime_context().get_node_id()
-        alive = [node for node in ray.nodes() if node["Alive"]]
-        self._nodes = sorted(alive, key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"]))
+        self._nodes = living_nodes()
 
     def _fill_places(self) -> None:
         """Start a host on each machine without one, while there are empty places."""
@@ -485,8 +490,8 @@ class Driver:
         phases = []
         for place in self._places:
             absent = ENDED if place.gone or place.left or not place.incarnation else BUILDING
-            known = place.actor is not None and place.seen is not None
-            phases += place.seen.phases if known and place.seen else [absent] * self._spec.config.workers
+            seen = None if place.actor is None else place.seen
+            phases += [absent] * self._spec.config.workers if seen is None else seen.phases
         return phases
 
     def _take(self, place: Place) -> None:

@@ -180,18 +180,16 @@ def look_at_all(parameters: int) -> list[Machine]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from asyncrl.backends.cluster import ShardActor
+    from asyncrl.backends.cluster import ShardActor, living_nodes
 
     def place(actor: Any, node: str) -> Any:
         where = NodeAffinitySchedulingStrategy(node, soft=False)
         return ray.remote(actor).options(num_cpus=0, max_restarts=0, scheduling_strategy=where)
 
-    here = ray.get_runtime_context().get_node_id()
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    nodes.sort(key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"]))
+    nodes = living_nodes()
     with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-") as folder:
         file = Path(folder) / "shards" / "shard-0.safetensors"
-        shard = place(ShardActor, here).remote(str(file), len(nodes), 1, (), True)
+        shard = place(ShardActor, nodes[0]["NodeID"]).remote(str(file), len(nodes), 1, (), True)
         life = ray.get(shard.life.remote(), timeout=ANSWER_SECONDS)
         ray.get(shard.begin.remote(life, 1, beginning(np.zeros(parameters, np.float32))), timeout=ANSWER_SECONDS)
         found = [

@@ -159,6 +159,17 @@ def on_two_hosts(run: Running) -> None:
     run.until(lambda: all(steps > 0 for steps in run.status.get("worker_steps", [0])), "steps on both hosts")
 
 
+def lose_a_host(run: Running) -> None:
+    """Kill a host, and wait until another has taken its place and all workers make steps."""
+    actors("HostActor")[0].send_signal(signal.SIGKILL)
+    run.until(lambda: [row["event"] for row in run.events].count("host_joined") == 1, "another in its place")
+    before = run.status["worker_steps"]
+    run.until(
+        lambda: all(now > then for now, then in zip(run.status["worker_steps"], before, strict=True)),
+        "steps on both hosts again",
+    )
+
+
 ENDLESS = (*CATCH, *RAY, "--hosts", "2", "--total-steps", "1e9", "--evaluation-interval-steps", "0")
 
 
@@ -179,13 +190,7 @@ def test_a_run_on_two_hosts_outlives_a_worker_a_host_and_a_shard_and_stops_when_
         rows = [row for host in (0, 1) for row in read_records(run.folder / f"host-{host}.jsonl")]
         assert sum(row["exchanges_lost"] for row in rows) < 20
 
-        actors("HostActor")[0].send_signal(signal.SIGKILL)
-        run.until(lambda: [row["event"] for row in run.events].count("host_joined") == 1, "another in its place")
-        before_each = run.status["worker_steps"]
-        run.until(
-            lambda: all(now > then for now, then in zip(run.status["worker_steps"], before_each, strict=True)),
-            "steps on both hosts again",
-        )
+        lose_a_host(run)
 
         run.process.send_signal(signal.SIGTERM)
         run.ends_with(143)
@@ -218,13 +223,7 @@ def test_a_run_with_a_learner_on_two_hosts_outlives_the_learner_and_a_host(
         run.until(lambda: further(before["steps"] + 2000) and run.status["updates"] > before["updates"], "more updates")
         assert run.status["learner_restarts"] == 1
 
-        actors("HostActor")[0].send_signal(signal.SIGKILL)
-        run.until(lambda: [row["event"] for row in run.events].count("host_joined") == 1, "another in its place")
-        before_each = run.status["worker_steps"]
-        run.until(
-            lambda: all(now > then for now, then in zip(run.status["worker_steps"], before_each, strict=True)),
-            "steps on both hosts again",
-        )
+        lose_a_host(run)
         assert counted == sorted(counted)
 
         run.process.send_signal(signal.SIGTERM)
