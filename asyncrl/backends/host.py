@@ -65,6 +65,57 @@ class Beginning:
     """The store's state besides theta."""
 
 
+class Member:
+    """A host as those see it who exchange with the others for it."""
+
+    def __init__(self, beginning: Beginning) -> None:
+        self.beginning = beginning
+        self.joined, self.done = threading.Event(), threading.Event()
+        """Set when theta has come, and when the workers have ended: only the last exchange is left."""
+
+    @property
+    def handles(self) -> Handles:
+        """What this host's workers share."""
+        raise NotImplementedError
+
+    def say(self, line: str) -> None:
+        """Report a line to be shown."""
+        raise NotImplementedError
+
+    def tell_exchanges(self, row: dict[str, Any] | None) -> None:
+        """Report a row on exchanges; None: there were none."""
+        raise NotImplementedError
+
+    def report(self) -> Report:
+        """What the workers have counted. Called before theta is read, so that theta has all counted updates."""
+        steps = self.handles.clock.worker_steps()
+        tallies = [[count, *self.handles.store.counts(worker)] for worker, count in enumerate(steps)]
+        return Report(np.array(tallies, np.int64), self.handles.moments.of_workers())
+
+    def learn_of_others(self, others: Report) -> None:
+        """Let this host's workers see T and the moments of the other hosts."""
+        clock, beginning = self.handles.clock, self.beginning
+        clock.rebase(max(clock.base_steps, beginning.steps + int(others.tallies[0])))
+        rows = zip(beginning.moments, others.moments, strict=True)
+        self.handles.moments.lay_down([merge(earlier, row) for earlier, row in rows])
+
+    def at(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A row with T and the time as this host knows them."""
+        clock = self.handles.clock
+        return {"steps": clock.steps, "seconds": round(clock.seconds, 3)} | row
+
+
+def build(beginning: Beginning, spec: RunSpec) -> Handles:
+    """What the workers of one host share, theta still missing. `spec` describes the run of this host alone."""
+    size = sum(int(torch.Size(shape).numel()) for _, shape in spec.layout)
+    handles = build_host_handles(spec, torch.zeros(size))
+    handles.clock.rebase(beginning.steps, beginning.seconds)
+    handles.moments.lay_down(beginning.moments)
+    state = {name: torch.from_numpy(np.array(array)) for name, array in beginning.state.items()}
+    handles.store.restore(torch.zeros(size), state, Counts())
+    return handles
+
+
 class Workers(Supervisor):
     """Supervises a host's workers, and notes with which rollout each of their processes begins."""
 
@@ -80,12 +131,13 @@ class Workers(Supervisor):
         super().fill(slot)
 
 
-class Host:
+class Host(Member):
     """The workers of one host, and its exchange with the shards."""
 
     def __init__(self, beginning: Beginning, wire: Wire) -> None:
         """Starts to work at once, in threads; workers wait until `look` says that the clock has started."""
-        self.beginning, self._wire = beginning, wire
+        super().__init__(beginning)
+        self._wire = wire
         spec = beginning.spec
         config = as_one_machine(spec.config, spec.config.workers)
         self._scratch = Path(tempfile.mkdtemp(prefix="asyncrl-"))
@@ -98,13 +150,10 @@ class Host:
         self._order = GO_ON
         self._started = False
         self._outcome: Outcome | None = None
-        self.done = threading.Event()
-        """Set when the workers have ended; only the last exchange is left."""
         self._threads = [
             threading.Thread(target=self._guarded(work), daemon=True, name=name)
             for name, work in (("work", self._work), ("exchange", self._exchange))
         ]
-        self.joined = threading.Event()
         self.firsts: list[set[int]] = [set() for _ in range(config.workers)]
         """With a learner: with which of its rollouts each process of a worker has begun."""
         for thread in self._threads:
@@ -188,7 +237,7 @@ class Host:
 
     def _work(self) -> None:
         """Supervise the workers until they have ended, as the local backend does."""
-        self._handles = handles = self._build()
+        self._handles = handles = build(self.beginning, self._spec)
         self.joined.wait()
         if self._outcome is not None:
             return
@@ -215,16 +264,6 @@ class Host:
                 handles.clock.enter(slot.worker, ENDED)
             self.done.set()
 
-    def _build(self) -> Handles:
-        beginning = self.beginning
-        size = sum(int(torch.Size(shape).numel()) for _, shape in self._spec.layout)
-        handles = build_host_handles(self._spec, torch.zeros(size))
-        handles.clock.rebase(beginning.steps, beginning.seconds)
-        handles.moments.lay_down(beginning.moments)
-        state = {name: torch.from_numpy(np.array(array)) for name, array in beginning.state.items()}
-        handles.store.restore(torch.zeros(size), state, Counts())
-        return handles
-
     def _exchange(self) -> None:
         """Exchange with the shards or the learner until the workers have ended and all of their work is there."""
         while self._handles is None:
@@ -241,22 +280,7 @@ class Host:
         assert self._handles is not None
         return self._handles
 
-    def report(self) -> Report:
-        """What the workers have counted. Called before theta is read, so that theta has all counted updates."""
-        steps = self.handles.clock.worker_steps()
-        tallies = [[count, *self.handles.store.counts(worker)] for worker, count in enumerate(steps)]
-        return Report(np.array(tallies, np.int64), self.handles.moments.of_workers())
-
-    def learn_of_others(self, others: Report) -> None:
-        """Let this host's workers see T and the moments of the other hosts."""
-        clock, beginning = self.handles.clock, self.beginning
-        clock.rebase(max(clock.base_steps, beginning.steps + int(others.tallies[0])))
-        rows = zip(beginning.moments, others.moments, strict=True)
-        self.handles.moments.lay_down([merge(earlier, row) for earlier, row in rows])
-
     def tell_exchanges(self, row: dict[str, Any] | None) -> None:
         """Report a row on exchanges; None: there were none."""
         if row is not None:
-            clock = self.handles.clock
-            place = {"steps": clock.steps, "seconds": round(clock.seconds, 3)}
-            self._journal.tell("row", self._spec.folder.exchange_file(self.beginning.host).name, place | row)
+            self._journal.tell("row", self._spec.folder.exchange_file(self.beginning.host).name, self.at(row))
