@@ -9,7 +9,7 @@ from pathlib import Path
 
 from asyncrl.plots.curves import save_figure
 from asyncrl.studies.documents import Block, Code, Heading, Items, Picture, Table, Text, write_pages
-from asyncrl.studies.figures import Data, all_figures, laws_of, name_of, phase_mean
+from asyncrl.studies.figures import Data, all_figures, laws_of, name_of, phase_mean, who
 from asyncrl.studies.laws import Law
 from asyncrl.studies.measure import Measurement, hardware, measure
 from asyncrl.studies.plan import Series, StudyFile
@@ -69,15 +69,16 @@ def verdict(data: Data, series: Series) -> str:
     if not pairs:
         return ""
     point, estimate = pairs[-1]
-    start = f"{name_of(series)}: with {point.workers} workers ({backend} backend) the data speed-up is {estimate}"
+    them = who(backend)
+    start = f"{name_of(series)}: with {point.workers} {them} ({backend} backend) the data speed-up is {estimate}"
     if estimate.bound == "?":
         return f"{start}, because too many runs never reached the reference score."
     if estimate.bound == "<=":
         return f"{start}: more data, if they reach the score at all; {_censored(point)}."
     if estimate.low > 1:
-        return f"{start}: less data than one worker, so more than linear wherever throughput is linear."
+        return f"{start}: less data than one {them[:-1]}, so more than linear wherever throughput is linear."
     if estimate.high < 1:
-        return f"{start}: more data than one worker, so less than linear however many cores there are."
+        return f"{start}: more data than one {them[:-1]}, so less than linear however many cores there are."
     return f"{start}: the interval holds 1, so no difference is shown."
 
 
@@ -137,7 +138,7 @@ def _tables(data: Data) -> list[Block]:
             blocks.append(Heading(f"{kind.capitalize()}: {MEANINGS[kind]} ({backend} backend)", 3))
             blocks.append(_table(data, points, kind))
             if any(point.crowded for point in points):
-                blocks.append(Text("* more workers than cores."))
+                blocks.append(Text(f"* more {who(backend)} than cores."))
     return blocks
 
 
@@ -175,7 +176,8 @@ def limits(data: Data, series: Series) -> str:
     most = (own if own and own[-1].workers > 1 else points)[-1]
     gain = most.speedup("throughput")
     assert gain is not None
-    told = [f"{name}: {most.workers} workers on {most.cores} cores make {gain} times the steps per second of one"]
+    them = who(data.clock_backend)
+    told = [f"{name}: {most.workers} {them} on {most.cores} cores make {gain} times the steps per second of one"]
     runs = data.runs(data.clock_backend)
     phases = list(dict.fromkeys(phase for run in runs for phase in run.phases))
     one = {phase: phase_mean(runs, series, 1, phase) for phase in phases}
@@ -199,7 +201,7 @@ def limits(data: Data, series: Series) -> str:
     if points[-1].crowded:
         last = points[-1]
         told.append(
-            f"{last.workers} workers on {last.cores} cores reach {last.speedup('throughput')}: they share the cores, "
+            f"{last.workers} {them} on {last.cores} cores reach {last.speedup('throughput')}: they share the cores, "
             "which no law of the method explains"
         )
     return "; ".join(told) + "."

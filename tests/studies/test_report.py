@@ -16,7 +16,7 @@ from asyncrl.studies.documents import Table
 from asyncrl.studies.figures import Data, align, all_figures
 from asyncrl.studies.measure import measure
 from asyncrl.studies.plan import Cell
-from asyncrl.studies.report import write_report
+from asyncrl.studies.report import limits, verdict, write_report
 from asyncrl.studies.speedups import make_points
 from tests.studies.made_up import make_study
 
@@ -83,6 +83,19 @@ def test_the_report_says_what_was_found(runs_dir: Path) -> None:
     assert "serial fraction of 0.100: never more than 10 times one worker" in text
     assert "8 workers on 4 cores reach 4.7" in text
     assert re.search(r"what grew most is waiting \(from \d+\.\d+ to \d+\.\d+ ms per step\)", text)
+
+
+def test_the_workers_of_the_collective_backend_are_called_ranks(tmp_path: Path) -> None:
+    """In the sentences, as on the axes."""
+    file = make_study(tmp_path / "study", reaches, rate, ("one_step_q",), ("Catch",), ("collective",))
+    runs = [measure(cell, file.job(cell).folder(tmp_path / "study")) for cell in file.cells]
+    data = Data(runs, make_points(runs, file.references), file.references)
+
+    (series,) = data.series
+    assert "with 8 ranks (collective backend) the data speed-up is" in verdict(data, series)
+    assert "less data than one rank" in verdict(data, series)
+    assert "4 ranks on 4 cores make" in limits(data, series)
+    assert "8 ranks on 4 cores reach" in limits(data, series)
 
 
 def test_figures_have_units_legends_and_readable_sizes(runs_dir: Path) -> None:
