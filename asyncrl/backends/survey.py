@@ -104,7 +104,7 @@ class Probe:
 
     def time_exchanges(self, shard: Any, host: int, parameters: int) -> list[float]:
         """Durations of exchanges by host number `host`."""
-        from asyncrl.backends.cluster import RayWire
+        from asyncrl.backends.actors import RayWire
 
         wire, exchanger = RayWire([shard]), Exchanger(host, 1, np.zeros(parameters, np.float32))
 
@@ -180,7 +180,8 @@ def look_at_all(parameters: int) -> list[Machine]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from asyncrl.backends.cluster import ShardActor, living_nodes
+    from asyncrl.backends.actors import ShardActor
+    from asyncrl.backends.places import living_nodes
 
     def place(actor: Any, node: str) -> Any:
         where = NodeAffinitySchedulingStrategy(node, soft=False)

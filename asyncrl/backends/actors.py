@@ -1,0 +1,157 @@
+"""The processes of a run on Ray, each an actor, and the wire between them.
+
+Ray places and monitors processes and carries their calls. The rules of shards are in `parameters/shards.py`, the work
+of a host is in `backends/host.py`, that of a learner in `backends/learner_host.py`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import ray
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from asyncrl.backends.host import Beginning, Host
+from asyncrl.backends.learner_host import LearnerHost
+from asyncrl.backends.reports import KINDS, Seen
+from asyncrl.parameters.shards import Answer, Call, Empty, Ledger, Shard, State
+from asyncrl.runtime.run import RunSpec
+from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+from asyncrl.storage.files import write_synced
+
+SAVED_EVERY = 20
+"""Exchanges between two checkpoints of a shard."""
+
+
+class ShardActor:
+    """A shard's process. Ray restarts it when it dies, but repeats no call."""
+
+    def __init__(self, file: str, hosts: int, workers: int, sizes: tuple[int, ...], first: bool) -> None:
+        """Saves its state to `file`, or elsewhere if this machine lacks the run's folder. `first`: keeps the ledger."""
+        enforce_one_thread()
+        place = Path(file)
+        if not place.parent.parent.is_dir():  # the run's folder is on another machine
+            place = Path(tempfile.gettempdir()) / f"asyncrl-{place.parent.name}" / place.name
+        place.parent.mkdir(exist_ok=True)
+        self._file = place
+        ledger = Ledger(hosts, workers, KINDS, sizes) if first else None
+        self._shard = Shard(hosts, self._save, SAVED_EVERY, ledger)
+        if place.is_file():
+            self._shard.recover(cast(State, safetensors.numpy.load(place.read_bytes())))
+
+    def _save(self, state: State) -> None:
+        temporary = self._file.with_suffix(".new")
+        write_synced(temporary, safetensors.numpy.save(cast(dict[str, NDArray[Any]], state)))
+        temporary.replace(self._file)
+
+    def life(self) -> str:
+        """See `Shard.life`."""
+        return self._shard.life
+
+    def begin(self, life: str, times: int, state: State) -> bool:
+        """See `Shard.begin`."""
+        return self._shard.begin(life, times, state)
+
+    def exchange(self, call: Call) -> Answer:
+        """See `Shard.exchange`."""
+        return self._shard.exchange(call)
+
+    def state(self) -> State:
+        """See `Shard.state`."""
+        return self._shard.state()
+
+    def forget(self) -> None:
+        """Remove the saved state, at the end of the run."""
+        shutil.rmtree(self._file.parent, ignore_errors=True)
+
+
+class LearnerActor:
+    """The learner's process. Ray restarts it when it dies, but repeats no call; several calls may run at once."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        request_one_thread()
+        enforce_one_thread()
+        self._learner = LearnerHost(spec)
+
+    def life(self) -> str:
+        """See `LearnerHost.life`."""
+        return self._learner.life
+
+    def begin(self, life: str, times: int, state: State) -> bool:
+        """See `LearnerHost.begin`."""
+        return self._learner.begin(life, times, state)
+
+    def exchange(self, call: Any) -> Any:
+        """See `LearnerHost.exchange`."""
+        return self._learner.exchange(call)
+
+    def look(self, told: int, start: bool, order: int, phases: list[int]) -> Seen:
+        """See `LearnerHost.look`."""
+        return self._learner.look(told, start, order, phases)
+
+    def state(self) -> State:
+        """See `LearnerHost.state`."""
+        return self._learner.state()
+
+    def statistics(self) -> State:
+        """See `LearnerHost.statistics`."""
+        return self._learner.statistics()
+
+    def forget(self) -> None:
+        """See `LearnerHost.close`."""
+        self._learner.close()
+
+
+class RayWire:
+    """A host's connection to the keepers."""
+
+    def __init__(self, keepers: Sequence[Any]) -> None:
+        self._keepers = keepers
+
+    def send(self, shard: int, call: Any) -> Any:
+        """Make a call; returns its handle, for `receive`."""
+        return self._keepers[shard].exchange.remote(call)
+
+    def receive(self, calls: Sequence[Any], seconds: float) -> list[tuple[Any, Any]]:
+        """Wait up to `seconds` for any of `calls`; returns the ended ones, each with its answer, None if it failed."""
+        ready, _ = ray.wait(list(calls), timeout=seconds)
+        return [(call, _answer(call)) for call in ready]
+
+
+def _answer(call: Any) -> Any:
+    try:
+        return ray.get(call)
+    except (ray.exceptions.RayError, Empty):  # the keeper is gone, cannot be reached, or waits to be filled
+        return None
+
+
+class HostActor:
+    """A host's process."""
+
+    def __init__(self, beginning: Beginning, keepers: Sequence[Any]) -> None:
+        request_one_thread()
+        enforce_one_thread()
+        self._host = Host(beginning, RayWire(keepers))
+
+    def look(self, told: int, start: bool, order: int) -> Seen:
+        """See `Host.look`."""
+        return self._host.look(told, start, order)
+
+    def state(self) -> State | None:
+        """See `Host.state`."""
+        return self._host.state()
+
+    def close(self) -> None:
+        """See `Host.close`."""
+        self._host.close()
+
+
+def in_words(error: Exception) -> str:
+    """Ray's reason for a loss, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if isinstance(error, ray.exceptions.ActorDiedError) and lines else type(error).__name__)[:200]

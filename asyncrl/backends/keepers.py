@@ -1,0 +1,269 @@
+"""The keepers of theta in a run on Ray: shards or the learner, whichever the page has, as the driver sees them.
+
+The driver starts them and fills them, and regularly copies their state into the memory that it shares with the
+supervisor. From the newest copy it fills a keeper that has lost everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from asyncrl.backends.actors import LearnerActor, ShardActor
+from asyncrl.backends.learner_host import filling
+from asyncrl.backends.places import Place
+from asyncrl.backends.reports import KINDS, LEFT, Seen
+from asyncrl.backends.supervisor import READY_SECONDS
+from asyncrl.core.moments import merge
+from asyncrl.parameters.mirror import Mirror
+from asyncrl.parameters.shards import Empty, Ledger, State, beginning, slices
+from asyncrl.runtime.clock import RUNNING
+from asyncrl.runtime.protocols import LEARNER, Counts
+from asyncrl.runtime.run import Run
+
+PULL_SECONDS = 0.5
+"""Interval between copies of theta and all counts."""
+CALL_SECONDS = 10.0
+"""Time-out of a call for which the driver waits."""
+
+Tell = Callable[..., None]
+"""Tells the supervisor something."""
+
+
+class Keepers:
+    """What shards and learner have in common."""
+
+    def __init__(self, run: Run, parts: Sequence[slice], tell: Tell) -> None:
+        """Keeper k has theta[parts[k]]."""
+        spec, handles = run.spec, run.handles
+        assert isinstance(handles.store, Mirror)
+        self._spec, self._handles, self._tell = spec, handles, tell
+        self._store: Mirror = handles.store
+        self._clock = handles.clock
+        state = handles.moments.state()
+        self.moments = (state["observation_moments"].numpy(), state["return_moments"].numpy())
+        """Moments from before a resume."""
+        self.steps = handles.clock.steps
+        """T at which the run was begun or resumed."""
+        theta = handles.store.snapshot().numpy()
+        self._known: list[State] = [beginning(theta[part]) for part in parts]
+        """The newest known state of each keeper, for one that has lost everything."""
+        self._filled = [0] * len(parts)
+        """How often each keeper was filled."""
+        self.actors: list[Any] = []
+        self._pulls: list[Any] = []
+        self._pulled = 0.0
+
+    def start(self, nodes: Sequence[dict[str, Any]]) -> None:
+        """Start them on `nodes`, of which the first is the driver's, and fill them."""
+        self.actors = self._start(nodes)
+        for keeper in range(len(self.actors)):
+            self._fill(keeper, seconds=READY_SECONDS)
+
+    def pull(self, wait: bool = False) -> None:
+        """Copy theta and all counts to the memory shared with the supervisor, if it is time."""
+        now = time.monotonic()
+        if not self._pulls and (wait or now - self._pulled >= PULL_SECONDS):
+            self._pulls, self._pulled = [actor.state.remote() for actor in self.actors], now
+        if not self._pulls:
+            return
+        ready, _ = ray.wait(self._pulls, num_returns=len(self._pulls), timeout=CALL_SECONDS if wait else 0)
+        if len(ready) < len(self._pulls):
+            if now - self._pulled > CALL_SECONDS:
+                self._pulls = []
+            return
+        pulls, self._pulls = self._pulls, []
+        for keeper, call in enumerate(pulls):
+            try:
+                self._known[keeper] = {name: np.array(array) for name, array in ray.get(call).items()}
+            except Empty:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    self._fill(keeper)
+            except ray.exceptions.RayError:  # it is being restarted
+                continue
+        self._show()
+
+    def statistics_of(self, host: Any) -> Any:
+        """The call for the store's state besides theta, which a keeper has or a host."""
+        raise NotImplementedError
+
+    def show_statistics(self, call: Any) -> None:
+        """Copy what such a call returns, if it does."""
+        with contextlib.suppress(ray.exceptions.RayError, Empty):
+            state = ray.get(call, timeout=CALL_SECONDS)
+            if state is not None:
+                self._store.show_statistics(state)
+
+    def forget(self) -> None:
+        """Remove their files, at the end of the run."""
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get([actor.forget.remote() for actor in self.actors], timeout=CALL_SECONDS)
+
+    def _show(self) -> None:
+        if "tallies" not in self._known[0]:
+            return
+        config = self._spec.config
+        ledger = Ledger(config.most_hosts, config.workers, KINDS, tuple(len(row) for row in self.moments))
+        ledger.restore(self._known[0])
+        tallies = ledger.of_workers().reshape(-1, KINDS)
+        theta = torch.from_numpy(np.concatenate([cast(NDArray[np.float32], known["theta"]) for known in self._known]))
+        self._store.show(theta, self._updates(tallies[:, 1:]))
+        rows = zip(self.moments, ledger.all().moments, strict=True)
+        self._handles.moments.lay_down([merge(earlier, row) for earlier, row in rows])
+        for worker, steps in enumerate(tallies[:, 0].tolist()):
+            self._clock.tell(worker, steps)
+
+    def _updates(self, of_workers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What became of the updates of workers and learner, a row of `Counts` for each."""
+        return of_workers
+
+    def _start(self, nodes: Sequence[dict[str, Any]]) -> list[Any]:
+        raise NotImplementedError
+
+    def _fill(self, keeper: int, seconds: float = CALL_SECONDS) -> bool:
+        """Fill an empty keeper. Returns whether it was; one that has just recovered by itself is left alone."""
+        actor = self.actors[keeper]
+        self._filled[keeper] += 1
+        life = ray.get(actor.life.remote(), timeout=seconds)
+        return bool(ray.get(actor.begin.remote(life, self._filled[keeper], self._filling(keeper)), timeout=seconds))
+
+    def _filling(self, keeper: int) -> State:
+        """What an empty keeper is filled with."""
+        return self._known[keeper]
+
+    def _say(self, line: str) -> None:
+        self._tell("say", line)
+
+
+class Shards(Keepers):
+    """Shards: each has a part of theta, and workers learn."""
+
+    def __init__(self, run: Run, tell: Tell) -> None:
+        handles = run.handles
+        assert isinstance(handles.store, Mirror)
+        super().__init__(run, slices(handles.store.theta.numel(), run.spec.config.parameter_shards), tell)
+
+    def statistics_of(self, host: Any) -> Any:
+        """The call for the store's state besides theta, which hosts have."""
+        return host.state.remote()
+
+    def _start(self, nodes: Sequence[dict[str, Any]]) -> list[Any]:
+        config, folder = self._spec.config, self._spec.folder.path / f"shards-{uuid.uuid4().hex[:8]}"
+        sizes = tuple(len(row) for row in self.moments)
+        remote, actors = ray.remote(ShardActor), []
+        for shard in range(len(self._known)):
+            node = nodes[shard % len(nodes)]["NodeID"]
+            options = remote.options(
+                num_cpus=0,
+                max_restarts=-1,
+                max_task_retries=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+            )
+            file = str(folder / f"shard-{shard}.safetensors")
+            actors.append(options.remote(file, config.most_hosts, config.workers, sizes, shard == 0))
+        return actors
+
+    def _fill(self, keeper: int, seconds: float = CALL_SECONDS) -> bool:
+        begun = super()._fill(keeper, seconds)
+        if begun and self._filled[keeper] > 1:
+            version = int(self._known[keeper].get("counts", np.zeros(1))[0])
+            self._say(f"shard {keeper} was empty; it continues from the newest copy, version {version}")
+        return begun
+
+
+class Learner(Keepers):
+    """The learner: it has all of theta, and learns from what hosts send."""
+
+    def __init__(self, run: Run, tell: Tell, hosts: Sequence[Place]) -> None:
+        super().__init__(run, [slice(None)], tell)
+        self.place = Place(LEARNER)
+        self._hosts = hosts
+        self._before = run.handles.store.counts()
+        """Updates from before a resume."""
+
+    def lacks_resource(self) -> str | None:
+        """Why it cannot start on this cluster; None if it can."""
+        resource = self._spec.config.learner_resource
+        if not resource or resource in ray.cluster_resources():
+            return None
+        start = f"""ray start --resources='{{"{resource}": 1}}'"""
+        return f"no machine of the cluster has the resource {resource}: give it to one by {start}"
+
+    def statistics_of(self, host: Any) -> Any:
+        """The call for the store's state besides theta."""
+        return self.place.actor.statistics.remote()
+
+    def watch(self, seen: Seen) -> None:
+        """Note how the learner is; one that hangs is killed, so that Ray starts another."""
+        place = self.place
+        (phase,), (silence,) = seen.phases, seen.silence
+        self._clock.vouch(LEARNER, phase, silence)
+        place.left = seen.outcome == LEFT
+        if seen.outcome is not None and not place.left:
+            place.gone = True
+            self._tell("failed", seen.outcome.reason, seen.outcome.traceback)
+        hang = self._spec.config.hang_seconds
+        if phase == RUNNING and hang and silence > hang:
+            self._say(f"the learner made no progress for {hang:g} seconds")
+            ray.kill(place.actor, no_restart=False)
+
+    def _start(self, nodes: Sequence[dict[str, Any]]) -> list[Any]:
+        config = self._spec.config
+        options: dict[str, Any] = {"max_concurrency": 8 + 4 * len(self._hosts)}
+        if config.learner_resource:
+            options["resources"] = {config.learner_resource: 0.001}
+        else:  # on the driver's node and no other: without that node there is no run
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(nodes[0]["NodeID"], soft=False)
+        self.place.actor = (
+            ray.remote(LearnerActor)
+            .options(num_cpus=0, max_restarts=-1, max_task_retries=0, **options)
+            .remote(self._spec)
+        )
+        return [self.place.actor]
+
+    def _fill(self, keeper: int, seconds: float = CALL_SECONDS) -> bool:
+        if self._filled[keeper] and not self._lose():
+            return False
+        return super()._fill(keeper, seconds)
+
+    def _lose(self) -> bool:
+        """Note the loss of the learner. Returns whether it goes on: not after too many losses."""
+        place = self.place
+        place.lose(self._spec.config.worker_restarts)
+        known = self._counts().updates
+        lost = max(0, self._seen_version() - known)
+        self._say(f"the learner was lost; it continues from update {known:,}, {lost:,} later ones are known to be lost")
+        cause = f"was lost with its process, and {lost} updates with it"
+        self._tell("loss", "gone" if place.gone else "restarted", LEARNER, cause)
+        if place.gone:
+            self._tell("failed", "the learner is gone for good: it was lost too often", None)
+        return not place.gone
+
+    def _filling(self, keeper: int) -> State:
+        counts = self._counts()
+        # Counts stay, also those of lost updates: hosts have rollouts that were made with them.
+        counts = counts._replace(updates=max(counts.updates, self._seen_version()))
+        store = self._store.state()
+        return filling(self._known[keeper], store, self.moments, self.steps, self._clock.seconds, counts)
+
+    def _counts(self) -> Counts:
+        """What became of the updates that are in the newest known copy of the learner's theta."""
+        counts = self._known[0].get("counts")
+        return self._before if counts is None else Counts(*(int(count) for count in counts))
+
+    def _seen_version(self) -> int:
+        """The newest version of the learner's theta that a host has."""
+        return max((place.seen.version for place in self._hosts if place.seen is not None), default=0)
+
+    def _updates(self, of_workers: NDArray[np.int64]) -> NDArray[np.int64]:
+        own = np.array(self._counts(), np.int64) - np.array(self._before, np.int64)
+        return np.concatenate([of_workers, own[None]])
