@@ -24,9 +24,9 @@ from asyncrl.backends.actors import HostActor, in_words
 from asyncrl.backends.handles import GRADIENT
 from asyncrl.backends.host import Beginning
 from asyncrl.backends.keepers import CALL_SECONDS, Learner, Shards
-from asyncrl.backends.places import Place, living_nodes
+from asyncrl.backends.places import Place, living_nodes, patience
 from asyncrl.backends.reports import LEFT, Seen
-from asyncrl.backends.supervisor import BACK_OFF_SECONDS
+from asyncrl.backends.supervisor import BACK_OFF_SECONDS, READY_SECONDS
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import State
 from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, GO_ON, LEAVE, READY, RUNNING
@@ -64,6 +64,7 @@ class Driver:
         learner = load_page(spec.page).EXPERIENCE != GRADIENT
         self._keepers = Learner(run, self._tell, self._places) if learner else Shards(run, self._tell)
         self._learner = self._keepers.place if isinstance(self._keepers, Learner) else None
+        self._patience = patience(spec.config.hang_seconds)
         self._listed = self._copied = 0.0
         self._nodes: list[dict[str, Any]] = []
         self._statistics_call: Any = None
@@ -146,12 +147,20 @@ class Driver:
             time.sleep(LOOK_SECONDS / 4)
             return
         ready, _ = ray.wait(looks, timeout=LOOK_SECONDS / 2)
-        if not ready:
-            return
         for place in everyone:
             if place.look in ready:
                 self._take(place)
+            elif place.look is not None and place is not self._learner:
+                self._check_silence(place)
         self._copy_statistics()
+
+    def _check_silence(self, place: Place) -> None:
+        """Kill a host that is stopped, or hangs."""
+        seconds = READY_SECONDS if place.seen is None else self._patience
+        if time.monotonic() - place.looked > seconds:
+            place.look = None
+            ray.kill(place.actor)
+            self._lose(place, f"did not answer for {seconds:g} seconds")
 
     def _look(self, place: Place) -> Any:
         """Ask a host or the learner for its news, and pass on the orders."""
@@ -207,7 +216,7 @@ class Driver:
     def _lose(self, place: Place, cause: str) -> None:
         """Note the loss of a host. Another will start on the same machine or a free one, unless too many were lost."""
         place.actor = None
-        place.lose(self._spec.config.worker_restarts)
+        place.lose(cause, self._spec.config.worker_restarts)
         place.due = time.monotonic() + BACK_OFF_SECONDS[min(len(place.losses), len(BACK_OFF_SECONDS)) - 1]
         self._enter(place, ENDED if place.gone else BUILDING)
         follows = "it is not replaced" if place.gone else "another will start on a free machine"
@@ -245,13 +254,23 @@ class Driver:
             return late or all(place.actor is None for place in self._places)
         if self._learner is not None and self._learner.gone:
             return True
-        if all(place.gone for place in self._places):
-            self._tell("failed", "all hosts are gone for good", None)
+        if self._all_gone():
+            last = max((place for place in self._places if place.gone), key=lambda place: place.losses[-1])
+            reason = f"all hosts are gone for good: host {last.number} on {last.name} is lost ({last.cause})"
+            self._tell("failed", reason, None)
             return True
         if time.monotonic() - self._inhabited > LOST_SECONDS:
             self._tell("failed", f"there was no host for {LOST_SECONDS:.0f} seconds", None)
             return True
         return self._all_left()
+
+    def _all_gone(self) -> bool:
+        """Whether hosts were lost too often in every place, or on every machine that there is, and none is left."""
+        if any(place.actor is not None or place.left for place in self._places):
+            return False
+        gone = {place.node for place in self._places if place.gone}
+        nowhere = bool(gone) and gone.issuperset(node["NodeID"] for node in self._nodes)
+        return nowhere or all(place.gone for place in self._places)
 
     def _all_left(self) -> bool:
         """Whether the hosts have finished their work."""

@@ -23,7 +23,9 @@ ANSWER_SECONDS = 10.0
 PAUSE_SECONDS = 0.2
 """Pause before a failed call is repeated."""
 ALONE_SECONDS = 120.0
-"""A host gives up if nobody has answered for this long: its own theta is of no use by then."""
+"""A host gives up if nobody has answered for this long: its own theta is of no use by then.
+
+A keeper of theta that does not answer is replaced earlier."""
 LAST_SECONDS = 5.0
 """Time for the last exchange, at the end."""
 

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.backends.actors import LearnerActor, ShardActor
 from asyncrl.backends.learner_host import filling
-from asyncrl.backends.places import Place
+from asyncrl.backends.places import Place, patience
 from asyncrl.backends.reports import KINDS, LEFT, Seen
 from asyncrl.backends.supervisor import READY_SECONDS
 from asyncrl.core.moments import merge
@@ -62,35 +62,57 @@ class Keepers:
         self.actors: list[Any] = []
         self._pulls: list[Any] = []
         self._pulled = 0.0
+        self._patience = patience(spec.config.hang_seconds)
+        self._deadlines = [0.0] * len(parts)
+        """When each keeper must have answered again."""
 
     def start(self, nodes: Sequence[dict[str, Any]]) -> None:
         """Start them on `nodes`, of which the first is the driver's, and fill them."""
         self.actors = self._start(nodes)
         for keeper in range(len(self.actors)):
             self._fill(keeper, seconds=READY_SECONDS)
+            self._expect(keeper, self._patience)
 
     def pull(self, wait: bool = False) -> None:
-        """Copy theta and all counts to the memory shared with the supervisor, if it is time."""
+        """Copy theta and all counts to the memory shared with the supervisor, if it is time.
+
+        A keeper that is stopped, or hangs, is killed, so that Ray starts another.
+        """
         now = time.monotonic()
         if not self._pulls and (wait or now - self._pulled >= PULL_SECONDS):
             self._pulls, self._pulled = [actor.state.remote() for actor in self.actors], now
         if not self._pulls:
             return
-        ready, _ = ray.wait(self._pulls, num_returns=len(self._pulls), timeout=CALL_SECONDS if wait else 0)
-        if len(ready) < len(self._pulls):
-            if now - self._pulled > CALL_SECONDS:
-                self._pulls = []
+        _, pending = ray.wait(self._pulls, num_returns=len(self._pulls), timeout=CALL_SECONDS if wait else 0)
+        if pending and time.monotonic() - self._pulled < CALL_SECONDS:
             return
         pulls, self._pulls = self._pulls, []
         for keeper, call in enumerate(pulls):
-            try:
-                self._known[keeper] = {name: np.array(array) for name, array in ray.get(call).items()}
-            except Empty:
-                with contextlib.suppress(ray.exceptions.RayError):
-                    self._fill(keeper)
-            except ray.exceptions.RayError:  # it is being restarted
-                continue
+            if call not in pending:
+                self._take(keeper, call)
+            elif time.monotonic() > self._deadlines[keeper]:
+                self._replace(keeper, f"did not answer for {self._patience:g} seconds")
         self._show()
+
+    def _take(self, keeper: int, call: Any) -> None:
+        """Process a keeper's answer."""
+        try:
+            self._known[keeper] = {name: np.array(array) for name, array in ray.get(call).items()}
+            self._expect(keeper, self._patience)
+        except Empty:
+            with contextlib.suppress(ray.exceptions.RayError):
+                self._fill(keeper)
+            self._expect(keeper, self._patience)
+        except ray.exceptions.RayError:  # it is being restarted
+            self._expect(keeper, READY_SECONDS)
+
+    def _expect(self, keeper: int, seconds: float) -> None:
+        self._deadlines[keeper] = time.monotonic() + seconds
+
+    def _replace(self, keeper: int, trouble: str) -> None:
+        """Kill a keeper, so that Ray starts another."""
+        self._expect(keeper, READY_SECONDS)
+        ray.kill(self.actors[keeper], no_restart=False)
 
     def statistics_of(self, host: Any) -> Any:
         """The call for the store's state besides theta, which a keeper has or a host."""
@@ -172,6 +194,11 @@ class Shards(Keepers):
             actors.append(options.remote(file, config.most_hosts, config.workers, sizes, shard == 0))
         return actors
 
+    def _replace(self, keeper: int, trouble: str) -> None:
+        self._say(f"shard {keeper} {trouble}; another starts from its checkpoint")
+        self._tell("event", "shard_lost", {"shard": keeper, "cause": trouble})
+        super()._replace(keeper, trouble)
+
     def _fill(self, keeper: int, seconds: float = CALL_SECONDS) -> bool:
         begun = super()._fill(keeper, seconds)
         if begun and self._filled[keeper] > 1:
@@ -189,6 +216,8 @@ class Learner(Keepers):
         self._hosts = hosts
         self._before = run.handles.store.counts()
         """Updates from before a resume."""
+        self._trouble = ""
+        """Why it was killed by the driver."""
 
     def lacks_resource(self) -> str | None:
         """Why it cannot start on this cluster; None if it can."""
@@ -203,7 +232,7 @@ class Learner(Keepers):
         return self.place.actor.statistics.remote()
 
     def watch(self, seen: Seen) -> None:
-        """Note how the learner is; one that hangs is killed, so that Ray starts another."""
+        """Note how the learner is; one that makes no progress is killed, so that Ray starts another."""
         place = self.place
         (phase,), (silence,) = seen.phases, seen.silence
         self._clock.vouch(LEARNER, phase, silence)
@@ -213,8 +242,7 @@ class Learner(Keepers):
             self._tell("failed", seen.outcome.reason, seen.outcome.traceback)
         hang = self._spec.config.hang_seconds
         if phase == RUNNING and hang and silence > hang:
-            self._say(f"the learner made no progress for {hang:g} seconds")
-            ray.kill(place.actor, no_restart=False)
+            self._replace(0, f"made no progress for {hang:g} seconds")
 
     def _start(self, nodes: Sequence[dict[str, Any]]) -> list[Any]:
         config = self._spec.config
@@ -235,17 +263,24 @@ class Learner(Keepers):
             return False
         return super()._fill(keeper, seconds)
 
+    def _replace(self, keeper: int, trouble: str) -> None:
+        if not self._trouble:
+            self._trouble = trouble
+            super()._replace(keeper, trouble)
+
     def _lose(self) -> bool:
         """Note the loss of the learner. Returns whether it goes on: not after too many losses."""
         place = self.place
-        place.lose(self._spec.config.worker_restarts)
+        trouble, self._trouble = self._trouble or "was lost with its process", ""
+        place.lose(trouble, self._spec.config.worker_restarts)
         known = self._counts().updates
         lost = max(0, self._seen_version() - known)
-        self._say(f"the learner was lost; it continues from update {known:,}, {lost:,} later ones are known to be lost")
-        cause = f"was lost with its process, and {lost} updates with it"
+        cause = f"{trouble}, and {lost:,} updates are lost with it"
         self._tell("loss", "gone" if place.gone else "restarted", LEARNER, cause)
         if place.gone:
-            self._tell("failed", "the learner is gone for good: it was lost too often", None)
+            self._tell("failed", f"the learner is gone for good: it {trouble}", None)
+        else:
+            self._say(f"the learner {cause}; another continues from update {known:,}")
         return not place.gone
 
     def _filling(self, keeper: int) -> State:

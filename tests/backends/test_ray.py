@@ -12,7 +12,7 @@ import pytest
 from asyncrl.commands.train import main
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
-from tests.faults.running import CATCH, Running, actors, running
+from tests.faults.running import CATCH, Running, actors, gone, running
 from tests.support import evaluations_of, status_of, the_run
 
 RAY = ("--backend", "ray", "--workers", "1")
@@ -152,6 +152,60 @@ def test_the_replay_memory_is_beside_the_learner(tmp_path: Path) -> None:
     (*_, last) = [row for row in read_records(run / "learner.jsonl") if "replay" in row]
     assert last["replay"]["memory_fill"] > 0.2
     assert load_newest(run / "checkpoints")[0].updates == status["updates"]
+
+
+ALONE = (*CATCH, *RAY, "--total-steps", "1e9", "--evaluation-interval-steps", "0")
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.usefixtures("needs_ray")
+def test_a_learner_that_is_stopped_is_replaced_like_a_dead_one(tmp_path: Path) -> None:
+    """After --hang-seconds without an answer; T and the number of updates go on."""
+    with running(tmp_path, *ALONE, "--hang-seconds", "20", page="impala") as run:
+        run.until(lambda: run.status.get("updates", 0) > 0, "updates")
+        (learner,) = actors("LearnerActor")
+        learner.send_signal(signal.SIGSTOP)
+        run.until(lambda: any(row["event"] == "restarted" for row in run.events), "the learner's successor")
+        assert gone([learner])
+        before = run.status
+        run.until(
+            lambda: all(run.status[key] > before[key] for key in ("steps", "updates")), "more steps and more updates"
+        )
+
+        (event, *_) = [row for row in run.events if row["event"] == "restarted"]
+        assert event["who"] == "learner"
+        assert event["cause"].startswith("did not answer for 20 seconds, and ")
+        assert run.status["learner_restarts"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.usefixtures("needs_ray")
+def test_a_shard_and_a_host_that_are_stopped_are_replaced_like_dead_ones_until_there_were_too_many(
+    tmp_path: Path,
+) -> None:
+    """After --hang-seconds without an answer. When no machine is left that may have a host the run ends at once."""
+    words = (*ALONE, "--hang-seconds", "20", "--hosts", "auto", "--worker-restarts", "1")
+    with running(tmp_path, *words) as run:
+        run.until(lambda: run.status.get("updates", 0) > 0, "updates")
+        (shard,) = actors("ShardActor")
+        shard.send_signal(signal.SIGSTOP)
+        run.until(lambda: any(row["event"] == "shard_lost" for row in run.events), "the shard's successor")
+        before = run.status["updates"]
+        run.until(lambda: run.status["updates"] > before, "more updates")
+        assert gone([shard])
+
+        actors("HostActor")[0].send_signal(signal.SIGSTOP)
+        run.until(lambda: any(row["event"] == "host_joined" for row in run.events), "another host")
+        (event, *_) = [row for row in run.events if row["event"] == "host_lost"]
+        assert event["cause"] == "did not answer for 20 seconds"
+
+        before = run.status["steps"]
+        run.until(lambda: run.status["steps"] > before, "its steps")
+        actors("HostActor")[0].send_signal(signal.SIGKILL)
+        run.ends_with(1)
+        assert run.status["reason"].startswith("all hosts are gone for good: host 0 on ")
 
 
 def on_two_hosts(run: Running) -> None:
