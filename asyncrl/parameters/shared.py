@@ -227,6 +227,14 @@ class SharedStore:
         self._counts[-1, :COUNTED] = counts
         self._counts[:, BEGUN] = self._counts[:, UPDATES]  # no update is incomplete now
 
+    def rows(self) -> Tensor:
+        """A copy of every writer's counts, for a run that resumes exactly."""
+        return self._cells.clone()
+
+    def restore_rows(self, rows: Tensor) -> None:
+        """Restore what `rows` returned."""
+        self._cells.copy_(rows)
+
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
         if self._lock_file is None:

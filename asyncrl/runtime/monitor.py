@@ -118,7 +118,8 @@ class Monitor:
         self._readers = {k: RecordReader(run.spec.folder.worker_file(k)) for k in range(run.spec.config.all_workers)}
         for learner in run.handles.clock.learners:
             self._readers[learner] = RecordReader(run.spec.folder.learner_file(name_of(learner)))
-        hosts = run.spec.config.most_hosts if run.spec.config.backend == "ray" else 0
+        config = run.spec.config
+        hosts = config.most_hosts if config.backend == "ray" else config.simulated_hosts
         self._exchanges = [RecordReader(run.spec.folder.exchange_file(host)) for host in range(hosts)]
         self._evaluator = RecordReader(run.spec.folder.evaluator_file)
         # What earlier parts of the run wrote has been reported then; only their best score still counts.
@@ -487,7 +488,11 @@ def exchanged(rows: list[dict[str, Any]]) -> dict[str, float | None]:
     return {
         "hosts/exchange_staleness_mean": weighted_mean(rows, "exchange_staleness_mean", "exchanges"),
         "hosts/exchange_staleness_max": max(row["exchange_staleness_max"] for row in rows),
-        "hosts/exchange_seconds_mean": weighted_mean(rows, "exchange_seconds_mean", "exchanges"),
+        **{
+            f"hosts/{key}": weighted_mean(rows, key, "exchanges")
+            for key in ("exchange_seconds_mean", "exchange_turns_mean")
+            if key in rows[-1]
+        },
         "hosts/exchanges_lost": sum(row["exchanges_lost"] for row in rows),
     }
 
