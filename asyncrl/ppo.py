@@ -140,7 +140,7 @@ class PPO:
         # Sequences may be fewer, actors may be missing, and nothing can be learnt from no steps.
         parts = min(self.config.minibatches, max(1, count // self.config.fewest))
         for _ in range(self.config.epochs):
-            order = torch.randperm(count, generator=self.generator)
+            order = torch.randperm(count, generator=self.generator).to(batch.rewards.device)
             for chosen in order.tensor_split(parts):
                 yield whole.select(chosen)
 

@@ -34,6 +34,7 @@ from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
 from asyncrl.config.run_config import RunConfig, to_plain
+from asyncrl.core.devices import CPU, require_device
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import parcels
 from asyncrl.core.precision import INSTRUCTIONS
@@ -147,6 +148,15 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
                 "--precision bfloat16 needs a processor that has it (avx512_bf16 or amx_bf16; bf16 on ARM), and this "
                 "one would be slower with it: use --precision float32"
             )
+    if is_bundled(config) and (getattr(config, "learner_threads", 1), getattr(config, "learner_device", CPU)) != (
+        1,
+        CPU,
+    ):
+        raise UsageError(
+            "--learner-threads and --learner-device are for --layout unbundled: bundled, every worker is a learner"
+        )
+    if getattr(config, "learner_device", CPU) != CPU:
+        _check_device(config)
     if config.backend == "ray":
         _check_ray(page, config)
     if config.simulated_hosts and load_page(page).EXPERIENCE != GRADIENT:
@@ -162,6 +172,16 @@ def _check_overlap(page: str, config: RunConfig) -> None:
         raise UsageError(f"--overlap is for actors that wait for the learner; those of {command_of(page)} do not")
     if kind == GRADIENT and config.backend != "collective":
         raise UsageError(f"--overlap is for ranks (--backend collective); workers of {command_of(page)} do not wait")
+
+
+def _check_device(config: RunConfig) -> None:
+    """Raise UsageError where the learner cannot compute on another device than the CPU."""
+    if config.backend == "collective":
+        raise UsageError("--learner-device is for --backend local, serial and ray: ranks compute on the CPU")
+    if config.precision == "bfloat16":
+        raise UsageError("--precision bfloat16 is for the CPU: with --learner-device use --precision float32")
+    if config.backend != "ray" or not config.learner_resource:  # which may be on another machine
+        require_device(config.learner_device)  # type: ignore[attr-defined]
 
 
 def _check_ray(page: str, config: RunConfig) -> None:

@@ -23,6 +23,7 @@ from asyncrl.backends.learner_host import filling
 from asyncrl.backends.places import Place, patience
 from asyncrl.backends.reports import KINDS, LEFT, Seen
 from asyncrl.backends.supervisor import READY_SECONDS
+from asyncrl.core.devices import CPU
 from asyncrl.core.moments import merge
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import Empty, Ledger, State, beginning, slices
@@ -221,8 +222,11 @@ class Learner(Keepers):
 
     def lacks_resource(self) -> str | None:
         """Why it cannot start on this cluster; None if it can."""
-        resource = self._spec.config.learner_resource
-        if not resource or resource in ray.cluster_resources():
+        config, resources = self._spec.config, ray.cluster_resources()
+        if getattr(config, "learner_device", CPU) != CPU and "GPU" not in resources:
+            return f"--learner-device {config.learner_device}: no machine of the cluster has a GPU for Ray"  # type: ignore[attr-defined]
+        resource = config.learner_resource
+        if not resource or resource in resources:
             return None
         start = f"""ray start --resources='{{"{resource}": 1}}'"""
         return f"no machine of the cluster has the resource {resource}: give it to one by {start}"
@@ -247,6 +251,8 @@ class Learner(Keepers):
     def _start(self, nodes: Sequence[dict[str, Any]]) -> list[Any]:
         config = self._spec.config
         options: dict[str, Any] = {"max_concurrency": 8 + 4 * len(self._hosts)}
+        if getattr(config, "learner_device", CPU) != CPU:
+            options["num_gpus"] = 1  # Ray hides all GPUs from those that do not ask
         if config.learner_resource:
             options["resources"] = {config.learner_resource: 0.001}
         else:  # on the driver's node and no other: without that node there is no run

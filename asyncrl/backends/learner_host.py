@@ -27,6 +27,8 @@ from asyncrl.backends.handles import as_one_machine, build_shared_handles, rollo
 from asyncrl.backends.local import follow
 from asyncrl.backends.outcome import Outcome, failed
 from asyncrl.backends.reports import KINDS, LEFT, Journal, Seen, Told
+from asyncrl.core.devices import CPU, require_device
+from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import merge
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.credit import Parcel, Taken
@@ -224,10 +226,13 @@ class LearnerHost:
         handles, name = self._filled(), name_of(LEARNER)
         run = Run(self._spec, handles)
         try:
+            require_device(getattr(self._spec.config, "learner_device", CPU))
             compute_with(getattr(self._spec.config, "learner_threads", 1))
             role = build_learner(run, make_writer=lambda file: Told(self._journal, file.name))
             follow(role, handles.clock, LEARNER)
             self._outcome = LEFT
+        except UsageError as error:
+            self._outcome = failed(str(error))
         except Exception as error:
             culprit = self._spec.folder.culprit_file(name)
             with contextlib.suppress(OSError):

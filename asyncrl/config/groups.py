@@ -253,6 +253,8 @@ class LearnerSettings(Settings):
 
     learner_threads: int = 1
     """Local and ray backend: threads of the learner. Useful if cores are idle while it learns."""
+    learner_device: str = "cpu"
+    """Where the learner computes losses and gradients: cpu, cuda, cuda:1, ... Updates are made in host memory."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""

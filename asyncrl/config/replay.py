@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from asyncrl.config.groups import LearnerSettings
 from asyncrl.config.value import ActionValueConfig
 
 
 @dataclass(frozen=True)
-class ReplayConfig(ActionValueConfig):
+class ReplayConfig(ActionValueConfig, LearnerSettings):
     """Settings of Gorila and Ape-X."""
 
     memory_steps: int = 400_000

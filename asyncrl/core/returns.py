@@ -19,6 +19,8 @@ def lambda_returns(
     have. G_t - V(s_t) is the generalised advantage estimate of Schulman et al. 2016 (arXiv 1506.02438, eq. 16).
     A discount of 0 ends an episode; a truncated one bootstraps because it keeps its discount.
     """
+    device = rewards.device  # a learner's; the sum over time is faster on the CPU
+    rewards, discounts, next_values, last = (one.cpu() for one in (rewards, discounts, next_values, last))
     goes_on = ~last.numpy()
     goes_on[-1] = False
     lambdas = np.float32(lambda_) * goes_on
@@ -28,7 +30,7 @@ def lambda_returns(
     carried = discounts.numpy() * lambdas
     for t in range(len(returns) - 2, -1, -1):
         returns[t] += carried[t] * returns[t + 1]
-    return torch.from_numpy(returns)
+    return torch.from_numpy(returns).to(device)
 
 
 def n_step_targets(rewards: Tensor, discounts: Tensor, last: Tensor, values: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -196,3 +196,25 @@ class Transitions:
         """Rewards for a loss, `[n, B]`: scaled, then clipped to [-clip, clip]; with 0 not clipped."""
         rewards = self.rewards * self.reward_scale
         return rewards.clamp_(-clip, clip) if clip else rewards
+
+
+Experienced = TypeVar("Experienced", bound=Rollout | Transitions)
+
+
+def on_device(experience: Experienced, device: torch.device) -> Experienced:
+    """The same on a device; on the CPU, where experience is collected, it is returned as it is."""
+    if device.type == "cpu":
+        return experience
+    moved = {field.name: _moved(getattr(experience, field.name), device) for field in dataclasses.fields(experience)}
+    return dataclasses.replace(experience, **moved)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """A field's value, with its tensors moved."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, tuple):
+        return tuple(_moved(part, device) for part in value)
+    if isinstance(value, dict):
+        return {name: _moved(part, device) for name, part in value.items()}
+    return value

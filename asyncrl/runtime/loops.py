@@ -18,7 +18,7 @@ from torch import Tensor
 
 from asyncrl.core.flat import gradient_of
 from asyncrl.core.losses import Metrics
-from asyncrl.core.rollout import Rollout
+from asyncrl.core.rollout import Rollout, on_device
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.protocols import LEARNER, Agent, Experience, Learning, Prioritising, Store, Update
 from asyncrl.runtime.replica import Replica
@@ -169,19 +169,19 @@ def learner(
             telemetry.lap("take")
             telemetry.batch(batch, store.updates)
             replica.pull(store)  # a copy is one update behind, and passes may start by computing the batch's values
-            for part in agent.passes(batch.rollout):
+            for part in agent.passes(on_device(batch.rollout, replica.theta.device)):
                 if clock.leaving():
                     return  # a batch may have many updates, and a learner that is late to exit is killed during one
                 version = replica.pull(store)
                 loss, metrics = agent.loss(part)
                 gradient_of(loss, parameters, out=gradient)  # d theta
                 telemetry.lap("loss")
-                receipt = store.push(Update(who, gradient, version, 0, loss.detach()))
+                receipt = store.push(Update(who, gradient.cpu(), version, 0, loss.detach()))
                 clock.beat(who)
                 telemetry.lap("push")
                 telemetry.update(receipt, 0, metrics, part)
             if batch.keys is not None:
-                experience.feedback(batch.keys, cast(Prioritising, agent).errors, who)
+                experience.feedback(batch.keys, cast(Prioritising, agent).errors.cpu(), who)
             experience.release(who)
             yield WORKED
             telemetry.lap("wait")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from asyncrl.core.devices import CPU
 from asyncrl.core.flat import bind_parameters, flatten_parameters, split_like
 from asyncrl.core.precision import compute_in
 from asyncrl.runtime.protocols import Store
@@ -18,9 +19,12 @@ class Replica:
     ) -> None:
         """Puts each network on one flat vector. `private_copy`: theta' is a copy even if theta can be viewed.
 
+        Both are copies for networks on another device than the store's.
+
         With a `precision` of "bfloat16" large layers have a copy in bfloat16 of their part of theta' in any case.
         """
-        theta = None if private_copy else store.view()
+        there = any(parameter.device.type != CPU for parameter in network.parameters())
+        theta = None if private_copy or there else store.view()
         self.theta: Tensor = flatten_parameters(network) if theta is None else theta
         """theta' `[P]`."""
         if theta is not None:
@@ -37,7 +41,7 @@ class Replica:
         """theta^- `[P]`, or this process's copy of it."""
         self._copies_target = False
         if target is not None:
-            view = store.target_view()
+            view = None if there else store.target_view()
             self._copies_target = view is None
             self.target = flatten_parameters(target) if view is None else view
             if view is not None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.config.run_config import RunConfig
+from asyncrl.core.devices import CPU
 from asyncrl.core.flat import flatten_parameters
 from asyncrl.core.named import Parcel
 from asyncrl.core.spaces import Spaces
@@ -109,8 +110,9 @@ def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
     """An agent and its replica: of a worker, a learner or the evaluator."""
     spec, store = run.spec, run.handles.store
     page = load_page(spec.page)
-    network = page.make_network(spec.config, spec.spaces)
-    target = page.make_network(spec.config, spec.spaces) if page.HAS_TARGET else None
+    with torch.device(getattr(spec.config, "learner_device", CPU) if worker <= LEARNER else CPU):
+        network = page.make_network(spec.config, spec.spaces)
+        target = page.make_network(spec.config, spec.spaces) if page.HAS_TARGET else None
     # The only writer of theta may compute on it; so may those whose method is to do so while others write.
     only_writer = worker == LEARNER and len(run.handles.clock.learners) == 1
     private_copy = worker == EVALUATOR or (page.PRIVATE_COPY and not only_writer)

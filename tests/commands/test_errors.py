@@ -39,6 +39,7 @@ WRONG_TEXT = {
     "init_method": "nowhere",
     "address": "nowhere",
     "learner_resource": "nowhere",
+    "learner_device": "nowhere",
     "network": "natur",
     "exploration": "often",
     "track": "often",
@@ -188,6 +189,30 @@ def test_a_serial_run_has_no_threads_to_give_to_its_learner(refuse: Callable[...
     assert refuse(*words, page="a3c").line.startswith("there is no --learner-threads")
     line = "--learner-threads is for --backend local: each rank computes in one thread"
     assert refuse("--learner-threads", "2", "--backend", "collective", page="ppo") == Refusal(2, line)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--learner-device cuda:99", "--learner-device cuda:99: torch finds no such device on this machine"),
+        ("--learner-device meta", "--learner-device meta: torch finds no such device on this machine"),
+        (
+            "--learner-device cuda --layout bundled",
+            "--learner-threads and --learner-device are for --layout unbundled: bundled, every worker is a learner",
+        ),
+    ],
+)
+def test_a_device_on_which_no_learner_can_compute_is_refused(
+    words: str, line: str, refuse: Callable[..., Refusal]
+) -> None:
+    """Before anything is made."""
+    assert refuse(*words.split(), page="gorila") == Refusal(2, line)
+
+
+def test_ranks_compute_on_the_processor(refuse: Callable[..., Refusal]) -> None:
+    """So there is no other device for them."""
+    line = "--learner-device is for --backend local, serial and ray: ranks compute on the CPU"
+    assert refuse("--learner-device", "cuda", "--backend", "collective", page="ppo") == Refusal(2, line)
 
 
 @pytest.mark.parametrize(

@@ -30,17 +30,20 @@ FLAGS = """
 POLICY = "gae_lambda entropy_weights value_cost lstm_cells mean variance first_deviation normalize_advantages"
 ACTION_VALUE = "double_q dueling exploration epsilons epsilon_probabilities exploration_steps temperatures"
 VALUE = ACTION_VALUE + " target_interval_steps"
+LEARNER = " learner_threads learner_device"
 REPLAY = (
-    ACTION_VALUE + " memory_steps warmup_steps minibatch replay_ratio n_step target_interval_updates checkpoint_replay"
+    ACTION_VALUE
+    + LEARNER
+    + " memory_steps warmup_steps minibatch replay_ratio n_step target_interval_updates checkpoint_replay"
 )
 OWN = {
     "a3c": POLICY,
     "one_step_q": VALUE,
     "one_step_sarsa": VALUE,
     "n_step_q": VALUE + " lstm_cells",
-    "a2c": POLICY + " learner_threads",
-    "ppo": POLICY + " learner_threads epochs minibatches clip anneal_clip value_clip",
-    "impala": POLICY + " learner_threads rho_bar c_bar queue_length batch_rollouts",
+    "a2c": POLICY + LEARNER,
+    "ppo": POLICY + LEARNER + " epochs minibatches clip anneal_clip value_clip",
+    "impala": POLICY + LEARNER + " rho_bar c_bar queue_length batch_rollouts",
     "gorila": REPLAY + " layout learners max_staleness max_loss_deviations",
     "apex": REPLAY + " priority_exponent importance_exponent",
     "reinforce": POLICY,
