@@ -108,7 +108,13 @@ def test_every_setting_has_its_help() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "asked"), [("faults", "requeue 1234\n"), ("deploying", "requeue 1234_3\n"), ("clusters", "requeue 1234\n")]
+    ("page", "asked"),
+    [
+        ("faults", "requeue 1234\n"),
+        ("deploying", "requeue 1234_3\n"),
+        ("clusters", "requeue 1234\n"),
+        ("ray", "requeue 1234\n"),
+    ],
 )
 @pytest.mark.parametrize(
     ("code", "preempted", "queued_again"),
@@ -128,12 +134,19 @@ def test_the_batch_scripts_queue_a_job_again_that_slurm_has_stopped(
 
 
 @pytest.mark.parametrize(
-    ("page", "restarts", "asked"), [("clusters", 4, "requeue 1234\n"), ("clusters", 5, ""), ("faults", 0, "")]
+    ("page", "restarts", "asked"),
+    [
+        ("clusters", 4, "requeue 1234\n"),
+        ("clusters", 5, ""),
+        ("faults", 0, ""),
+        ("ray", 4, "requeue 1234\n"),
+        ("ray", 5, ""),
+    ],
 )
-def test_a_job_whose_rank_is_lost_is_queued_again_five_times(
+def test_a_job_that_cannot_go_on_is_queued_again_five_times(
     tmp_path: Path, page: str, restarts: int, asked: str
 ) -> None:
-    """Ranks need each other; a run on one node replaces its workers, so what ends it would be repeated."""
+    """Ranks need each other, Ray its head. A run on one node replaces its workers: what ends it would be repeated."""
     for code in (1, 137):
         assert asked_for(tmp_path, page, code, "None", restarts) == asked
 
@@ -147,7 +160,7 @@ def asked_for(tmp_path: Path, page: str, code: int, preempted: str, restarts: in
     asked = tmp_path / "asked"
     asked.write_text("")
     scontrol = f'[ "$1" = show ] && echo " PreemptTime={preempted}" || echo "$@" > {asked}'
-    for name, text in {"srun": f"exit {code}", "scontrol": scontrol}.items():
+    for name, text in {"srun": f"exit {code}", "scontrol": scontrol, "ray": "exit 0"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     slurm = {"SLURM_JOB_ID": "1234", "SLURM_ARRAY_JOB_ID": "1234", "SLURM_ARRAY_TASK_ID": "3"}

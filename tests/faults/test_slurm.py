@@ -1,4 +1,4 @@
-"""A job of SLURM on two nodes: the batch script of the documents trains, and goes on after one of its ranks is killed.
+"""Jobs of SLURM on two nodes: the batch scripts of the documents train, and go on without a rank or a node.
 
 Controller, nodes and their keys are the test's own, in network namespaces of this machine.
 """
@@ -15,19 +15,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
 import pytest
 
+from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
 from tests.faults.networks import ADDRESSES, HOSTS, on, two_hosts
 from tests.faults.running import SECONDS
 from tests.support import status_of, the_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
-DOCUMENT = Path(__file__).parents[2] / "docs" / "clusters.md"
+DOCUMENTS = Path(__file__).parents[2] / "docs"
 CONFIGURATION = """\
 ClusterName=asyncrl
 SlurmctldHost={machine}({addresses[0]})
@@ -46,6 +49,7 @@ SwitchType=switch/none
 MpiDefault=none
 SchedulerParameters=sched_interval=1,bf_interval=1
 ReturnToService=2
+SlurmdTimeout=30
 KillWait=5
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
@@ -61,7 +65,20 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": path}
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+
+    def submit(self, script: str) -> str:
+        """Queue a job that writes to job.log; returns its number."""
+        (self.folder / "job.sh").write_text(script)
+        words = ("sbatch", "--parsable", f"--chdir={self.folder}", f"--output={self.folder}/job.log")
+        return self.ask(*words, f"{self.folder}/job.sh").strip()
+
+    def status(self) -> dict[str, Any]:
+        """The status of the run that a job has begun."""
+        found = list(self.folder.glob("runs/*/*/*/status.json"))
+        return status_of(found[0].parent) if found else {}
 
     def ask(self, *words: str) -> str:
         """What a command of SLURM answers."""
@@ -107,7 +124,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
             "n2": [*on(HOSTS[1]), *alone, f"{node} n2"],
         }.items():
             log = stack.enter_context(open(folder / f"{name}.log", "wb"))
-            started = subprocess.Popen(words, env=made.environment, stdout=log, stderr=log)
+            made.started[name] = started = subprocess.Popen(words, env=made.environment, stdout=log, stderr=log)
             stack.callback(started.wait)
             stack.callback(started.kill)
             if name == "munged":
@@ -120,18 +137,17 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         yield made
 
 
-def batch_script(folder: Path) -> str:
-    """The documents' script, with a smaller problem that has no end, but a short one in the second attempt."""
-    text = DOCUMENT.read_text()
+def batch_script(page: str, instead: dict[str, str]) -> str:
+    """The script of a page of the documents, on Catch and with other words in place of its own."""
+    text = (DOCUMENTS / f"{page}.md").read_text()
     script = next(block for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if "#SBATCH" in block)
-    here = {
-        "python -m": f"{sys.executable} -m",
-        "--env-id CartPole-v1": f"--env-id Catch --quiet --evaluation-interval-steps 0 --runs-dir {folder}/runs",
-        "--total-steps 300_000": "--total-steps 1e9 --max-seconds $((SLURM_RESTART_COUNT ? 2 : 0))",
+    small = {
+        " python -m": f" {sys.executable} -m",
+        "--env-id CartPole-v1": "--env-id Catch --quiet --evaluation-interval-steps 0",
     }
-    for written, instead in here.items():
+    for written, other in (small | instead).items():
         assert script.count(written) == 1
-        script = script.replace(written, instead)
+        script = script.replace(written, other)
     return script
 
 
@@ -147,23 +163,43 @@ def rank_of(folder: Path, rank: int) -> psutil.Process:
 
 
 def test_a_job_whose_rank_is_killed_is_queued_again_and_finishes(tmp_path: Path) -> None:
-    """It resumes at the step where it was."""
-
-    def status() -> dict[str, Any]:
-        found = list(tmp_path.glob("runs/*/*/*/status.json"))
-        return status_of(found[0].parent) if found else {}
-
+    """It resumes at the step where it was. The second attempt is short, the first has no end."""
+    endless = {"--total-steps 300_000": "--total-steps 1e9 --max-seconds $((SLURM_RESTART_COUNT ? 2 : 0))"}
     with cluster(tmp_path) as slurm:
-        (tmp_path / "job.sh").write_text(batch_script(tmp_path))
-        job = slurm.ask("sbatch", "--parsable", f"--output={tmp_path}/job.log", f"{tmp_path}/job.sh").strip()
-        slurm.until(lambda: status().get("steps", 0) > 0, "the first steps")
+        job = slurm.submit(batch_script("clusters", endless))
+        slurm.until(lambda: slurm.status().get("steps", 0) > 0, "the first steps")
         rank_of(tmp_path, 1).kill()
-        slurm.until(lambda: status()["state"] == "failed", "the end of the first attempt")
-        first = status()
+        slurm.until(lambda: slurm.status()["state"] == "failed", "the end of the first attempt")
+        first = slurm.status()
         slurm.until(lambda: "JobState=COMPLETED" in slurm.ask("scontrol", "show", "job", job), "the end of the job")
 
+    status = status_of(the_run(tmp_path / "runs"))
     assert f"rank 1 on {socket.gethostname()} gave no sign of life" in first["reason"]
-    assert (status()["state"], status()["part"]) == ("finished", 1)
-    assert status()["steps"] > first["steps"] > 0
+    assert (status["state"], status["part"]) == ("finished", 1)
+    assert status["steps"] > first["steps"] > 0
     events = read_records(the_run(tmp_path / "runs") / "supervisor.jsonl")
     assert [row["steps"] for row in events if row.get("event") == "resumed"] == [first["steps"]]
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+def test_a_job_on_ray_goes_on_without_a_node_that_is_lost(tmp_path: Path) -> None:
+    """Ray misses the node. Afterwards SIGTERM ends the run with a checkpoint, and the job is not queued again."""
+    small = {"--cpus-per-task=8": "--cpus-per-task=1", "--total-steps 1e6": "--total-steps 1e9"}
+
+    def lost() -> list[int]:
+        events = read_records(the_run(tmp_path / "runs") / "supervisor.jsonl")
+        return [row["steps"] for row in events if row.get("event") == "host_lost"]
+
+    with cluster(tmp_path) as slurm, TemporaryDirectory(prefix="r", dir="/tmp") as short:  # for the paths of sockets
+        slurm.environment["RAY_TMPDIR"] = short
+        job = slurm.submit(batch_script("ray", small))
+        slurm.until(lambda: min(slurm.status().get("worker_steps", [0])) > 0, "steps on both nodes")
+        slurm.started["n2"].kill()
+        slurm.until(lambda: bool(lost()), "the loss of the second node")
+        slurm.until(lambda: slurm.status()["steps"] > lost()[0], "further steps")
+        rank_of(tmp_path, 0).terminate()
+        slurm.until(lambda: "JobState=FAILED" in slurm.ask("scontrol", "show", "job", job), "the end of the job")
+        assert "Restarts=0 BatchFlag=1 Reboot=0 ExitCode=143:0" in slurm.ask("scontrol", "show", "job", job)
+
+    folder = the_run(tmp_path / "runs")
+    assert load_newest(folder / "checkpoints")[0].steps == status_of(folder)["steps"] > lost()[0]
