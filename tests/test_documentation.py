@@ -170,7 +170,8 @@ def asked_for(tmp_path: Path, page: str, code: int, preempted: str, restarts: in
         "SLURM_RESTART_COUNT": str(restarts),
     }
 
-    assert subprocess.run(["bash", "-c", script], env=os.environ | slurm | here, timeout=200).returncode == code
+    run = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=os.environ | slurm | here, timeout=200)
+    assert run.returncode == code
     return asked.read_text()
 
 
