@@ -12,7 +12,7 @@ import pytest
 from asyncrl.commands.train import main
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
-from tests.faults.running import CATCH, Running, actors, gone, running
+from tests.faults.running import CATCH, Running, actors, environment_of, gone, running
 from tests.support import evaluations_of, status_of, the_run
 
 RAY = ("--backend", "ray", "--workers", "1")
@@ -177,6 +177,46 @@ def test_a_learner_that_is_stopped_is_replaced_like_a_dead_one(tmp_path: Path) -
         assert event["who"] == "learner"
         assert event["cause"].startswith("did not answer for 20 seconds, and ")
         assert run.status["learner_restarts"] >= 1
+
+
+HANGING = """
+import os, pathlib, time
+from asyncrl import impala
+from asyncrl.impala import *
+from asyncrl.impala import Config, preset
+
+class Hanging(impala.Impala):
+    def loss(self, rollout):
+        mark = pathlib.Path(os.environ["HANG"])
+        if mark.exists():
+            mark.unlink()
+            time.sleep(10_000)
+        return super().loss(rollout)
+
+make_agent = Hanging
+"""
+"""IMPALA whose learner hangs where it finds a file."""
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.usefixtures("needs_ray")
+def test_a_learner_that_hangs_is_replaced_though_its_process_answers(tmp_path: Path) -> None:
+    """After --hang-seconds without progress; steps and updates go on."""
+    mark = tmp_path / "hang"
+    environment = environment_of(tmp_path, HANGING) | {"HANG": str(mark)}
+    words = ("train", "module", *ALONE, "--hang-seconds", "20")
+    with running(tmp_path / "runs", *words, page="__main__", env=environment) as run:
+        run.until(lambda: run.status.get("updates", 0) > 0, "updates")
+        mark.touch()
+        run.until(lambda: any(row["event"] == "restarted" for row in run.events), "the learner's successor")
+        before = run.status
+        run.until(
+            lambda: all(run.status[key] > before[key] for key in ("steps", "updates")), "more steps and more updates"
+        )
+
+        (event, *_) = [row for row in run.events if row["event"] == "restarted"]
+        assert event["cause"].startswith("made no progress for 20 seconds, and ")
 
 
 @pytest.mark.slow
