@@ -131,7 +131,8 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
         raise UsageError(f"{config.env_id} has continuous actions; {command_of(page)} chooses between discrete ones")
     if config.backend == "serial" and config.on_worker_error == "restart":
         raise UsageError("--on-worker-error restart is for --backend local: a serial run has no process to replace")
-    if config.backend == "serial" and getattr(config, "learner_threads", 1) > 1:
+    threads, device = getattr(config, "learner_threads", 1), getattr(config, "learner_device", CPU)
+    if config.backend == "serial" and threads > 1:
         raise UsageError("--learner-threads is for --backend local: a serial run repeats itself in one thread")
     if config.statistics == "per-worker" and load_page(page).EXPERIENCE != GRADIENT:
         who = "one learner does" if learners_of(page, config) == 1 else "learners do"
@@ -148,15 +149,12 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
                 "--precision bfloat16 needs a processor that has it (avx512_bf16 or amx_bf16; bf16 on ARM), and this "
                 "one would be slower with it: use --precision float32"
             )
-    if is_bundled(config) and (getattr(config, "learner_threads", 1), getattr(config, "learner_device", CPU)) != (
-        1,
-        CPU,
-    ):
+    if is_bundled(config) and (threads > 1 or device != CPU):
         raise UsageError(
             "--learner-threads and --learner-device are for --layout unbundled: bundled, every worker is a learner"
         )
-    if getattr(config, "learner_device", CPU) != CPU:
-        _check_device(config)
+    if device != CPU:
+        _check_device(config, device)
     if config.backend == "ray":
         _check_ray(page, config)
     if config.simulated_hosts and load_page(page).EXPERIENCE != GRADIENT:
@@ -174,14 +172,14 @@ def _check_overlap(page: str, config: RunConfig) -> None:
         raise UsageError(f"--overlap is for ranks (--backend collective); workers of {command_of(page)} do not wait")
 
 
-def _check_device(config: RunConfig) -> None:
+def _check_device(config: RunConfig, device: str) -> None:
     """Raise UsageError where the learner cannot compute on another device than the CPU."""
     if config.backend == "collective":
         raise UsageError("--learner-device is for --backend local, serial and ray: ranks compute on the CPU")
     if config.precision == "bfloat16":
         raise UsageError("--precision bfloat16 is for the CPU: with --learner-device use --precision float32")
     if config.backend != "ray" or not config.learner_resource:  # which may be on another machine
-        require_device(config.learner_device)  # type: ignore[attr-defined]
+        require_device(device)
 
 
 def _check_ray(page: str, config: RunConfig) -> None:

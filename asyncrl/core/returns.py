@@ -19,7 +19,7 @@ def lambda_returns(
     have. G_t - V(s_t) is the generalised advantage estimate of Schulman et al. 2016 (arXiv 1506.02438, eq. 16).
     A discount of 0 ends an episode; a truncated one bootstraps because it keeps its discount.
     """
-    device = rewards.device  # a learner's; the sum over time is faster on the CPU
+    device = rewards.device  # a learner may have another; the sum over time is numpy's
     rewards, discounts, next_values, last = (one.cpu() for one in (rewards, discounts, next_values, last))
     goes_on = ~last.numpy()
     goes_on[-1] = False
