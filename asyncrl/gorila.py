@@ -52,7 +52,9 @@ class Config(StabilitySettings, ReplayConfig):
     layout: Literal["unbundled", "bundled"] = "unbundled"
     """unbundled: workers act, learners sample all their steps. bundled: each worker learns from its own steps."""
     learners: int = 1
-    """unbundled: number of learners, which update theta without waiting for each other."""
+    """unbundled: number of learners, which update theta without waiting for each other; on hosts, of each host."""
+    push: Literal["exchange", "every-update"] = "every-update"
+    """Ray backend: hosts send changes of parameters now and then, or each gradient as it comes (Gorila's default)."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""

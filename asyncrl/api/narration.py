@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from asyncrl.backends.handles import learners_of
+from asyncrl.backends.handles import learners_of, pushes_every_update
 from asyncrl.backends.outcome import Outcome
 from asyncrl.config.groups import default_workers
 from asyncrl.core.cores import usable_cores
@@ -55,6 +55,8 @@ def how_updated(run: Run) -> str:
         return "in step"
     if learners_of(run.spec.page, config) == 1:
         return "one learner"
+    if config.backend == "ray" and pushes_every_update(run.spec.page, config):
+        return "every update pushed to the shards"
     return f"{config.update} updates, {config.statistics} statistics"
 
 

@@ -29,10 +29,12 @@ from asyncrl.backends.handles import (
     experience_bytes,
     is_bundled,
     learners_of,
+    learns_on_hosts,
 )
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
+from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.devices import CPU, require_device
 from asyncrl.core.errors import UsageError
@@ -187,18 +189,19 @@ def _check_ray(page: str, config: RunConfig) -> None:
     kind = load_page(page).EXPERIENCE
     if kind == MEMORY:
         if keeps_replay(config):
-            raise UsageError("--checkpoint-replay is for one machine: on hosts the memory is beside the learner")
-        if is_bundled(config) or learners_of(page, config) > 1:
-            raise UsageError("--layout bundled and --learners are for one machine: on hosts there is one learner")
+            raise UsageError("--checkpoint-replay is for one machine: the memory of hosts is not saved")
         if config.hosts == "auto":
             raise UsageError("--hosts auto is for methods without a memory, which hosts divide: give a number")
         as_one_machine(config, config.all_workers)  # whether the memory has room for the steps of all workers
-    if kind != GRADIENT and config.parameter_shards > 1:
-        raise UsageError(
-            f"--parameter-shards is for methods whose workers learn; in {command_of(page)} one learner does"
-        )
-    if kind == GRADIENT and config.learner_resource:
-        raise UsageError(f"--learner-resource is for methods with a learner; in {command_of(page)} workers learn")
+    for name in ("parameter_shards", "push"):
+        if getattr(config, name) != getattr(type(config), name) and not learns_on_hosts(page, config):
+            several = "; several --learners or --layout bundled do so on each host" if hasattr(config, "layout") else ""
+            one = f"in {command_of(page)} one learner does{several}"
+            raise UsageError(f"{flag(name)} is for methods whose workers learn; {one}")
+    for name, plain in (("learner_resource", ""), ("learner_device", CPU)):
+        if getattr(config, name, plain) != plain and learns_on_hosts(page, config):
+            who = "workers learn" if kind == GRADIENT else "each host has its own with these settings"
+            raise UsageError(f"{flag(name)} is for methods with a learner; in {command_of(page)} {who}")
     ray.require_ray()
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from asyncrl.backends.host import Beginning, Host
 from asyncrl.backends.learner_host import LearnerHost
 from asyncrl.backends.reports import KINDS, Seen
+from asyncrl.core.updates import Descent
 from asyncrl.parameters.shards import Answer, Call, Empty, Ledger, Shard, State
 from asyncrl.runtime.run import RunSpec
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
@@ -26,13 +27,20 @@ from asyncrl.storage.files import write_synced
 
 SAVED_EVERY = 20
 """Exchanges between two checkpoints of a shard."""
+PUSHES_SAVED_EVERY = 500
+"""The same for a shard that applies gradients, which are many more calls."""
 
 
 class ShardActor:
     """A shard's process. Ray restarts it when it dies, but repeats no call."""
 
-    def __init__(self, file: str, hosts: int, workers: int, sizes: tuple[int, ...], first: bool) -> None:
-        """Saves its state to `file`, or elsewhere if this machine lacks the run's folder. `first`: keeps the ledger."""
+    def __init__(
+        self, file: str, hosts: int, workers: int, sizes: tuple[int, ...], first: bool, descent: Descent | None = None
+    ) -> None:
+        """Saves its state to `file`, or elsewhere if this machine lacks the run's folder. `first`: keeps the ledger.
+
+        `workers` are those of a host, with its learners. `descent`: it applies gradients.
+        """
         enforce_one_thread()
         place = Path(file)
         if not place.parent.parent.is_dir():  # the run's folder is on another machine
@@ -40,7 +48,8 @@ class ShardActor:
         place.parent.mkdir(exist_ok=True)
         self._file = place
         ledger = Ledger(hosts, workers, KINDS, sizes) if first else None
-        self._shard = Shard(hosts, self._save, SAVED_EVERY, ledger)
+        every = SAVED_EVERY if descent is None else PUSHES_SAVED_EVERY
+        self._shard = Shard(hosts, self._save, every, ledger, descent)
         if place.is_file():
             self._shard.recover(cast(State, safetensors.numpy.load(place.read_bytes())))
 

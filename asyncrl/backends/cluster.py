@@ -21,7 +21,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.backends.actors import HostActor, in_words
-from asyncrl.backends.handles import GRADIENT
+from asyncrl.backends.handles import learns_on_hosts
 from asyncrl.backends.host import Beginning
 from asyncrl.backends.keepers import CALL_SECONDS, Learner, Shards
 from asyncrl.backends.places import Place, living_nodes, patience
@@ -30,7 +30,7 @@ from asyncrl.backends.supervisor import BACK_OFF_SECONDS, READY_SECONDS
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import State
 from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, GO_ON, LEAVE, READY, RUNNING
-from asyncrl.runtime.run import Run, load_page
+from asyncrl.runtime.run import Run
 from asyncrl.storage.files import append_whole
 from asyncrl.storage.records import RecordWriter
 
@@ -61,8 +61,8 @@ class Driver:
         self._places = [Place(number) for number in range(spec.config.most_hosts)]
         self._wanted = len(self._places)
         """Number of hosts for which the run waits before it begins."""
-        learner = load_page(spec.page).EXPERIENCE != GRADIENT
-        self._keepers = Learner(run, self._tell, self._places) if learner else Shards(run, self._tell)
+        shards = learns_on_hosts(spec.page, spec.config)
+        self._keepers = Shards(run, self._tell) if shards else Learner(run, self._tell, self._places)
         self._learner = self._keepers.place if isinstance(self._keepers, Learner) else None
         self._patience = patience(spec.config.hang_seconds)
         self._listed = self._copied = 0.0
@@ -122,8 +122,9 @@ class Driver:
         state = {name: tensor.numpy() for name, tensor in self._store.state().items()}
         at, moments = self._keepers.steps, self._keepers.moments
         begin = Beginning(
-            self._spec, place.number, place.incarnation, at, self._clock.seconds, moments, cast(State, state)
-        )
+            self._spec, place.number, place.incarnation, at, self._clock.seconds, moments, cast(State, state),
+            self._keepers.updates,
+        )  # fmt: skip
         options = ray.remote(HostActor).options(
             num_cpus=0, max_restarts=0, scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False)
         )

@@ -447,7 +447,7 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Meeti
     spec, size = run.spec, run.spec.config.workers
     board = meeting.board if meeting else Board("127.0.0.1", 0, 0, size, serve=True)
     supervisor = Supervisor(
-        run, monitor, view, worker_process, evaluator_process, learner_process, evaluator_only=True
+        run, monitor, view, worker_process, evaluator_process, learner_process, workers=False, learners=False
     )  # fmt: skip
     leader = Leader(run, monitor, view, signals, board, supervisor)
     try:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from asyncrl.backends.reports import Wire
-from asyncrl.parameters.shards import NEVER, Exchanged, Exchanger, slices
+from asyncrl.parameters.outbox import Outbox, Postman
+from asyncrl.parameters.shards import NEVER, Answer, Call, Caller, Exchanged, Exchanger, Pusher, Report, slices
 
 if TYPE_CHECKING:
     from asyncrl.backends.host import Member
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
 LONGEST_SECONDS = 1.0
 """Longest interval between two exchanges, even without updates."""
 SHORTEST_SECONDS = 0.02
+LOOK_SECONDS = 0.0005
+"""Interval between looks for gradients, if hosts push every update: workers wait for the answer."""
 ANSWER_SECONDS = 10.0
 """A call without an answer is repeated after this time."""
 PAUSE_SECONDS = 0.2
@@ -44,11 +50,14 @@ class Times:
     last: float = LAST_SECONDS
 
 
+CallerT = TypeVar("CallerT", bound=Caller)
+
+
 @dataclass
-class Lane:
+class Lane(Generic[CallerT]):
     """The exchange with one shard."""
 
-    exchanger: Exchanger
+    exchanger: CallerT
     heard: float
     """When the shard last answered."""
     call: Any = None
@@ -59,7 +68,81 @@ class Lane:
     """Updates of this host at the newest call."""
     fails: bool = False
     brought: int = 0
-    """Number of the newest call whose delta is in the shard."""
+    """Number of the newest call that left nothing behind: what it brought is in the shard."""
+
+    def has_news(self, made: int, waited: float, times: Times) -> bool:
+        """Whether to call now: `made` are the host's updates so far, `waited` the time since the last call."""
+        raise NotImplementedError
+
+    def ask(self, made: int, report: Report | None) -> Call:
+        """A new call, or the pending one again."""
+        raise NotImplementedError
+
+    def accept(self, answer: Answer) -> Exchanged | None:
+        """Take the answer to the pending call; None if it answers another one."""
+        raise NotImplementedError
+
+    @property
+    def settled(self) -> bool:
+        """Whether the next call and its report have all that the workers have made until now."""
+        return True
+
+
+@dataclass
+class DifferenceLane(Lane[Exchanger]):
+    """The host's workers change theta; after some updates the change is sent."""
+
+    updates: int = 1
+    """Updates between two calls."""
+
+    def has_news(self, made: int, waited: float, times: Times) -> bool:
+        """Whether the workers have made enough updates."""
+        return made - self.made >= self.updates and waited > times.shortest
+
+    def ask(self, made: int, report: Report | None) -> Call:
+        """The change until now."""
+        return self.exchanger.call(made, report)
+
+    def accept(self, answer: Answer) -> Exchanged | None:
+        """Add what others have changed."""
+        return self.exchanger.accept(answer)
+
+
+@dataclass
+class GradientLane(Lane[Pusher]):
+    """Every gradient is sent as it comes, together with those that have come during the last call."""
+
+    outbox: Outbox = field(kw_only=True)
+    postman: Postman = field(kw_only=True)
+    shard: int = field(kw_only=True)
+    rows: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    """Whose gradients are in the pending call."""
+
+    def has_news(self, made: int, waited: float, times: Times) -> bool:
+        """Whether there is a gradient."""
+        return len(self.postman.waiting(self.shard)) > 0
+
+    def ask(self, made: int, report: Report | None) -> Call:
+        """All gradients that wait."""
+        gradients = None
+        if self.exchanger.idle and self.exchanger.joined:
+            self.rows = self.postman.waiting(self.shard)
+            gradients = self.postman.gradients(self.shard, self.rows) if len(self.rows) else None
+        return self.exchanger.call(gradients, report)
+
+    def accept(self, answer: Answer) -> Exchanged | None:
+        """Take theta, then answer the workers, so that their next pulls have their own updates."""
+        exchanged = self.exchanger.accept(answer)
+        if exchanged is not None:
+            self.outbox.see(self.shard, answer.updates)
+            if exchanged.judged is not None:
+                self.postman.tell(self.shard, self.rows, exchanged.judged)
+        return exchanged
+
+    @property
+    def settled(self) -> bool:
+        """Whether every gradient has been answered, and so is in the next report."""
+        return self.postman.idle
 
 
 class Exchange:
@@ -69,13 +152,24 @@ class Exchange:
         """`times` are those of a simulated clock, if it is one."""
         self._host, self._wire, self._times = host, wire, times or Times()
         config, beginning, store = host.beginning.spec.config, host.beginning, host.handles.store
-        self._due_updates, self._row_seconds = config.exchange_updates, config.record_interval_seconds
+        self._row_seconds = config.record_interval_seconds
         self._record = Record(beginning.host, self._times.unit)
         theta = store.view()
         assert theta is not None
         parts = slices(theta.numel(), config.parameter_shards)
-        exchangers = [Exchanger(beginning.host, beginning.incarnation, theta.numpy()[part]) for part in parts]
-        self.lanes = [Lane(exchanger, self._times.now()) for exchanger in exchangers]
+        who, live, now = (beginning.host, beginning.incarnation), theta.numpy(), self._times.now()
+        self.lanes: Sequence[Lane[Any]]
+        if isinstance(store, Outbox):
+            self._look_seconds = LOOK_SECONDS
+            postman = self._record.postman = Postman(store, parts)
+            self.lanes = [
+                GradientLane(Pusher(*who, live[part]), now, outbox=store, postman=postman, shard=shard)
+                for shard, part in enumerate(parts)
+            ]
+        else:
+            self._look_seconds = SHORTEST_SECONDS / 4
+            every = config.exchange_updates
+            self.lanes = [DifferenceLane(Exchanger(*who, live[part]), now, updates=every) for part in parts]
         self._last: list[int] | None = None
         """Numbers of the last calls, once the workers have ended."""
         self._deadline = math.inf
@@ -87,7 +181,7 @@ class Exchange:
         """
         while self.step():
             if all(lane.call is None for lane in self.lanes):
-                time.sleep(SHORTEST_SECONDS / 4)
+                time.sleep(self._look_seconds)
         self.write_row()
 
     def step(self) -> bool:
@@ -95,18 +189,18 @@ class Exchange:
         host, lanes, times = self._host, self.lanes, self._times
         now, made = times.now(), host.handles.store.counts(None).updates
         if host.done.is_set() and self._last is None:
-            self._deadline, self._last = now + times.last, [lane.exchanger.calls for lane in lanes]
-        if self._last is not None:
-            # A call that was pending when the workers ended does not have their last updates.
-            if all(lane.brought > call for lane, call in zip(lanes, self._last, strict=True)):
-                return False
-            if now > self._deadline:
-                host.say("the last exchange was not answered")
-                return False
+            self._deadline = min(self._deadline, now + times.last)
+            self._last = [lane.exchanger.calls for lane in lanes] if all(lane.settled for lane in lanes) else None
+        # A call that was pending when the workers ended does not have their last updates.
+        if self._last and all(lane.brought > call for lane, call in zip(lanes, self._last, strict=True)):
+            return False
+        if now > self._deadline:
+            host.say("the last exchange was not answered")
+            return False
         for shard, lane in enumerate(lanes):
             if lane.call is None and self._is_due(lane, made, now, self._last is not None):
                 report = host.report() if shard == 0 else None
-                lane.call = self._wire.send(shard, lane.exchanger.call(made, report))
+                lane.call = self._wire.send(shard, lane.ask(made, report))
                 lane.since, lane.made = now, made
             elif lane.call is not None and now - lane.since > times.answer:
                 lane.call = None  # so it is repeated; if both arrive, the shard ignores the second
@@ -120,15 +214,15 @@ class Exchange:
             self.write_row()
         return True
 
-    def _is_due(self, lane: Lane, made: int, now: float, last: bool) -> bool:
+    def _is_due(self, lane: Lane[Any], made: int, now: float, last: bool) -> bool:
         waited, times = now - lane.since, self._times
         if lane.fails:
             return waited > times.pause
         if not lane.exchanger.joined or not lane.exchanger.idle or last:
             return True
-        return waited > times.longest or (made - lane.made >= self._due_updates and waited > times.shortest)
+        return waited > times.longest or lane.has_news(made, waited, times)
 
-    def _receive(self, lanes: list[Lane]) -> None:
+    def _receive(self, lanes: Sequence[Lane[Any]]) -> None:
         calls = [lane.call for lane in lanes if lane.call is not None]
         for call, answer in self._wire.receive(calls, SHORTEST_SECONDS) if calls else ():
             lane = next(lane for lane in lanes if lane.call is call)
@@ -137,13 +231,13 @@ class Exchange:
                 continue
             lane.heard = self._times.now()
             epoch = lane.exchanger.epoch
-            exchanged = lane.exchanger.accept(answer)
+            exchanged = lane.accept(answer)
             if exchanged is None:
                 continue
             lane.brought = lane.exchanger.calls if exchanged.included else lane.brought
             self._record.note(exchanged, lane.heard - lane.since)
             if exchanged.lost or (epoch != answer.epoch and epoch != NEVER):
-                shard = lanes.index(lane)
+                shard = next(number for number, other in enumerate(lanes) if other is lane)
                 lost = f"{exchanged.lost} exchanges of this host were lost"
                 self._host.say(f"shard {shard} is back at version {answer.version} of epoch {answer.epoch}; {lost}")
             if exchanged.others is not None:
@@ -160,6 +254,8 @@ class Record:
     def __init__(self, host: int, unit: str) -> None:
         """`unit` is that of the exchanges' durations."""
         self._host, self._unit = host, unit
+        self.postman: Postman | None = None
+        """If hosts push every update."""
         self._clear()
 
     def _clear(self) -> None:
@@ -176,8 +272,7 @@ class Record:
     def note(self, exchanged: Exchanged, duration: float) -> None:
         """Note one exchange with one shard, and how long it took."""
         self._durations.append(duration)
-        if exchanged.staleness is not None:
-            self._staleness.append(exchanged.staleness)
+        self._staleness.extend(exchanged.staleness)
         self._lost += exchanged.lost
 
     def take(self) -> dict[str, Any] | None:
@@ -193,5 +288,8 @@ class Record:
             "exchange_staleness_max": max(self._staleness, default=0),
             "exchanges_lost": self._lost,
         }
+        if self.postman is not None:
+            row |= {"gradients": len(self._staleness), "gradients_split": self.postman.split}
+            self.postman.split = 0
         self._clear()
         return row

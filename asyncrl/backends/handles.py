@@ -17,6 +17,7 @@ from asyncrl.experience.gathered import Gathered, Kept
 from asyncrl.experience.replay import Replay, ReplayPlan
 from asyncrl.experience.steps import StepShape
 from asyncrl.parameters.mirror import Mirror
+from asyncrl.parameters.outbox import Outbox
 from asyncrl.parameters.replicas import Replicas
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.accord import Accord
@@ -53,13 +54,16 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
 
 
 def build_shared_handles(
-    spec: RunSpec, theta: Tensor, trains: bool = True, steps: int = 0, seconds: float = 0.0
+    spec: RunSpec, theta: Tensor, trains: bool = True, steps: int = 0, seconds: float = 0.0, shards: int = 0
 ) -> Handles:
-    """What the processes of one machine share; begun as `build_clock` says."""
+    """What the processes of one machine share; begun as `build_clock` says. `shards`: those that apply gradients."""
     config, page = spec.config, load_page(spec.page)
     clock = build_clock(spec, steps, seconds)
     lock_file = str(spec.folder.path / "store.lock") if config.update == "locked" else None
-    store = SharedStore(theta, config.descent, config.workers, clock, lock_file)
+    if shards:
+        store: SharedStore = Outbox(theta, config.descent, config.workers, clock, shards)
+    else:
+        store = SharedStore(theta, config.descent, config.workers, clock, lock_file)
     moments = RunMoments(config.workers, moments_size(moments_shape(config, spec.environment, spec.spaces)))
     experience = None
     if trains and page.EXPERIENCE != GRADIENT:
@@ -69,19 +73,38 @@ def build_shared_handles(
 
 def as_one_machine(config: RunConfig, workers: int) -> RunConfig:
     """The settings of the part of a run on several machines that is on one of them."""
+    plain = type(config)
     return replace(
         config, backend="local", workers=workers, hosts=1, address="", parameter_shards=1, learner_resource="",
-        simulate_hosts=0, exchange_delay=1.0,
+        simulate_hosts=0, exchange_delay=1.0, push=plain.push,
     )  # fmt: skip
 
 
-def build_host_handles(spec: RunSpec, theta: Tensor) -> Handles:
-    """What the processes of one of several hosts share.
+def as_one_host(page: str, config: RunConfig) -> RunConfig:
+    """The settings of one of several hosts. If each has a replay memory of its own, that is its share of the steps."""
+    one, hosts = as_one_machine(config, config.workers), config.most_hosts
+    if not (isinstance(one, ReplayConfig) and learns_on_hosts(page, config)):
+        return one
+    return replace(one, memory_steps=one.memory_steps // hosts, warmup_steps=one.warmup_steps // hosts)
+
+
+def learns_on_hosts(page: str, config: RunConfig) -> bool:
+    """Whether each of several hosts learns, and theta is in shards between them; else one learner has it."""
+    return load_page(page).EXPERIENCE == GRADIENT or is_bundled(config) or learners_of(page, config) > 1
+
+
+def pushes_every_update(page: str, config: RunConfig) -> bool:
+    """Whether hosts send every gradient to the shards, which apply them."""
+    return config.push == "every-update" and learns_on_hosts(page, config)
+
+
+def build_host_handles(spec: RunSpec, theta: Tensor, shards: int = 0) -> Handles:
+    """What the processes of one of several hosts share. `shards`: those that apply its gradients; 0: it does so itself.
 
     If a learner is elsewhere, the store is a copy of its theta, and the experience has the rollouts on their way to it.
     """
-    if load_page(spec.page).EXPERIENCE == GRADIENT:
-        return build_shared_handles(spec, theta)
+    if learns_on_hosts(spec.page, spec.config):
+        return build_shared_handles(spec, theta, shards=shards)
     clock = build_clock(spec)
     store = Mirror(theta, spec.config.descent, spec.config.workers, clock)
     moments = RunMoments(spec.config.workers, moments_size(moments_shape(spec.config, spec.environment, spec.spaces)))
@@ -136,7 +159,8 @@ def build_experience(spec: RunSpec, clock: Clock, moments: RunMoments) -> Experi
     page, config = load_page(spec.page), spec.config
     if page.EXPERIENCE == MEMORY:
         make = partial(make_normalizer, moments, LEARNER, config, spec.environment, spec.spaces)
-        return Replay(replay_plan(spec.page, config, spec.environment, spec.spaces, spec.part), clock, make)
+        place = (spec.part, *([spec.first_worker] if spec.first_worker else []))
+        return Replay(replay_plan(spec.page, config, spec.environment, spec.spaces, place), clock, make)
     shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
     in_step, length = page.EXPERIENCE == IN_STEP, queue_length(spec.page, config)
     most = 0 if in_step else config.batch_rollouts  # type: ignore[attr-defined]
@@ -149,8 +173,11 @@ def is_bundled(config: RunConfig) -> bool:
 
 
 def learners_of(page: str, config: RunConfig) -> int:
-    """Number of learner processes."""
-    return 0 if load_page(page).EXPERIENCE == GRADIENT or is_bundled(config) else int(getattr(config, "learners", 1))
+    """Number of learner processes, on all hosts."""
+    if load_page(page).EXPERIENCE == GRADIENT or is_bundled(config):
+        return 0
+    learners = int(getattr(config, "learners", 1))
+    return learners * config.most_hosts if config.backend == "ray" and learners > 1 else learners
 
 
 def queue_length(page: str, config: RunConfig) -> int:
@@ -171,8 +198,10 @@ def experience_bytes(page: str, config: RunConfig, environment: EnvSpec, spaces:
     return batches_bytes(shape, config.workers, queue_length(page, config))
 
 
-def replay_plan(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces, part: int = 0) -> ReplayPlan:
-    """The replay memory of a run, as plain data."""
+def replay_plan(
+    page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces, place: tuple[int, ...] = (0,)
+) -> ReplayPlan:
+    """The replay memory of a run, as plain data. `place` distinguishes its random numbers from those of others."""
     assert isinstance(config, ReplayConfig)
     exponent, correction = (getattr(config, name, 0.0) for name in ("priority_exponent", "importance_exponent"))
     stack = environment.frames_per_observation
@@ -187,7 +216,7 @@ def replay_plan(page: str, config: RunConfig, environment: EnvSpec, spaces: Spac
         config.replay_ratio,
         exponent,
         correction,
-        (config.seed, part),
+        (config.seed, *place),
         config.checkpoint_replay,
         is_bundled(config),
         config.workers if is_bundled(config) else learners_of(page, config),

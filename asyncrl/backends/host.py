@@ -26,7 +26,13 @@ from numpy.typing import NDArray
 
 from asyncrl.backends.exchange import LAST_SECONDS, Exchange
 from asyncrl.backends.forwarding import Forwarding
-from asyncrl.backends.handles import GRADIENT, as_one_machine, build_host_handles
+from asyncrl.backends.handles import (
+    as_one_host,
+    build_host_handles,
+    learners_of,
+    learns_on_hosts,
+    pushes_every_update,
+)
 from asyncrl.backends.local import evaluator_process, learner_process, worker_process
 from asyncrl.backends.outcome import Outcome, Signals, failed
 from asyncrl.backends.reports import LEFT, Journal, Seen, Wire
@@ -35,9 +41,10 @@ from asyncrl.core.errors import NotFinite
 from asyncrl.core.moments import merge
 from asyncrl.experience.batches import Batches
 from asyncrl.parameters.shards import Report, Retired
+from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import BUILDING, ENDED, GO_ON, LEAVE
-from asyncrl.runtime.protocols import Counts, name_of
-from asyncrl.runtime.run import Handles, Run, RunSpec, load_page
+from asyncrl.runtime.protocols import LEARNER, Counts, name_of
+from asyncrl.runtime.run import Handles, Run, RunSpec
 from asyncrl.storage.records import RecordReader
 from asyncrl.storage.run_folder import RunFolder
 
@@ -63,6 +70,8 @@ class Beginning:
     """Moments at which the run was resumed."""
     state: dict[str, NDArray[np.generic]]
     """The store's state besides theta."""
+    updates: int = 0
+    """Updates in theta when the run was resumed."""
 
 
 class Member:
@@ -70,6 +79,12 @@ class Member:
 
     def __init__(self, beginning: Beginning) -> None:
         self.beginning = beginning
+        page, config = beginning.spec.page, beginning.spec.config
+        self.learns = learns_on_hosts(page, config)
+        """Whether theta is in shards; else one learner has it."""
+        learners = learners_of(page, config) // config.most_hosts if self.learns else 0
+        self.learners = range(LEARNER, LEARNER - learners, -1)
+        """The numbers of this host's learners."""
         self.joined, self.done = threading.Event(), threading.Event()
         """Set when theta has come, and when the workers have ended: only the last exchange is left."""
 
@@ -87,14 +102,16 @@ class Member:
         raise NotImplementedError
 
     def report(self) -> Report:
-        """What the workers have counted. Called before theta is read, so that theta has all counted updates."""
-        steps = self.handles.clock.worker_steps()
-        tallies = [[count, *self.handles.store.counts(worker)] for worker, count in enumerate(steps)]
+        """What all here have counted. Called before theta is read, so that theta has all counted updates."""
+        steps = [*enumerate(self.handles.clock.worker_steps()), *((learner, 0) for learner in self.learners)]
+        tallies = [[count, *self.handles.store.counts(who)] for who, count in steps]
         return Report(np.array(tallies, np.int64), self.handles.moments.of_workers())
 
     def learn_of_others(self, others: Report) -> None:
-        """Let this host's workers see T and the moments of the other hosts."""
-        clock, beginning = self.handles.clock, self.beginning
+        """Let this host's workers see T, updates and moments of the other hosts."""
+        clock, store, beginning = self.handles.clock, self.handles.store, self.beginning
+        if self.learns and isinstance(store, SharedStore):
+            store.hear_of(beginning.updates + int(others.tallies[1]))
         clock.rebase(max(clock.base_steps, beginning.steps + int(others.tallies[0])))
         rows = zip(beginning.moments, others.moments, strict=True)
         self.handles.moments.lay_down([merge(earlier, row) for earlier, row in rows])
@@ -108,7 +125,9 @@ class Member:
 def build(beginning: Beginning, spec: RunSpec) -> Handles:
     """What the workers of one host share, theta still missing. `spec` describes the run of this host alone."""
     size = sum(int(torch.Size(shape).numel()) for _, shape in spec.layout)
-    handles = build_host_handles(spec, torch.zeros(size))
+    config = beginning.spec.config
+    shards = config.parameter_shards if pushes_every_update(beginning.spec.page, config) else 0
+    handles = build_host_handles(spec, torch.zeros(size), shards)
     handles.clock.rebase(beginning.steps, beginning.seconds)
     handles.moments.lay_down(beginning.moments)
     state = {name: torch.from_numpy(np.array(array)) for name, array in beginning.state.items()}
@@ -117,35 +136,41 @@ def build(beginning: Beginning, spec: RunSpec) -> Handles:
 
 
 class Workers(Supervisor):
-    """Supervises a host's workers, and notes with which rollout each of their processes begins."""
+    """Supervises a host's workers and learners, and notes with which rollout each worker's process begins."""
 
     def __init__(self, run: Run, host: Host) -> None:
-        super().__init__(run, host, host, worker_process, evaluator_process, learner_process, workers_only=True)
+        super().__init__(
+            run, host, host, worker_process, evaluator_process, learner_process, learners=host.learns, evaluator=False
+        )
         self._rings = run.handles.experience.rings if isinstance(run.handles.experience, Batches) else []
         self._firsts = host.firsts
 
     def fill(self, slot: Slot) -> None:
         """Start a process in an empty place."""
-        if self._rings:
+        if self._rings and slot.worker >= 0:
             self._firsts[slot.worker].add(self._rings[slot.worker].written)
         super().fill(slot)
 
 
 class Host(Member):
-    """The workers of one host, and its exchange with the shards."""
+    """The workers of one host, its learners if it has any, and its exchange with the shards or the learner."""
 
     def __init__(self, beginning: Beginning, wire: Wire) -> None:
         """Starts to work at once, in threads; workers wait until `look` says that the clock has started."""
         super().__init__(beginning)
         self._wire = wire
         spec = beginning.spec
-        config = as_one_machine(spec.config, spec.config.workers)
+        config = as_one_host(spec.page, spec.config)
         self._scratch = Path(tempfile.mkdtemp(prefix="asyncrl-"))
         self._spec = replace(
-            spec, config=config, folder=RunFolder(self._scratch), first_worker=beginning.host * config.workers
+            spec,
+            config=config,
+            folder=RunFolder(self._scratch),
+            first_worker=beginning.host * config.workers,
+            first_learner=beginning.host * len(self.learners),
         )
         self._journal = Journal()
-        self._readers = [RecordReader(self._spec.folder.worker_file(worker)) for worker in range(config.workers)]
+        self._readers = {who: RecordReader(self._file(who)) for who in (*range(config.workers), *self.learners)}
         self._handles: Handles | None = None
         self._order = GO_ON
         self._started = False
@@ -203,14 +228,21 @@ class Host(Member):
         self._journal.tell("loss", event, self._spec.among_all(worker), self._renumbered(cause))
 
     def _renumbered(self, text: str) -> str:
-        """A text with this host's workers numbered among those of all hosts."""
-        return re.sub(r"worker-(\d+)", lambda found: name_of(self._spec.among_all(int(found[1]))), text)
+        """A text with this host's workers and learners numbered among those of all hosts."""
+        names = {name_of(who): name_of(self._spec.among_all(who)) for who in self._readers}
+        return re.sub(r"worker-\d+|learner-\d+|^learner\b", lambda found: names.get(found[0], found[0]), text)
+
+    def _file(self, who: int) -> Path:
+        """The records of a worker or a learner."""
+        folder = self._spec.folder
+        return folder.worker_file(who) if who >= 0 else folder.learner_file(name_of(who))
 
     def _read_rows(self) -> None:
-        for worker, reader in enumerate(self._readers):
-            everywhere = self._spec.among_all(worker)
+        for who, reader in self._readers.items():
+            everywhere = self._spec.among_all(who)
+            name = everywhere if who >= 0 else name_of(everywhere)
             for row in reader.new():
-                self._journal.tell("row", self._spec.folder.worker_file(everywhere).name, row | {"worker": everywhere})
+                self._journal.tell("row", self._file(everywhere).name, row | {"worker": name})
 
     def _guarded(self, work: Callable[[], None]) -> Callable[[], None]:
         """A thread's work; an exception ends this host."""
@@ -245,7 +277,7 @@ class Host(Member):
         signals = Signals()
         supervisor = Workers(run, self)
         try:
-            for slot in supervisor.workers:
+            for slot in (*supervisor.workers, *supervisor.learners):
                 slot.incarnation = INCARNATIONS * (self.beginning.incarnation - 1)
                 supervisor.fill(slot)
             while not supervisor.all_ended() and self._order != LEAVE:
@@ -270,8 +302,7 @@ class Host(Member):
             if self._outcome is not None:
                 return
             time.sleep(0.01)
-        learnt_here = load_page(self._spec.page).EXPERIENCE == GRADIENT
-        (Exchange if learnt_here else Forwarding)(self, self._wire).run()
+        (Exchange if self.learns else Forwarding)(self, self._wire).run()
         self._end(LEFT)
 
     @property

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.backends.actors import LearnerActor, ShardActor
+from asyncrl.backends.handles import learners_of, pushes_every_update
 from asyncrl.backends.learner_host import filling
 from asyncrl.backends.places import Place, patience
 from asyncrl.backends.reports import KINDS, LEFT, Seen
@@ -55,11 +56,15 @@ class Keepers:
         """Moments from before a resume."""
         self.steps = handles.clock.steps
         """T at which the run was begun or resumed."""
+        self.updates = handles.store.updates
+        """Updates in theta then."""
         theta = handles.store.snapshot().numpy()
         self._known: list[State] = [beginning(theta[part]) for part in parts]
         """The newest known state of each keeper, for one that has lost everything."""
         self._filled = [0] * len(parts)
         """How often each keeper was filled."""
+        self._writers = spec.config.workers
+        """Number of those on each host who count something."""
         self.actors: list[Any] = []
         self._pulls: list[Any] = []
         self._pulled = 0.0
@@ -135,14 +140,16 @@ class Keepers:
         if "tallies" not in self._known[0]:
             return
         config = self._spec.config
-        ledger = Ledger(config.most_hosts, config.workers, KINDS, tuple(len(row) for row in self.moments))
+        ledger = Ledger(config.most_hosts, self._writers, KINDS, tuple(len(row) for row in self.moments))
         ledger.restore(self._known[0])
-        tallies = ledger.of_workers().reshape(-1, KINDS)
+        # Workers of all hosts first, then learners of all hosts.
+        workers, learners = np.split(ledger.of_workers(), [config.workers], axis=1)
+        tallies = np.concatenate([workers.reshape(-1, KINDS), learners.reshape(-1, KINDS)])
         theta = torch.from_numpy(np.concatenate([cast(NDArray[np.float32], known["theta"]) for known in self._known]))
         self._store.show(theta, self._updates(tallies[:, 1:]))
         rows = zip(self.moments, ledger.all().moments, strict=True)
         self._handles.moments.lay_down([merge(earlier, row) for earlier, row in rows])
-        for worker, steps in enumerate(tallies[:, 0].tolist()):
+        for worker, steps in enumerate(workers[..., 0].ravel().tolist()):
             self._clock.tell(worker, steps)
 
     def _updates(self, of_workers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -168,16 +175,28 @@ class Keepers:
 
 
 class Shards(Keepers):
-    """Shards: each has a part of theta, and workers learn."""
+    """Shards: each has a part of theta, and hosts learn. They apply gradients, if hosts push every update."""
 
     def __init__(self, run: Run, tell: Tell) -> None:
-        handles = run.handles
-        assert isinstance(handles.store, Mirror)
-        super().__init__(run, slices(handles.store.theta.numel(), run.spec.config.parameter_shards), tell)
+        store, page, config = run.handles.store, run.spec.page, run.spec.config
+        assert isinstance(store, Mirror)
+        parts = slices(store.theta.numel(), config.parameter_shards)
+        super().__init__(run, parts, tell)
+        self._writers += learners_of(page, config) // config.most_hosts
+        self._descent = config.descent if pushes_every_update(page, config) else None
+        if self._descent is not None:
+            theta, statistics = store.snapshot().numpy(), store.state()["statistics"][0].numpy()
+            self._known = [beginning(theta[part], statistics[:, part], self.updates) for part in parts]
 
     def statistics_of(self, host: Any) -> Any:
         """The call for the store's state besides theta, which hosts have."""
         return host.state.remote()
+
+    def _show(self) -> None:
+        super()._show()
+        if self._descent is not None:
+            parts = [cast(NDArray[np.float32], known["statistics"]) for known in self._known]
+            self._store.show_statistics({"statistics": np.concatenate(parts, axis=1)[None]})
 
     def _start(self, nodes: Sequence[dict[str, Any]]) -> list[Any]:
         config, folder = self._spec.config, self._spec.folder.path / f"shards-{uuid.uuid4().hex[:8]}"
@@ -192,7 +211,7 @@ class Shards(Keepers):
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
             )
             file = str(folder / f"shard-{shard}.safetensors")
-            actors.append(options.remote(file, config.most_hosts, config.workers, sizes, shard == 0))
+            actors.append(options.remote(file, config.most_hosts, self._writers, sizes, shard == 0, self._descent))
         return actors
 
     def _replace(self, keeper: int, trouble: str) -> None:

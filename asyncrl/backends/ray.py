@@ -57,7 +57,7 @@ def require_ray() -> None:
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """Follow the run to its end on a cluster. None of its processes is left on this machine when it returns."""
     keeper = Supervisor(
-        run, monitor, view, worker_process, evaluator_process, learner_process, evaluator_only=True
+        run, monitor, view, worker_process, evaluator_process, learner_process, workers=False, learners=False
     )  # fmt: skip
     here, there = multiprocessing.Pipe()
     driver = start_child(start_context(run.spec.page), driver_process, Seat(run, there), 0, DRIVER)

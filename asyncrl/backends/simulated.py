@@ -196,13 +196,13 @@ class SimulatedHost(Member):
         return [letter for letter in letters if letter is not None]
 
 
-def _lane_state(lane: Lane) -> dict[str, Any]:
+def _lane_state(lane: Lane[Any]) -> dict[str, Any]:
     letter = None if lane.call is None else lane.call.state()
     own = {"since": lane.since, "made": lane.made, "brought": lane.brought}
     return {**own, "exchanger": lane.exchanger.state(), "letter": letter}
 
 
-def _restore_lane(lane: Lane, state: Mapping[str, Any]) -> Letter | None:
+def _restore_lane(lane: Lane[Any], state: Mapping[str, Any]) -> Letter | None:
     lane.since, lane.made, lane.brought = state["since"], state["made"], state["brought"]
     letter = None if state["letter"] is None else Letter.from_state(state["letter"])
     lane.call = letter

@@ -87,21 +87,20 @@ class Supervisor:
         work: Callable[[Run, int], None],
         evaluate: Callable[[Run, int], None],
         learn: Callable[[Run, int], None],
-        evaluator_only: bool = False,
-        workers_only: bool = False,
+        workers: bool = True,
+        learners: bool = True,
+        evaluator: bool = True,
     ) -> None:
-        """`evaluator_only`: workers and learners are elsewhere; `workers_only`: evaluator and learners are."""
+        """Supervises workers, learners and the evaluator, or only some of them if the others are elsewhere."""
         self._run = run
         self._monitor = monitor
         self._view = view
         self._targets = {EVALUATOR: evaluate} | dict.fromkeys(run.handles.clock.learners, learn)
         self._work = work
         self._context = start_context(run.spec.page)
-        here = 0 if evaluator_only else run.spec.config.workers
-        self.workers = [Slot(worker) for worker in range(here)]
-        learners = [] if evaluator_only or workers_only else run.handles.clock.learners
-        self.learners = [Slot(learner) for learner in learners]
-        self.evaluator = Slot(EVALUATOR, due=None if workers_only else 0.0)
+        self.workers = [Slot(worker) for worker in range(run.spec.config.workers if workers else 0)]
+        self.learners = [Slot(learner) for learner in (run.handles.clock.learners if learners else ())]
+        self.evaluator = Slot(EVALUATOR, due=0.0 if evaluator else None)
         self._gone: dict[int, str] = {}
         """Of each worker and of a learner that is gone for good, what was the last of it."""
 

@@ -182,6 +182,8 @@ class ParallelismSettings(Settings):
     """Ray backend: number of processes that hold the parameters between hosts; with --simulate-hosts simulated ones."""
     learner_resource: str = ""
     """Ray backend, methods with a learner: place it on a machine that has this resource; empty: beside the driver."""
+    push: Literal["exchange", "every-update"] = "exchange"
+    """Ray backend: hosts send changes of parameters now and then, or each gradient as it comes (Gorila's default)."""
     exchange_updates: int = 32
     """Ray backend: updates of a host between exchanges of parameters with the others; at least once a second."""
     simulate_hosts: int = 0
@@ -210,9 +212,9 @@ class ParallelismSettings(Settings):
         self._require_not_negative("simulate_hosts", most=MOST_WORKERS)
         self._require("exchange_delay", 0 <= self.exchange_delay <= 1e6, "must lie between 0 and 1_000_000")
         resumed = bool(getattr(self, "resume", ""))  # a run that is resumed on another backend may keep them
-        for name in ("hosts", "address", "parameter_shards", "learner_resource"):
+        for name in ("hosts", "address", "parameter_shards", "learner_resource", "push"):
             there = self.backend == "ray" or (name == "parameter_shards" and self.simulated_hosts > 0)
-            if getattr(self, name) not in (1, "") and not there and not resumed:
+            if getattr(self, name) != getattr(type(self), name) and not there and not resumed:
                 raise UsageError(f"{flag(name)} is for --backend ray")
         self._check_simulation(resumed)
         self._require_count("envs_per_worker", most=10_000)

@@ -5,10 +5,13 @@ the last exchange, and adds the changes made by other hosts:
 
     delta = live - base;  send delta;  live += theta - base - delta;  base = theta
 
-So updates that workers make during an exchange are kept. A call may be lost, repeated, late, or out of order, and a
-shard or a host may die at any moment. Still:
+So updates that workers make during an exchange are kept. With `--push every-update` a host sends the gradients of its
+workers instead, as they come, and takes theta as the shard answers it. The shard judges each gradient by its age and
+applies it by the optimiser, whose statistics live in the shard. Either way a call may be lost, repeated, late, or out
+of order, and a shard or a host may die at any moment. Still:
 
-- No delta is applied twice: calls are numbered per host and incarnation, and an unanswered call is repeated unchanged.
+- No delta or gradient is applied twice: calls are numbered per host and incarnation, and an unanswered call is repeated
+  unchanged.
 - A shard that dies comes back from its checkpoint in a new epoch. It loses fewer than `every` acknowledged exchanges,
   and no host sends them again. A delta is applied only in the epoch for which it was sent, so a late call cannot bring
   lost ones back.
@@ -24,10 +27,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from asyncrl.core.errors import NotFinite
 from asyncrl.core.moments import merge
+from asyncrl.core.updates import Descent
 
 Epoch = tuple[int, int]
 """How often a shard was filled from outside, and how often it has recovered from its checkpoint since."""
@@ -56,6 +61,31 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Gradients:
+    """Finite gradients of a host's workers, in the order in which a shard applies them."""
+
+    values: NDArray[np.float32]
+    """`[N, P]` already clipped."""
+    rates: NDArray[np.float64]
+    """`[N]` eta of each."""
+    versions: NDArray[np.int64]
+    """`[N]` updates in the shard's part of theta when each was computed."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of gradients."""
+
+    applied: NDArray[np.bool_]
+    """`[N]` whether each was applied; the others were too old."""
+    staleness: NDArray[np.int64]
+    """`[N]` updates since the theta that each was computed at."""
+
+
+_NONE = Judged(np.zeros(0, bool), np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True)
 class Call:
     """A host's request to a shard."""
 
@@ -73,6 +103,8 @@ class Call:
     seen: int = 0
     """Updates in theta when the host last saw it."""
     report: Report | None = None
+    gradients: Gradients | None = None
+    """To be applied instead of a delta."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +115,13 @@ class Answer:
     """Number of the call."""
     epoch: Epoch
     version: int
-    """Deltas applied since the run began, without those that were lost."""
+    """Calls whose delta or gradients were applied since the run began, without those that were lost."""
     theta: NDArray[np.float32]
-    """`[P]` the shard's theta, with the delta if it was applied."""
+    """`[P]` the shard's theta, with what the call brought if it was applied."""
     taken: int
-    """Number of the host's newest call whose delta is in theta."""
+    """Number of the host's newest call whose delta or gradients are in theta."""
     contributed: int
-    """Deltas of this incarnation of the host in theta."""
+    """Such calls of this incarnation of the host."""
     updates: int
     """Updates in theta."""
     staleness: int | None = None
@@ -98,6 +130,8 @@ class Answer:
     """Sums over all but this incarnation of the host, with tallies `[K]`, from the shard that keeps the ledger."""
     retired: bool = False
     """Whether a later incarnation has replaced this one."""
+    judged: Judged | None = None
+    """What became of the call's gradients, if it is the newest that was taken: the same whenever it is repeated."""
 
 
 class Ledger:
@@ -165,10 +199,15 @@ class Shard:
     """A part of theta `[P]`, and who has contributed to it. Not for concurrent calls."""
 
     def __init__(
-        self, hosts: int, save: Callable[[State], None], every: int = 20, ledger: Ledger | None = None
+        self,
+        hosts: int,
+        save: Callable[[State], None],
+        every: int = 20,
+        ledger: Ledger | None = None,
+        descent: Descent | None = None,
     ) -> None:
         """Begins empty. `save` stores a state for `recover`; it is called before the first answer and every `every`
-        deltas. One of the shards keeps the `ledger`."""
+        calls that change theta. One of the shards keeps the `ledger`. `descent`: how gradients are applied."""
         self.life = uuid.uuid4().hex
         """Distinguishes this process of the shard from earlier ones."""
         self.ledger = ledger
@@ -176,7 +215,12 @@ class Shard:
         self._incarnations = np.zeros(hosts, np.int64)
         self._taken = np.zeros(hosts, np.int64)
         self._contributed = np.zeros(hosts, np.int64)
+        self._judged = [_NONE] * hosts
+        """What became of the gradients of each host's newest call that was taken."""
         self._theta: NDArray[np.float32] | None = None
+        self._descent = descent
+        self._statistics = np.zeros((0, 0), np.float32)
+        """`[S, P]` of the optimiser. They live here, where it is applied: each gradient changes them once."""
         self.epoch = NEVER
         self.version = self.updates = 0
 
@@ -206,14 +250,22 @@ class Shard:
         if "taken" in state:
             self._incarnations[:], self._taken[:] = state["incarnations"], state["taken"]
             self._contributed[:] = state["contributed"]
+            self._judged = [
+                Judged(np.array(state[f"applied.{host}"], bool), np.array(state[f"staleness.{host}"], np.int64))
+                for host in range(len(self._taken))
+            ]
+        if "counts" in state:
             self.version, self.updates = (int(count) for count in state["counts"])
+        if self._descent is not None:
+            shape = (self._descent.rule.statistics, len(theta))
+            self._statistics = np.array(state.get("statistics", np.zeros(shape)), np.float32)
         if self.ledger is not None and "tallies" in state:
             self.ledger.restore(state)
         self.epoch, self._theta = epoch, theta
         self._save(self.state())
 
     def exchange(self, call: Call) -> Answer:
-        """Apply the delta unless it was applied before or is for another epoch. Raises Empty."""
+        """Apply the delta or the gradients unless that was done before or is for another epoch. Raises Empty."""
         if self._theta is None:
             raise Empty
         host = call.host
@@ -221,24 +273,52 @@ class Shard:
             return Answer(call.number, self.epoch, self.version, self._theta[:0], 0, 0, self.updates, retired=True)
         if call.incarnation > self._incarnations[host]:
             self._incarnations[host], self._taken[host], self._contributed[host] = call.incarnation, 0, 0
+            self._judged[host] = _NONE
         if self.ledger is not None and call.report is not None:
             self.ledger.note(host, call.incarnation, call.report)
         staleness = None
-        if call.delta is not None and call.epoch == self.epoch and call.number > self._taken[host]:
-            staleness = self.updates - call.seen
-            self._theta += call.delta
+        brings = call.delta is not None or call.gradients is not None
+        if brings and call.epoch == self.epoch and call.number > self._taken[host]:
+            if call.delta is not None:
+                staleness = self.updates - call.seen
+                self._theta += call.delta
+                self.updates += call.updates
+            if call.gradients is not None:
+                self._judged[host] = self._learn(self._theta, call.gradients)
             self._taken[host] = call.number
             self._contributed[host] += 1
             self.version += 1
-            self.updates += call.updates
             if self.version % self._every == 0:
                 self._save(self.state())
         others = None if self.ledger is None else self.ledger.others(host)
         taken, contributed = int(self._taken[host]), int(self._contributed[host])
         theta = self._theta.copy()
+        judged = self._judged[host] if call.gradients is not None and call.number == taken else None
         return Answer(
-            call.number, self.epoch, self.version, theta, taken, contributed, self.updates, staleness, others
+            call.number, self.epoch, self.version, theta, taken, contributed, self.updates, staleness, others,
+            judged=judged,
         )  # fmt: skip
+
+    def _learn(self, theta: NDArray[np.float32], gradients: Gradients) -> Judged:
+        """Judge each gradient by its own age, and apply it unless it is too old (Nair et al. 2015)."""
+        assert self._descent is not None
+        judged = Judged(np.zeros(len(gradients.values), bool), np.zeros(len(gradients.values), np.int64))
+        live, statistics, most = (
+            torch.from_numpy(theta),
+            torch.from_numpy(self._statistics),
+            self._descent.max_staleness,
+        )
+        each = zip(gradients.values, gradients.rates.tolist(), gradients.versions.tolist(), strict=True)
+        for number, (gradient, rate, version) in enumerate(each):
+            # The version may be of updates that were lost since.
+            judged.staleness[number] = staleness = max(0, self.updates - version)
+            if 0 < most < staleness:
+                continue
+            own = torch.from_numpy(np.array(gradient))  # what a call brings may be read-only
+            self._descent.rule.apply(live, own, statistics, rate, self.updates)
+            self.updates += 1
+            judged.applied[number] = True
+        return judged
 
     def state(self) -> State:
         """A copy of the shard's state. Raises Empty."""
@@ -251,47 +331,54 @@ class Shard:
             "incarnations": self._incarnations.copy(),
             "taken": self._taken.copy(),
             "contributed": self._contributed.copy(),
+            **{f"applied.{host}": judged.applied.astype(np.uint8) for host, judged in enumerate(self._judged)},
+            **{f"staleness.{host}": judged.staleness for host, judged in enumerate(self._judged)},
+            **({} if self._descent is None else {"statistics": self._statistics.copy()}),
             **({} if self.ledger is None else self.ledger.state()),
         }
 
 
-def beginning(theta: NDArray[np.float32]) -> State:
-    """The first state of a shard."""
-    return {"theta": theta}
+def beginning(theta: NDArray[np.float32], statistics: NDArray[np.float32] | None = None, updates: int = 0) -> State:
+    """The first state of a shard. One that applies gradients also has the optimiser's statistics `[S, P]`.
+
+    `updates` is how many of them theta and statistics have seen.
+    """
+    if statistics is None:
+        return {"theta": theta}
+    return {"theta": theta, "statistics": statistics, "counts": np.array([0, updates], np.int64)}
 
 
 @dataclass(frozen=True)
 class Exchanged:
     """The result of an exchange."""
 
-    staleness: int | None
-    """Updates of other hosts that this host's delta did not know of; None if it was not applied by this very call."""
+    staleness: tuple[int, ...]
+    """Updates that this host's delta, or each of its gradients, did not know of; empty if this very call did not apply
+    it. For a delta they are those of other hosts."""
     included: bool = True
     """Whether what the host sent is in theta now."""
     lost: int = 0
-    """Exchanges of this host that had been acknowledged and that the shard has lost."""
+    """Calls of this host that had been acknowledged and that the shard has lost."""
     others: Report | None = None
+    judged: Judged | None = None
+    """What became of the gradients that were sent, if they are included."""
 
 
-class Exchanger:
+class Caller:
     """A host's side of one shard: at most one call is pending, and it is repeated until it is answered."""
 
     def __init__(self, host: int, incarnation: int, live: NDArray[np.float32]) -> None:
-        """`live` `[P]` is the memory that the host's workers write to; the first answer fills it."""
+        """`live` `[P]` is the memory that the host's workers read; the first answer fills it."""
         self._host, self._incarnation = host, incarnation
         self._live = live
-        self._base: NDArray[np.float32] | None = None
-        """The shard's theta in its last answer."""
         self._pending: Call | None = None
-        self._made = self._pending_made = 0
-        """Updates of the host's workers in base, and the same once the pending call is answered."""
         self._number = self._contributed = self._seen = 0
         self.epoch = NEVER
 
     @property
     def joined(self) -> bool:
         """Whether the shard has ever answered."""
-        return self._base is not None
+        return self.epoch != NEVER
 
     @property
     def idle(self) -> bool:
@@ -302,6 +389,42 @@ class Exchanger:
     def calls(self) -> int:
         """Calls so far, with a pending one."""
         return self._number
+
+    def _begin(self, call: Call, report: Report | None) -> Call:
+        """Number a call; it is pending from now on."""
+        self._number += 1
+        self._pending = replace(
+            call, host=self._host, incarnation=self._incarnation, number=self._number, epoch=self.epoch, report=report
+        )
+        return self._pending
+
+    def _answered(self, answer: Answer) -> Call | None:
+        """The pending call, if this is an answer to it that counts. Raises Retired."""
+        pending = self._pending
+        if pending is None or answer.number != pending.number or answer.epoch < self.epoch:
+            return None
+        if answer.retired:
+            raise Retired
+        return pending
+
+    def _settle(self, answer: Answer, included: bool) -> int:
+        """The pending call is settled. Returns how many acknowledged calls the shard has lost."""
+        lost = max(0, self._contributed + included - answer.contributed)
+        self._pending = None
+        self.epoch, self._contributed, self._seen = answer.epoch, answer.contributed, answer.updates
+        return lost
+
+
+class Exchanger(Caller):
+    """Sends the change of theta since the last exchange, and adds what others have changed."""
+
+    def __init__(self, host: int, incarnation: int, live: NDArray[np.float32]) -> None:
+        """`live` `[P]` is the memory that the host's workers write to as well."""
+        super().__init__(host, incarnation, live)
+        self._base: NDArray[np.float32] | None = None
+        """The shard's theta in its last answer."""
+        self._made = self._pending_made = 0
+        """Updates of the host's workers in base, and the same once the pending call is answered."""
 
     def state(self) -> State:
         """A copy of what it knows of the shard, without the pending call. Raises Empty before the first answer."""
@@ -322,28 +445,23 @@ class Exchanger:
 
         Raises NotFinite if the change of theta is not finite, which would spread to all hosts.
         """
-        if self._pending is None:
-            self._number += 1
-            delta = None if self._base is None else self._live - self._base
-            if delta is not None and not bool(np.isfinite(delta).all()):
-                raise NotFinite("the host's parameters are not finite")
-            self._pending_made = made
-            call = Call(self._host, self._incarnation, self._number, self.epoch, delta, made - self._made, self._seen)
-            self._pending = replace(call, report=report)
-        return self._pending
+        if self._pending is not None:
+            return self._pending
+        delta = None if self._base is None else self._live - self._base
+        if delta is not None and not bool(np.isfinite(delta).all()):
+            raise NotFinite("the host's parameters are not finite")
+        self._pending_made = made
+        return self._begin(Call(0, 0, 0, delta=delta, updates=made - self._made, seen=self._seen), report)
 
     def accept(self, answer: Answer) -> Exchanged | None:
         """Add the answer to the pending call to live. None if it answers another call; then nothing changes.
 
         Raises Retired.
         """
-        pending = self._pending
-        if pending is None or answer.number != pending.number or answer.epoch < self.epoch:
+        pending = self._answered(answer)
+        if pending is None:
             return None
-        if answer.retired:
-            raise Retired
         included = pending.delta is not None and answer.taken >= pending.number
-        lost = max(0, self._contributed + included - answer.contributed)
         if self._base is None:
             self._live[:] = answer.theta
         else:
@@ -355,9 +473,40 @@ class Exchanger:
             others = answer.theta - known
             if others.any():
                 self._live += others
-        self._base, self._pending = answer.theta, None
-        self.epoch, self._contributed, self._seen = answer.epoch, answer.contributed, answer.updates
-        return Exchanged(answer.staleness, included, lost, answer.others)
+        self._base = answer.theta
+        lost = self._settle(answer, included)
+        return Exchanged(() if answer.staleness is None else (answer.staleness,), included, lost, answer.others)
+
+
+class Pusher(Caller):
+    """Sends gradients, and takes theta as the shard has it.
+
+    Gradients of a call that the shard has not taken, since it has come back in another epoch meanwhile, may be sent
+    again in a new call: their first call is of an epoch that is over, so it is never applied any more.
+    """
+
+    def call(self, gradients: Gradients | None = None, report: Report | None = None) -> Call:
+        """The pending call, or a new one; without gradients it only asks for theta, as the first one must."""
+        if self._pending is not None:
+            return self._pending
+        assert self.joined or gradients is None
+        return self._begin(Call(0, 0, 0, gradients=gradients), report)
+
+    def accept(self, answer: Answer) -> Exchanged | None:
+        """Copy the answer to the pending call to live. None if it answers another call; then nothing changes.
+
+        Raises Retired.
+        """
+        pending = self._answered(answer)
+        if pending is None:
+            return None
+        brought = pending.gradients is not None
+        included = self.joined and (not brought or answer.taken >= pending.number)
+        self._live[:] = answer.theta
+        lost = self._settle(answer, brought and included)
+        judged = answer.judged if brought and included else None
+        staleness = () if judged is None else tuple(judged.staleness[judged.applied].tolist())
+        return Exchanged(staleness, included, lost, answer.others, judged)
 
 
 def slices(parameters: int, shards: int) -> list[slice]:

@@ -27,8 +27,8 @@ COUNTED = len(Counts._fields)
 UPDATES = 0
 COLUMN_OF = {NOT_FINITE: 1, STALE: 2, OUTLIER: 3}
 """Column of a writer's row, by the reason why a gradient was dropped."""
-EARLIER_UPDATES, BEGUN = COUNTED, COUNTED + 1
-"""Further columns: updates before the run was resumed, updates begun."""
+EARLIER_UPDATES, BEGUN, ELSEWHERE = COUNTED, COUNTED + 1, COUNTED + 2
+"""Further columns: updates before the run was resumed, updates begun; in the last row, updates made elsewhere."""
 MISFIT = (
     "the checkpoint's optimiser statistics are of another --optimizer, of other --statistics, or, with --statistics "
     "per-worker, of another number of --workers"
@@ -170,6 +170,13 @@ class SharedStore:
     def _row(self, writer: int) -> int:
         return writer if writer >= 0 else self._workers + LEARNER - writer
 
+    def hear_of(self, updates: int) -> None:
+        """So many updates have been made elsewhere: on other hosts, and before this one joined. They refresh theta^-.
+
+        The optimiser's statistics have not seen them, so they are not among `updates`.
+        """
+        self._counts[-1, ELSEWHERE] = max(updates, int(self._counts[-1, ELSEWHERE]))
+
     def _refresh_target(self, steps: int) -> None:
         """theta^- <- theta if T = `steps`, or the number of updates, has crossed a multiple of the interval.
 
@@ -179,7 +186,8 @@ class SharedStore:
         if self._target is None:
             return
         by_steps = self._descent.target_interval_steps
-        now, interval = (steps, by_steps) if by_steps else (self.updates, self._descent.target_interval_updates)
+        updates = self.updates + int(self._counts[-1, ELSEWHERE])
+        now, interval = (steps, by_steps) if by_steps else (updates, self._descent.target_interval_updates)
         if crossed(int(self._target_steps), now, interval):
             self._target_steps.fill_(now)
             self._target.copy_(self.theta)

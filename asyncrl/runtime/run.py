@@ -62,10 +62,14 @@ class RunSpec:
     """What a program has handed over and other processes could not import."""
     first_worker: int = 0
     """Several hosts: the number of this host's first worker among those of all."""
+    first_learner: int = 0
+    """Several hosts: how many learners the hosts before this one have."""
 
-    def among_all(self, worker: int) -> int:
-        """The number of a worker of this host among those of all hosts; of others than workers their own."""
-        return worker + self.first_worker if worker >= 0 else worker
+    def among_all(self, who: int) -> int:
+        """The number of a worker or learner of this host among those of all hosts; of the evaluator its own."""
+        if who >= 0:
+            return who + self.first_worker
+        return who if who == EVALUATOR else who - self.first_learner
 
     def stream(self, worker: int, *place: int) -> tuple[int, ...]:
         """What distinguishes a random stream of a worker from all others of its purpose."""

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from asyncrl.backends.handles import learners_of
 from asyncrl.backends.host import Beginning, Host
 from asyncrl.backends.reports import KINDS, LEFT, Seen
 from asyncrl.parameters.shards import Answer, Call, Ledger, Shard, State, beginning, slices
@@ -39,9 +41,13 @@ def shards_of(run: Run, count: int, hosts: int) -> list[Shard]:
     sizes = tuple(len(row) for row in run.handles.moments.of_workers())
     found = []
     for number, part in enumerate(slices(len(theta), count)):
-        ledger = Ledger(hosts, run.spec.config.workers, KINDS, sizes) if number == 0 else None
-        shard = Shard(hosts, lambda state: None, ledger=ledger)
-        shard.begin(shard.life, 1, beginning(theta[part]))
+        config = run.spec.config
+        writers = config.workers + learners_of(run.spec.page, config) // hosts
+        ledger = Ledger(hosts, writers, KINDS, sizes) if number == 0 else None
+        pushed = config.push == "every-update"
+        shard = Shard(hosts, lambda state: None, ledger=ledger, descent=config.descent if pushed else None)
+        statistics = np.zeros((config.update_rule.statistics, part.stop - part.start), np.float32)
+        shard.begin(shard.life, 1, beginning(theta[part], statistics if pushed else None))
         found.append(shard)
     return found
 
@@ -74,12 +80,12 @@ def follow(hosts: list[Host], enough: Callable[[], bool], seconds: float = 200.0
     return news
 
 
-def test_two_hosts_make_one_run_of_shared_parameters(tmp_path: Path) -> None:
+@pytest.mark.parametrize("push", ["exchange", "every-update"])
+def test_two_hosts_make_one_run_of_shared_parameters(tmp_path: Path, push: str) -> None:
     """Two shards, and every third answer is lost: the shards have each update once, and T is that of both hosts."""
     run = make_run(tmp_path, workers=1, total_steps=10**9, envs_per_worker=4, record_interval_seconds=1e6)
-    run = Run(
-        replace(run.spec, config=replace(run.spec.config, backend="ray", hosts=2, parameter_shards=2)), run.handles
-    )
+    config = replace(run.spec.config, backend="ray", hosts=2, parameter_shards=2, push=push)
+    run = Run(replace(run.spec, config=config), run.handles)
     before = run.handles.store.snapshot().numpy()
     shards = shards_of(run, count=2, hosts=2)
 
@@ -106,3 +112,35 @@ def test_two_hosts_make_one_run_of_shared_parameters(tmp_path: Path) -> None:
     assert first["exchanges_lost"] + second["exchanges_lost"] == 0
     assert steps[0] < first["steps"] <= steps.sum()
     assert steps[1] < second["steps"] <= steps.sum()
+    if push == "every-update":
+        told = sum(row["updates"] for row in rows if "updates" in row)
+        assert told == updates.sum() == (first["gradients"] + second["gradients"]) / 2  # both shards had each
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("push", ["exchange", "every-update"])
+@pytest.mark.parametrize("kind", [{"layout": "bundled"}, {"learners": 2}], ids=["bundled", "unbundled"])
+def test_hosts_learn_from_their_own_memories(tmp_path: Path, kind: dict[str, Any], push: str) -> None:
+    """Gorila on two hosts: each update is in the shard once, and each writer's rows have its own number."""
+    memory = {"memory_steps": 8000, "warmup_steps": 400, "minibatch": 8, "replay_ratio": 0.1}
+    run = make_run(tmp_path, "gorila", workers=2, total_steps=10**9, record_interval_seconds=1e6, **memory, **kind)
+    run = Run(replace(run.spec, config=replace(run.spec.config, backend="ray", hosts=2, push=push)), run.handles)
+    (shard,) = shards_of(run, count=1, hosts=2)
+    ledger = shard.ledger
+    assert ledger is not None
+
+    def enough() -> bool:
+        """Both have learnt."""
+        return bool((ledger.of_workers()[..., 1].sum(1) >= 50).all())
+
+    news = follow([Host(beginning_of(run, host), DirectWire([shard], faulty=3)) for host in (0, 1)], enough)
+
+    counts = ledger.of_workers()
+    assert shard.updates == counts[..., 1].sum()
+    # Half of the steps before learning are each host's; two writers may find the same update due.
+    assert (counts[..., 1].sum(1) <= 0.1 * (counts[..., 0].sum(1) - 200) + 2).all()
+    rows = [facts[2] for own in news for facts in own if facts[0] == "row"]
+    learners = range(4) if "layout" in kind else ["learner", "learner-01", "learner-02", "learner-03"]
+    of_each = [sum(row.get("updates", 0) for row in rows if row.get("worker") == who) for who in learners]
+    assert of_each == counts[..., 1][counts[..., 1] > 0].tolist()
+    assert sum(row.get("worker_steps", 0) for row in rows) == counts[..., 0].sum()

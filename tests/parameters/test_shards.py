@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +13,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from asyncrl.core.errors import NotFinite
 from asyncrl.core.moments import merge
+from asyncrl.core.updates import Descent, UpdateRule
 from asyncrl.parameters.shards import (
     Answer,
     Call,
     Empty,
     Exchanged,
     Exchanger,
+    Gradients,
     Ledger,
+    Pusher,
     Report,
     Retired,
     Shard,
@@ -36,7 +40,8 @@ class Host:
 
     incarnation: int
     live: np.ndarray
-    exchanger: Exchanger
+    exchanger: Any
+    """An Exchanger, or a Pusher."""
     made: int = 0
     sent: dict[int, set[int]] = field(default_factory=dict)
     """The updates in each of its deltas, by the call's number."""
@@ -46,6 +51,9 @@ class Host:
 
 class Exchanging(RuleBasedStateMachine):
     """Every update adds 1 to a component of theta that is its own: how often it is applied can be read anywhere."""
+
+    descent: Descent | None = None
+    """How the shard applies gradients, if it does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +79,7 @@ class Exchanging(RuleBasedStateMachine):
             self.exchange(host)
 
     def start_shard(self) -> None:
-        self.shard = Shard(HOSTS, self.save, EVERY, Ledger(HOSTS, 1, 1))
+        self.shard = Shard(HOSTS, self.save, EVERY, Ledger(HOSTS, 1, 1), self.descent)
         if self.saved is not None:
             self.shard.recover(self.saved)
 
@@ -93,10 +101,13 @@ class Exchanging(RuleBasedStateMachine):
         """A new call, or the last one again; what is never delivered is lost."""
         one = self.hosts[host]
         if one.exchanger.joined and self.next_update < MOST_UPDATES and not again:
-            one.live[self.next_update] += 1
+            self.work(one, self.next_update)
             one.made += 1
             self.next_update += 1
         self.calls.append(self.call_of(one))
+
+    def work(self, one: Host, update: int) -> None:
+        one.live[update] += 1
 
     def call_of(self, one: Host) -> Call:
         call = one.exchanger.call(one.made, Report(np.array([[one.made]]), ()))
@@ -230,6 +241,99 @@ class Exchanging(RuleBasedStateMachine):
 Exchanging.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
 TestExchanging = Exchanging.TestCase
 
+BOUND = 2
+"""Gradients that are older are dropped."""
+ADDING = UpdateRule("momentum-sgd", decay=0.0)
+"""theta - eta gradient."""
+
+
+@dataclass
+class Posting(Host):
+    """A host whose gradients go to the shard."""
+
+    waiting: list[tuple[int, int]] = field(default_factory=list)
+    """Updates that have not been judged, and the version of theta at which each was computed."""
+    carried: dict[int, int] = field(default_factory=dict)
+    """How many of them are in each call."""
+    seen: int = 0
+
+
+class Pushing(Exchanging):
+    """The same with gradients, of which a call has all that wait; the shard applies them, unless they are too old."""
+
+    descent = Descent(ADDING, max_staleness=BOUND)
+
+    def __init__(self) -> None:
+        self.dropped: set[int] = set()
+        super().__init__()
+
+    def join(self, host: int) -> None:
+        self.incarnations[host] += 1
+        live = np.zeros(MOST_UPDATES, np.float32)
+        self.hosts[host] = Posting(self.incarnations[host], live, Pusher(host, self.incarnations[host], live))
+
+    def work(self, one: Host, update: int) -> None:
+        assert isinstance(one, Posting)
+        one.waiting.append((update, one.seen))
+
+    @rule(host=st.integers(0, HOSTS - 1))
+    def work_and_wait(self, host: int) -> None:
+        """Another gradient, for the next call."""
+        one = self.hosts[host]
+        if one.exchanger.joined and self.next_update < MOST_UPDATES:
+            self.work(one, self.next_update)
+            one.made += 1
+            self.next_update += 1
+
+    def call_of(self, one: Host) -> Call:
+        assert isinstance(one, Posting)
+        gradients = None
+        if one.waiting:
+            updates, versions = (np.array(column) for column in zip(*one.waiting, strict=True))
+            gradients = Gradients(-np.eye(MOST_UPDATES, dtype=np.float32)[updates], np.ones(len(updates)), versions)
+        call: Call = one.exchanger.call(gradients, Report(np.array([[one.made]]), ()))
+        one.carried.setdefault(call.number, 0 if call.gradients is None else len(call.gradients.values))
+        return call
+
+    def hear(self, host: int, incarnation: int, answer: Answer) -> Exchanged | None:
+        one = self.hosts[host]
+        if one.incarnation != incarnation:
+            return None
+        assert isinstance(one, Posting)
+        exchanged: Exchanged | None = one.exchanger.accept(answer)
+        if exchanged is None:
+            return None
+        one.heard.append((answer.epoch, answer.version))
+        one.seen = answer.updates
+        if exchanged.judged is not None:
+            carried = one.carried[answer.number]
+            judged, one.waiting = np.array(one.waiting[:carried])[:, 0], one.waiting[carried:]
+            applied = exchanged.judged.applied
+            assert (applied == (exchanged.judged.staleness <= BOUND)).all()
+            self.acknowledged |= dict.fromkeys(judged[applied].tolist(), (host, incarnation, answer.number))
+            self.dropped |= set(judged[~applied].tolist())
+        return exchanged
+
+    @invariant()
+    def every_update_is_counted_once(self) -> None:
+        if not self.shard.empty:
+            assert self.shard.updates == self.shard.state()["theta"].sum()
+
+    @invariant()
+    def what_was_too_old_is_nowhere(self) -> None:
+        if not self.shard.empty:
+            theta = self.shard.state()["theta"]
+            assert not any(theta[update] for update in self.dropped)
+
+    def teardown(self) -> None:
+        """Once calls arrive again, every gradient that waits is judged."""
+        super().teardown()
+        assert not any(one.waiting for one in self.hosts.values() if isinstance(one, Posting))
+
+
+Pushing.TestCase.settings = settings(max_examples=20, stateful_step_count=50, deadline=None)
+TestPushing = Pushing.TestCase
+
 
 def pair(theta: list[float], every: int = 20) -> tuple[Shard, Exchanger, np.ndarray]:
     """A shard, and a host that has joined."""
@@ -255,7 +359,7 @@ def test_a_host_adds_what_the_others_sent_to_what_its_workers_have_made_meanwhil
     exchanged = exchanger.accept(shard.exchange(call))
 
     assert exchanged is not None
-    assert exchanged.staleness == 8
+    assert exchanged.staleness == (8,)
     assert live.tolist() == [5.75]
     assert shard.state()["theta"].tolist() == [5.5]
     assert (shard.version, shard.updates) == (2, 11)
@@ -345,6 +449,81 @@ def test_what_is_no_number_never_leaves_its_host() -> None:
 
     with pytest.raises(NotFinite):
         exchanger.call()
+
+
+def applying(hosts: int = 2, **descent: Any) -> tuple[Shard, list[Pusher]]:
+    """A shard that applies gradients to theta (0, 0), saved with every call, and hosts that have joined."""
+    shard = Shard(hosts, lambda state: None, 1, descent=Descent(**descent))
+    shard.begin(shard.life, 1, beginning(np.zeros(2, np.float32), np.zeros((1, 2), np.float32)))
+    pushers = [Pusher(host, 1, np.zeros(2, np.float32)) for host in range(hosts)]
+    for pusher in pushers:
+        pusher.accept(shard.exchange(pusher.call()))
+    return shard, pushers
+
+
+def gradients_of(*rows: tuple[tuple[float, float], float, int]) -> Gradients:
+    """Gradient, eta and version of each."""
+    values, rates, versions = zip(*rows, strict=True)
+    return Gradients(np.array(values, np.float32), np.array(rates), np.array(versions))
+
+
+def test_a_shard_applies_each_gradient_with_its_own_rate_and_to_the_same_statistics() -> None:
+    """m <- 0.5 m + 0.5 d, theta <- theta - eta m: of two hosts, the second batch being of two gradients."""
+    shard, (first, second) = applying(rule=UpdateRule("momentum-sgd", decay=0.5))
+
+    first.accept(shard.exchange(first.call(gradients_of(((2.0, 0.0), 1.0, 0)))))
+    answer = shard.exchange(second.call(gradients_of(((0.0, 4.0), 0.5, 0), ((0.0, 0.0), 2.0, 1))))
+    exchanged = second.accept(answer)
+
+    # m is (1, 0), then (0.5, 2), then (0.25, 1)
+    assert answer.theta.tolist() == [-1 - 0.25 - 0.5, -1 - 2]
+    assert second._live.tolist() == answer.theta.tolist()
+    assert exchanged is not None
+    assert exchanged.staleness == (1, 1)
+    assert (shard.version, shard.updates) == (2, 3)
+    assert shard.state()["statistics"].tolist() == [[0.25, 1.0]]
+
+
+def test_a_gradient_that_is_too_old_is_dropped_whatever_else_is_in_its_call() -> None:
+    """The bound is one update by others; each is judged by itself, and a repeated call is told the same."""
+    shard, (first, second) = applying(rule=ADDING, learning_rate=1.0, max_staleness=1)
+    for _ in range(2):
+        first.accept(shard.exchange(first.call(gradients_of(((1.0, 0.0), 1.0, shard.updates)))))
+
+    call = second.call(gradients_of(((0.0, 1.0), 1.0, 0), ((0.0, 2.0), 1.0, 1), ((0.0, 4.0), 1.0, 2)))
+    shard.exchange(call)
+    exchanged = second.accept(shard.exchange(call))
+
+    assert exchanged is not None
+    assert exchanged.judged is not None
+    assert exchanged.judged.applied.tolist() == [False, True, True]
+    assert exchanged.judged.staleness.tolist() == [2, 1, 1]
+    assert shard.state()["theta"].tolist() == [-2, -6]
+    assert shard.updates == 4
+
+
+def test_a_shard_that_comes_back_has_its_statistics_and_judgements() -> None:
+    """An answer that was lost with the shard is given by its successor, though in another epoch."""
+    saved: list[State] = []
+    descent = Descent(UpdateRule("momentum-sgd", decay=0.5))
+    shard = Shard(1, saved.append, 1, descent=descent)
+    shard.begin(shard.life, 1, beginning(np.zeros(2, np.float32), np.ones((1, 2), np.float32), updates=7))
+    pusher = Pusher(0, 1, np.zeros(2, np.float32))
+    pusher.accept(shard.exchange(pusher.call()))
+    call = pusher.call(gradients_of(((1.0, 3.0), 1.0, 7)))
+    shard.exchange(call)
+
+    successor = Shard(1, saved.append, 1, descent=descent)
+    successor.recover(saved[-1])
+    exchanged = pusher.accept(successor.exchange(call))
+
+    assert exchanged is not None
+    assert exchanged.judged is not None
+    assert exchanged.judged.applied.tolist() == [True]
+    assert exchanged.lost == 0
+    assert successor.updates == 8
+    assert successor.state()["theta"].tolist() == [-1, -2]
+    assert successor.state()["statistics"].tolist() == [[1, 2]]
 
 
 def test_the_ledger_adds_up_workers_and_incarnations_and_forgets_what_comes_late() -> None:
