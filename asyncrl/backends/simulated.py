@@ -73,6 +73,8 @@ class SimulatedWire:
         self.delay = delay
         self.turn = 0
         """Turns since the run began."""
+        self.delivered = 0
+        """Calls that have reached their shard."""
         self._shards = shards
         self._under_way: deque[Letter] = deque()
         """What has not reached its shard yet, in the order of sending."""
@@ -89,14 +91,12 @@ class SimulatedWire:
         there = [letter for letter in calls if self.turn - letter.sent >= self.delay]
         return [(letter, letter.answer) for letter in there if letter.answer is not None]
 
-    def deliver(self) -> bool:
-        """Hand the shards what reaches them by now; returns whether anything did."""
-        delivered = False
+    def deliver(self) -> None:
+        """Hand the shards what reaches them by now."""
         while self._under_way and 2 * (self.turn - self._under_way[0].sent) >= self.delay:
             letter = self._under_way.popleft()
             letter.answer = self._shards[letter.shard].exchange(letter.call)
-            delivered = True
-        return delivered
+            self.delivered += 1
 
     def restore(self, turn: int, letters: Sequence[Letter]) -> None:
         """Go on at that turn, with these letters under way."""
@@ -240,6 +240,8 @@ class Simulation:
             SimulatedHost(Beginning(run.spec, host, 1, *begun, own), wire, times)
             for host in range(config.simulated_hosts)
         ]
+        self._shown = 0
+        """Calls that had reached their shard when theta was shown."""
         self._before: NDArray[np.int64] = np.zeros((config.workers, KINDS), np.int64)
         """What each worker had counted when the run was resumed."""
 
@@ -268,13 +270,12 @@ class Simulation:
         number, own = divmod(worker, self._each)
         host, wire = self._hosts[number], self._wire
         wire.turn += 1
-        arrived = wire.deliver()
+        wire.deliver()
         if ended:
             host.end_worker(own)
-        calls = [lane.exchanger.calls for lane in host.exchange.lanes]
         host.exchange.step()
         self._clock.tell(worker, host.handles.clock.worker_steps()[own] - int(self._before[worker, 0]))
-        if arrived or (wire.delay == 0 and calls != [lane.exchanger.calls for lane in host.exchange.lanes]):
+        if wire.delivered != self._shown:
             self._show()
         if self._clock.finished():
             for other in self._hosts:
@@ -299,6 +300,7 @@ class Simulation:
 
     def _show(self) -> None:
         """Copy theta, counts, moments and one host's statistics to where evaluator, monitor and checkpoints look."""
+        self._shown = self._wire.delivered
         theta = torch.from_numpy(np.concatenate([shard.state()["theta"] for shard in self._shards]))
         tallies = self._ledger.of_workers().reshape(-1, KINDS) - self._before
         self._store.show(theta, tallies[:, 1:])
