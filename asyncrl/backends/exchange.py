@@ -168,7 +168,7 @@ class Exchange:
             ]
         else:
             self._look_seconds = SHORTEST_SECONDS / 4
-            every = config.exchange_updates
+            every = config.exchange_updates * config.workers_per_host
             self.lanes = [DifferenceLane(Exchanger(*who, live[part]), now, updates=every) for part in parts]
         self._last: list[int] | None = None
         """Numbers of the last calls, once the workers have ended."""

@@ -184,8 +184,8 @@ class ParallelismSettings(Settings):
     """Ray backend, methods with a learner: place it on a machine that has this resource; empty: beside the driver."""
     push: Literal["exchange", "every-update"] = "exchange"
     """Ray backend: hosts send changes of parameters now and then, or each gradient as it comes (Gorila's default)."""
-    exchange_updates: int = 32
-    """Ray backend: updates of a host between exchanges of parameters with the others; at least once a second."""
+    exchange_updates: int = 4
+    """Ray backend: updates per worker between two exchanges of its host with the others; at least one per second."""
     simulate_hosts: int = 0
     """Serial backend: divide the workers among simulated hosts that exchange parameters as on Ray; 0: do not."""
     exchange_delay: float = 1.0
@@ -200,6 +200,11 @@ class ParallelismSettings(Settings):
     def simulated_hosts(self) -> int:
         """Number of simulated hosts; 0 if the run is on real ones, or on a single one."""
         return self.simulate_hosts if self.backend == "serial" else 0
+
+    @property
+    def workers_per_host(self) -> int:
+        """Number of workers on each host, real or simulated."""
+        return self.workers // max(1, self.simulated_hosts)
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
