@@ -11,7 +11,7 @@ one host; those on two hosts, printed beside what the model says of them, are it
     python benchmarks/scaling.py docs/results/scaling.json --cpu-per-step 500 --parameters 84000 --workers 16
 
 Without `--measure` it prints the table for hosts of the given kind, and draws the figure. The model: on a host with a
-core per worker, workers make as many steps as they have CPU time for. A host makes `--exchange-updates` updates between
+core per worker, workers make as many steps as they have CPU time for. Each makes `--exchange-updates` updates between
 two calls to each shard, at least one call per second and at most fifty. A shard, and the learner, has one core. The
 script also adds simulated runs (`--simulated FOLDER`) to the file: hosts, seed, and steps to a score of 475.
 """
@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=84_000)
     parser.add_argument("--workers", type=int, default=16, help="on each host, with a core each")
     parser.add_argument("--steps-per-update", type=int, default=80)
-    parser.add_argument("--exchange-updates", type=int, default=32)
+    parser.add_argument("--exchange-updates", type=int, default=4, help="of each worker")
     given = parser.parse_args()
     found: dict[str, Any] = read_json(given.file) if given.file.exists() else {"measured": [], "simulated": []}
     if given.measure:
@@ -255,7 +255,7 @@ def report(found: dict[str, Any], given: argparse.Namespace) -> None:
     print("hosts | steps per second | busy cores of a shard, of " + ", ".join(map(str, SHARDS)) + " | MB/s of a shard")
     loads = {count: np.array([load_of(hosts, count, shard, updates, given) for hosts in HOSTS]) for count in SHARDS}
     for at, hosts in enumerate(HOSTS):
-        calls = calls_of(hosts, updates, given.exchange_updates)
+        calls = calls_of(hosts, updates, given.exchange_updates * given.workers)
         loaded = ", ".join(f"{loads[count][at]:.2f}" for count in SHARDS)
         steps = hosts * given.workers * 1e6 / given.cpu_per_step
         print(f"{hosts} | {steps:,.0f} | {loaded} | {calls * call_megabytes(given.parameters, 1):.1f}")
@@ -270,7 +270,7 @@ def report(found: dict[str, Any], given: argparse.Namespace) -> None:
 def load_of(hosts: int, shards: int, cost: tuple[float, float], updates: float, given: argparse.Namespace) -> float:
     """Busy cores of each shard; 1: it is saturated."""
     per_call = cost[0] + cost[1] * call_megabytes(given.parameters, shards)
-    return calls_of(hosts, updates, given.exchange_updates) * per_call / 1e3
+    return calls_of(hosts, updates, given.exchange_updates * given.workers) * per_call / 1e3
 
 
 def draw(
