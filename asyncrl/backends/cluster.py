@@ -317,6 +317,10 @@ class Driver:
     def _enter(self, place: Place, phase: int) -> None:
         for worker in range(self._spec.config.workers):
             self._clock.vouch(self._first(place) + worker, phase, 0.0)
+        if self._learner is None:  # the host's own, if it has any
+            each = len(self._clock.learners) // len(self._places)
+            for learner in self._clock.learners[place.number * each : (place.number + 1) * each]:
+                self._clock.vouch(learner, phase, 0.0)
 
     def _write(self, file: str, row: dict[str, Any]) -> None:
         if file not in self._writers:

@@ -121,8 +121,8 @@ class Clock:
         row[STEPS] = max(int(row[STEPS]), steps)
 
     def vouch(self, worker: int, phase: int, silence: float) -> None:
-        """In which phase a worker of another host is, and how many seconds ago it counted last."""
-        row = self._table[worker]
+        """In which phase a worker or learner of another host is, and how many seconds ago it counted last."""
+        row = self._row(worker)
         row[PHASE], row[HEARTBEAT] = phase, time.monotonic_ns() - int(silence * 1e9)
 
     def _row(self, worker: int) -> NDArray[np.int64]:
