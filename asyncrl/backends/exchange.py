@@ -40,7 +40,7 @@ LAST_SECONDS = 5.0
 class Times:
     """When a host exchanges, how long it waits, and the clock by which it does."""
 
-    now: Callable[[], float] = field(default_factory=lambda: time.monotonic)  # not an attribute of the class, or the site takes it for ours
+    now: Callable[[], float] = field(default_factory=lambda: time.monotonic)  # documented as ours otherwise
     unit: str = "seconds"
     shortest: float = SHORTEST_SECONDS
     longest: float = LONGEST_SECONDS
