@@ -79,7 +79,7 @@ def test_the_clock_of_ranks_counts(tmp_path: Path) -> None:
     split = draw_time_split(data)
     assert split is not None
     assert {axes.get_xlabel() for axes in split.axes} == {"ranks"}
-    assert "8 workers on 4 cores reach 8.00" in limits(data, Series("a3c"))
+    assert "8 ranks on 4 cores reach 8.00" in limits(data, Series("a3c"))
 
 
 def test_the_mean_is_over_environments(tmp_path: Path) -> None:
