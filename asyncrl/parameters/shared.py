@@ -140,7 +140,7 @@ class SharedStore:
                 reason = STALE
             if not reason:
                 private = len(self.statistics) > 1 and update.worker >= 0
-                seen = int(counts[UPDATES] + counts[EARLIER_UPDATES]) if private else before
+                seen = self._made_by(update.worker) if private else max(before, self._made_by(slice(self._workers)))
                 statistics = self.statistics[update.worker if private else 0]
                 counts[BEGUN] = counts[UPDATES] + 1
                 self._descent.rule.apply(self.theta, update.gradient, statistics, eta, seen)
@@ -151,6 +151,13 @@ class SharedStore:
         steps = self._clock.steps
         self._refresh_target(steps)
         return Receipt(not reason, reason, norm, staleness, eta, steps, self._clock.finished())
+
+    def _made_by(self, workers: int | slice) -> int:
+        """Updates of some workers, with those from before a resume, or by whoever had a host's number before.
+
+        A host that is replaced counts from 0, but its statistics are its predecessor's.
+        """
+        return int(self._counts[workers, UPDATES].sum() + self._counts[workers, EARLIER_UPDATES].sum())
 
     def _fault(self, update: Update, norm: float) -> str:
         """Why a gradient must be dropped, regardless of its age; empty if it need not be."""

@@ -360,6 +360,21 @@ def test_a_restored_store_goes_on_as_if_nothing_had_happened() -> None:
     assert stores[1].counts() == Counts(4, 5, 6, 7)
 
 
+def test_a_replaced_host_corrects_adams_bias_by_all_updates_that_its_statistics_have_seen() -> None:
+    """It counts its own updates from 0, but the next push moves theta as its predecessor's would have."""
+    stores = [shared_store(torch.zeros(2), UpdateRule("adam"), 2, Clock(2, 10**6), learning_rate=0.1) for _ in range(2)]
+    for worker in (0, 0, 1):
+        push(stores[0], worker, torch.tensor([1.0, -2.0]), 0, 10)
+
+    stores[1].restore(stores[0].theta, stores[0].state(), Counts())
+    assert stores[1].updates == 0
+    for store in stores:
+        push(store, 1, torch.tensor([3.0, 3.0]), 0, 20)
+
+    torch.testing.assert_close(stores[1].theta, stores[0].theta)
+    assert stores[1].updates == 1
+
+
 class Interrupted(Exception):
     """Stands for a death within an update."""
 
