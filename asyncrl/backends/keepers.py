@@ -203,12 +203,15 @@ class Shards(Keepers):
         sizes = tuple(len(row) for row in self.moments)
         remote, actors = ray.remote(ShardActor), []
         for shard in range(len(self._known)):
-            node = nodes[shard % len(nodes)]["NodeID"]
+            at = shard % len(nodes)
+            # Ray may place an actor elsewhere though the node that it should softly be on has room. Without the first
+            # node, the driver's, there is no run; from another one a shard must be able to move.
+            affinity = NodeAffinitySchedulingStrategy(nodes[at]["NodeID"], soft=at > 0)
             options = remote.options(
                 num_cpus=0,
                 max_restarts=-1,
                 max_task_retries=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+                scheduling_strategy=affinity,
             )
             file = str(folder / f"shard-{shard}.safetensors")
             actors.append(options.remote(file, config.most_hosts, self._writers, sizes, shard == 0, self._descent))
