@@ -33,9 +33,10 @@ NOT_RUN = {
     r"mpirun": "needs an MPI; backends/test_collective.py runs such a group where there is one",
     r"torchrun --nnodes": "needs two machines",
     r"ray |.*--backend ray": "needs Ray; backends/test_ray.py trains on it where it is installed",
+    r"python benchmarks": "no command of the package; whoever measures runs it",
     r"parallel": "needs GNU Parallel; the jobs that it would run are run here",
     r"code=|preempted=|case |esac|\d+( |\)|$)|\*\)|grep |if |then |fi$|\[ |exit |export |seed=|bash$"
-    r"|while |do |sleep |done$": "is the shell's",
+    r"|while |until |do |sleep |done$|tr |here=|node|trap |\}": "is the shell's",
 }
 """How commands begin that are not run, and why. The flags of all are understood: test_commands_in_documents.py."""
 RUNS = ("a3c --env-id CartPole-v1", "a3c --env-id ALE/Pong-v5", "ppo --env-id ALE/Pong-v5")
@@ -69,6 +70,8 @@ def small(words: list[str]) -> list[str]:
                 words[words.index(flag) + 1] = value
         elif flag != "--backend" or not {"--learners", "--layout"} & set(words):
             words += [flag, value]
+    if "--simulate-hosts" in words:  # no more than there are workers
+        words[words.index("--simulate-hosts") + 1] = "2"
     text = re.sub(r"\b\d+ (log-)?uniform|--trials \d+", lambda many: re.sub(r"\d+", "2", many[0]), shlex.join(words))
     return shlex.split(text) + FURTHER.get(name, [])
 
