@@ -40,7 +40,8 @@ LAST_SECONDS = 5.0
 class Times:
     """When a host exchanges, how long it waits, and the clock by which it does."""
 
-    now: Callable[[], float] = field(default_factory=lambda: time.monotonic)  # documented as ours otherwise
+    # A plain default would be an attribute of the class, and the site would link to a page of Python's own module.
+    now: Callable[[], float] = field(default_factory=lambda: time.monotonic)
     unit: str = "seconds"
     shortest: float = SHORTEST_SECONDS
     longest: float = LONGEST_SECONDS
