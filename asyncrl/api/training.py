@@ -30,6 +30,7 @@ from asyncrl.backends.handles import (
     is_bundled,
     learners_of,
     learns_on_hosts,
+    replay_hosts_of,
 )
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
@@ -193,6 +194,9 @@ def _check_ray(page: str, config: RunConfig) -> None:
         if config.hosts == "auto":
             raise UsageError("--hosts auto is for methods without a memory, which hosts divide: give a number")
         as_one_machine(config, config.all_workers)  # whether the memory has room for the steps of all workers
+        if replay_hosts_of(config) and learns_on_hosts(page, config):
+            which = "--layout bundled" if is_bundled(config) else "several --learners"
+            raise UsageError(f"--replay-hosts are for one learner; with {which} each host has a memory of its own")
     for name in ("parameter_shards", "push"):
         if getattr(config, name) != getattr(type(config), name) and not learns_on_hosts(page, config):
             several = "; several --learners or --layout bundled do so on each host" if hasattr(config, "layout") else ""
@@ -295,7 +299,8 @@ def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, para
     experience = experience_bytes(page, config, spec, spaces)
     available = machine.available_bytes()
     if load_page(page).EXPERIENCE == MEMORY:
-        demand(machine.check_replay(config.memory_steps, experience, available))  # type: ignore[attr-defined]
+        steps = config.memory_steps // max(1, replay_hosts_of(config))  # type: ignore[attr-defined]
+        demand(machine.check_replay(steps, experience, available))
     check_memory(page, config, spec, spaces, parameters, experience)
     target = load_page(page).HAS_TARGET
     learners = learners_of(page, config)

@@ -1,7 +1,8 @@
 """The processes of a run on Ray, each an actor, and the wire between them.
 
 Ray places and monitors processes and carries their calls. The rules of shards are in `parameters/shards.py`, the work
-of a host is in `backends/host.py`, that of a learner in `backends/learner_host.py`.
+of a host is in `backends/host.py`, that of a learner in `backends/learner_host.py`, that of a replay host in
+`backends/replay_host.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from asyncrl.backends.host import Beginning, Host
 from asyncrl.backends.learner_host import LearnerHost
+from asyncrl.backends.replay_host import ReplayHost
 from asyncrl.backends.reports import KINDS, Seen
 from asyncrl.core.updates import Descent
 from asyncrl.parameters.shards import Answer, Call, Empty, Ledger, Shard, State
@@ -87,6 +89,10 @@ class LearnerActor:
         enforce_one_thread()
         self._learner = LearnerHost(spec)
 
+    def connect(self, memories: Sequence[Any]) -> None:
+        """See `LearnerHost.connect`. Not an argument of the constructor: Ray need not keep it for a restart."""
+        self._learner.connect(RayWire(memories))
+
     def life(self) -> str:
         """See `LearnerHost.life`."""
         return self._learner.life
@@ -116,8 +122,33 @@ class LearnerActor:
         self._learner.close()
 
 
+class ReplayActor:
+    """A replay host's process. Ray restarts it when it dies, but repeats no call; several calls may run at once."""
+
+    def __init__(self, spec: RunSpec, number: int) -> None:
+        request_one_thread()
+        enforce_one_thread()
+        self._memory = ReplayHost(spec, number)
+
+    def life(self) -> str:
+        """See `ReplayHost.life`."""
+        return self._memory.life
+
+    def begin(self, life: str, times: int, state: State) -> bool:
+        """See `ReplayHost.begin`."""
+        return self._memory.begin(life, times, state)
+
+    def exchange(self, call: Any) -> Any:
+        """See `ReplayHost.exchange`."""
+        return self._memory.exchange(call)
+
+    def state(self) -> State:
+        """See `ReplayHost.state`."""
+        return self._memory.state()
+
+
 class RayWire:
-    """A host's connection to the keepers."""
+    """A connection to keepers, of a host, or of the learner to its replay hosts."""
 
     def __init__(self, keepers: Sequence[Any]) -> None:
         self._keepers = keepers

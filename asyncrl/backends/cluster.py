@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from asyncrl.backends.actors import HostActor, in_words
 from asyncrl.backends.handles import learns_on_hosts
 from asyncrl.backends.host import Beginning
-from asyncrl.backends.keepers import CALL_SECONDS, Learner, Shards
+from asyncrl.backends.keepers import CALL_SECONDS, Learner, Memories, Shards
 from asyncrl.backends.places import Place, living_nodes, patience
 from asyncrl.backends.reports import LEFT, Seen
 from asyncrl.backends.supervisor import BACK_OFF_SECONDS, READY_SECONDS
@@ -62,7 +62,8 @@ class Driver:
         self._wanted = len(self._places)
         """Number of hosts for which the run waits before it begins."""
         shards = learns_on_hosts(spec.page, spec.config)
-        self._keepers = Shards(run, self._tell) if shards else Learner(run, self._tell, self._places)
+        self._memories = Memories(run, self._tell)
+        self._keepers = Shards(run, self._tell) if shards else Learner(run, self._tell, self._places, self._memories)
         self._learner = self._keepers.place if isinstance(self._keepers, Learner) else None
         self._patience = patience(spec.config.hang_seconds)
         self._listed = self._copied = 0.0
@@ -80,6 +81,7 @@ class Driver:
         if isinstance(self._keepers, Learner) and (reason := self._keepers.lacks_resource()):
             self._tell("failed", reason, None)
             return
+        self._memories.start(self._nodes)
         self._keepers.start(self._nodes)
         room = len(self._places)
         if self._spec.config.hosts == "auto":
@@ -90,6 +92,7 @@ class Driver:
             self._fill_places()
             self._wait()
             self._keepers.pull()
+            self._memories.pull()
             self._tell_ready()
         self._end()
 
@@ -128,7 +131,7 @@ class Driver:
         options = ray.remote(HostActor).options(
             num_cpus=0, max_restarts=0, scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False)
         )
-        place.actor = options.remote(begin, self._keepers.actors)
+        place.actor = options.remote(begin, [*self._keepers.actors, *self._memories.actors])
         self._enter(place, BUILDING)
         if self._ready or place.incarnation > 1:
             self._say(f"host {place.number} joins, on {place.name}")

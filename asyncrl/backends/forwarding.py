@@ -1,23 +1,26 @@
 """What a host sends to the learner of a run, and gets from it, for pages with a learner.
 
-The host's actors put rollouts into rings in its memory. From there they go to the learner in parcels, on credit
-(`asyncrl.experience.credit`). A rollout keeps its place in the ring until the learner is done with it. One more call is
-always pending, which the learner answers after its next batch: with its new theta, and with what it is done with.
+The host's actors put rollouts into rings in its memory. From there they go to their *keeper* in parcels, on credit
+(`asyncrl.experience.credit`). That is the learner, or one of the replay hosts if these have the memory. A rollout keeps
+its place in the ring until the keeper is done with it. One more call is always pending, a question, which the keeper
+answers after its next batch: with what it is done with and, if it is the learner, with its new theta. With replay hosts
+there is a second question: the learner is asked for theta.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from asyncrl.backends.calls import Answer, Question
 from asyncrl.backends.exchange import ALONE_SECONDS, ANSWER_SECONDS, LAST_SECONDS, PAUSE_SECONDS
-from asyncrl.backends.handles import IN_STEP, MEMORY, rollout_shape
-from asyncrl.backends.learner_host import Answer, Question
+from asyncrl.backends.handles import IN_STEP, MEMORY, replay_hosts_of, rollout_shape
 from asyncrl.backends.reports import Wire
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.credit import Forwarder, Parcel, Taken
@@ -31,6 +34,8 @@ from asyncrl.runtime.run import load_page
 if TYPE_CHECKING:
     from asyncrl.backends.host import Host
 
+LEARNER_KEEPER = 0
+"""The learner's number on the wire; replay host k has number 1 + k."""
 GATHER_SECONDS = 0.01
 """Shortest interval between parcels, and between questions, unless actors wait for each other."""
 LOOK_SECONDS = 0.002
@@ -38,11 +43,29 @@ LOOK_SECONDS = 0.002
 AGAIN_SECONDS = 0.02
 """Pause before a parcel that was not taken is sent again."""
 NEWS_SECONDS = 0.25
-"""How long the learner may wait for its next batch before it answers a question."""
+"""How long the keeper may wait for its next batch before it answers a question."""
 THETA_SECONDS = 0.1
 """Shortest interval between copies of theta, if the learner samples from a memory: it makes more updates than that."""
 REPORT_SECONDS = 0.1
 """Shortest interval between reports of steps and moments."""
+
+
+@dataclass
+class Asked:
+    """What a host knows of the learner, or of a replay host, from its questions."""
+
+    host: int
+    """The number that this host has there."""
+    pace: float
+    """Shortest interval between questions, in seconds."""
+    since: float = 0.0
+    """When the newest question was asked."""
+    epoch: int = 0
+    """The newest of its epochs that has been heard of."""
+    news: int = 0
+    """`Answer.news` of the newest answer."""
+    answered: bool = False
+    """Whether any question was answered."""
 
 
 class Forwarding:
@@ -52,31 +75,41 @@ class Forwarding:
         self._host, self._wire = host, wire
         beginning, handles = self._host.beginning, self._host.handles
         spec = beginning.spec
-        self._number, self._incarnation = beginning.host, beginning.incarnation
-        self._forwarder: Forwarder[Cargo] = Forwarder(self._number, self._incarnation, CREDIT)
+        self._incarnation = beginning.incarnation
         self._rings = cast(Batches, handles.experience).rings
         self._store = cast(Mirror, handles.store)
         self._shape = rollout_shape(spec.page, spec.config, spec.environment, spec.spaces)
         kind = load_page(spec.page).EXPERIENCE
         self._pace, self._poll = (0.0, LOOK_SECONDS) if kind == IN_STEP else (GATHER_SECONDS, GATHER_SECONDS)
         self._theta_seconds = THETA_SECONDS if kind == MEMORY else 0.0
+        self._keeper, self._keeper_name = LEARNER_KEEPER, "learner"
+        """Whom the parcels go to."""
+        self._asked = {LEARNER_KEEPER: Asked(beginning.host, self._pace)}
+        """Those that are asked, by their numbers on the wire."""
+        if memories := replay_hosts_of(spec.config):
+            own, memory = divmod(beginning.host, memories)
+            self._keeper, self._keeper_name = 1 + memory, f"replay host {memory}"
+            self._asked = {LEARNER_KEEPER: Asked(beginning.host, THETA_SECONDS), self._keeper: Asked(own, self._pace)}
+            self._theta_seconds = 0.0  # whenever the learner is asked
+        self._place = self._asked[self._keeper].host
+        """The number of this host among those that send parcels to the same keeper."""
+        self._forwarder: Forwarder[Cargo] = Forwarder(self._place, self._incarnation, CREDIT)
         self._interval = spec.config.record_interval_seconds
         self._sent = [0] * len(self._rings)
         """Rollouts of each ring that have been put into parcels."""
         self._begun = [0] * len(self._rings)
-        """How many of them an earlier learner has taken."""
-        self._calls: dict[Any, tuple[float, Parcel[Cargo] | Question]] = {}
-        """Pending calls, and when they were made."""
+        """How many of them an earlier keeper has taken."""
+        self._calls: dict[Any, tuple[float, int, Parcel[Cargo] | Question]] = {}
+        """Pending calls, when they were made, and to whom."""
         self._due: dict[tuple[int, int], float] = {}
         """For parcels that wait, by epoch and number: when they may be sent again."""
-        self._packed = self._asked = self._reported = self._renewed = 0.0
-        self._answer: Answer | None = None
-        """The newest."""
+        self._packed = self._reported = self._renewed = 0.0
         self._heard = time.monotonic()
-        self._record = Record(self._number)
+        """When the learner last answered. A host waits for a replay host as long as it takes."""
+        self._record = Record(beginning.host)
 
     def run(self) -> None:
-        """Forward rollouts until the workers have ended and the learner has all of them.
+        """Forward rollouts until the workers have ended and the keeper has all of them.
 
         Raises TimeoutError if the learner does not answer, Retired if another has taken this host's place.
         """
@@ -91,7 +124,7 @@ class Forwarding:
             if last and not self._unsent() and not self._forwarder.waiting:
                 break
             if now > deadline:
-                host.say("the learner did not take the last rollouts")
+                host.say("the last rollouts were not taken")
                 break
             self._send(now)
             self._ask(now, ending)
@@ -114,18 +147,19 @@ class Forwarding:
 
     def _send(self, now: float) -> None:
         """Send what is new, if there is credit, and again what was not taken."""
-        forwarder, pending = self._forwarder, {_key(call) for _, call in self._calls.values()}
+        forwarder, pending = self._forwarder, {_key(call) for *_, call in self._calls.values()}
         for parcel in forwarder.waiting:
             if _key(parcel) not in pending and now >= self._due.get(_key(parcel), 0.0):
                 self._record.again += _key(parcel) in self._due
-                self._call(parcel, now)
-        if self._answer is None or not forwarder.has_credit or now - self._packed < self._pace:
+                self._call(self._keeper, parcel, now)
+        if not self._asked[self._keeper].answered or not forwarder.has_credit or now - self._packed < self._pace:
             return
         if unsent := self._unsent():
             self._packed = now
             self._record.parcels += 1
             self._record.rollouts += len(unsent)
-            self._call(forwarder.send(Cargo(self._number, self._incarnation, self._pack(unsent))), now)
+            parcel = forwarder.send(Cargo(self._place, self._incarnation, self._pack(unsent)))
+            self._call(self._keeper, parcel, now)
 
     def _pack(self, unsent: list[tuple[int, int]]) -> list[tuple[int, NDArray[np.uint8]]]:
         rollouts = []
@@ -138,63 +172,69 @@ class Forwarding:
         return rollouts
 
     def _ask(self, now: float, last: bool) -> None:
-        """Have one question pending; the first and the last are answered at once."""
-        if any(isinstance(call, Question) for _, call in self._calls.values()) or now < self._asked + self._pace:
-            return
-        report = None
-        if now - self._reported >= REPORT_SECONDS or last:
-            report, self._reported = self._host.report(), now
-        self._asked = now
-        answer, epoch = self._answer, self._forwarder.epoch
-        question = Question(self._number, self._incarnation, epoch, report=report)
-        if answer is not None and not last:
-            wants = now - self._renewed >= self._theta_seconds
-            seen = (answer.news, self._store.updates, wants, NEWS_SECONDS)
-            question = Question(self._number, self._incarnation, epoch, *seen, report)
-        self._call(question, now)
+        """Have one question pending to each that is asked; the first and the last are answered at once."""
+        pending = {to for _, to, call in self._calls.values() if isinstance(call, Question)}
+        for to, asked in self._asked.items():
+            if to not in pending and now >= asked.since + asked.pace:
+                asked.since = now
+                self._call(to, self._question(to, asked, now, last), now)
 
-    def _call(self, call: Parcel[Cargo] | Question, now: float) -> None:
+    def _question(self, to: int, asked: Asked, now: float, last: bool) -> Question:
+        question = Question(asked.host, self._incarnation, asked.epoch)
+        if asked.answered and not last:
+            wants = now - self._renewed >= self._theta_seconds
+            seconds = NEWS_SECONDS if to == self._keeper else 0.0
+            seen = asked.news, self._store.updates, wants, seconds
+            question = Question(asked.host, self._incarnation, asked.epoch, *seen)
+        if to == LEARNER_KEEPER and (now - self._reported >= REPORT_SECONDS or last):
+            self._reported = now
+            question = replace(question, report=self._host.report())
+        return question
+
+    def _call(self, to: int, call: Parcel[Cargo] | Question, now: float) -> None:
         if isinstance(call, Parcel):
             self._due[_key(call)] = now
-        self._calls[self._wire.send(0, call)] = now, call
+        self._calls[self._wire.send(to, call)] = now, to, call
 
     def _forget_questions(self) -> None:
-        self._calls = {handle: made for handle, made in self._calls.items() if isinstance(made[1], Parcel)}
-        self._asked = 0.0
+        self._calls = {handle: made for handle, made in self._calls.items() if isinstance(made[-1], Parcel)}
+        for asked in self._asked.values():
+            asked.since = 0.0
 
     # ------------------------------------------------------------------------------------------------------- what comes
 
     def _receive(self) -> bool:
-        """Process answers. Returns whether a question was answered."""
+        """Process answers. Returns whether the learner has answered a question."""
         if not self._calls:
             time.sleep(self._poll)
             return False
         answered = False
         for handle, answer in self._wire.receive(list(self._calls), self._poll):
-            since, call = self._calls.pop(handle)
+            since, who, call = self._calls.pop(handle)
             now = time.monotonic()
-            if answer is None:  # the learner is gone, or waits to be filled
+            if answer is None:  # it is gone, or waits to be filled
                 if isinstance(call, Parcel):
                     self._due[_key(call)] = now + PAUSE_SECONDS
                 else:
-                    self._asked = now + PAUSE_SECONDS
+                    self._asked[who].since = now + PAUSE_SECONDS
                 continue
-            self._heard = now
+            if who == LEARNER_KEEPER:
+                self._heard = now
             if isinstance(call, Parcel):
                 self._record.seconds.append(now - since)
                 self._due[_key(call)] = now + AGAIN_SECONDS
                 self._accept(answer)
             else:
-                answered = True
-                self._learn(answer)
+                answered |= who == LEARNER_KEEPER
+                self._learn(who, answer)
         now = time.monotonic()
-        overdue = [handle for handle, (since, _) in self._calls.items() if now - since > ANSWER_SECONDS]
+        overdue = [handle for handle, (since, *_) in self._calls.items() if now - since > ANSWER_SECONDS]
         for handle in overdue:
             del self._calls[handle]
         return answered
 
     def _accept(self, taken: Taken) -> None:
-        """Process an acknowledgement. A new learner is sent what was not acknowledged; what was is lost."""
+        """Process an acknowledgement. A new keeper is sent what was not acknowledged; what was is lost."""
         if taken.retired:
             raise Retired
         forwarder, before = self._forwarder, self._forwarder.epoch
@@ -207,15 +247,27 @@ class Forwarding:
                 ring.release(self._begun[worker] - ring.freed)
             if before:
                 self._record.lost += lost
-                self._host.say(f"there is a new learner; {lost} rollouts of this host were lost with the one before")
+                lost_with = f"{lost} rollouts of this host were lost with the one before"
+                self._host.say(f"there is a new {self._keeper_name}; {lost_with}")
+        self._asked[self._keeper].epoch = forwarder.epoch
         self._due = {_key(parcel): self._due.get(_key(parcel), 0.0) for parcel in forwarder.waiting}
 
-    def _learn(self, answer: Answer) -> None:
-        """Show the workers the new theta, then free what the learner is done with."""
-        if answer.taken.epoch < self._forwarder.epoch:
+    def _learn(self, who: int, answer: Answer) -> None:
+        """Show the workers the new theta, then free what the keeper is done with."""
+        asked = self._asked[who]
+        if answer.taken.epoch < asked.epoch:
             return
-        self._accept(answer.taken)
-        self._answer = answer
+        if who == self._keeper:
+            self._accept(answer.taken)
+        asked.epoch, asked.news, asked.answered = answer.taken.epoch, answer.news, True
+        if who == LEARNER_KEEPER:
+            self._show(answer)
+        if who == self._keeper:
+            for ring, begun, done in zip(self._rings, self._begun, answer.done, strict=True):
+                ring.release(begun + done - ring.freed)
+
+    def _show(self, answer: Answer) -> None:
+        """Let the workers see theta, and T and the updates of others."""
         if answer.others is not None:
             self._host.learn_of_others(answer.others)
         if answer.theta is not None:
@@ -224,8 +276,6 @@ class Forwarding:
             self._store.show(torch.from_numpy(np.array(answer.theta)), tallies)
             self._record.versions += 1
             self._renewed = time.monotonic()
-        for ring, begun, done in zip(self._rings, self._begun, answer.done, strict=True):
-            ring.release(begun + done - ring.freed)
         self._host.joined.set()
 
 

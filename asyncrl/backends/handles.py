@@ -74,6 +74,8 @@ def build_shared_handles(
 def as_one_machine(config: RunConfig, workers: int) -> RunConfig:
     """The settings of the part of a run on several machines that is on one of them."""
     plain = type(config)
+    if isinstance(config, ReplayConfig):
+        config = replace(config, replay_hosts=0)
     return replace(
         config, backend="local", workers=workers, hosts=1, address="", parameter_shards=1, learner_resource="",
         simulate_hosts=0, exchange_delay=1.0, push=plain.push,
@@ -91,6 +93,11 @@ def as_one_host(page: str, config: RunConfig) -> RunConfig:
 def learns_on_hosts(page: str, config: RunConfig) -> bool:
     """Whether each of several hosts learns, and theta is in shards between them; else one learner has it."""
     return load_page(page).EXPERIENCE == GRADIENT or is_bundled(config) or learners_of(page, config) > 1
+
+
+def replay_hosts_of(config: RunConfig) -> int:
+    """Number of actors that have the replay memory of a run on several hosts; 0: the learner or the hosts have it."""
+    return config.replay_hosts if config.backend == "ray" and isinstance(config, ReplayConfig) else 0
 
 
 def pushes_every_update(page: str, config: RunConfig) -> bool:
@@ -188,11 +195,16 @@ def queue_length(page: str, config: RunConfig) -> int:
 
 
 def experience_bytes(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> int:
-    """Bytes of shared memory that rollouts of a run take on their way to a learner; 0 without one."""
+    """Bytes of shared memory that rollouts of a run take on their way to a learner; 0 without one.
+
+    Of several replay hosts it is the memory of the first: the others may be on other machines.
+    """
     kind = load_page(page).EXPERIENCE
     if kind == GRADIENT or config.backend == "collective":
         return 0
     if kind == MEMORY:
+        if replay_hosts_of(config):
+            return replay_host_plan(page, config, environment, spaces, 0, (0,)).bytes
         return replay_plan(page, config, environment, spaces).bytes
     shape = rollout_shape(page, config, environment, spaces)
     return batches_bytes(shape, config.workers, queue_length(page, config))
@@ -220,6 +232,20 @@ def replay_plan(
         config.checkpoint_replay,
         is_bundled(config),
         config.workers if is_bundled(config) else learners_of(page, config),
+    )
+
+
+def replay_host_plan(
+    page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces, number: int, place: tuple[int, ...]
+) -> ReplayPlan:
+    """The part of a run's replay memory that replay host `number` has: that of hosts `number`, `number` + N, ..."""
+    whole = replay_plan(page, as_one_machine(config, config.all_workers), environment, spaces, place)
+    hosts, own = config.most_hosts, len(range(number, config.most_hosts, replay_hosts_of(config)))
+    return replace(
+        whole,
+        actors=own * config.workers,
+        capacity=whole.capacity * own // hosts,
+        warmup_steps=whole.warmup_steps * own // hosts,
     )
 
 

@@ -1,7 +1,8 @@
 """The keepers of theta in a run on Ray: shards or the learner, whichever the page has, as the driver sees them.
 
 The driver starts them and fills them, and regularly copies their state into the memory that it shares with the
-supervisor. From the newest copy it fills a keeper that has lost everything.
+supervisor. From the newest copy it fills a keeper that has lost everything. Replay hosts, which have no theta, are
+watched in the same way; one that has lost everything begins with an empty memory.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from asyncrl.backends.actors import LearnerActor, ShardActor
-from asyncrl.backends.handles import learners_of, pushes_every_update
+from asyncrl.backends.actors import LearnerActor, ReplayActor, ShardActor
+from asyncrl.backends.handles import learners_of, pushes_every_update, replay_hosts_of
 from asyncrl.backends.learner_host import filling
 from asyncrl.backends.places import Place, patience
 from asyncrl.backends.reports import KINDS, LEFT, Seen
@@ -230,13 +231,56 @@ class Shards(Keepers):
         return begun
 
 
-class Learner(Keepers):
-    """The learner: it has all of theta, and learns from what hosts send."""
+class Memories(Keepers):
+    """Replay hosts: each has the replay memory of some hosts. Without `--replay-hosts` there are none."""
 
-    def __init__(self, run: Run, tell: Tell, hosts: Sequence[Place]) -> None:
+    def __init__(self, run: Run, tell: Tell) -> None:
+        count = replay_hosts_of(run.spec.config)
+        super().__init__(run, [slice(0, 0)] * count, tell)
+        self._troubles = [""] * count
+        """Why each was killed by the driver."""
+
+    def _start(self, nodes: Sequence[dict[str, Any]]) -> list[Any]:
+        config, actors = self._spec.config, []
+        for number in range(len(self._known)):
+            at = number % len(nodes)
+            options = ray.remote(ReplayActor).options(
+                num_cpus=0,
+                max_restarts=-1,
+                max_task_retries=0,
+                max_concurrency=concurrency(config.most_hosts),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[at]["NodeID"], soft=at > 0),
+            )
+            actors.append(options.remote(self._spec, number))
+        return actors
+
+    def _replace(self, keeper: int, trouble: str) -> None:
+        self._troubles[keeper] = trouble
+        super()._replace(keeper, trouble)
+
+    def _fill(self, keeper: int, seconds: float = CALL_SECONDS) -> bool:
+        begun = super()._fill(keeper, seconds)
+        if begun and self._filled[keeper] > 1:
+            trouble, self._troubles[keeper] = self._troubles[keeper] or "was lost with its process", ""
+            stored = int(self._known[keeper].get("stored", np.zeros(1))[0])
+            cause = f"{trouble}, and {stored:,} steps are lost with it"
+            self._say(f"replay host {keeper} {cause}; another fills its memory anew")
+            self._tell("event", "replay_host_lost", {"replay_host": keeper, "cause": cause})
+        return begun
+
+
+def concurrency(hosts: int) -> int:
+    """How many calls an actor must be able to take at once if so many hosts call it: some calls wait for news."""
+    return 8 + 4 * hosts
+
+
+class Learner(Keepers):
+    """The learner: it has all of theta, and learns from what hosts send, or from what replay hosts have."""
+
+    def __init__(self, run: Run, tell: Tell, hosts: Sequence[Place], memories: Memories) -> None:
         super().__init__(run, [slice(None)], tell)
         self.place = Place(LEARNER)
-        self._hosts = hosts
+        self._hosts, self._memories = hosts, memories
         self._before = run.handles.store.counts()
         """Updates from before a resume."""
         self._trouble = ""
@@ -272,7 +316,7 @@ class Learner(Keepers):
 
     def _start(self, nodes: Sequence[dict[str, Any]]) -> list[Any]:
         config = self._spec.config
-        options: dict[str, Any] = {"max_concurrency": 8 + 4 * len(self._hosts)}
+        options: dict[str, Any] = {"max_concurrency": concurrency(len(self._hosts))}
         if getattr(config, "learner_device", CPU) != CPU:
             options["num_gpus"] = 1  # Ray hides all GPUs from those that do not ask
         if config.learner_resource:
@@ -289,6 +333,8 @@ class Learner(Keepers):
     def _fill(self, keeper: int, seconds: float = CALL_SECONDS) -> bool:
         if self._filled[keeper] and not self._lose():
             return False
+        if self._memories.actors:
+            ray.get(self.place.actor.connect.remote(self._memories.actors), timeout=seconds)
         return super()._fill(keeper, seconds)
 
     def _replace(self, keeper: int, trouble: str) -> None:

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from traceback import format_exc
 from typing import Any, cast
@@ -23,10 +23,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.backends.handles import as_one_machine, build_shared_handles, rollout_shape
+from asyncrl.backends.calls import Answer, Question
+from asyncrl.backends.handles import MEMORY, as_one_machine, build_shared_handles, replay_hosts_of, rollout_shape
 from asyncrl.backends.local import follow
 from asyncrl.backends.outcome import Outcome, failed
-from asyncrl.backends.reports import KINDS, LEFT, Journal, Seen, Told
+from asyncrl.backends.remote_replay import RemoteReplay
+from asyncrl.backends.reports import KINDS, LEFT, Journal, Seen, Told, Wire
 from asyncrl.core.devices import CPU, require_device
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import merge
@@ -34,11 +36,12 @@ from asyncrl.experience.batches import Batches
 from asyncrl.experience.credit import Parcel, Taken
 from asyncrl.experience.landing import Cargo, Landing
 from asyncrl.experience.replay import Replay
-from asyncrl.parameters.shards import Empty, Ledger, Report, State
+from asyncrl.parameters.shards import Empty, Ledger, State
 from asyncrl.parameters.shared import SharedStore
-from asyncrl.runtime.clock import BUILDING, LEAVE
+from asyncrl.runtime.clock import BUILDING, FINISH, GO_ON, LEAVE
+from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import LEARNER, Counts, name_of
-from asyncrl.runtime.run import Handles, Run, RunSpec, build_learner
+from asyncrl.runtime.run import Handles, Run, RunSpec, build_learner, load_page
 from asyncrl.runtime.threads import compute_with
 from asyncrl.storage.run_folder import RunFolder
 
@@ -49,41 +52,6 @@ MOMENTS = ("observation_moments", "return_moments")
 TRIES = 100
 """How often theta is copied again if the learner has changed it meanwhile."""
 CLOSE_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class Question:
-    """A host asks for news."""
-
-    host: int
-    incarnation: int
-    epoch: int = 0
-    """The epoch of the learner that answered last; 0: none has."""
-    news: int = 0
-    """What `Landing.news` was then."""
-    version: int = 0
-    """Updates in the host's theta."""
-    theta: bool = True
-    """Whether the host wants a newer theta."""
-    seconds: float = 0.0
-    """How long to wait for news before answering."""
-    report: Report | None = None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The learner's answer."""
-
-    taken: Taken
-    news: int
-    done: list[int]
-    """How many rollouts of each worker of this host the learner is done with, in this epoch."""
-    counts: Counts
-    """What became of the updates of the whole run."""
-    theta: NDArray[np.float32] | None
-    """`[P]` with all of these updates; None if the host has it already or does not want it."""
-    others: Report | None = None
-    """Sums over all but this incarnation of the host, with tallies `[K]`, if it has reported."""
 
 
 class LearnerHost:
@@ -98,12 +66,19 @@ class LearnerHost:
         self._scratch = Path(tempfile.mkdtemp(prefix="asyncrl-"))
         whole = as_one_machine(config, config.all_workers)
         self._spec = replace(spec, config=whole, folder=RunFolder(self._scratch))
+        self._samples = load_page(spec.page).EXPERIENCE == MEMORY
+        self._replay_hosts = replay_hosts_of(config)
+        self._memories: Wire | None = None
         self._journal = Journal()
         self._lock = threading.Lock()
         self._handles: Handles | None = None
         self._outcome: Outcome | None = None
 
     # ------------------------------------------------------------------------------------------- called by the driver
+
+    def connect(self, memories: Wire) -> None:
+        """Called before `begin` if there are replay hosts: these are its keepers."""
+        self._memories = memories
 
     def begin(self, life: str, times: int, state: State) -> bool:
         """Fill an empty learner and let it begin; `times` counts the attempts in this run, from 1.
@@ -113,21 +88,21 @@ class LearnerHost:
         with self._lock:
             if self._handles is not None or life != self.life:
                 return False
-            config, spec = self._spec.config, self._spec
+            spec = self._spec
             tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
             theta = tensors.pop("theta")
-            handles = build_shared_handles(spec, theta, True, int(state["steps"][0]), float(state["seconds"][0]))
+            begun = int(state["steps"][0]), float(state["seconds"][0])
+            handles = build_shared_handles(spec, theta, self._memories is None, *begun)
             handles.clock.total_steps = ENDLESS
             handles.store.restore(theta, tensors, Counts(*(int(count) for count in state["counts"])))
             self._earlier = [np.array(state[name], np.float64) for name in MOMENTS]
             self._ledger = Ledger(self._hosts, self._workers, KINDS, tuple(map(len, handles.moments.of_workers())))
             if "tallies" in state:
                 self._ledger.restore(state)
-            shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
-            experience = cast(Batches | Replay, handles.experience)
-            self._landing = Landing(experience, shape, self._hosts, self._workers, epoch=times)
+            self._epoch = times
+            self._experience = self._make_experience(handles)
             self._count(handles)
-            self._handles = replace(handles, experience=self._landing)
+            self._handles = replace(handles, experience=self._experience)
             self._thread = threading.Thread(target=self._learn, daemon=True, name=name_of(LEARNER))
             self._thread.start()
             return True
@@ -145,6 +120,8 @@ class LearnerHost:
             clock.vouch(worker, phase, 0.0)
         if start and not clock.started():
             clock.start()
+        if order == FINISH and isinstance(self._experience, RemoteReplay) and not self._experience.drained():
+            order = GO_ON  # minibatches are still due
         clock.stop(order)
         outcome = self._outcome  # before the news, so that everything told by then is reported too
         news, told = self._journal.since(told)
@@ -172,12 +149,15 @@ class LearnerHost:
     # ----------------------------------------------------------------------------------------------- called by hosts
 
     def exchange(self, call: Parcel[Cargo] | Question) -> Taken | Answer:
-        """Take a parcel, or answer a question. Raises Empty."""
+        """Take a parcel, or answer a question; with replay hosts only questions come here. Raises Empty."""
         self._filled()
-        return self._landing.deliver(call) if isinstance(call, Parcel) else self._answer(call)
+        if isinstance(call, Question):
+            return self._answer(call)
+        assert isinstance(self._experience, Landing)
+        return self._experience.deliver(call)
 
     def _answer(self, question: Question) -> Answer:
-        handles, landing = self._filled(), self._landing
+        handles, experience = self._filled(), self._experience
         host, incarnation = question.host, question.incarnation
         others = None
         if question.report is not None:
@@ -185,15 +165,25 @@ class LearnerHost:
                 self._ledger.note(host, incarnation, question.report)
                 others = self._ledger.others(host)
                 self._count(handles)
-        with landing.changed:
-            landing.changed.wait_for(lambda: landing.news != question.news, timeout=question.seconds)
-            taken = landing.acknowledge(host, incarnation)
-            news, done = landing.news, landing.done(host, incarnation)
+        taken, news, done = Taken(self._epoch, 0), 0, list[int]()
+        if isinstance(experience, Landing):
+            taken, news, done = experience.hear(host, incarnation, question.news, question.seconds)
         # Theta after that, so that it has the updates of all batches that are done.
         counts, theta = handles.store.counts(), None
         if question.epoch != taken.epoch or (question.theta and question.version != counts.updates):
             theta, counts = self._copy(handles)
         return Answer(taken, news, done, counts, theta, others)
+
+    def _make_experience(self, handles: Handles) -> Landing | RemoteReplay:
+        """Where the learner takes its batches from: what hosts send here, or the replay hosts."""
+        spec = self._spec
+        about = spec.config, spec.environment, spec.spaces
+        if self._memories is not None:
+            normalizer = make_normalizer(handles.moments, LEARNER, *about)
+            return RemoteReplay(self._memories, self._replay_hosts, self._epoch, handles.clock, normalizer)
+        shape = rollout_shape(spec.page, *about)
+        rings_or_memory = cast(Batches | Replay, handles.experience)
+        return Landing(rings_or_memory, shape, self._hosts, self._workers, self._epoch)
 
     def _filled(self) -> Handles:
         if self._handles is None:
@@ -202,7 +192,7 @@ class LearnerHost:
 
     def _count(self, handles: Handles) -> None:
         """Set T, and the moments of observations and returns, to what hosts have reported."""
-        if isinstance(self._landing.experience, Replay):  # elsewhere each rollout comes with the moments of its actor
+        if self._samples:  # elsewhere each rollout comes with the moments of its actor
             rows = zip(self._earlier, self._ledger.all().moments, strict=True)
             handles.moments.lay_down([merge(earlier, row) for earlier, row in rows])
         for worker, steps in enumerate(self._ledger.of_workers()[..., 0].ravel().tolist()):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from asyncrl.config.groups import LearnerSettings
 from asyncrl.config.value import ActionValueConfig
+from asyncrl.core.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class ReplayConfig(ActionValueConfig, LearnerSettings):
     """Updates between refreshes of the target network."""
     checkpoint_replay: bool = False
     """Save the memory in checkpoints. Without it a resumed run refills the memory before it learns."""
+    replay_hosts: int = 0
+    """Ray backend: processes that share the memory and its warm-up as they share the hosts; 0: beside the learner."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
@@ -43,6 +46,12 @@ class ReplayConfig(ActionValueConfig, LearnerSettings):
             f"must be at least {least:_}, {self.least_rows} for each environment (4 times --t-max and more)",
         )  # fmt: skip
         self._require("warmup_steps", self.warmup_steps <= self.memory_steps, "must be at most --memory-steps")
+        self._require_not_negative("replay_hosts")
+        if self.backend == "ray":
+            fits = self.replay_hosts <= self.most_hosts
+            self._require("replay_hosts", fits, "must be at most --hosts: each of them has the memory of some hosts")
+        elif self.replay_hosts and not getattr(self, "resume", ""):  # a run that is resumed elsewhere may keep it
+            raise UsageError("--replay-hosts is for --backend ray")
 
     @property
     def least_rows(self) -> int:

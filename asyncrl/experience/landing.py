@@ -144,6 +144,15 @@ class Landing:
         """What has been taken of this incarnation of a host so far."""
         return self._inlet.acknowledge(host, incarnation)
 
+    def hear(self, host: int, incarnation: int, news: int, seconds: float) -> tuple[Taken, int, list[int]]:
+        """Wait up to `seconds` until `self.news` is not `news` any more.
+
+        Returns `acknowledge`, `self.news` and `done` for this incarnation of a host.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: self.news != news, timeout=seconds)
+            return self.acknowledge(host, incarnation), self.news, self.done(host, incarnation)
+
     def done(self, host: int, incarnation: int) -> list[int]:
         """How many rollouts of this incarnation's workers the learner is done with."""
         first = host * self._workers

@@ -12,7 +12,7 @@ back to the steps, so that a restarted learner continues with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -201,6 +201,15 @@ class Replay:
                     self._begin(place).restore(own)
 
 
+def normalized(raw: Transitions, normalizer: Normalizer | None) -> Transitions:
+    """Transitions as the network should see them, by the newest moments; without a normalizer as they are."""
+    if normalizer is None:
+        return raw
+    normalizer.renew()
+    observations, following = normalizer.observe(raw.observations), normalizer.observe(raw.following)
+    return replace(raw, observations=observations, following=following, reward_scale=normalizer.reward_scale)
+
+
 class _Drawing:
     """How one learner samples."""
 
@@ -236,19 +245,16 @@ class _Drawing:
         if self._tree is not None:
             weights = self._weigh(self._tree, streams, rows, int((ends - begins).sum()))
         self.acted_at = drawn.acted_at
-        normalizer = self._normalizer
-        if normalizer is not None:
-            normalizer.renew()
-        return Transitions(
-            observations=drawn.observations if normalizer is None else normalizer.observe(drawn.observations),
+        raw = Transitions(
+            observations=drawn.observations,
             actions=drawn.actions,
             rewards=drawn.rewards,
             discounts=drawn.discounts,
             last=drawn.last,
-            following=drawn.following if normalizer is None else normalizer.observe(drawn.following),
+            following=drawn.following,
             weights=weights,
-            reward_scale=1.0 if normalizer is None else normalizer.reward_scale,
         )
+        return normalized(raw, self._normalizer)
 
     def _draw(self, begins: Numbers, ends: Numbers) -> tuple[Drawn, Numbers, Numbers] | None:
         """A minibatch, and the streams and rows of its first steps; unusable rows are replaced by others."""

@@ -16,6 +16,7 @@ import pytest
 from asyncrl.backends.host import Host
 from asyncrl.backends.learner_host import LearnerHost, filling
 from asyncrl.backends.reports import LEFT, Seen
+from asyncrl.experience.landing import Landing
 from asyncrl.experience.replay import Replay
 from asyncrl.parameters.shards import Empty, State, beginning
 from asyncrl.runtime.clock import FINISH, GO_ON, READY
@@ -30,20 +31,20 @@ SECONDS = 200.0
 class ThreadWire:
     """Calls run in threads, as in an actor that takes several at once; every `faulty`-th answer is lost."""
 
-    def __init__(self, learner: LearnerHost, faulty: int = 0) -> None:
-        self.learner, self.faulty, self.calls = learner, faulty, 0
+    def __init__(self, *keepers: Any, faulty: int = 0) -> None:
+        self.keepers, self.faulty, self.calls = list(keepers), faulty, 0
         self._threads = ThreadPoolExecutor(8)
         self._lock = threading.Lock()
 
     def send(self, shard: int, call: Any) -> Any:
-        return self._threads.submit(self._answer, call)
+        return self._threads.submit(self._answer, shard, call)
 
-    def _answer(self, call: Any) -> Any:
+    def _answer(self, keeper: int, call: Any) -> Any:
         with self._lock:
             self.calls += 1
             lost = self.faulty and self.calls % self.faulty == 0
         try:
-            answer = self.learner.exchange(call)
+            answer = self.keepers[keeper].exchange(call)
         except Empty:
             return None
         return None if lost else answer
@@ -53,11 +54,12 @@ class ThreadWire:
         return [(call, call.result()) for call in done]
 
 
-def run_of(folder: Path, page: str, hosts: int, **settings: Any) -> Run:
+def run_of(folder: Path, page: str, hosts: int, replay_hosts: int = 0, **settings: Any) -> Run:
     """A run of a page on hosts of one worker each."""
     plain = {"workers": 1, "total_steps": 10**9, "envs_per_worker": 4, "record_interval_seconds": 1e6}
     run = make_run(folder, page, **(plain | settings))
-    return Run(replace(run.spec, config=replace(run.spec.config, backend="ray", hosts=hosts)), run.handles)
+    on_hosts = {"backend": "ray", "hosts": hosts, **({"replay_hosts": replay_hosts} if replay_hosts else {})}
+    return Run(replace(run.spec, config=replace(run.spec.config, **on_hosts)), run.handles)
 
 
 def fill(learner: LearnerHost, run: Run, known: State | None = None, times: int = 1) -> None:
@@ -113,6 +115,12 @@ class Driving:
             host.close()
 
 
+def landing_of(learner: LearnerHost) -> Landing:
+    """Where rollouts of hosts arrive."""
+    assert isinstance(learner._experience, Landing)
+    return learner._experience
+
+
 def steps_of(learner: LearnerHost) -> list[int]:
     tallies = learner._ledger.of_workers()
     return [int(steps) for steps in tallies[..., 0].ravel()]
@@ -158,7 +166,7 @@ def test_steps_of_two_hosts_are_in_the_learners_memory(tmp_path: Path) -> None:
     drive.finish()
 
     steps = steps_of(learner)
-    replay = learner._landing.experience
+    replay = landing_of(learner).experience
     assert isinstance(replay, Replay)
     each = run.spec.config.envs_per_worker
     assert replay.steps.put.tolist() == [count // each for count in steps for _ in range(each)]
@@ -183,7 +191,7 @@ def test_a_learner_that_dies_is_followed_by_one_that_knows_what_was_known(tmp_pa
     first.close()
     drive.look()
     second = LearnerHost(run.spec)
-    wire.learner = drive.learner = second  # empty at first
+    wire.keepers[0] = drive.learner = second  # empty at first
     drive.learnt = None
     drive.until(lambda: drive.seen[0] is not None)
     before = drive.seen[0]
@@ -212,15 +220,16 @@ def test_actors_wait_for_a_learner_that_does_not_learn(tmp_path: Path) -> None:
     host = Host(beginning_of(run, 0), ThreadWire(learner))
     drive = Driving([host], learner)
     drive.until(lambda: host.joined.is_set())
-    learner._landing.take = lambda learner: None  # type: ignore[method-assign, misc]
+    landing = landing_of(learner)
+    landing.take = lambda learner: None  # type: ignore[method-assign, assignment, misc]
     drive.until(lambda: host.handles.experience is not None and not host.handles.experience.has_room(0))
     full = host.handles.clock.steps
     parcels: list[int] = []
-    drive.until(lambda: len(parcels) > 50 or parcels.append(len(learner._landing._inlet)))  # type: ignore[func-returns-value]
+    drive.until(lambda: len(parcels) > 50 or parcels.append(len(landing._inlet)))  # type: ignore[func-returns-value]
 
     assert host.handles.clock.steps == full
     assert max(parcels) == 0  # all are in the rings, which have as much room
-    del learner._landing.take
+    del landing.take
     drive.until(lambda: host.handles.clock.steps > full)
     drive.finish()
     learner.close()

@@ -49,6 +49,12 @@ def test_what_hosts_cannot_do_is_refused_in_one_line(
             "must be at least",
         ),
         ("apex", ("--hosts", "auto"), "--hosts auto is for methods without a memory"),
+        ("apex", ("--replay-hosts", "2"), "--replay-hosts must be at most --hosts"),
+        ("apex", ("--backend", "local", "--replay-hosts", "1"), "--replay-hosts is for --backend ray"),
+        ("a3c", ("--replay-hosts", "1"), "--replay-hosts"),
+        ("gorila", ("--layout", "bundled", "--replay-hosts", "1"), "with --layout bundled each host has a memory"),
+        ("gorila", ("--learners", "2", "--replay-hosts", "1"), "with several --learners each host has a memory"),
+        ("apex", ("--replay-hosts", "1", "--checkpoint-replay"), "--checkpoint-replay is for one machine"),
         ("gorila", ("--layout", "bundled", "--hosts", "auto"), "--hosts auto is for methods without a memory"),
         ("gorila", ("--layout", "bundled", "--checkpoint-replay"), "--checkpoint-replay is for one machine"),
         ("gorila", ("--layout", "bundled", "--learners", "2"), "--learners are for --layout unbundled"),
@@ -197,6 +203,31 @@ def test_the_replay_memory_is_beside_the_learner(tmp_path: Path) -> None:
     (*_, last) = [row for row in read_records(run / "learner.jsonl") if "replay" in row]
     assert last["replay"]["memory_fill"] > 0.2
     assert load_newest(run / "checkpoints")[0].updates == status["updates"]
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_learning_goes_on_from_the_other_memory_when_a_replay_host_is_killed(tmp_path: Path, two_nodes: Any) -> None:
+    """Its successor is filled anew, the loss is said once, and the run ends as if nothing had happened."""
+    memory = ("--memory-steps", "8000", "--warmup-steps", "400", "--replay-ratio", "1")
+    words = (*CATCH, *RAY, "--hosts", "2", "--replay-hosts", "2", *memory, "--total-steps", "4000")
+    with running(tmp_path, *words, "--address", two_nodes.address, page="apex") as run:
+        run.until(lambda: run.status.get("updates", 0) > 0, "updates from the first steps")
+        first, second = actors("ReplayActor")
+        second.send_signal(signal.SIGKILL)
+        before = run.status["updates"]
+        run.until(lambda: any(row["event"] == "replay_host_lost" for row in run.events), "the loss of the memory")
+        run.until(lambda: run.status["updates"] > before, "more updates")
+        run.ends_with(0)
+
+        (event,) = [row for row in run.events if row["event"] in ("replay_host_lost", "restarted", "host_lost")]
+        assert re.fullmatch(r"was lost with its process, and [\d,]+ steps are lost with it", event["cause"])
+        assert run.status["state"] == "finished"
+        learnt = [row for row in read_records(run.folder / "learner.jsonl") if "updates" in row]
+        assert sum(row["updates"] for row in learnt) == run.status["updates"] <= run.status["steps"] - 400
+        rows = [row for worker in (0, 1) for row in read_records(run.folder / f"worker-{worker:02}.jsonl")]
+        assert sum(row.get("worker_steps", 0) for row in rows) == run.status["steps"]
+        assert gone([first])
 
 
 ALONE = (*CATCH, *RAY, "--total-steps", "1e9", "--evaluation-interval-steps", "0")

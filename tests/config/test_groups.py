@@ -35,6 +35,7 @@ REPLAY = (
     ACTION_VALUE
     + LEARNER
     + " memory_steps warmup_steps minibatch replay_ratio n_step target_interval_updates checkpoint_replay"
+    + " replay_hosts"
 )
 OWN = {
     "a3c": POLICY,
