@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from asyncrl.backends.actors import HostActor, in_words
 from asyncrl.backends.handles import learns_on_hosts
 from asyncrl.backends.host import Beginning
-from asyncrl.backends.keepers import CALL_SECONDS, Learner, Memories, Shards
+from asyncrl.backends.keepers import CALL_SECONDS, Keepers, Learner, Memories, Shards
 from asyncrl.backends.places import Place, living_nodes, patience
 from asyncrl.backends.reports import LEFT, Seen
 from asyncrl.backends.supervisor import BACK_OFF_SECONDS, READY_SECONDS
@@ -81,8 +81,12 @@ class Driver:
         if isinstance(self._keepers, Learner) and (reason := self._keepers.lacks_resource()):
             self._tell("failed", reason, None)
             return
-        self._memories.start(self._nodes)
-        self._keepers.start(self._nodes)
+        everyone: tuple[Keepers, ...] = (self._memories, self._keepers)
+        for keepers in everyone:
+            keepers.start(self._nodes)
+        for keepers in everyone:
+            keepers.begin()
+        self._began = self._inhabited = time.monotonic()  # they may have taken minutes on a busy machine
         room = len(self._places)
         if self._spec.config.hosts == "auto":
             self._wanted = min(len(self._nodes), room)

@@ -74,8 +74,11 @@ class Keepers:
         """When each keeper must have answered again."""
 
     def start(self, nodes: Sequence[dict[str, Any]]) -> None:
-        """Start them on `nodes`, of which the first is the driver's, and fill them."""
+        """Start them on `nodes`, of which the first is the driver's."""
         self.actors = self._start(nodes)
+
+    def begin(self) -> None:
+        """Fill them, once they have started."""
         for keeper in range(len(self.actors)):
             self._fill(keeper, seconds=READY_SECONDS)
             self._expect(keeper, self._patience)
