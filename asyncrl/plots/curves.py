@@ -130,6 +130,10 @@ def read_references(path: Path) -> list[Reference]:
         ) from None
 
 
+MOST_INSIDE = 6
+"""Entries of a legend that is inside the axes; a longer one would hide curves."""
+
+
 def draw_curves(
     curves: Sequence[Curve], axis: str = "steps", title: str = "", references: Sequence[Reference] = ()
 ) -> Figure:
@@ -162,7 +166,11 @@ def draw_curves(
     axes.set_title(title or ", ".join(sorted({curve.env_id for curve in curves})))
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    if len(axes.get_legend_handles_labels()[0]) <= MOST_INSIDE:
+        axes.legend(frameon=False)
+    else:
+        figure.set_size_inches(10, 4.8)
+        figure.legend(frameon=False, loc="outside right upper")
     return figure
 
 

@@ -89,11 +89,12 @@ def write_report(file: RaceFile, runs_dir: Path, say: Callable[[str], None]) -> 
     for env_id, conditions in file.environments.items():
         own = [lap for lap in laps if lap.start.env_id == env_id]
         results = rank(own)
-        table = Table(TITLES, [_row(result) for result in results])
+        unit, _ = time_unit(results)
+        table = Table(titles(unit), [_row(result, unit) for result in results])
         say(_plain(env_id, conditions, table))
         blocks += [Heading(env_id), Text(_told(conditions, own)), table, Text(NOTE)]
         blocks += _figures(folder, env_id, conditions, own, results)
-        blocks += [Table(RUN_TITLES, [_run_row(lap) for lap in own])]
+        blocks += [Table(run_titles(unit), [_run_row(lap, unit) for lap in own])]
     machines = Counter(hardware(lap.folder) for lap in laps if lap.run.complete)
     blocks += [Heading("How it was measured"), Items([f"{count} runs on {own}" for own, count in machines.items()])]
     blocks += [Code("\n".join(file.commands))]
@@ -127,31 +128,47 @@ def _best(result: Result) -> float:
     return Sample.complete(scores).median if scores else -math.inf
 
 
-TITLES = ("entrant", "reached", "minutes", "steps", "core-minutes", "steps per second", "best score")
 NOTE = (
     "Medians over seeds with 95 % bootstrap intervals; > if at least half of the runs ended before they reached the "
-    "score. Minutes count from the moment all workers were ready to the snapshot whose evaluation reached the score; "
-    "core-minutes are minutes times the cores a run could use. Best score: the median over seeds of each run's best "
+    "score. Time counts from the moment all workers were ready to the snapshot whose evaluation reached the score; "
+    "core time is that times the cores a run could use. Best score: the median over seeds of each run's best "
     "evaluation."
 )
+MINUTE = {"minutes": 1.0, "seconds": 60.0}
+"""A minute in each unit."""
 
 
-def _row(result: Result) -> list[str]:
+def time_unit(results: Sequence[Result]) -> tuple[str, float]:
+    """Unit of time for the entrants of an environment, and its length in seconds: that of the latest known median."""
+    medians = [median for result in results if math.isfinite(median := result.minutes.median)]
+    return unit_of("minutes", 60 * max(medians, default=math.inf))
+
+
+def titles(unit: str) -> tuple[str, ...]:
+    """Columns of the table of entrants."""
+    return ("entrant", "reached", unit, "steps", f"core-{unit}", "steps per second", "best score")
+
+
+def _row(result: Result, unit: str) -> list[str]:
+    def told(minutes: float) -> str:
+        return told_time(minutes, unit)
+
     rates = Sample.complete([lap.run.throughput for lap in result.laps])
     return [
         name_of(result.entrant),
         f"{result.reached} of {len(result.laps)}",
-        _told_median(result, result.minutes, told_minutes),
+        _told_median(result, result.minutes, told),
         _told_median(result, result.steps, "{:,.0f}".format),
-        _told_median(result, result.core_minutes, told_minutes),
+        _told_median(result, result.core_minutes, told),
         f"{rates.median:,.0f}",
         f"{_best(result):.4g}",
     ]
 
 
-def told_minutes(minutes: float) -> str:
-    """Minutes with one decimal; with two digits if it was less than one, as small problems take seconds."""
-    return f"{minutes:.1f}" if minutes >= 1 else f"{minutes:.2g}"
+def told_time(minutes: float, unit: str) -> str:
+    """Minutes in minutes or seconds, with one decimal; with two digits if it is less than one."""
+    time = minutes * MINUTE[unit]
+    return f"{time:.1f}" if time >= 1 else f"{time:.2g}"
 
 
 def _told_median(result: Result, sample: Sample, form: Callable[[float], str]) -> str:
@@ -162,19 +179,21 @@ def _told_median(result: Result, sample: Sample, form: Callable[[float], str]) -
     return f"{form(estimate.value)} [{form(estimate.low)}, {form(estimate.high)}]"
 
 
-RUN_TITLES = ("entrant", "seed", "state", "steps", "minutes", "steps to the score", "minutes to it", "best score")
+def run_titles(unit: str) -> tuple[str, ...]:
+    """Columns of the table of runs."""
+    return ("entrant", "seed", "state", "steps", unit, "steps to the score", f"{unit} to it", "best score")
 
 
-def _run_row(lap: Lap) -> list[str]:
+def _run_row(lap: Lap, unit: str) -> list[str]:
     best = lap.run.best_score()
     return [
         name_of(lap.start.entrant),
         str(lap.start.seed),
         lap.run.state or "not made",
         f"{lap.run.steps:,}",
-        told_minutes(lap.run.seconds / 60),
+        told_time(lap.run.seconds / 60, unit),
         f"{lap.at[1]:,}" if lap.at else "",
-        told_minutes(lap.at[0]) if lap.at else "",
+        told_time(lap.at[0], unit) if lap.at else "",
         "" if best is None else f"{best:.4g}",
     ]
 
@@ -183,9 +202,9 @@ def write_runs(path: Path, laps: Sequence[Lap]) -> None:
     """Write runs.csv: a row per planned run, also those that never reached the score, failed or are missing."""
     with open(path, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("environment", "backend", *(title.replace(" ", "_") for title in RUN_TITLES)))
+        writer.writerow(("environment", "backend", *(title.replace(" ", "_") for title in run_titles("seconds"))))
         for lap in laps:
-            cells = [cell.replace(",", "") for cell in _run_row(lap)]
+            cells = [cell.replace(",", "") for cell in _run_row(lap, "seconds")]
             writer.writerow((lap.start.env_id, lap.start.entrant.backend, *cells))
 
 
@@ -257,18 +276,23 @@ def _curve(lap: Lap) -> Curve:
     )
 
 
+WIDE = 30
+"""From this ratio of the largest value to the smallest on, an axis of arrivals is logarithmic."""
+
+
 def draw_arrivals(results: Sequence[Result], order: Sequence[Entrant]) -> Figure:
-    """Minutes and steps to the score of every run, a row per entrant, in the colours of the curves (`order`)."""
+    """Time and steps to the score of every run, a row per entrant, in the colours of the curves (`order`)."""
     figure = Figure(figsize=(10, 0.45 * len(results) + 1.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     colours = [f"C{order.index(result.entrant) % 10}" for result in results]
     most = max(max(result.steps.values) for result in results)
     unit, size = unit_of("steps", most)
-    _draw_arrivals(left, [result.minutes for result in results], 1.0, colours)
+    time, seconds = time_unit(results)
+    _draw_arrivals(left, [result.minutes for result in results], seconds / 60, colours)
     _draw_arrivals(right, [result.steps for result in results], size, colours)
     left.set_yticks(range(len(results)), [name_of(result.entrant) for result in results])
     left.invert_yaxis()
-    left.set_xlabel("minutes to the score")
+    left.set_xlabel(f"{time} to the score")
     right.set_xlabel(f"steps to the score ({unit})")
     return figure
 
@@ -279,7 +303,12 @@ def _draw_arrivals(axes: Axes, samples: Sequence[Sample], size: float, colours: 
             axes.plot(value / size, place, "o" if reached else ">", color=colour, alpha=0.8)
         if math.isfinite(sample.median):
             axes.plot([sample.median / size] * 2, [place - 0.3, place + 0.3], color=colour, linewidth=2)
-    axes.set_xlim(left=0)
+    values = [value for sample in samples for value in sample.values]
+    if min(values) > 0 and max(values) > WIDE * min(values):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+    else:
+        axes.set_xlim(left=0)
     axes.margins(x=0.05)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

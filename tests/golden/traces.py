@@ -33,21 +33,24 @@ _SCREEN = (
 _BOARD = (*_SCREEN, "--env-id", "MinAtar/Breakout-v0", "--max-episode-steps", "200")
 _CONTINUOUS = (*_VECTOR, "--env-id", "Pendulum-v1")
 
+_RATES = {"a3c-vector": ("--learning-rate", "0.002")}
+"""Kept as it was when the traces were made, although the preset has another one now."""
+
 CASES: dict[str, tuple[str, ...]] = {
     **{
-        f"{page}-{kind}": (f"asyncrl.{page}", *words)
+        f"{page}-{kind}": (f"asyncrl.{page}", *words, *_RATES.get(f"{page}-{kind}", ()))
         for page in ("a3c", "one_step_q", "one_step_sarsa", "n_step_q")
         for kind, words in {"vector": _VECTOR, "screen": _SCREEN, "board": _BOARD}.items()
     },
     **{
-        f"{page}-{kind}-memory": (f"asyncrl.{page}", *words, "--lstm-cells", "16")
+        f"{page}-{kind}-memory": (f"asyncrl.{page}", *words, *_RATES.get(f"{page}-{kind}", ()), "--lstm-cells", "16")
         for page in ("a3c", "n_step_q")
         for kind, words in {"vector": _VECTOR, "screen": _SCREEN}.items()
     },
     "a3c-continuous": ("asyncrl.a3c", *_CONTINUOUS),
     "a3c-continuous-memory": ("asyncrl.a3c", *_CONTINUOUS, "--lstm-cells", "16"),
     "a3c-paper": ("asyncrl.a3c", *_SCREEN, "--preset", "paper"),
-    "a3c-random-turns": ("asyncrl.a3c", *_VECTOR, "--schedule", "random"),
+    "a3c-random-turns": ("asyncrl.a3c", *_VECTOR, *_RATES["a3c-vector"], "--schedule", "random"),
 }
 """Name: page and flags."""
 

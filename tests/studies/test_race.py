@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.commands.race import main
-from asyncrl.studies.race_report import rank, read_lap, told_minutes, write_report
+from asyncrl.studies.race_report import rank, read_lap, told_time, write_report
 from asyncrl.studies.races import Conditions, Entrant, RaceFile, Start
 
 ENV = "Catch"
@@ -134,7 +134,28 @@ def test_a_race_runs_and_the_same_line_repeats_nothing(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("minutes", "told"), [(12.34, "12.3"), (1.0, "1.0"), (0.512, "0.51"), (0.0349, "0.035"), (0.0, "0")]
-)
-def test_minutes_keep_two_digits_below_one(minutes: float, told: str) -> None:
-    assert told_minutes(minutes) == told
+    ("minutes", "unit", "told"),
+    [
+        (12.34, "minutes", "12.3"), (1.0, "minutes", "1.0"), (0.512, "minutes", "0.51"), (0.0349, "seconds", "2.1"),
+        (0.0019, "seconds", "0.11"), (0.0, "minutes", "0"),
+    ],
+)  # fmt: skip
+def test_times_keep_two_digits_below_one(minutes: float, unit: str, told: str) -> None:
+    assert told_time(minutes, unit) == told
+
+
+def test_a_short_race_is_told_in_seconds(tmp_path: Path) -> None:
+    """The only known median is half a minute: tables and figures have seconds, also for the runs that took longer."""
+    file = made_up(tmp_path / "race")
+    for start in file.starts:
+        if start.entrant.algorithm == "ppo":
+            evaluations = file.job(start).folder(tmp_path / "race") / "evaluator.jsonl"
+            rows = [{"steps": 6000, "seconds": 30.0, "mean": 1.0, "cpu_share": 0.0}]
+            evaluations.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said: list[str] = []
+
+    text = write_report(file, tmp_path / "race", said.append).read_text()
+
+    assert "| entrant | reached | seconds | steps | core-seconds |" in text
+    assert "| PPO | 3 of 3 | 30.0 [30.0, 30.0] |" in text
+    assert "| A3C | 1 of 3 | > 300.0 |" in text
