@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.config.replay import ReplayConfig
-from asyncrl.core.losses import Metrics, squared_error
+from asyncrl.core.losses import Metrics, clipped_error
 from asyncrl.core.returns import best_values, n_step_targets
 from asyncrl.core.rollout import Extras, State, Transitions
 from asyncrl.core.spaces import Spaces
@@ -115,7 +115,7 @@ class ApeX:
         rewards = part.learning_rewards(self.config.reward_clip)
         targets = n_step_targets(rewards, part.discounts, part.last, self._best_value(part.following))  # G
         self.errors = targets - values.detach()
-        errors = squared_error(values, targets)
+        errors = clipped_error(values, targets, self.config.error_clip)
         return (part.weights * errors).mean(), lambda: {
             "value_loss": errors.detach().mean(),
             "q_mean": values.detach().mean(),

@@ -30,7 +30,7 @@ from torch import Tensor
 from asyncrl.config.replay import ReplayConfig
 from asyncrl.config.stability import StabilitySettings
 from asyncrl.core.errors import UsageError
-from asyncrl.core.losses import Metrics, squared_error
+from asyncrl.core.losses import Metrics, clipped_error
 from asyncrl.core.returns import best_values, n_step_targets
 from asyncrl.core.rollout import Extras, State, Transitions
 from asyncrl.core.spaces import Spaces
@@ -109,7 +109,7 @@ class Gorila:
         values = q[0].gather(-1, part.actions[:, None])[:, 0]
         rewards = part.learning_rewards(self.config.reward_clip)
         targets = n_step_targets(rewards, part.discounts, part.last, self._best_value(part.following))  # y
-        errors = squared_error(values, targets)
+        errors = clipped_error(values, targets, self.config.error_clip)
         return errors.mean(), lambda: {"value_loss": errors.detach().mean(), "q_mean": values.detach().mean()}
 
     @torch.no_grad()

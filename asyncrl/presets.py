@@ -188,6 +188,7 @@ REPLAY_VECTOR: Settings = {
     "memory_steps": 50_000,
     "warmup_steps": 1_000,
     "minibatch": 64,
+    "error_clip": 0.0,
     "target_interval_updates": 200,
 }
 """One-step Q's for CartPole, with a memory."""
@@ -403,6 +404,7 @@ APEX_PAPER: Settings = {
     "memory_steps": 2_000_000,
     "warmup_steps": 50_000,
     "minibatch": 512,
+    "error_clip": 0.0,
     "target_interval_updates": 2_500,
     "network": "nature",
     "normalize_observations": False,

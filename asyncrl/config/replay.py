@@ -24,6 +24,8 @@ class ReplayConfig(ActionValueConfig, LearnerSettings):
     """Updates per step after the warm-up; the side that is ahead waits. 0.25 is DQN's update every 4 steps."""
     n_step: int = 1
     """Steps of a transition before its return bootstraps."""
+    error_clip: float = 1.0
+    """Clip errors to [-x, x] in the gradient of the loss, as DQN does; 0: do not clip."""
     target_interval_updates: int = 1_000
     """Updates between refreshes of the target network."""
     checkpoint_replay: bool = False
@@ -38,6 +40,7 @@ class ReplayConfig(ActionValueConfig, LearnerSettings):
         self._require_count("minibatch", most=1_000_000)
         self._require("replay_ratio", 0 < self.replay_ratio < math.inf, "must be a positive number")
         self._require("n_step", 1 <= self.n_step <= 1_000, "must be 1 to 1_000")
+        self._require_not_negative("error_clip")
         self._require("target_interval_updates", self.target_interval_updates >= 1, "must be at least 1")
         self._require("memory_steps", self.memory_steps <= 2**40, "must be at most 2^40")
         least = self.workers * self.envs_per_worker * self.least_rows

@@ -25,6 +25,18 @@ def squared_error(values: Tensor, targets: Tensor) -> Tensor:
     return torch.square(targets.detach() - values)
 
 
+def clipped_error(values: Tensor, targets: Tensor, bound: float) -> Tensor:
+    """The squared error per step `[...]` whose gradient has the error clipped to [-bound, bound]; 0: not clipped.
+
+    Mnih et al. 2015 ("Human-level control"), Methods, with bound 1. Beyond the bound the loss grows linearly.
+    """
+    squared = squared_error(values, targets)
+    if not bound:
+        return squared
+    size = (targets.detach() - values).abs()
+    return torch.where(size <= bound, squared, bound * (2 * size - bound))
+
+
 def importance_weights(priorities: Tensor, beta: float) -> Tensor:
     """(N P(i))^-beta over the largest of the batch, float32 `[B]`: what undoes the bias of prioritised draws.
 

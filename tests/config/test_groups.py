@@ -34,7 +34,7 @@ LEARNER = " learner_threads learner_device"
 REPLAY = (
     ACTION_VALUE
     + LEARNER
-    + " memory_steps warmup_steps minibatch replay_ratio n_step target_interval_updates checkpoint_replay"
+    + " memory_steps warmup_steps minibatch replay_ratio n_step error_clip target_interval_updates checkpoint_replay"
     + " replay_hosts"
 )
 OWN = {

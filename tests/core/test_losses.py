@@ -9,6 +9,7 @@ import torch
 
 from asyncrl.core.losses import (
     categorical_entropy,
+    clipped_error,
     clipped_surrogate,
     clipped_value_loss,
     importance_weights,
@@ -48,6 +49,27 @@ def test_squared_error_moves_the_value_only() -> None:
     assert loss.item() == 4.0
     assert value.grad == -4.0
     assert target.grad is None
+
+
+@pytest.mark.parametrize(
+    ("target", "bound", "loss", "gradient"),
+    [
+        (1.5, 1.0, 0.25, -1.0),
+        (2.0, 1.0, 1.0, -2.0),
+        (4.0, 1.0, 5.0, -2.0),
+        (-2.0, 0.5, 2.75, 1.0),
+        (4.0, 0.0, 9.0, -6.0),
+    ],
+)
+def test_a_clipped_error_has_a_bounded_gradient(target: float, bound: float, loss: float, gradient: float) -> None:
+    """The value is 1. Within the bound it is the squared error; an error of 3 counts 1 x (2 x 3 - 1), slope 2 x 1."""
+    value = torch.tensor(1.0, requires_grad=True)
+
+    error = clipped_error(value, torch.tensor(target), bound)
+    error.backward()
+
+    assert error.item() == pytest.approx(loss)
+    assert value.grad == gradient
 
 
 def test_entropy_of_a_uniform_policy_is_the_log_of_the_actions() -> None:

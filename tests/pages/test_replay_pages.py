@@ -21,7 +21,8 @@ PAGES = [gorila, apex]
 def agent_of(page: ModuleType, target: Line, **settings: Any) -> Any:
     """theta is w = 1, u = 2: Q(s, 0) = s and Q(s, 1) = 2 s."""
     config = page.Config(
-        **{"gamma": 0.5, "exploration": "equal", "epsilons": (0.0,), "exploration_steps": 0} | settings
+        **{"gamma": 0.5, "exploration": "equal", "epsilons": (0.0,), "exploration_steps": 0, "error_clip": 0.0}
+        | settings
     )
     return page.make_agent(config, Line(1.0, 2.0), target, 0, torch.Generator())
 
@@ -63,6 +64,14 @@ def test_a_learners_update_by_hand(page: ModuleType) -> None:
 
     assert gradient(agent, drawn(*ONE_STEP)) == [-20.0, -54.0]
     assert all(parameter.grad is None for parameter in agent.target.parameters())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_clipped_error_bounds_the_gradient(page: ModuleType) -> None:
+    """The errors of 20 and 27 above count as 2: d/dw = -2 * 2 * 1 / 2 = -2, d/du = -2 * 2 * 2 / 2 = -4."""
+    agent = agent_of(page, Line(10.0, 20.0), double_q=False, error_clip=2.0)
+
+    assert gradient(agent, drawn(*ONE_STEP)) == [-2.0, -4.0]
 
 
 @pytest.mark.parametrize("page", PAGES)
