@@ -188,10 +188,11 @@ def test_a_learner_learns_from_a_host_and_the_run_goes_on_as_a_local_one_and_bac
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("needs_ray")
-def test_the_replay_memory_is_beside_the_learner(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", [(), ("--replay-hosts", "1")], ids=["learner", "replay host"])
+def test_the_replay_memory_is_beside_the_learner_or_in_a_replay_host(tmp_path: Path, where: tuple[str, ...]) -> None:
     """Ape-X makes the updates that its replay ratio asks for, and no more."""
     memory = ("--memory-steps", "10000", "--warmup-steps", "1000", "--replay-ratio", "0.1")
-    words = [*CATCH, *RAY, "--total-steps", "3000", *memory, "--runs-dir", str(tmp_path)]
+    words = [*CATCH, *RAY, "--total-steps", "3000", *memory, *where, "--runs-dir", str(tmp_path)]
     assert main("asyncrl.apex", words) == 0
 
     run = the_run(tmp_path)
@@ -210,7 +211,7 @@ def test_the_replay_memory_is_beside_the_learner(tmp_path: Path) -> None:
 def test_learning_goes_on_from_the_other_memory_when_a_replay_host_is_killed(tmp_path: Path, two_nodes: Any) -> None:
     """Its successor is filled anew, the loss is said once, and the run ends as if nothing had happened."""
     memory = ("--memory-steps", "8000", "--warmup-steps", "400", "--replay-ratio", "1")
-    words = (*CATCH, *RAY, "--hosts", "2", "--replay-hosts", "2", *memory, "--total-steps", "4000")
+    words = (*CATCH, *RAY, "--hosts", "2", "--replay-hosts", "2", *memory, "--total-steps", "3000")
     with running(tmp_path, *words, "--address", two_nodes.address, page="apex") as run:
         run.until(lambda: run.status.get("updates", 0) > 0, "updates from the first steps")
         first, second = actors("ReplayActor")
