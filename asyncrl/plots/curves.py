@@ -34,6 +34,8 @@ UNTOLD = (
     "checkpoints_kept", "record_interval_seconds",
 )  # fmt: skip
 """Settings that do not tell two curves apart."""
+OF_HOSTS = ("push", "exchange_updates", "exchange_delay", "parameter_shards")
+"""Settings that do nothing in a run without hosts."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,10 @@ def read_curve(path: Path) -> Curve:
     except (OSError, ValueError):
         raise UsageError(f"{path} is not the folder of a run: it has no readable config.json") from None
     rows = [row for row in read_records(path / "evaluator.jsonl") if row.get("mean") is not None]
-    return Curve(path, {"page": short(stored["page"]), **stored["config"]}, rows)
+    config = {"page": short(stored["page"]), **stored["config"]}
+    if config.get("backend") != "ray" and not config.get("simulate_hosts"):
+        config = {key: value for key, value in config.items() if key not in OF_HOSTS}
+    return Curve(path, config, rows)
 
 
 def label_curves(curves: Sequence[Curve]) -> list[str]:
