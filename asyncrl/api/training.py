@@ -136,7 +136,7 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
         raise UsageError("--on-worker-error restart is for --backend local: a serial run has no process to replace")
     threads, device = getattr(config, "learner_threads", 1), getattr(config, "learner_device", CPU)
     if config.backend == "serial" and threads > 1:
-        raise UsageError("--learner-threads is for --backend local: a serial run repeats itself in one thread")
+        raise UsageError("--learner-threads is not for --backend serial, which repeats itself in one thread")
     if config.statistics == "per-worker" and load_page(page).EXPERIENCE != GRADIENT:
         who = "one learner does" if learners_of(page, config) == 1 else "learners do"
         raise UsageError(f"--statistics per-worker is for workers that learn; in {command_of(page)} {who}")
@@ -219,7 +219,7 @@ def _check_collective(page: str, config: RunConfig) -> None:
     if config.reduce == "gradients" and load_page(page).EXPERIENCE == GRADIENT:
         raise UsageError(f"--reduce says where a learner learns; {command_of(page)} reduces gradients in any case")
     if getattr(config, "learner_threads", 1) > 1:
-        raise UsageError("--learner-threads is for --backend local: each rank computes in one thread")
+        raise UsageError("--learner-threads is not for --backend collective: each rank computes in one thread")
     if config.on_worker_error == "restart":
         raise UsageError("--on-worker-error restart is for --backend local: ranks cannot go on without one of them")
 

@@ -158,7 +158,10 @@ class RayWire:
         return self._keepers[shard].exchange.remote(call)
 
     def receive(self, calls: Sequence[Any], seconds: float) -> list[tuple[Any, Any]]:
-        """Wait up to `seconds` for any of `calls`; returns the ended ones, each with its answer, None if it failed."""
+        """Wait up to `seconds` for any of `calls`; returns the ended ones, each with its answer, None if it is lost.
+
+        Raises what a keeper has raised, but for Empty.
+        """
         ready, _ = ray.wait(list(calls), timeout=seconds)
         return [(call, _answer(call)) for call in ready]
 
@@ -166,7 +169,11 @@ class RayWire:
 def _answer(call: Any) -> Any:
     try:
         return ray.get(call)
-    except (ray.exceptions.RayError, Empty):  # the keeper is gone, cannot be reached, or waits to be filled
+    except Empty:  # the keeper waits to be filled
+        return None
+    except ray.exceptions.RayTaskError:  # an error within the call: the same call would raise it again
+        raise
+    except ray.exceptions.RayError:  # the keeper is gone, or cannot be reached
         return None
 
 

@@ -102,6 +102,33 @@ def test_without_ray_the_command_says_how_to_get_it(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("needs_ray")
+def test_a_call_that_raises_is_not_taken_for_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keeper that is gone, or not filled yet, is asked again; one that raises would raise for ever."""
+    import ray
+
+    from asyncrl.backends.actors import RayWire
+    from asyncrl.parameters.shards import Empty
+
+    def receive(error: Exception) -> list[tuple[Any, Any]]:
+        def get(call: object) -> None:
+            raise error
+
+        monkeypatch.setattr(ray, "get", get)
+        monkeypatch.setattr(ray, "wait", lambda calls, timeout: (calls, []))
+        return RayWire([]).receive(["call"], 0.0)
+
+    def raised(cause: Exception) -> Exception:
+        error: Exception = ray.exceptions.RayTaskError("exchange", "it is wrong", cause).as_instanceof_cause()
+        return error
+
+    assert receive(ray.exceptions.ActorDiedError()) == [("call", None)]
+    assert receive(raised(Empty())) == [("call", None)]
+    with pytest.raises(ValueError, match="wrong"):
+        receive(raised(ValueError("it is wrong")))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("needs_ray")
 def test_a_run_on_a_cluster_of_its_own_goes_on_as_a_local_one_and_back(tmp_path: Path) -> None:
     """Every step is in a row, the last evaluation is of the last theta, and checkpoints fit both backends."""
     words = [*CATCH, "--runs-dir", str(tmp_path), "--seed", "3"]

@@ -184,10 +184,10 @@ def test_where_one_learner_learns_there_are_no_statistics_per_worker(page: str, 
 def test_a_serial_run_has_no_threads_to_give_to_its_learner(refuse: Callable[..., Refusal]) -> None:
     """With more than one it would not repeat itself to the bit. Where nobody is the learner there is no such flag."""
     words = ("--learner-threads", "2", "--backend", "serial")
-    line = "--learner-threads is for --backend local: a serial run repeats itself in one thread"
+    line = "--learner-threads is not for --backend serial, which repeats itself in one thread"
     assert refuse(*words, page="ppo") == Refusal(2, line)
     assert refuse(*words, page="a3c").line.startswith("there is no --learner-threads")
-    line = "--learner-threads is for --backend local: each rank computes in one thread"
+    line = "--learner-threads is not for --backend collective: each rank computes in one thread"
     assert refuse("--learner-threads", "2", "--backend", "collective", page="ppo") == Refusal(2, line)
 
 
