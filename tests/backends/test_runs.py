@@ -159,7 +159,7 @@ def test_resuming_says_what_changes_and_what_cannot(tmp_path: Path, capfd: pytes
     assert (code, text.count("\n")) == (2, 1)
     code, text = resume("--total-steps", "2000", "--learning-rate", "1e-4", "--no-quiet")
     assert code == 0
-    assert "changed on resume: --learning-rate 0.002 -> 0.0001" in text
+    assert "changed on resume: --learning-rate 0.0005 -> 0.0001" in text
     assert "environments begin new episodes" in text
 
 

@@ -1,0 +1,263 @@
+"""Do many workers need less data than one? The study of docs/results/superlinear.md, by its protocol.
+
+    python benchmarks/superlinear.py runs/superlinear --tune       # 90 runs of 300,000 steps: about two core-hours
+    python benchmarks/superlinear.py runs/superlinear --count      # 30 runs of 600,000 steps with what was chosen
+    python benchmarks/superlinear.py runs/superlinear --count --exploration equal
+    python benchmarks/superlinear.py runs/superlinear --figure docs/results/superlinear.png
+
+Each call prints the tables of the runs that there are. It may be interrupted at any time, and goes on when it is called
+again. Nothing is counted before all tuning runs have been made. A best learning rate at the end of the list adds one
+more rate on that side, for that number of workers; so `--tune` may have to be called more than once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from asyncrl.core.cores import usable_cores
+from asyncrl.studies.jobs import Job, alone_in, run_jobs
+from asyncrl.studies.measure import Evaluation, Measurement, measure
+from asyncrl.studies.plan import Cell
+from asyncrl.studies.statistics import Estimate, Sample, ratio
+
+WORKERS = (1, 4, 16)
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+FURTHER = {1e-4: 3e-5, 1e-2: 3e-2}
+"""The rate that is added if the one at an end of the list is the best."""
+EXPLORATIONS = (50_000, 150_000)
+"""Steps over which epsilon falls."""
+TUNING_SEEDS, TUNING_STEPS, TUNING_SCORE = (101, 102, 103), 300_000, 3.5
+SEEDS, STEPS = tuple(range(1, 11)), 600_000
+SCORES = (2.0, 3.5, 5.0)
+IN_A_ROW = (1, 3)
+"""How many evaluations in a row must have the score."""
+WORDS = (
+    "--backend", "serial", "--envs-per-worker", "1", "--t-max", "5", "--optimizer", "rmsprop", "--optimizer-decay",
+    "0.99", "--statistics", "shared", "--evaluation-interval-steps", "10000", "--evaluation-episodes", "20",
+)  # fmt: skip
+EQUAL = ("--exploration", "equal", "--epsilons", "0.1")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is chosen for a number of workers."""
+
+    rate: float
+    exploration: int
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Its flags."""
+        return ("--learning-rate", str(self.rate), "--exploration-steps", str(self.exploration))
+
+
+@dataclass(frozen=True)
+class Study:
+    """One method on one game, in one folder."""
+
+    folder: Path
+    method: str
+    env_id: str
+
+    def job(self, workers: int, setting: Setting, seed: int, steps: int, how: str) -> Job:
+        """A run; `how` its workers explore: drawn or equal."""
+        words = (*WORDS, *setting.words, *(EQUAL if how == "equal" else ()))
+        words += ("--workers", str(workers), "--seed", str(seed), "--total-steps", str(steps))
+        name = f"{how}-w{workers:02d}-r{setting.rate:g}-x{setting.exploration}-t{steps}-s{seed}"
+        return Job(self.method, self.env_id, name, words)
+
+    def run(self, job: Job, workers: int, seed: int) -> Measurement:
+        """The records of a run; its state is "" if it has not been made."""
+        return measure(Cell(self.method, "", self.env_id, "serial", workers, seed), job.folder(self.folder))
+
+    def tuning(self, workers: int, setting: Setting) -> list[Measurement]:
+        """The tuning runs of a setting that are finished."""
+        runs = [
+            self.run(self.job(workers, setting, seed, TUNING_STEPS, "drawn"), workers, seed) for seed in TUNING_SEEDS
+        ]
+        return [run for run in runs if run.complete]
+
+    def counted(self, workers: int, setting: Setting, how: str) -> list[Measurement]:
+        """The counted runs that are finished."""
+        runs = [self.run(self.job(workers, setting, seed, STEPS, how), workers, seed) for seed in SEEDS]
+        return [run for run in runs if run.complete]
+
+    def rates(self, workers: int) -> list[float]:
+        """The learning rates to try: those of the list, and one more if the best one is at an end of it."""
+        best = self.best([Setting(rate, steps) for rate in RATES for steps in EXPLORATIONS], workers)
+        further = [] if best is None or best.rate not in FURTHER else [FURTHER[best.rate]]
+        return sorted([*RATES, *further])
+
+    def settings(self, workers: int) -> list[Setting]:
+        """All settings to try."""
+        return [Setting(rate, steps) for rate in self.rates(workers) for steps in EXPLORATIONS]
+
+    def best(self, settings: Sequence[Setting], workers: int) -> Setting | None:
+        """The one that is chosen among `settings`; None if runs are missing."""
+        tried = {setting: self.tuning(workers, setting) for setting in settings}
+        if any(len(runs) < len(TUNING_SEEDS) for runs in tried.values()):
+            return None
+        return min(settings, key=lambda setting: rank(tried[setting]))
+
+
+def rank(runs: Sequence[Measurement]) -> tuple[float, float]:
+    """By the median of the steps to the tuning score; if it is not reached in the median, by the last evaluations."""
+    return arrivals(runs, TUNING_SCORE, 1).median, -statistics.fmean(last_scores(runs))
+
+
+def last_scores(runs: Sequence[Measurement]) -> list[float]:
+    """The mean of the last three evaluations of each run."""
+    return [statistics.fmean(evaluation.score for evaluation in run.evaluations[-3:]) for run in runs]
+
+
+def arrivals(runs: Sequence[Measurement], score: float, in_a_row: int) -> Sample:
+    """Steps to the first of so many evaluations in a row that all have the score."""
+    found = [first_of(run.evaluations, score, in_a_row) for run in runs]
+    steps = [run.steps if at is None else at.steps for run, at in zip(runs, found, strict=True)]
+    return Sample(tuple(map(float, steps)), tuple(at is not None for at in found))
+
+
+def first_of(evaluations: Sequence[Evaluation], score: float, in_a_row: int) -> Evaluation | None:
+    """The first of `in_a_row` evaluations that all have the score; None if there are none."""
+    for at in range(len(evaluations) - in_a_row + 1):
+        if all(evaluation.score >= score for evaluation in evaluations[at : at + in_a_row]):
+            return evaluations[at]
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------------- reports
+
+
+def told(sample: Sample) -> str:
+    """A median and how many runs have it."""
+    median = f"{sample.median:,.0f}" if math.isfinite(sample.median) else f"> {sample.bound:,.0f}"
+    return f"{median} ({sum(sample.reached)} of {len(sample.values)})"
+
+
+def print_tuning(study: Study) -> None:
+    """Every setting tried, and which one is chosen."""
+    columns = ("workers", "learning rate", "exploration", "steps to 3.5", "last three evaluations", "")
+    print(f"\n| {' | '.join(columns)} |\n|{'--:|' * len(columns)}")
+    for workers in WORKERS:
+        settings = study.settings(workers)
+        chosen = study.best(settings, workers)
+        for setting in settings:
+            if runs := study.tuning(workers, setting):
+                scores = ", ".join(f"{score:.1f}" for score in last_scores(runs))
+                mark = "chosen" if setting == chosen else ""
+                steps = told(arrivals(runs, TUNING_SCORE, 1))
+                print(f"| {workers} | {setting.rate:g} | {setting.exploration:,} | {steps} | {scores} | {mark} |")
+
+
+def speedups(study: Study, chosen: dict[int, Setting], how: str, score: float, in_a_row: int) -> dict[int, Estimate]:
+    """Data speed-up by number of workers."""
+    one, *others = WORKERS
+    samples = {n: arrivals(study.counted(n, chosen[n], how), score, in_a_row) for n in WORKERS}
+    return {n: ratio(samples[one], samples[n]) for n in others if samples[n].values and samples[one].values}
+
+
+def print_counted(study: Study, chosen: dict[int, Setting], how: str) -> None:
+    """Steps to each score, and the speed-ups."""
+    print(f"\n{how} epsilons: median steps (runs that have it), and data speed-up [95 %]")
+    columns = [*(f"{n} workers" for n in WORKERS), *(f"speed-up of {n}" for n in WORKERS[1:])]
+    print(f"\n| score | in a row | {' | '.join(columns)} |\n|--:|--:|{'--:|' * len(columns)}")
+    for score in SCORES:
+        for in_a_row in IN_A_ROW:
+            cells = [told(arrivals(study.counted(n, chosen[n], how), score, in_a_row)) for n in WORKERS]
+            cells += [str(estimate) for estimate in speedups(study, chosen, how, score, in_a_row).values()]
+            print(f"| {score:g} | {in_a_row} | {' | '.join(cells)} |")
+
+
+def draw(study: Study, chosen: dict[int, Setting], path: Path) -> None:
+    """Score over learning rate for each number of workers, and the speed-ups."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    for i, workers in enumerate(WORKERS):
+        draw_rates(left, study, workers, f"C{i}")
+    left.set_xscale("log")
+    left.set_xlabel("learning rate")
+    left.set_ylabel("mean of the last three evaluations")
+    left.legend(frameon=False, fontsize=8)
+    for i, how in enumerate(("drawn", "equal")):
+        if all(study.counted(n, chosen[n], how) for n in WORKERS):
+            draw_speedups(right, study, chosen, how, f"C{3 + i}")
+    right.axhline(1.0, color="0.5", linewidth=1, linestyle=":")
+    right.set_xticks(range(len(SCORES)), [f"score {score:g}" for score in SCORES])
+    right.set_ylabel("data speed-up over one worker")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+
+
+def draw_rates(axes: Axes, study: Study, workers: int, colour: str) -> None:
+    """A line per length of exploration: means over seeds, and the seeds."""
+    for steps, style in zip(EXPLORATIONS, ("-", "--"), strict=True):
+        runs = {rate: study.tuning(workers, Setting(rate, steps)) for rate in study.rates(workers)}
+        scores = {rate: last_scores(own) for rate, own in runs.items() if own}
+        label = f"{workers} workers, exploration {steps:,}"
+        axes.plot(list(scores), [statistics.fmean(own) for own in scores.values()], style, color=colour, label=label)
+        for rate, own in scores.items():
+            axes.plot([rate] * len(own), own, ".", color=colour, alpha=0.4)
+
+
+def draw_speedups(axes: Axes, study: Study, chosen: dict[int, Setting], how: str, colour: str) -> None:
+    """Points with intervals: 4 and 16 workers beside each other, by one evaluation."""
+    for place, score in enumerate(SCORES):
+        for workers, estimate in speedups(study, chosen, how, score, 1).items():
+            at = place + {4: -0.1, 16: 0.1}[workers] + (0.04 if how == "equal" else 0.0)
+            axes.plot([at, at], [estimate.low, estimate.high], color=colour)
+            label = f"{workers} workers, {how} epsilons" if place == 0 else None
+            axes.plot(at, estimate.value, {4: "o", 16: "s"}[workers], color=colour, label=label)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def main() -> None:
+    """Make the runs that are asked for, then print what there is."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="where the runs are")
+    parser.add_argument("--tune", action="store_true", help="make the tuning runs that are missing")
+    parser.add_argument("--count", action="store_true", help="make the counted runs that are missing")
+    parser.add_argument("--exploration", choices=("drawn", "equal"), default="drawn", help="of the counted runs")
+    parser.add_argument("--method", choices=("one_step_q", "one_step_sarsa"), default="one_step_q")
+    parser.add_argument("--env-id", default="MinAtar/Breakout-v0")
+    parser.add_argument("--jobs", type=int, default=0, help="runs at a time; 0: one per core")
+    parser.add_argument("--figure", type=Path, help="draw it here")
+    arguments = parser.parse_args()
+    study = Study(arguments.folder, arguments.method, arguments.env_id)
+    slots = arguments.jobs or len(usable_cores())
+
+    if arguments.tune:
+        jobs = [
+            study.job(n, setting, seed, TUNING_STEPS, "drawn")
+            for seed in TUNING_SEEDS for n in WORKERS for setting in study.settings(n)
+        ]  # fmt: skip
+        with alone_in(study.folder, print) as lock:
+            run_jobs(jobs, study.folder, slots, lock, print)
+    chosen = {n: best for n in WORKERS if (best := study.best(study.settings(n), n)) is not None}
+    if arguments.count:
+        if len(chosen) < len(WORKERS):
+            parser.error("tuning runs are missing: --tune makes them")
+        jobs = [
+            study.job(n, chosen[n], seed, STEPS, arguments.exploration) for seed in SEEDS for n in WORKERS
+        ]  # fmt: skip
+        with alone_in(study.folder, print) as lock:
+            run_jobs(jobs, study.folder, slots, lock, print)
+    print_tuning(study)
+    if len(chosen) == len(WORKERS):
+        for how in ("drawn", "equal"):
+            if any(study.counted(n, chosen[n], how) for n in WORKERS):
+                print_counted(study, chosen, how)
+    if arguments.figure:
+        draw(study, chosen, arguments.figure)
+
+
+if __name__ == "__main__":
+    main()
