@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,11 @@ from torch import Tensor
 from asyncrl.backends.calls import Draw, Drew, Feedback, tensor_of, transitions_of
 from asyncrl.backends.exchange import ANSWER_SECONDS, LAST_SECONDS, PAUSE_SECONDS
 from asyncrl.backends.reports import Wire
-from asyncrl.core.rollout import Rollout
+from asyncrl.experience.landing import WithoutActors
 from asyncrl.experience.replay import normalized
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.normalize import Normalizer
-from asyncrl.runtime.protocols import LEARNER, Batch, Receipt
+from asyncrl.runtime.protocols import LEARNER, Batch
 
 LOOK_SECONDS = 0.005
 """How long a learner without a minibatch waits for one before it looks after other things."""
@@ -54,7 +54,7 @@ class Lane:
     """When the last call was made to which the memory answered that nothing is due."""
 
 
-class RemoteReplay:
+class RemoteReplay(WithoutActors):
     """The memories as the experience of one learner, for its thread; `drained` may be called by another."""
 
     def __init__(self, wire: Wire, memories: int, learner: int, clock: Clock, normalizer: Normalizer | None) -> None:
@@ -140,18 +140,3 @@ class RemoteReplay:
             lane.empty > ending or (lane.drew is None and now - max(lane.heard, ending) > LAST_SECONDS)
             for lane in self.lanes
         )
-
-    def has_room(self, actor: int) -> bool:
-        """False: no actor is here."""
-        return False
-
-    def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
-        """Not for actors, which are on hosts."""
-        raise NotImplementedError
-
-    def state(self) -> dict[str, Tensor]:
-        """Empty: the memories are not saved."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Does nothing: `state` is empty."""

@@ -113,7 +113,26 @@ class InMemory:
         return self._laid[worker]
 
 
-class Landing:
+class WithoutActors:
+    """What an experience lacks if its actors are on hosts: it is for a learner alone, and saves nothing."""
+
+    def has_room(self, actor: int) -> bool:
+        """False: no actor is here."""
+        return False
+
+    def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
+        """Not for actors, which are on hosts."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Tensor]:
+        """Empty: nothing is saved."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Does nothing: `state` is empty."""
+
+
+class Landing(WithoutActors):
     """Takes parcels from hosts and lays their rollouts where the learner takes them from.
 
     For the threads that receive parcels and one learner.
@@ -201,18 +220,3 @@ class Landing:
     def feedback(self, keys: Tensor, errors: Tensor, learner: int = LEARNER) -> None:
         """The learner's newest errors, for a memory that samples by priority."""
         self.experience.feedback(keys, errors, learner)
-
-    def has_room(self, actor: int) -> bool:
-        """False: no actor is here."""
-        return False
-
-    def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
-        """Not for actors, which are on hosts."""
-        raise NotImplementedError
-
-    def state(self) -> dict[str, Tensor]:
-        """Empty: rollouts on their way are not saved."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Does nothing: `state` is empty."""
