@@ -144,7 +144,7 @@ def told(sample: Sample) -> str:
 
 def print_tuning(study: Study) -> None:
     """Every setting tried, and which one is chosen."""
-    columns = ("workers", "learning rate", "exploration", "steps to 3.5", "last three evaluations", "")
+    columns = ("workers", "learning rate", "exploration", f"steps to {TUNING_SCORE:g}", "last three evaluations", "")
     print(f"\n| {' | '.join(columns)} |\n|{'--:|' * len(columns)}")
     for workers in WORKERS:
         settings = study.settings(workers)

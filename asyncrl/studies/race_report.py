@@ -89,7 +89,7 @@ def write_report(file: RaceFile, runs_dir: Path, say: Callable[[str], None]) -> 
     for env_id, conditions in file.environments.items():
         own = [lap for lap in laps if lap.start.env_id == env_id]
         results = rank(own)
-        unit, _ = time_unit(results)
+        unit = time_unit(results)
         table = Table(titles(unit), [_row(result, unit) for result in results])
         say(_plain(env_id, conditions, table))
         blocks += [Heading(env_id), Text(_told(conditions, own)), table, Text(NOTE)]
@@ -138,10 +138,10 @@ MINUTE = {"minutes": 1.0, "seconds": 60.0}
 """A minute in each unit."""
 
 
-def time_unit(results: Sequence[Result]) -> tuple[str, float]:
-    """Unit of time for the entrants of an environment, and its length in seconds: that of the latest known median."""
+def time_unit(results: Sequence[Result]) -> str:
+    """Unit of time for the entrants of an environment: that of the latest known median."""
     medians = [median for result in results if math.isfinite(median := result.minutes.median)]
-    return unit_of("minutes", 60 * max(medians, default=math.inf))
+    return unit_of("minutes", 60 * max(medians, default=math.inf))[0]
 
 
 def titles(unit: str) -> tuple[str, ...]:
@@ -287,8 +287,8 @@ def draw_arrivals(results: Sequence[Result], order: Sequence[Entrant]) -> Figure
     colours = [f"C{order.index(result.entrant) % 10}" for result in results]
     most = max(max(result.steps.values) for result in results)
     unit, size = unit_of("steps", most)
-    time, seconds = time_unit(results)
-    _draw_arrivals(left, [result.minutes for result in results], seconds / 60, colours)
+    time = time_unit(results)
+    _draw_arrivals(left, [result.minutes for result in results], 1 / MINUTE[time], colours)
     _draw_arrivals(right, [result.steps for result in results], size, colours)
     left.set_yticks(range(len(results)), [name_of(result.entrant) for result in results])
     left.invert_yaxis()
