@@ -77,9 +77,11 @@ class ConvolutionalBody(Body):
     def forward(self, observations: Tensor) -> Tensor:
         """Features `[B, F]` of observations `[B, C, H, W]`."""
         hidden = observations.to(self._convolutions[0][0].dtype)  # bfloat16, too, represents all integers up to 255
-        # The layout that CPU convolutions use internally: saves a tenth of the time, since none of them must reorder.
-        hidden = hidden.contiguous(memory_format=torch.channels_last)
+        # Forwards and with one layer the convolutions themselves are the fastest to reorder. Backwards through several
+        # layers they are slow at it, so they get the layout that they use.
         scale, last = self.scale, len(self._convolutions) - 1
+        if last and torch.is_grad_enabled():
+            hidden = hidden.contiguous(memory_format=torch.channels_last)
         for number, (weight, bias, stride, padding) in enumerate(self._convolutions):
             hidden = F.conv2d(hidden, weight if scale == 1.0 else weight * scale, bias, stride, padding)
             if number == last:
