@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -116,6 +116,39 @@ def test_without_the_head_the_run_fails_in_one_line_and_the_local_backend_resume
     further = ["--backend", "local", "--total-steps", str(status["steps"] + 1000)]
     assert main("asyncrl.a3c", ["--resume", str(folder), *further]) == 0
     assert status_of(folder)["state"] == "finished"
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A file system of 400 kB; skips where none can be mounted."""
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(folder)]
+    if os.getuid() or subprocess.run(words, check=False).returncode:
+        pytest.skip("a file system can be mounted by root only")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_a_disk_that_fills_up_on_one_host_ends_the_run_in_one_line(tmp_path: Path, cluster: Any) -> None:
+    """The line names the worker and the host. The disk of the command has room for a checkpoint, which is resumed."""
+    with small_disk(tmp_path / "small") as disk:
+        cluster.add_node(num_cpus=1, env_vars={"TMPDIR": str(disk)})
+        with running(tmp_path / "runs", *ENDLESS, "--address", cluster.address, "--hosts", "2") as run:
+            run.until(lambda: min(steps_on(run, 0), steps_on(run, 1)) > 0, "steps on both machines")
+            with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+                while True:
+                    filler.write(bytes(4096))
+            run.ends_with(1)
+
+        assert run.status["reason"] == "worker-01 could not write its records: the disk is full, on host 1"
+        assert load_newest(run.folder / "checkpoints")[0].steps == run.status["steps"] > 0
+        assert gone(actors("HostActor") + actors("ShardActor"))
+        further = ["--backend", "local", "--total-steps", str(run.status["steps"] + 1000)]
+        assert main("asyncrl.a3c", ["--resume", str(run.folder), *further]) == 0
 
 
 @contextmanager
