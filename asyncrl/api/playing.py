@@ -18,7 +18,7 @@ from asyncrl.backends.handles import build_handles
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all, one_line
-from asyncrl.runtime.evaluator import MOST_ENVIRONMENTS, play
+from asyncrl.runtime.evaluator import play, side_by_side
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import Run, RunSpec, build_agent, build_environments, build_normalizer, initial_parameters
 from asyncrl.runtime.seeding import NO_PART
@@ -104,7 +104,7 @@ def play_run(
     run, checkpoint = loaded.run, loaded.checkpoint
     agent, replica = build_agent(run, EVALUATOR)
     replica.pull(run.handles.store)
-    environments = build_environments(run, EVALUATOR, min(episodes, MOST_ENVIRONMENTS), evaluation=True)
+    environments = build_environments(run, EVALUATOR, side_by_side(episodes), evaluation=True)
     try:
         with around(environments[0]) as first:
             played = play(

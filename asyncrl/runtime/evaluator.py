@@ -23,8 +23,8 @@ from asyncrl.runtime.snapshots import require_finite, take_checkpoint
 from asyncrl.storage import checkpoints
 from asyncrl.storage.records import RecordWriter, read_records
 
-MOST_ENVIRONMENTS = 8
-"""Episodes played side by side: one batch of 8 costs a third of 8 single observations."""
+MOST_ENVIRONMENTS = 10
+"""Most episodes played side by side: one batch of 8 costs a third of 8 single observations."""
 POLL_SECONDS = 0.1
 
 
@@ -66,7 +66,7 @@ class Evaluator:
         self._interrupted = interrupted or self._leaving
         self._config = run.spec.config
         self._agent, self._replica = build_agent(run, EVALUATOR)
-        count = min(self._config.evaluation_episodes, MOST_ENVIRONMENTS)
+        count = side_by_side(self._config.evaluation_episodes)
         self._environments = build_environments(run, EVALUATOR, count, evaluation=True)
         self._normalizer = build_normalizer(run, EVALUATOR)
         earlier = read_records(run.spec.folder.evaluator_file)
@@ -216,6 +216,12 @@ def serve(evaluator: Evaluator, run: Run) -> None:
     if not clock.leaving() and not evaluator.evaluated_last():
         evaluator.evaluate()
     clock.enter(EVALUATOR, ENDED)
+
+
+def side_by_side(episodes: int) -> int:
+    """How many environments play so many episodes in the fewest rounds, none of them idle for long."""
+    rounds = -(-episodes // MOST_ENVIRONMENTS)
+    return -(-episodes // rounds)
 
 
 def cut_in_words(cut: int, lengths: Sequence[int]) -> str:

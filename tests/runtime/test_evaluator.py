@@ -192,16 +192,16 @@ def test_raw_returns_are_what_counts(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (row["returns"], row["lengths"], row["mean"], row["std"]) == ([14.0] * 3, [2] * 3, 14.0, 0.0)
 
 
-def test_no_more_than_eight_environments_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They cost memory; a hundred episodes are played in turns."""
+def test_no_more_than_ten_environments_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cost memory; a hundred episodes are played in ten rounds, and twelve in two of six."""
     counts: list[int] = []
     monkeypatch.setattr(module, "build_environments", lambda *arguments, evaluation: counts.append(arguments[2]) or [])
 
-    for place, episodes in enumerate((1, 8, 100)):
+    for place, episodes in enumerate((1, 10, 12, 25, 100)):
         with Evaluator(make_run(tmp_path / str(place), evaluation_episodes=episodes)):
             pass
 
-    assert counts == [1, 8, 8]
+    assert counts == [1, 10, 6, 9, 10]
 
 
 def test_a_row_says_of_which_parameters_it_speaks(
