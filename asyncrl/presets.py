@@ -395,6 +395,7 @@ GORILA_PAPER: Settings = {
     "exploration": "equal",
     "epsilons": (0.1,),
     "exploration_steps": 1_000_000,
+    "evaluation_epsilon": 0.05,
     "network": "nature",
     "normalize_observations": False,
     "normalize_returns": False,

@@ -19,8 +19,6 @@ from asyncrl.core.exploration import (
 from asyncrl.core.named import find, is_name
 
 EXPLORATIONS = ("drawn", "ladder", "boltzmann", "equal")
-SAMPLED_EPSILON = 0.05
-"""Epsilon of the evaluator under --evaluation-policy sampled."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,9 @@ class ActionValueConfig(RunConfig):
     learning_rate: float = 3e-4
     """eta at the first step."""
     evaluation_policy: Literal["greedy", "sampled"] = "greedy"
-    """Whether the evaluator takes the best action or, with an epsilon of 0.05, a random one. Screens: sampled."""
+    """Whether the evaluator takes the best action or, with --evaluation-epsilon, a random one. Screens: sampled."""
+    evaluation_epsilon: float = 0.01
+    """sampled: the evaluator's epsilon. DQN's 0.05 costs a good player of Pong one to three of its points."""
     double_q: bool = False
     """Double Q: theta chooses the action, theta^- gives its value (van Hasselt et al. 2016)."""
     dueling: bool = False
@@ -51,6 +51,7 @@ class ActionValueConfig(RunConfig):
         """Raise UsageError for the first impossible value."""
         super().check()
         self._require_choice("exploration", EXPLORATIONS)
+        self._require("evaluation_epsilon", 0 <= self.evaluation_epsilon <= 1, "must lie in [0, 1]")
         self._require("exploration_steps", self.exploration_steps >= 0, "must not be negative")
         self._require("epsilons", bool(self.epsilons) and all(0 <= e <= 1 for e in self.epsilons), "must lie in [0, 1]")
         self._require("temperatures", all(0 < t < math.inf for t in self.temperatures), "must be positive")
@@ -64,7 +65,7 @@ class ActionValueConfig(RunConfig):
     def exploration_of(self, worker: int) -> Exploration:
         """How a worker explores; `worker` below 0 is the evaluator."""
         if worker < 0:
-            return EpsilonGreedy(0.0 if self.evaluation_policy == "greedy" else SAMPLED_EPSILON)
+            return EpsilonGreedy(0.0 if self.evaluation_policy == "greedy" else self.evaluation_epsilon)
         if is_name(self.exploration):
             own: Exploration = find(self.exploration)(self, worker)
             return own
