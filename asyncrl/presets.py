@@ -216,6 +216,14 @@ GORILA_BOARD: Settings = REPLAY_BOARD | {
 }
 """All actors explore alike, as in the paper. RMSProp as in MinAtar's DQN, but not centred: its epsilon of 0.01 is 1e-4
 inside the root. With Adam and a small epsilon values grow without end in Asterix (docs/results/minatar.md)."""
+GORILA_SCREEN: Settings = VALUE_SCREEN | {
+    "n_step": 3,
+    "double_q": True,
+    "exploration": "equal",
+    "epsilons": (0.02,),
+    "exploration_steps": 100_000,
+}
+"""Ape-X's targets, and all actors explore alike and little: Pong in a third of A3C's steps (docs/results/pong.md)."""
 REINFORCE_VECTOR: Settings = {
     "envs_per_worker": 4,
     "optimizer_epsilon": 1e-5,
@@ -463,7 +471,7 @@ TABLES: dict[str, dict[str, dict[str, Settings]]] = {
         | dict.fromkeys(("screen", "board", "vector", "continuous"), PPO_PAPER_CONTINUOUS),
     },
     "gorila": {
-        "default": _default(VALUE_ATARI, VALUE_SCREEN, GORILA_BOARD, GORILA_VECTOR, GORILA_VECTOR),
+        "default": _default(ATARI | GORILA_SCREEN, GORILA_SCREEN, GORILA_BOARD, GORILA_VECTOR, GORILA_VECTOR),
         "paper": _nature(GORILA_PAPER),
     },
     "apex": {

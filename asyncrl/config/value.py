@@ -31,7 +31,7 @@ class ActionValueConfig(RunConfig):
     evaluation_policy: Literal["greedy", "sampled"] = "greedy"
     """Whether the evaluator takes the best action or, with --evaluation-epsilon, a random one. Screens: sampled."""
     evaluation_epsilon: float = 0.01
-    """sampled: the evaluator's epsilon. DQN's 0.05 costs a good player of Pong one to three of its points."""
+    """sampled: the evaluator's epsilon. DQN's 0.05 hides how well a player of Pong plays (docs/results/pong.md)."""
     double_q: bool = False
     """Double Q: theta chooses the action, theta^- gives its value (van Hasselt et al. 2016)."""
     dueling: bool = False
