@@ -33,6 +33,7 @@ from asyncrl.backends.handles import build_handles, experience_bytes
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.experience.replay import Replay
+from asyncrl.runtime.allocation import keep_freed_memory
 from asyncrl.runtime.run import Run, RunSpec, build_learner, initial_parameters
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage.run_folder import RunFolder
@@ -146,6 +147,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parser.parse_args(words)
     request_one_thread()
     enforce_one_thread()
+    keep_freed_memory()  # as training does
     print(f"{options.memory_steps:,} steps, {options.repeats} x {options.seconds:g} s each, medians")
     print("| environment | batch | drawn | put, steps/s | draw, transitions/s | learn, updates/s | GB / M | grown |")
     print("|---|--:|---|--:|--:|--:|--:|--:|")

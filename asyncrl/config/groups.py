@@ -339,8 +339,8 @@ class EvaluationSettings(Settings):
     """Whole episodes per evaluation."""
     evaluation_policy: Literal["greedy", "sampled"] = "greedy"
     """Whether the evaluator takes the best action or explores like the workers."""
-    evaluation_cpu_share: float = 0.04
-    """The evaluator uses at most this share of all CPU time; evaluations are delayed for it."""
+    evaluation_cpu_share: float | None = None
+    """Most of all CPU time for evaluations, which are delayed for it. none: 0.04; 0.1 with --stop-at-score."""
     stop_at_score: float | None = None
     """Finish when the mean of an evaluation's episodes reaches this score."""
 
@@ -349,11 +349,18 @@ class EvaluationSettings(Settings):
         super().check()
         self._require_not_negative("evaluation_interval_steps")
         self._require_count("evaluation_episodes", most=1_000_000)
-        self._require("evaluation_cpu_share", 0 < self.evaluation_cpu_share <= 1, "must lie in (0, 1]")
+        self._require("evaluation_cpu_share", 0 < self.evaluator_share <= 1, "must lie in (0, 1]")
         if self.stop_at_score is not None:
             self._require("stop_at_score", math.isfinite(self.stop_at_score), "must be a number")
             if not self.evaluation_interval_steps:
                 raise UsageError("--stop-at-score needs evaluations: give --evaluation-interval-steps")
+
+    @property
+    def evaluator_share(self) -> float:
+        """The share of all CPU time that evaluations may take. Who waits for a score wants to know of it soon."""
+        if self.evaluation_cpu_share is not None:
+            return self.evaluation_cpu_share
+        return 0.04 if self.stop_at_score is None else 0.1
 
 
 @dataclass(frozen=True)

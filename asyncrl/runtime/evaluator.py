@@ -123,7 +123,7 @@ class Evaluator:
 
     def within_share(self) -> bool:
         """Whether the evaluator has used less than its share of the CPU time since the run began or was resumed."""
-        return self.cpu_share() <= self._config.evaluation_cpu_share
+        return self.cpu_share() <= self._config.evaluator_share
 
     def cpu_share(self) -> float:
         """CPU seconds of this process since it was built, divided by those of all usable cores since the start."""

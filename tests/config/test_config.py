@@ -25,6 +25,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"optimizer_epsilon": 0.0}, "--optimizer-epsilon must be a positive number"),
     ({"sticky_actions": 2.0}, "--sticky-actions must lie between 0 and 1"),
     ({"evaluation_episodes": 0}, "--evaluation-episodes must be at least 1"),
+    ({"evaluation_cpu_share": 1.5}, "--evaluation-cpu-share must lie in (0, 1], got 1.5"),
     ({"evaluation_cpu_share": 0.0}, "--evaluation-cpu-share must lie in"),
     ({"max_seconds": -1.0}, "--max-seconds must not be negative"),
     ({"checkpoint_interval_steps": -5}, "--checkpoint-interval-steps must not be negative"),
@@ -66,3 +67,10 @@ def test_a_field_of_another_version_is_refused() -> None:
     """Rather than silently ignored."""
     with pytest.raises(UsageError, match="warp_speed"):
         from_plain(RunConfig, {"warp_speed": 9})
+
+
+def test_whoever_waits_for_a_score_has_more_evaluations() -> None:
+    """A tenth of the CPU time instead of a twenty-fifth, unless the share is given."""
+    assert RunConfig().evaluator_share == 0.04
+    assert RunConfig(stop_at_score=18.0).evaluator_share == 0.1
+    assert RunConfig(stop_at_score=18.0, evaluation_cpu_share=0.02).evaluator_share == 0.02

@@ -28,7 +28,9 @@ FLAGS = """
 """
 """Settings of all pages: their flags, and keys of config.json."""
 POLICY = "gae_lambda entropy_weights value_cost lstm_cells mean variance first_deviation normalize_advantages"
-ACTION_VALUE = "evaluation_epsilon double_q dueling exploration epsilons epsilon_probabilities exploration_steps temperatures"
+ACTION_VALUE = (
+    "evaluation_epsilon double_q dueling exploration epsilons epsilon_probabilities exploration_steps temperatures"
+)
 VALUE = ACTION_VALUE + " target_interval_steps"
 LEARNER = " learner_threads learner_device"
 REPLAY = (
