@@ -223,7 +223,7 @@ GORILA_SCREEN: Settings = VALUE_SCREEN | {
     "epsilons": (0.02,),
     "exploration_steps": 100_000,
 }
-"""Ape-X's targets, and all actors explore alike and little: Pong in about half of A3C's steps (docs/results/pong.md)."""
+"""Ape-X's targets; all actors explore alike and little: Pong in about half of A3C's steps (docs/results/pong.md)."""
 REINFORCE_VECTOR: Settings = {
     "envs_per_worker": 4,
     "optimizer_epsilon": 1e-5,
