@@ -77,8 +77,8 @@ class ConvolutionalBody(Body):
     def forward(self, observations: Tensor) -> Tensor:
         """Features `[B, F]` of observations `[B, C, H, W]`."""
         hidden = observations.to(self._convolutions[0][0].dtype)  # bfloat16, too, represents all integers up to 255
-        # Forwards and with one layer the convolutions themselves are the fastest to reorder. Backwards through several
-        # layers they are slow at it, so they get the layout that they use.
+        # Without a gradient, and with one layer, oneDNN reorders its inputs faster than torch does. The backward pass
+        # of several layers is faster if everything already has the layout that oneDNN uses.
         scale, last = self.scale, len(self._convolutions) - 1
         if last and torch.is_grad_enabled():
             hidden = hidden.contiguous(memory_format=torch.channels_last)

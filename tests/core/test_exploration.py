@@ -83,6 +83,7 @@ def test_the_evaluator_does_not_explore_unless_asked() -> None:
     ("fields", "message"),
     [
         ({"epsilons": (2.0,)}, "--epsilons must lie in"),
+        ({"evaluation_epsilon": 1.5}, "--evaluation-epsilon must lie in"),
         ({"epsilon_probabilities": (0.5, 0.5)}, "must have the same length"),
         ({"epsilon_probabilities": (0.0, 0.0, 0.0)}, "--epsilon-probabilities must be probabilities"),
         ({"target_interval_steps": 0}, "--target-interval-steps must be at least 1"),
