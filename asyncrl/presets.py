@@ -216,14 +216,18 @@ GORILA_BOARD: Settings = REPLAY_BOARD | {
 }
 """All actors explore alike, as in the paper. RMSProp as in MinAtar's DQN, but not centred: its epsilon of 0.01 is 1e-4
 inside the root. With Adam and a small epsilon values grow without end in Asterix (docs/results/minatar.md)."""
-GORILA_SCREEN: Settings = VALUE_SCREEN | {
-    "n_step": 3,
-    "double_q": True,
+REPLAY_SCREEN: Settings = VALUE_SCREEN | {
+    "minibatch": 64,
+    "replay_ratio": 0.125,
+    "learning_rate": 5e-4,
     "exploration": "equal",
     "epsilons": (0.02,),
     "exploration_steps": 100_000,
 }
-"""Ape-X's targets; all actors explore alike and little: Pong in about half of A3C's steps (docs/results/pong.md)."""
+"""All actors explore alike and little: with four of them, Ape-X's ladder gives a quarter of the steps an epsilon of 0.4.
+Larger minibatches cost less per transition (docs/results/pong.md)."""
+GORILA_SCREEN: Settings = REPLAY_SCREEN | {"n_step": 3, "double_q": True}
+"""Ape-X's targets: Pong in about half of A3C's steps (docs/results/pong.md)."""
 REINFORCE_VECTOR: Settings = {
     "envs_per_worker": 4,
     "optimizer_epsilon": 1e-5,
@@ -475,7 +479,7 @@ TABLES: dict[str, dict[str, dict[str, Settings]]] = {
         "paper": _nature(GORILA_PAPER),
     },
     "apex": {
-        "default": _default(VALUE_ATARI, VALUE_SCREEN, REPLAY_BOARD, REPLAY_VECTOR, REPLAY_VECTOR),
+        "default": _default(ATARI | REPLAY_SCREEN, REPLAY_SCREEN, REPLAY_BOARD, REPLAY_VECTOR, REPLAY_VECTOR),
         "paper": _nature(APEX_PAPER),
     },
     "reinforce": {
