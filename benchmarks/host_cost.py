@@ -59,7 +59,7 @@ def cost(page: str, words: Sequence[str], seconds: float) -> tuple[float, float]
     """CPU microseconds per step, and steps per second, of one run."""
     with tempfile.TemporaryDirectory() as folder:
         common = [
-            "--total-steps", "1e9", "--evaluation-interval-steps", "0", "--record-interval-seconds", "0.2",
+            "--total-steps", "1e9", "--evaluation-interval-steps", "0", "--record-interval-seconds", "0.5",
             "--runs-dir", folder, "--quiet",
         ]  # fmt: skip
         command = subprocess.Popen(
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--env-id", default="ALE/Pong-v5")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=30.0)
     arguments = parser.parse_args()
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     print(f"{arguments.env_id}, {arguments.workers} workers, medians of {arguments.repeats} (lowest to highest)")

@@ -34,7 +34,7 @@ from asyncrl.runtime.run import Run
 from asyncrl.storage.files import append_whole
 from asyncrl.storage.records import RecordWriter
 
-LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.25
 """Interval between calls of `Host.look`."""
 STATISTICS_SECONDS = 10.0
 """Interval between copies of a host's statistics."""

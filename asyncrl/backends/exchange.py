@@ -168,7 +168,7 @@ class Exchange:
                 for shard, part in enumerate(parts)
             ]
         else:
-            self._look_seconds = SHORTEST_SECONDS / 4
+            self._look_seconds = SHORTEST_SECONDS / 2
             every = config.exchange_updates * config.workers_per_host
             self.lanes = [DifferenceLane(Exchanger(*who, live[part]), now, updates=every) for part in parts]
         self._last: list[int] | None = None
