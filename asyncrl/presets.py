@@ -224,8 +224,8 @@ REPLAY_SCREEN: Settings = VALUE_SCREEN | {
     "epsilons": (0.02,),
     "exploration_steps": 100_000,
 }
-"""All actors explore alike and little: with four of them, Ape-X's ladder gives a quarter of the steps an epsilon of 0.4.
-Larger minibatches cost less per transition (docs/results/pong.md)."""
+"""All actors explore alike and little: with four of them, Ape-X's ladder gives a quarter of the steps an epsilon of
+0.4. Larger minibatches cost less per transition (docs/results/pong.md)."""
 GORILA_SCREEN: Settings = REPLAY_SCREEN | {"n_step": 3, "double_q": True}
 """Ape-X's targets: Pong in about half of A3C's steps (docs/results/pong.md)."""
 REINFORCE_VECTOR: Settings = {

@@ -13,7 +13,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from asyncrl.plots.curves import unit_of
@@ -288,6 +288,9 @@ def draw_reach(data: Data) -> Figure | None:
         _workers_axis(axes, counts or [1])
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(PLAIN_NUMBERS)
+        low, high = axes.get_ylim()
+        if high < 10 * low:  # matplotlib's own ticks leave 100 to 200 empty
+            axes.yaxis.set_minor_locator(LogLocator(subs=(1.2, 1.4, 1.6, 2, 2.5, 3, 4, 5, 6, 7, 8, 9), numticks=20))
         axes.yaxis.set_minor_formatter(PLAIN_NUMBERS)
         axes.tick_params(axis="y", which="both", labelsize=8)
         references = [ref for (env, _), ref in data.references.items() if env == env_id]

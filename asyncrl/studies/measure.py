@@ -82,8 +82,11 @@ def measure(cell: Cell, folder: Path) -> Measurement:
     if not state:
         return Measurement(cell, "")
     evaluations = [row for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]
-    workers = [read_records(file) for file in sorted(folder.glob("worker-*.jsonl"))]
-    rows = [row for records in workers for row in records if "worker_steps" in row]
+    workers, learners = (
+        [row for file in sorted(folder.glob(f"{kind}*.jsonl")) for row in read_records(file) if "time" in row]
+        for kind in ("worker-", "learner")
+    )
+    rows = [row for row in workers if "worker_steps" in row]
     return Measurement(
         cell,
         state,
@@ -91,8 +94,8 @@ def measure(cell: Cell, folder: Path) -> Measurement:
         steps=max((row["steps"] for row in rows), default=0),
         seconds=max((row["seconds"] for row in rows), default=0.0),
         evaluations=tuple(Evaluation(row["steps"], row["seconds"], row["mean"]) for row in evaluations),
-        phases=seconds_per_step(rows),
-        staleness=add_staleness(row.get("staleness_counts", {}) for row in rows),
+        phases=seconds_per_step(workers),
+        staleness=add_staleness(row.get("staleness_counts", {}) for row in workers + learners),
         restarts=sum(read_json(folder / "status.json").get("worker_restarts", [])),
         evaluator_share=float(evaluations[-1]["cpu_share"]) if evaluations else 0.0,
     )
@@ -106,11 +109,11 @@ def _cores(folder: Path) -> int:
 
 
 def seconds_per_step(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The time that workers spent per step of their own, by phase."""
+    """The time that workers spent per step of their own, by phase; a bundled learner's is its worker's."""
     sums: Counter[str] = Counter()
     for row in rows:
         sums.update(row["time"])
-    steps = sum(row["worker_steps"] for row in rows)
+    steps = sum(row.get("worker_steps", 0) for row in rows)
     return {phase: seconds / steps for phase, seconds in sums.items()} if steps else {}
 
 

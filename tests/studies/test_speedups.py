@@ -165,6 +165,21 @@ def test_throughput_is_what_workers_did_while_they_worked(tmp_path: Path) -> Non
     assert run.reach(Reference(1.5, "")) is None
 
 
+def test_updates_by_learners_are_counted_and_a_bundled_learners_time_is_its_workers(tmp_path: Path) -> None:
+    """Its rows are in the worker's file, without steps; another process's learner has a file, and its own time."""
+    file = make_study(tmp_path, lambda cell: 4000, lambda cell: 100.0, ("a3c",), ("Catch",), ("local",), (2,), seeds=1)
+    folder = file.job(file.cells[0]).folder(tmp_path)
+    with (folder / "worker-01.jsonl").open("a") as records:
+        records.write('{"steps": 10000, "seconds": 100, "staleness_counts": {"1": 5}, "time": {"take": 3.0}}\n')
+    (folder / "learner.jsonl").write_text(
+        '{"steps": 10000, "seconds": 100, "staleness_counts": {"0": 7}, "time": {"take": 50.0}}\n'
+    )
+    (run,) = measured(file, tmp_path)
+
+    assert run.staleness == {0: 7, 1: 185, 2: 20}
+    assert run.phases["take"] == pytest.approx(3.0 / 10_000)
+
+
 def test_one_lucky_evaluation_does_not_reach_a_mean_of_several() -> None:
     """Scores 0 9 0 3 6 6: 6 is reached at once by luck, and by the mean of three evaluations not even at the end."""
     scores = (0.0, 9.0, 0.0, 3.0, 6.0, 6.0)
