@@ -66,9 +66,8 @@ def cluster(hosts: int, workers: int) -> Iterator[tuple[list[str], str]]:
     with joined(hosts) as named, ExitStack() as stack:
         head = f"{named[0][1]}:6379"
         for number, (name, address) in enumerate(named):
-            folder = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="r", dir="/tmp")
-            )  # its sockets' paths: short
+            # A short name: the paths of Ray's sockets may have 107 characters.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="r", dir="/tmp"))
             place = ["--head", "--port=6379", "--include-dashboard=false"] if number == 0 else [f"--address={head}"]
             own = [f"--num-cpus={workers}", f"--node-ip-address={address}", f"--temp-dir={folder}"]
             node = subprocess.Popen(
@@ -132,10 +131,7 @@ def main() -> None:
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, "RAY_worker_niceness": "0"}
     for hosts in arguments.hosts:
         jobs = [(page, seed) for seed in arguments.seeds for page in arguments.pages]
-        wanted = [
-            job for job in jobs if any(f"{job[0]}-{hosts}-{kind}-{job[1]}" not in results for kind in ("ray", "local"))
-        ]
-        if not wanted:
+        if all(f"{page}-{hosts}-{kind}-{seed}" in results for page, seed in jobs for kind in KINDS):
             continue
         with cluster(hosts, arguments.workers) as (prefix, address):
             for page, seed in jobs:
