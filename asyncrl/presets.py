@@ -193,29 +193,19 @@ REPLAY_VECTOR: Settings = {
 }
 """One-step Q's for CartPole, with a memory."""
 REPLAY_BOARD: Settings = REPLAY_VECTOR | {
-    "learning_rate": 5e-4,
     "normalize_observations": False,
     "normalize_returns": False,
     "memory_steps": 100_000,
     "warmup_steps": 5_000,
-    "minibatch": 32,
-    "replay_ratio": 0.125,
-    "target_interval_updates": 500,
-}
-"""For MinAtar, without normalisation of its planes, with the memory, warm-up and minibatch of its DQN (Young & Tian
-2019). That one learns at every step; an eighth of its updates trains Breakout, too (docs/results/minatar.md)."""
-GORILA_VECTOR: Settings = REPLAY_VECTOR | {"exploration": "equal", "epsilons": (0.05,), "exploration_steps": 20_000}
-GORILA_BOARD: Settings = REPLAY_BOARD | {
-    "minibatch": 64,
     "replay_ratio": 0.025,
-    "learning_rate": 1e-3,
     "target_interval_updates": 100,
-    "exploration": "equal",
-    "epsilons": (0.1,),
-    "exploration_steps": 100_000,
 }
-"""All actors explore alike, as in the paper. Few updates with larger minibatches: with five times as many, values in
-Asterix grow beyond what is earned, and nothing is learnt (docs/results/minatar.md)."""
+"""For MinAtar, without normalisation of its planes, with the memory and warm-up of its DQN (Young & Tian 2019). Few
+updates with large minibatches: with five times as many, Gorila's values in Asterix grow beyond what is earned, Ape-X's
+do not grow, and nothing is learnt (docs/results/minatar.md)."""
+GORILA_VECTOR: Settings = REPLAY_VECTOR | {"exploration": "equal", "epsilons": (0.05,), "exploration_steps": 20_000}
+GORILA_BOARD: Settings = REPLAY_BOARD | {"exploration": "equal", "epsilons": (0.1,), "exploration_steps": 100_000}
+"""All actors explore alike, as in the paper."""
 REPLAY_SCREEN: Settings = VALUE_SCREEN | {
     "minibatch": 64,
     "replay_ratio": 0.125,

@@ -59,10 +59,14 @@ def joined(hosts: int) -> Iterator[list[tuple[str, str]]]:
 
 
 @contextmanager
-def cluster(hosts: int, workers: int) -> Iterator[tuple[list[str], str]]:
-    """A Ray cluster on that many hosts: the words that run a command on the first one, and the cluster's address."""
+def cluster(hosts: int, workers: int, again: bool = False) -> Iterator[tuple[list[str], str]]:
+    """A Ray cluster on that many hosts: the words that run a command on the first one, and the cluster's address.
+
+    With `again` Ray is started anew where it has ended, on all hosts but the first one.
+    """
     apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+    loop = ["sh", "-c", 'while true; do "$@"; sleep 5; done', "loop"]
     with joined(hosts) as named, ExitStack() as stack:
         head = f"{named[0][1]}:6379"
         for number, (name, address) in enumerate(named):
@@ -71,7 +75,7 @@ def cluster(hosts: int, workers: int) -> Iterator[tuple[list[str], str]]:
             place = ["--head", "--port=6379", "--include-dashboard=false"] if number == 0 else [f"--address={head}"]
             own = [f"--num-cpus={workers}", f"--node-ip-address={address}", f"--temp-dir={folder}"]
             node = subprocess.Popen(
-                ["ip", "netns", "exec", name, *apart, *start, *place, *own],
+                ["ip", "netns", "exec", name, *apart, *(loop if again and number else []), *start, *place, *own],
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
             stack.callback(node.wait)
