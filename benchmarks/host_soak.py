@@ -8,8 +8,8 @@ in a loop on the second one. Needs root, the command `ip` and `pip install "asyn
 
 The faults: a worker, a host's actor, the shard, the second host's raylet or the whole command is killed by SIGKILL, a
 host's actor is stopped by SIGSTOP, the link of the second host is cut for 5 or for 30 seconds. A killed command is
-started again with `--resume auto`. A fault is over when the link is mended and all of the run's workers have made
-steps again.
+started again with `--resume auto`. Each kind comes once before one comes twice. A fault is over when the link is mended
+and all of the run's workers have made steps again.
 
 Each ten seconds a row is added to FOLDER/rows.jsonl: memory (PSS) and open files of all processes, Ray's included,
 bytes of the run's folder and of Ray's, steps and updates; each fault is a row of FOLDER/faults.jsonl. Exit code 1 if
@@ -63,8 +63,8 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         """What status.json says, once it is of the command that is running."""
-        (file,) = self.folder.glob(f"*/*/{NAME}/status.json") or (self.folder,)
-        return status_of(self.folder) if file.is_file() and file.stat().st_mtime > self.began else {}
+        new = [file for file in self.folder.glob(f"*/*/{NAME}/status.json") if file.stat().st_mtime > self.began]
+        return status_of(self.folder) if new else {}
 
     def everyone(self) -> list[psutil.Process]:
         """All processes of the command and of Ray, on all hosts."""
@@ -203,7 +203,7 @@ def soak(options: argparse.Namespace) -> list[str]:
             if (code := run.process.wait(timeout=LONGEST)) != 143:
                 bad.append(f"exit code {code} after SIGTERM")
             time.sleep(70)
-            left = run.named("ray::") + run.workers()
+            left = run.named("ray::HostActor") + run.named("ray::ShardActor") + run.workers() + run.named("asyncrl.")
             bad += [f"left: process {process.pid} {' '.join(process.cmdline())[:80]}" for process in left]
         finally:
             with suppress(ProcessLookupError):
@@ -215,6 +215,7 @@ def soak(options: argparse.Namespace) -> list[str]:
 def watch(options: argparse.Namespace, run: Run, choose: random.Random, folders: list[Path]) -> list[str]:
     """Write rows, and do a fault from time to time, until the minutes are over; what was wrong."""
     bad: list[str] = []
+    deck: list[str] = []
     began, row_due, fault_due = time.monotonic(), 0.0, options.every
     fault: dict[str, Any] | None = None
     before, highest, settled, done = [0], {"steps": 0, "updates": 0}, 0.0, 0.0
@@ -229,7 +230,8 @@ def watch(options: argparse.Namespace, run: Run, choose: random.Random, folders:
                     bad.append(f"{key} fell from {value} to {status[key]} in minute {at / 60:.1f}")
                 highest[key] = max(value, status.get(key, 0))
             if fault is None and at >= fault_due and at < 60 * options.minutes:
-                name = choose.choice(list(FAULTS))
+                deck = deck or choose.sample(list(FAULTS), len(FAULTS))
+                name = deck.pop()
                 print(f"{at / 60:5.1f} min  {name}", flush=True)
                 fault = {"minutes": at / 60, "fault": name, "steps": highest["steps"], "updates": highest["updates"]}
                 FAULTS[name](run, choose)
