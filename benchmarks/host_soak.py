@@ -34,7 +34,7 @@ from typing import Any
 
 import matplotlib
 import psutil
-from hosts import cluster, ip
+from hosts import cluster, ip, link
 from soak import NAME, WORKERS, names_in, speeds, status_of
 
 matplotlib.use("Agg")
@@ -101,9 +101,9 @@ def one(processes: list[psutil.Process], choose: random.Random) -> psutil.Proces
 
 def cut(seconds: float) -> None:
     """Let nothing through to the second host for so long."""
-    ip("link", "set", "arl-b1", "down")
+    ip("link", "set", link(1), "down")
     time.sleep(seconds)
-    ip("link", "set", "arl-b1", "up")
+    ip("link", "set", link(1), "up")
 
 
 FAULTS: dict[str, Callable[[Run, random.Random], Any]] = {

@@ -28,8 +28,12 @@ from typing import Any
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
 
-BRIDGE = "arl-bridge"
 KINDS = ("ray", "local")
+
+
+def link(name: object) -> str:
+    """The name of a virtual device of this process; the system allows 15 characters."""
+    return f"arl{os.getpid()}-{name}"
 
 
 def ip(*words: str) -> None:
@@ -42,15 +46,15 @@ def joined(hosts: int) -> Iterator[list[tuple[str, str]]]:
     """Names and addresses of network namespaces that reach each other."""
     named = [(f"arl-{os.getpid()}-{number}", f"10.79.0.{number + 1}") for number in range(hosts)]
     with ExitStack() as stack:
-        ip("link", "add", BRIDGE, "type", "bridge")
-        stack.callback(ip, "link", "del", BRIDGE)
-        ip("link", "set", BRIDGE, "up")
+        ip("link", "add", link("all"), "type", "bridge")
+        stack.callback(ip, "link", "del", link("all"))
+        ip("link", "set", link("all"), "up")
         for number, (name, address) in enumerate(named):
             ip("netns", "add", name)
             stack.callback(ip, "netns", "del", name)
-            ip("link", "add", f"arl-b{number}", "type", "veth", "peer", "eth0", "netns", name)
-            stack.callback(ip, "link", "del", f"arl-b{number}")
-            ip("link", "set", f"arl-b{number}", "master", BRIDGE, "up")
+            ip("link", "add", link(number), "type", "veth", "peer", "eth0", "netns", name)
+            stack.callback(ip, "link", "del", link(number))
+            ip("link", "set", link(number), "master", link("all"), "up")
             ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
                 ip("-n", name, "link", "set", device, "up")
