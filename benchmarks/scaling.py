@@ -1,10 +1,10 @@
 """Where shards or a learner saturate: what one call and one step cost, measured on one and two hosts, and a model.
 
 With `--measure` short runs of CartPole-v1 are made on one and two hosts (raylets of one cluster on this machine) with
-one and two shards, with a small and a large network, and by IMPALA. From the CPU time of each process, the steps and
-the exchanges come the costs: of a worker per step, of a host's exchange and of a shard per call and per megabyte, of
-the learner per step. CPU time is nearly the same however busy the machine is. Costs per call are fitted to the runs on
-one host; those on two hosts, printed beside what the model says of them, are its test.
+one and two shards, with a small and a large network, and by IMPALA, which plays Pong, too. From the CPU time of each
+process, the steps and the exchanges come the costs: of a worker per step, of a host's exchange and of a shard per call
+and per megabyte, of the learner per step. CPU time is nearly the same however busy the machine is. Costs per call are
+fitted to the runs on one host; those on two hosts, printed beside what the model says of them, are its test.
 
     python benchmarks/scaling.py docs/results/scaling.json --measure        # with Ray; about ten minutes
     python benchmarks/scaling.py docs/results/scaling.json --figure docs/results/scaling.png
@@ -41,11 +41,12 @@ from matplotlib.axes import Axes
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
 
+CART_POLE, PONG = "CartPole-v1", "ALE/Pong-v5"
 SMALL, LARGE = ("--hidden-sizes", "64", "64"), ("--hidden-sizes", "512", "512")
 RUNS = [
-    *(("a3c", hosts, shards, size) for hosts in (1, 2) for shards in (1, 2) for size in (SMALL, LARGE)),
-    ("impala", 1, 1, SMALL), ("impala", 2, 1, SMALL),
-]  # fmt: skip
+    *(("a3c", hosts, shards, CART_POLE, size) for hosts in (1, 2) for shards in (1, 2) for size in (SMALL, LARGE)),
+    *(("impala", hosts, 1, env_id, SMALL) for hosts in (1, 2) for env_id in (CART_POLE, PONG)),
+]
 CALLS_AT_MOST, CALLS_AT_LEAST = 50.0, 1.0
 """Exchanges of a host per second (backends/exchange.py)."""
 SHARDS = (1, 2, 4, 8)
@@ -106,14 +107,17 @@ def counted(folder: Path) -> tuple[int, int, int]:
     )  # fmt: skip
 
 
-def measure(page: str, hosts: int, shards: int, size: Sequence[str], address: str, seconds: float) -> dict[str, Any]:
+def measure(
+    page: str, hosts: int, shards: int, env_id: str, size: Sequence[str], address: str, seconds: float
+) -> dict[str, Any]:
     """One run: CPU seconds, steps, updates and exchanges between two looks that are `seconds` apart."""
     with tempfile.TemporaryDirectory() as folder:
+        network = size if env_id == CART_POLE else ()
         often = ("--parameter-shards", str(shards), "--exchange-updates", "1") if page == "a3c" else ()
         words = [
-            "--env-id", "CartPole-v1", "--backend", "ray", "--address", address, "--hosts", str(hosts),
+            "--env-id", env_id, "--backend", "ray", "--address", address, "--hosts", str(hosts),
             "--workers", "1", "--total-steps", "1e9", "--evaluation-interval-steps", "0",
-            "--record-interval-seconds", "0.2", "--runs-dir", folder, "--quiet", *often, *size,
+            "--record-interval-seconds", "0.2", "--runs-dir", folder, "--quiet", *often, *network,
         ]  # fmt: skip
         command = subprocess.Popen([sys.executable, "-m", f"asyncrl.{page}", *words], stdout=subprocess.DEVNULL)
         try:
@@ -134,8 +138,8 @@ def measure(page: str, hosts: int, shards: int, size: Sequence[str], address: st
         status = read_json(run / "status.json")
         assert status["exit_code"] == 143, status
     return {
-        "page": page, "hosts": hosts, "shards": shards, "parameters": parameters_of(size), "seconds": round(took, 2),
-        "steps": steps, "updates": updates, "exchanges": exchanges,
+        "page": page, "env_id": env_id, "hosts": hosts, "shards": shards, "parameters": parameters_of(env_id, size),
+        "seconds": round(took, 2), "steps": steps, "updates": updates, "exchanges": exchanges,
         "cpu_seconds": {part: round(spent - before.get(part, 0.0), 3) for part, spent in sorted(after.items())},
     }  # fmt: skip
 
@@ -143,13 +147,13 @@ def measure(page: str, hosts: int, shards: int, size: Sequence[str], address: st
 def missing(known: Sequence[dict[str, Any]], seconds: float) -> Iterator[dict[str, Any]]:
     """Make the runs that are not known yet."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-    made = {(row["page"], row["hosts"], row["shards"], row["parameters"]) for row in known}
+    made = {tuple(row[key] for key in ("page", "hosts", "shards", "env_id", "parameters")) for row in known}
     for nodes in (1, 2):
-        runs = [run for run in RUNS if run[1] == nodes and (*run[:3], parameters_of(run[3])) not in made]
+        runs = [run for run in RUNS if run[1] == nodes and (*run[:4], parameters_of(*run[3:])) not in made]
         if runs:
             with cluster(nodes) as address:
-                for page, hosts, shards, size in runs:
-                    yield measure(page, hosts, shards, size, address, seconds)
+                for run in runs:
+                    yield measure(*run, address, seconds)
 
 
 def write(file: Path, found: dict[str, Any]) -> None:
@@ -158,8 +162,10 @@ def write(file: Path, found: dict[str, Any]) -> None:
     file.write_text('{{\n  "measured": [\n    {}\n  ],\n  "simulated": [\n    {}\n  ]\n}}\n'.format(*lists))
 
 
-def parameters_of(size: Sequence[str]) -> int:
-    """Parameters of an actor-critic for CartPole: 4 inputs, 2 actions and a value."""
+def parameters_of(env_id: str, size: Sequence[str]) -> int:
+    """Parameters of an actor-critic: for CartPole 4 inputs, 2 actions and a value; for Pong those of the default."""
+    if env_id == PONG:
+        return 84_000
     widths = [4, *(int(width) for width in size[1:])]
     return sum((a + 1) * b for a, b in itertools.pairwise(widths)) + 3 * (widths[-1] + 1)
 
@@ -241,7 +247,6 @@ def report(found: dict[str, Any], given: argparse.Namespace) -> None:
     shard, host = fit(alone, "shard"), fit(alone, "host")
     print(f"shard: {shard[0]:.2f} ms per call, {shard[1]:.2f} ms per megabyte; ", end="")
     print(f"host's exchange: {host[0]:.2f} ms per call, {host[1]:.2f} ms per megabyte")
-    actors = per_step(learning, "worker") / per_step(learning, "learner") if learning else None
     print("measured, CPU ms of the shards per call | the same by the model | calls per second")
     for row in exchanging:
         cost = 1e3 * row["cpu_seconds"]["shard"] / row["exchanges"]
@@ -249,7 +254,9 @@ def report(found: dict[str, Any], given: argparse.Namespace) -> None:
         what = f"{row['hosts']} hosts, {row['shards']} shards, {row['parameters']:,} parameters"
         print(f"{what}: {cost:.2f} | {model:.2f} | {row['exchanges'] / row['seconds']:.1f}")
     for row in learning:
-        print(f"IMPALA, {row['hosts']} hosts: learner {per_step([row], 'learner'):.0f} us per step")
+        learner, worker = per_step([row], "learner"), per_step([row], "worker")
+        print(f"IMPALA, {row['env_id']}, {row['hosts']} hosts: learner {learner:.0f} us per step, actors {worker:.0f}; "
+              f"saturated at {1e6 / learner:,.0f} steps per second, {worker / learner:.1f} actors")  # fmt: skip
     updates = given.workers * 1e6 / given.cpu_per_step / given.steps_per_update
     print(f"\n{given.workers} workers per host, {given.cpu_per_step:g} us per step, {given.parameters:,} parameters")
     print("hosts | steps per second | busy cores of a shard, of " + ", ".join(map(str, SHARDS)) + " | MB/s of a shard")
@@ -261,10 +268,8 @@ def report(found: dict[str, Any], given: argparse.Namespace) -> None:
         print(f"{hosts} | {steps:,.0f} | {loaded} | {calls * call_megabytes(given.parameters, 1):.1f}")
     for count in SHARDS:
         print(f"{count} shards saturate at {1 / load_of(1, count, shard, updates, given):.0f} hosts")
-    if actors is not None:
-        print(f"IMPALA's learner (CartPole) saturates at {actors:.1f} actors with a core each")
     if given.figure is not None:
-        draw(found, loads, actors, given)
+        draw(found, loads, shard, given)
 
 
 def load_of(hosts: int, shards: int, cost: tuple[float, float], updates: float, given: argparse.Namespace) -> float:
@@ -274,21 +279,19 @@ def load_of(hosts: int, shards: int, cost: tuple[float, float], updates: float, 
 
 
 def draw(
-    found: dict[str, Any], loads: dict[int, np.ndarray[Any, Any]], actors: float | None, given: argparse.Namespace
+    found: dict[str, Any], loads: dict[int, np.ndarray[Any, Any]], shard: tuple[float, float], given: argparse.Namespace
 ) -> None:
-    """Shards, learner, and data efficiency of simulated hosts."""
-    parts = 2 if actors is None else 3
-    figure, (left, *between, right) = plt.subplots(1, parts, figsize=(4.5 * parts, 4), layout="constrained")
+    """What a shard's calls cost, how busy that makes it, and data efficiency of simulated hosts."""
+    figure, (first, second, right) = plt.subplots(1, 3, figsize=(13.5, 4), layout="constrained")
+    draw_calls(found["measured"], shard, first)
     for count, load in loads.items():
-        left.plot(HOSTS, load, marker=".", label=f"{count} shard" + "s" * (count > 1))
-    left.axhline(1.0, color="black", linestyle=":", linewidth=1)
-    left.set(
+        second.plot(HOSTS, load, marker=".", label=f"{count} shard" + "s" * (count > 1))
+    second.axhline(1.0, color="black", linestyle=":", linewidth=1)
+    second.set(
         xscale="log", yscale="log", xlabel=f"hosts with {given.workers} workers each", ylabel="busy cores per shard"
     )
-    left.set_title(f"Predicted: {given.parameters:,} parameters,\n{given.cpu_per_step:g} us per step", fontsize=10)
-    left.legend(fontsize=8)
-    for middle in between:
-        draw_learner(found, actors or 0.0, middle)
+    second.set_title(f"Predicted: {given.parameters:,} parameters,\n{given.cpu_per_step:g} us per step", fontsize=10)
+    second.legend(fontsize=8)
     rates = sorted({row["learning_rate"] for row in found["simulated"]}, reverse=True)
     for rate, marker in zip(rates, "os^vD", strict=False):
         runs = [row for row in found["simulated"] if row["learning_rate"] == rate]
@@ -303,21 +306,22 @@ def draw(
     )
     right.set_xticks(counts, [str(hosts) for hosts in counts])
     right.set_title("Simulated: A3C on CartPole-v1", fontsize=10)
-    for axes in (left, *between, right):
+    for axes in (first, second, right):
         axes.grid(alpha=0.3)
     figure.savefig(given.figure, dpi=130)
 
 
-def draw_learner(found: dict[str, Any], actors: float, axes: Axes) -> None:
-    """How many actors a learner keeps up with."""
-    there = np.geomspace(1, 256, 60)
-    axes.plot(there, np.minimum(there, actors), label="predicted")
-    axes.plot(there, there, linestyle=":", color="grey", label="no limit")
-    for row in (row for row in found["measured"] if row["page"] == "impala"):
-        limit = row["cpu_seconds"]["worker"] / row["cpu_seconds"]["learner"]
-        axes.plot(limit, limit, "o", color="black", label=f"limit by the run on {row['hosts']} hosts")
-    axes.set(xscale="log", yscale="log", xlabel="actors with a core each", ylabel="actors that never wait")
-    axes.set_title("IMPALA on CartPole: one learner,\ncosts measured, rest predicted", fontsize=10)
+def draw_calls(measured: Sequence[dict[str, Any]], shard: tuple[float, float], axes: Axes) -> None:
+    """CPU time of a shard per call, and the line that was fitted to the runs on one host."""
+    for hosts, marker in ((1, "o"), (2, "s")):
+        rows = [row for row in measured if row["page"] == "a3c" and row["hosts"] == hosts]
+        sizes = [call_megabytes(row["parameters"], row["shards"]) for row in rows]
+        costs = [1e3 * row["cpu_seconds"]["shard"] / row["exchanges"] for row in rows]
+        axes.plot(sizes, costs, marker, alpha=0.7, label=f"{hosts} host" + "s" * (hosts > 1))
+    there = np.array([0.0, call_megabytes(parameters_of(CART_POLE, LARGE), 1)])
+    axes.plot(there, shard[0] + shard[1] * there, color="grey", linewidth=1, label="fitted to one host")
+    axes.set(xlabel="megabytes of a call and its answer", ylabel="CPU ms of a shard per call", ylim=(0, None))
+    axes.set_title("Measured: A3C on CartPole-v1", fontsize=10)
     axes.legend(fontsize=8)
 
 
