@@ -53,7 +53,7 @@ class Run:
     """The command, which is started again when it was killed, and all processes of the cluster."""
 
     def __init__(self, folder: Path, words: list[str]) -> None:
-        self.folder, self.words = folder, words
+        self.folder, self.words = folder.resolve(), words
         self.start()
 
     def start(self) -> None:
@@ -80,11 +80,12 @@ class Run:
         return found
 
     def workers(self) -> list[psutil.Process]:
-        """Those that write a worker's records."""
+        """Those that write a worker's records on their host; Ray's driver writes them into the run's folder."""
         found = []
         for process in self.everyone():
             with suppress(psutil.Error):
-                found += [process] if any(WORKERS.search(file.path) for file in process.open_files()) else []
+                files = [file.path for file in process.open_files() if WORKERS.search(file.path)]
+                found += [process] if any(not Path(file).is_relative_to(self.folder) for file in files) else []
         return found
 
     def kill_command(self) -> None:
