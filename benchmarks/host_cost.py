@@ -28,6 +28,7 @@ from asyncrl.storage.records import read_records
 PAPER, PUSHES = ("--preset", "paper"), ("--push", "every-update")
 CASES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "a3c": ("a3c", (), ()),
+    "a3c, one exchange a second": ("a3c", (), ("--exchange-updates", "1000")),
     "a3c paper": ("a3c", PAPER, ()),
     "a3c pushes": ("a3c", (), PUSHES),
     "a3c paper pushes": ("a3c", PAPER, PUSHES),
