@@ -23,6 +23,7 @@ from pathlib import Path
 
 import psutil
 
+from asyncrl.backends.ray import VARIABLES
 from asyncrl.storage.records import read_records
 
 PAPER, PUSHES = ("--preset", "paper"), ("--push", "every-update")
@@ -92,7 +93,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=30.0)
     arguments = parser.parse_args()
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    os.environ |= VARIABLES
     print(f"{arguments.env_id}, {arguments.workers} workers, medians of {arguments.repeats} (lowest to highest)")
     print("| case | local, CPU us per step | Ray, CPU us per step | ratio | steps per second, local and Ray |")
     print("|---|--:|--:|--:|--:|")

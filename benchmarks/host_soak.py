@@ -40,6 +40,7 @@ from soak import NAME, WORKERS, names_in, speeds, status_of
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from asyncrl.backends.ray import VARIABLES
 from asyncrl.storage.records import RecordWriter, read_records
 
 HOSTS, ROW_SECONDS, LONGEST = 2, 10.0, 120.0
@@ -189,7 +190,7 @@ def main() -> int:
 
 def soak(options: argparse.Namespace) -> list[str]:
     """Train on two hosts with faults; what was wrong."""
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, "RAY_worker_niceness": "0"}
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, **VARIABLES}
     choose, bad = random.Random(options.seed), []
     shared = names_in(SHARED_MEMORY)
     with cluster(HOSTS, options.workers, again=True) as (prefix, address):

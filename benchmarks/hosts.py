@@ -25,6 +25,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from asyncrl.backends.ray import VARIABLES
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
 
@@ -136,7 +137,7 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     stored = arguments.folder / f"{arguments.env_id.replace('/', '_')}.json"
     results = read_json(stored) if stored.exists() else {}
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, "RAY_worker_niceness": "0"}
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, **VARIABLES}
     for hosts in arguments.hosts:
         jobs = [(page, seed) for seed in arguments.seeds for page in arguments.pages]
         if all(f"{page}-{hosts}-{kind}-{seed}" in results for page, seed in jobs for kind in KINDS):

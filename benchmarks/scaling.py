@@ -38,6 +38,7 @@ import numpy as np
 import psutil
 from matplotlib.axes import Axes
 
+from asyncrl.backends.ray import VARIABLES
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
 
@@ -146,7 +147,7 @@ def measure(
 
 def missing(known: Sequence[dict[str, Any]], seconds: float) -> Iterator[dict[str, Any]]:
     """Make the runs that are not known yet."""
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    os.environ |= VARIABLES
     made = {tuple(row[key] for key in ("page", "hosts", "shards", "env_id", "parameters")) for row in known}
     for nodes in (1, 2):
         runs = [run for run in RUNS if run[1] == nodes and (*run[:4], parameters_of(*run[3:])) not in made]

@@ -33,6 +33,12 @@ LEAVE_SECONDS = 30.0
 """Time for all hosts to leave and for Ray to end, before the driver is killed."""
 REACH_SECONDS = 5.0
 """Time to open a connection to a port."""
+VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # Ray's default of 15 would put workers behind everything else
+    "RAY_max_direct_call_object_size": "2000000",  # bytes; by way of Ray's store, from 100 kB on, a call costs twice
+}
+"""For Ray's processes, unless they are set already."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +169,8 @@ def connect(address: str) -> None:
     Raises ConnectionError with one line.
     """
     address = address or os.environ.get("RAY_ADDRESS") or "local"
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default of 15 would put workers behind everything else
+    for variable, value in VARIABLES.items():
+        os.environ.setdefault(variable, value)
     if address == "local":  # private: only this run's processes may connect
         os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
     host, _, port = address.rpartition(":")
