@@ -253,6 +253,7 @@ MNIH: Settings = {
     "hidden_sizes": (),
     "normalize_observations": False,
     "normalize_returns": False,
+    "exchange_updates": 16,
 }
 """Section 8 of Mnih et al. 2016; what it leaves out is from its author's published answers (epsilon, learning rate,
 reward clipping, length) and from the re-implementations that reproduce it (norm of 40)."""

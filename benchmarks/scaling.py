@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=84_000)
     parser.add_argument("--workers", type=int, default=16, help="on each host, with a core each")
     parser.add_argument("--steps-per-update", type=int, default=80)
-    parser.add_argument("--exchange-updates", type=int, default=4, help="of each worker")
+    parser.add_argument("--exchange-updates", type=int, default=1, help="of each worker")
     given = parser.parse_args()
     found: dict[str, Any] = read_json(given.file) if given.file.exists() else {"measured": [], "simulated": []}
     if given.measure:

@@ -184,7 +184,7 @@ class ParallelismSettings(Settings):
     """Ray backend, methods with a learner: place it on a machine that has this resource; empty: beside the driver."""
     push: Literal["exchange", "every-update"] = "exchange"
     """Ray backend: hosts send changes of parameters now and then, or each gradient as it comes (Gorila's default)."""
-    exchange_updates: int = 4
+    exchange_updates: int = 1
     """Ray backend: updates per worker between two exchanges of its host with the others; at least one per second."""
     simulate_hosts: int = 0
     """Serial backend: divide the workers among simulated hosts that exchange parameters as on Ray; 0: do not."""
