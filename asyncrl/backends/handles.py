@@ -85,9 +85,20 @@ def as_one_machine(config: RunConfig, workers: int) -> RunConfig:
 def as_one_host(page: str, config: RunConfig) -> RunConfig:
     """The settings of one of several hosts. If each has a replay memory of its own, that is its share of the steps."""
     one, hosts = as_one_machine(config, config.workers), config.most_hosts
-    if not (isinstance(one, ReplayConfig) and learns_on_hosts(page, config)):
+    if not learns_on_hosts(page, config):
+        return one
+    if config.hosts != "auto":
+        one = with_decays_of(one, hosts)
+    if not isinstance(one, ReplayConfig):
         return one
     return replace(one, memory_steps=one.memory_steps // hosts, warmup_steps=one.warmup_steps // hosts)
+
+
+def with_decays_of(config: RunConfig, hosts: int) -> RunConfig:
+    """The settings of a host whose optimiser sees one update in `hosts`, but remembers as many updates of the run."""
+    return replace(
+        config, optimizer_decay=config.optimizer_decay**hosts, optimizer_momentum=config.optimizer_momentum**hosts
+    )
 
 
 def learns_on_hosts(page: str, config: RunConfig) -> bool:

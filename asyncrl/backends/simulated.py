@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from asyncrl.backends.exchange import Exchange, Lane, Times
+from asyncrl.backends.handles import with_decays_of
 from asyncrl.backends.host import Beginning, Member, build
 from asyncrl.backends.reports import KINDS
 from asyncrl.core.moments import merge
@@ -126,6 +127,7 @@ class SimulatedHost(Member):
             whole.config, workers=whole.config.workers // whole.config.simulate_hosts, simulate_hosts=0,
             parameter_shards=1, exchange_delay=1.0,
         )  # fmt: skip
+        config = with_decays_of(config, whole.config.simulate_hosts)
         self.spec: RunSpec = replace(whole, config=config, first_worker=beginning.host * config.workers)
         self._handles = build(beginning, self.spec)
         self._writer = RecordWriter(whole.folder.exchange_file(beginning.host))
