@@ -21,11 +21,12 @@ from asyncrl.backends.host import Beginning, Host
 from asyncrl.backends.learner_host import LearnerHost
 from asyncrl.backends.replay_host import ReplayHost
 from asyncrl.backends.reports import KINDS, Seen
+from asyncrl.core.errors import DiskFull
 from asyncrl.core.updates import Descent
 from asyncrl.parameters.shards import Answer, Call, Empty, Ledger, Shard, State
 from asyncrl.runtime.run import RunSpec
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
-from asyncrl.storage.files import write_synced
+from asyncrl.storage.files import disk_is_full, write_synced
 
 SAVED_EVERY = 20
 """Exchanges between two checkpoints of a shard."""
@@ -57,7 +58,14 @@ class ShardActor:
 
     def _save(self, state: State) -> None:
         temporary = self._file.with_suffix(".new")
-        write_synced(temporary, safetensors.numpy.save(cast(dict[str, NDArray[Any]], state)))
+        try:
+            write_synced(temporary, safetensors.numpy.save(cast(dict[str, NDArray[Any]], state)))
+        except OSError as error:
+            if not disk_is_full(error):
+                raise
+            temporary.unlink(missing_ok=True)
+            name = self._file.stem.replace("-", " ")
+            raise DiskFull(f"{name} could not save its state: the disk is full") from error
         temporary.replace(self._file)
 
     def life(self) -> str:
@@ -166,9 +174,19 @@ class RayWire:
         return [(call, _answer(call)) for call in ready]
 
 
+def get(call: Any, seconds: float | None = None) -> Any:
+    """What a call returns, or raises. A full disk has one line to say, without Ray's traceback."""
+    try:
+        return ray.get(call, timeout=seconds)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, DiskFull):
+            raise error.cause from error
+        raise
+
+
 def _answer(call: Any) -> Any:
     try:
-        return ray.get(call)
+        return get(call)
     except Empty:  # the keeper waits to be filled
         return None
     except ray.exceptions.RayTaskError:  # an error within the call: the same call would raise it again

@@ -37,7 +37,7 @@ from asyncrl.backends.local import evaluator_process, learner_process, worker_pr
 from asyncrl.backends.outcome import Outcome, Signals, failed
 from asyncrl.backends.reports import LEFT, Journal, Seen, Wire
 from asyncrl.backends.supervisor import Slot, Supervisor
-from asyncrl.core.errors import NotFinite
+from asyncrl.core.errors import DiskFull, NotFinite
 from asyncrl.core.moments import merge
 from asyncrl.experience.batches import Batches
 from asyncrl.parameters.shards import Report, Retired
@@ -252,6 +252,8 @@ class Host(Member):
                 work()
             except Retired:
                 self._end(failed("another has taken this host's place"))
+            except DiskFull as error:
+                self._end(failed(str(error)))
             except NotFinite as error:
                 self._end(failed(f"host {self.beginning.host}: {error}"))
             except Exception as error:

@@ -19,13 +19,14 @@ import torch
 from numpy.typing import NDArray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from asyncrl.backends.actors import LearnerActor, ReplayActor, ShardActor
+from asyncrl.backends.actors import LearnerActor, ReplayActor, ShardActor, get
 from asyncrl.backends.handles import learners_of, pushes_every_update, replay_hosts_of
 from asyncrl.backends.learner_host import filling
 from asyncrl.backends.places import Place, patience
 from asyncrl.backends.reports import KINDS, LEFT, Seen
 from asyncrl.backends.supervisor import READY_SECONDS
 from asyncrl.core.devices import CPU
+from asyncrl.core.errors import DiskFull
 from asyncrl.core.moments import merge
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import Empty, Ledger, State, beginning, slices
@@ -110,8 +111,12 @@ class Keepers:
             self._known[keeper] = {name: np.array(array) for name, array in ray.get(call).items()}
             self._expect(keeper, self._patience)
         except Empty:
-            with contextlib.suppress(ray.exceptions.RayError):
+            try:
                 self._fill(keeper)
+            except DiskFull as error:
+                self._tell("failed", str(error), None)
+            except ray.exceptions.RayError:
+                pass
             self._expect(keeper, self._patience)
         except ray.exceptions.RayError:  # it is being restarted
             self._expect(keeper, READY_SECONDS)
@@ -168,7 +173,7 @@ class Keepers:
         actor = self.actors[keeper]
         self._filled[keeper] += 1
         life = ray.get(actor.life.remote(), timeout=seconds)
-        return bool(ray.get(actor.begin.remote(life, self._filled[keeper], self._filling(keeper)), timeout=seconds))
+        return bool(get(actor.begin.remote(life, self._filled[keeper], self._filling(keeper)), seconds))
 
     def _filling(self, keeper: int) -> State:
         """What an empty keeper is filled with."""

@@ -9,3 +9,7 @@ class UsageError(Exception):
 
 class NotFinite(ValueError):
     """A NaN or an infinity with which training cannot go on. The message is one line that names the place."""
+
+
+class DiskFull(Exception):
+    """There is no room for what a run cannot do without. The message is one line that says what could not be saved."""
