@@ -298,7 +298,7 @@ def draw(rows: list[dict[str, Any]], faults: list[dict[str, Any]], folder: Path,
         for fault in faults:
             axes.axvline(fault["minutes"], color="tab:red", linewidth=0.6, alpha=0.5)
         axes.grid(alpha=0.3)
-    figure.suptitle(f"Pong on two hosts, {len(faults)} faults (red lines)", fontsize="medium")
+    figure.suptitle(f"Two hosts, {len(faults)} faults (red lines)", fontsize="medium")
     figure.savefig(file, dpi=120)
 
 

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from asyncrl.backends.actors import HostActor, in_words
+from asyncrl.backends.actors import HostActor, in_words, placed
 from asyncrl.backends.handles import learns_on_hosts
 from asyncrl.backends.host import Beginning
 from asyncrl.backends.keepers import CALL_SECONDS, Keepers, Learner, Memories, Shards
@@ -137,10 +136,7 @@ class Driver:
             self._spec, place.number, place.incarnation, at, self._clock.seconds, moments, cast(State, state),
             self._keepers.updates,
         )  # fmt: skip
-        options = ray.remote(HostActor).options(
-            num_cpus=0, max_restarts=0, scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False)
-        )
-        place.actor = options.remote(begin, [*self._keepers.actors, *self._memories.actors])
+        place.actor = placed(HostActor, node).remote(begin, [*self._keepers.actors, *self._memories.actors])
         self._enter(place, BUILDING)
         if self._ready or place.incarnation > 1:
             self._say(f"host {place.number} joins, on {place.name}")

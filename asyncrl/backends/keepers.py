@@ -17,9 +17,8 @@ import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from asyncrl.backends.actors import LearnerActor, ReplayActor, ShardActor, get
+from asyncrl.backends.actors import LearnerActor, ReplayActor, ShardActor, get, placed
 from asyncrl.backends.handles import learners_of, pushes_every_update, replay_hosts_of
 from asyncrl.backends.learner_host import filling
 from asyncrl.backends.places import Place, patience
@@ -210,18 +209,12 @@ class Shards(Keepers):
     def _start(self, nodes: Sequence[dict[str, Any]]) -> list[Any]:
         config, folder = self._spec.config, self._spec.folder.path / f"shards-{uuid.uuid4().hex[:8]}"
         sizes = tuple(len(row) for row in self.moments)
-        remote, actors = ray.remote(ShardActor), []
+        actors = []
         for shard in range(len(self._known)):
             at = shard % len(nodes)
             # Ray may place an actor elsewhere though the node that it should softly be on has room. Without the first
             # node, the driver's, there is no run; from another one a shard must be able to move.
-            affinity = NodeAffinitySchedulingStrategy(nodes[at]["NodeID"], soft=at > 0)
-            options = remote.options(
-                num_cpus=0,
-                max_restarts=-1,
-                max_task_retries=0,
-                scheduling_strategy=affinity,
-            )
+            options = placed(ShardActor, nodes[at], soft=at > 0, max_restarts=-1)
             file = str(folder / f"shard-{shard}.safetensors")
             actors.append(options.remote(file, config.most_hosts, self._writers, sizes, shard == 0, self._descent))
         return actors
@@ -252,13 +245,8 @@ class Memories(Keepers):
         config, actors = self._spec.config, []
         for number in range(len(self._known)):
             at = number % len(nodes)
-            options = ray.remote(ReplayActor).options(
-                num_cpus=0,
-                max_restarts=-1,
-                max_task_retries=0,
-                max_concurrency=concurrency(config.most_hosts),
-                scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[at]["NodeID"], soft=at > 0),
-            )
+            calls = concurrency(config.most_hosts)
+            options = placed(ReplayActor, nodes[at], soft=at > 0, max_restarts=-1, max_concurrency=calls)
             actors.append(options.remote(self._spec, number))
         return actors
 
@@ -329,13 +317,9 @@ class Learner(Keepers):
             options["num_gpus"] = 1  # Ray hides all GPUs from those that do not ask
         if config.learner_resource:
             options["resources"] = {config.learner_resource: 0.001}
-        else:  # on the driver's node and no other: without that node there is no run
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(nodes[0]["NodeID"], soft=False)
-        self.place.actor = (
-            ray.remote(LearnerActor)
-            .options(num_cpus=0, max_restarts=-1, max_task_retries=0, **options)
-            .remote(self._spec)
-        )
+        # Otherwise on the driver's node and no other: without that node there is no run.
+        node = None if config.learner_resource else nodes[0]
+        self.place.actor = placed(LearnerActor, node, max_restarts=-1, **options).remote(self._spec)
         return [self.place.actor]
 
     def _fill(self, keeper: int, seconds: float = CALL_SECONDS) -> bool:

@@ -178,24 +178,18 @@ def survey_process(pipe: Connection, address: str, parameters: int) -> None:
 def look_at_all(parameters: int) -> list[Machine]:
     """Look at each machine, one after the other, so that none disturbs the figures of another."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from asyncrl.backends.actors import ShardActor
+    from asyncrl.backends.actors import ShardActor, placed
     from asyncrl.backends.places import living_nodes
-
-    def place(actor: Any, node: str) -> Any:
-        where = NodeAffinitySchedulingStrategy(node, soft=False)
-        return ray.remote(actor).options(num_cpus=0, max_restarts=0, scheduling_strategy=where)
 
     nodes = living_nodes()
     with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-") as folder:
         file = Path(folder) / "shards" / "shard-0.safetensors"
-        shard = place(ShardActor, nodes[0]["NodeID"]).remote(str(file), len(nodes), 1, (), True)
+        shard = placed(ShardActor, nodes[0]).remote(str(file), len(nodes), 1, (), True)
         life = ray.get(shard.life.remote(), timeout=ANSWER_SECONDS)
         ray.get(shard.begin.remote(life, 1, beginning(np.zeros(parameters, np.float32))), timeout=ANSWER_SECONDS)
         found = [
-            look_at(place(Probe, node["NodeID"]).remote(), number, nodes, shard, parameters)
-            for number, node in enumerate(nodes)
+            look_at(placed(Probe, node).remote(), number, nodes, shard, parameters) for number, node in enumerate(nodes)
         ]
         ray.kill(shard)
         return found
