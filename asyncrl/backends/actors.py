@@ -38,12 +38,11 @@ PUSHES_SAVED_EVERY = 500
 def placed(kind: type, node: dict[str, Any] | None, soft: bool = False, **options: Any) -> Any:
     """An actor's class for Ray, to be started on a node; `soft`: or elsewhere if that is gone.
 
-    Ray counts no core for it, repeats no call, and does not record its calls: of these it would keep the newest hundred
-    thousand, which are 350 MB.
+    Ray counts no core for it, and repeats no call.
     """
     if node is not None:
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node["NodeID"], soft=soft)
-    return ray.remote(kind).options(num_cpus=0, max_task_retries=0, enable_task_events=False, **options)
+    return ray.remote(kind).options(num_cpus=0, max_task_retries=0, **options)
 
 
 class ShardActor:

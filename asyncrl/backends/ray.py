@@ -37,6 +37,7 @@ VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # Ray's default of 15 would put workers behind everything else
     "RAY_max_direct_call_object_size": "2000000",  # bytes; by way of Ray's store, from 100 kB on, a call costs twice
+    "RAY_task_events_max_num_task_in_gcs": "1000",  # calls the head remembers; Ray's 100,000 take 350 MB
 }
 """For Ray's processes, unless they are set already."""
 

@@ -107,10 +107,11 @@ def test_a_call_that_raises_is_not_taken_for_a_lost_one(monkeypatch: pytest.Monk
     import ray
 
     from asyncrl.backends.actors import RayWire
+    from asyncrl.core.errors import DiskFull
     from asyncrl.parameters.shards import Empty
 
     def receive(error: Exception) -> list[tuple[Any, Any]]:
-        def get(call: object) -> None:
+        def get(call: object, timeout: float | None) -> None:
             raise error
 
         monkeypatch.setattr(ray, "get", get)
@@ -123,6 +124,8 @@ def test_a_call_that_raises_is_not_taken_for_a_lost_one(monkeypatch: pytest.Monk
 
     assert receive(ray.exceptions.ActorDiedError()) == [("call", None)]
     assert receive(raised(Empty())) == [("call", None)]
+    with pytest.raises(DiskFull, match="^shard 1 could not save its state$"):
+        receive(raised(DiskFull("shard 1 could not save its state")))
     with pytest.raises(ValueError, match="wrong"):
         receive(raised(ValueError("it is wrong")))
 
