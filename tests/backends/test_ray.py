@@ -124,7 +124,7 @@ def test_a_call_that_raises_is_not_taken_for_a_lost_one(monkeypatch: pytest.Monk
 
     assert receive(ray.exceptions.ActorDiedError()) == [("call", None)]
     assert receive(raised(Empty())) == [("call", None)]
-    with pytest.raises(DiskFull, match="^shard 1 could not save its state$"):
+    with pytest.raises(DiskFull, match=r"^shard 1 could not save its state$"):
         receive(raised(DiskFull("shard 1 could not save its state")))
     with pytest.raises(ValueError, match="wrong"):
         receive(raised(ValueError("it is wrong")))
