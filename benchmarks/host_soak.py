@@ -177,6 +177,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="make no run")
     parser.add_argument("words", nargs="*", help="behind --: more settings of the run")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the cluster and its hosts are removed on the way out
     options.folder.mkdir(parents=True, exist_ok=True)
     bad = [] if options.show else soak(options)
     rows = list(read_records(options.folder / "rows.jsonl"))
