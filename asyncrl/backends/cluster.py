@@ -155,7 +155,7 @@ class Driver:
         if not looks:
             time.sleep(LOOK_SECONDS / 4)
             return
-        ready, _ = ray.wait(looks, timeout=LOOK_SECONDS / 2)
+        ready, _ = ray.wait(looks, timeout=min(LOOK_SECONDS / 2, self._keepers.pull_seconds / 4))
         for place in everyone:
             if place.look in ready:
                 self._take(place)

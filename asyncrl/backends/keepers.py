@@ -33,8 +33,11 @@ from asyncrl.runtime.clock import RUNNING
 from asyncrl.runtime.protocols import LEARNER, Counts
 from asyncrl.runtime.run import Run
 
-PULL_SECONDS = 0.5
-"""Interval between copies of theta and all counts."""
+PULL_SECONDS, SMALL_PULL_SECONDS = 0.5, 0.1
+"""Interval between copies of theta and all counts; the second if theta is small. The evaluator sees the copies, and
+what small networks learn is learnt in seconds."""
+SMALL_BYTES = 100_000
+"""Up to this size a copy costs no more than the call."""
 CALL_SECONDS = 10.0
 """Time-out of a call for which the driver waits."""
 
@@ -69,6 +72,7 @@ class Keepers:
         self.actors: list[Any] = []
         self._pulls: list[Any] = []
         self._pulled = 0.0
+        self.pull_seconds = PULL_SECONDS if theta.nbytes > SMALL_BYTES else SMALL_PULL_SECONDS
         self._patience = patience(spec.config.hang_seconds)
         self._deadlines = [0.0] * len(parts)
         """When each keeper must have answered again."""
@@ -89,7 +93,7 @@ class Keepers:
         A keeper that is stopped, or hangs, is killed, so that Ray starts another.
         """
         now = time.monotonic()
-        if not self._pulls and (wait or now - self._pulled >= PULL_SECONDS):
+        if not self._pulls and (wait or now - self._pulled >= self.pull_seconds):
             self._pulls, self._pulled = [actor.state.remote() for actor in self.actors], now
         if not self._pulls:
             return
