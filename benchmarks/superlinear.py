@@ -1,29 +1,31 @@
 """Do many workers need less data than one? The study of docs/results/superlinear.md, by its protocol.
 
-    python benchmarks/superlinear.py runs/superlinear --tune       # 90 runs of 300,000 steps: about two core-hours
-    python benchmarks/superlinear.py runs/superlinear --count      # 30 runs of 600,000 steps with what was chosen
-    python benchmarks/superlinear.py runs/superlinear --count --exploration equal
-    python benchmarks/superlinear.py runs/superlinear --figure docs/results/superlinear.png
+    python benchmarks/superlinear.py runs/superlinear superlinear.csv --tune    # 90 runs: two core-hours
+    python benchmarks/superlinear.py runs/superlinear superlinear.csv --count   # 30 runs as was chosen
+    python benchmarks/superlinear.py runs/superlinear superlinear.csv --count --exploration equal
+    python benchmarks/superlinear.py runs/superlinear superlinear.csv --figure superlinear.png
 
 Each call prints the tables of the runs that there are. It may be interrupted at any time, and goes on when it is called
-again. Nothing is counted before all tuning runs have been made. A best learning rate at the end of the list adds one
-more rate on that side, for that number of workers; so `--tune` may have to be called more than once.
+again, also on another machine with the CSV file alone: that has every evaluation of every finished run. Nothing is
+counted before all tuning runs have been made. A best learning rate at the end of the list adds one more rate on that
+side, for that number of workers; so `--tune` may have to be called more than once.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from asyncrl.core.cores import usable_cores
-from asyncrl.studies.jobs import Job, alone_in, run_jobs
+from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs
 from asyncrl.studies.measure import Evaluation, Measurement, measure
 from asyncrl.studies.plan import Cell
 from asyncrl.studies.statistics import Estimate, Sample, ratio
@@ -64,8 +66,12 @@ class Study:
     """One method on one game, in one folder."""
 
     folder: Path
+    file: Path
+    """Every evaluation of every finished run."""
     method: str
     env_id: str
+    rows: dict[str, list[Evaluation]] = field(default_factory=dict)
+    """The same, by the job in words."""
 
     def job(self, workers: int, setting: Setting, seed: int, steps: int, how: str) -> Job:
         """A run; `how` its workers explore: drawn or equal."""
@@ -74,9 +80,43 @@ class Study:
         name = f"{how}-w{workers:02d}-r{setting.rate:g}-x{setting.exploration}-t{steps}-s{seed}"
         return Job(self.method, self.env_id, name, words)
 
+    def read(self) -> None:
+        """Read the file."""
+        if self.file.exists():
+            with self.file.open() as lines:
+                for run, steps, score in list(csv.reader(lines))[1:]:
+                    self.rows.setdefault(run, []).append(Evaluation(int(steps), 0.0, float(score)))
+
+    def make(self, jobs: Sequence[Job], slots: int) -> None:
+        """Make the runs that are missing; the file has each as soon as it has ended."""
+        missing = [job for job in jobs if str(job) not in self.rows]
+
+        def say(line: str) -> None:
+            print(line, flush=True)
+            done = [job for job in missing if str(job) not in self.rows and is_done(job, self.folder)]
+            for job in done:
+                cell = Cell(self.method, "", self.env_id, "serial", 0, 0)
+                self.rows[str(job)] = list(measure(cell, job.folder(self.folder)).evaluations)
+            if done:
+                self._write()
+
+        with alone_in(self.folder, print) as lock:
+            run_jobs(missing, self.folder, slots, lock, say)
+
+    def _write(self) -> None:
+        with self.file.open("w") as lines:
+            writer = csv.writer(lines, lineterminator="\n")
+            writer.writerow(("run", "steps", "score"))
+            for run in sorted(self.rows):
+                writer.writerows((run, one.steps, round(one.score, 4)) for one in self.rows[run])
+
     def run(self, job: Job, workers: int, seed: int) -> Measurement:
         """The records of a run; its state is "" if it has not been made."""
-        return measure(Cell(self.method, "", self.env_id, "serial", workers, seed), job.folder(self.folder))
+        cell = Cell(self.method, "", self.env_id, "serial", workers, seed)
+        if str(job) not in self.rows:
+            return Measurement(cell, "")
+        evaluations = tuple(self.rows[str(job)])
+        return Measurement(cell, "finished", steps=evaluations[-1].steps, evaluations=evaluations)
 
     def tuning(self, workers: int, setting: Setting) -> list[Measurement]:
         """The tuning runs of a setting that are finished."""
@@ -223,6 +263,7 @@ def main() -> None:
     """Make the runs that are asked for, then print what there is."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="where the runs are")
+    parser.add_argument("file", type=Path, help="CSV file of all evaluations")
     parser.add_argument("--tune", action="store_true", help="make the tuning runs that are missing")
     parser.add_argument("--count", action="store_true", help="make the counted runs that are missing")
     parser.add_argument("--exploration", choices=("drawn", "equal"), default="drawn", help="of the counted runs")
@@ -231,7 +272,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=0, help="runs at a time; 0: one per core")
     parser.add_argument("--figure", type=Path, help="draw it here")
     arguments = parser.parse_args()
-    study = Study(arguments.folder, arguments.method, arguments.env_id)
+    study = Study(arguments.folder, arguments.file, arguments.method, arguments.env_id)
+    study.read()
     slots = arguments.jobs or len(usable_cores())
 
     if arguments.tune:
@@ -239,8 +281,7 @@ def main() -> None:
             study.job(n, setting, seed, TUNING_STEPS, "drawn")
             for seed in TUNING_SEEDS for n in WORKERS for setting in study.settings(n)
         ]  # fmt: skip
-        with alone_in(study.folder, print) as lock:
-            run_jobs(jobs, study.folder, slots, lock, print)
+        study.make(jobs, slots)
     chosen = {n: best for n in WORKERS if (best := study.best(study.settings(n), n)) is not None}
     if arguments.count:
         if len(chosen) < len(WORKERS):
@@ -248,8 +289,7 @@ def main() -> None:
         jobs = [
             study.job(n, chosen[n], seed, STEPS, arguments.exploration) for seed in SEEDS for n in WORKERS
         ]  # fmt: skip
-        with alone_in(study.folder, print) as lock:
-            run_jobs(jobs, study.folder, slots, lock, print)
+        study.make(jobs, slots)
     print_tuning(study)
     if len(chosen) == len(WORKERS):
         for how in ("drawn", "equal"):
