@@ -242,7 +242,7 @@ def draw_rates(axes: Axes, study: Study, workers: int, colour: str) -> None:
     for steps, style in zip(EXPLORATIONS, ("-", "--"), strict=True):
         runs = {rate: study.tuning(workers, Setting(rate, steps)) for rate in study.rates(workers)}
         scores = {rate: last_scores(own) for rate, own in runs.items() if own}
-        label = f"{workers} workers, exploration {steps:,}"
+        label = f"{workers} worker{'s' * (workers > 1)}, exploration {steps:,}"
         axes.plot(list(scores), [statistics.fmean(own) for own in scores.values()], style, color=colour, label=label)
         for rate, own in scores.items():
             axes.plot([rate] * len(own), own, ".", color=colour, alpha=0.4)
