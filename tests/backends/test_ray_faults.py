@@ -119,10 +119,9 @@ def test_without_the_head_the_run_fails_in_one_line_and_the_local_backend_resume
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of 400 kB; skips where none can be mounted."""
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(folder)]
+def small_disk(folder: Path, size: str = "400k") -> Iterator[Path]:
+    """A file system of that size at a folder; skips where none can be mounted."""
+    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
     if os.getuid() or subprocess.run(words, check=False).returncode:
         pytest.skip("a file system can be mounted by root only")
     try:
@@ -131,22 +130,18 @@ def small_disk(folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def fill(disk: Path) -> None:
-    """Leave no room on a file system."""
-    with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
-        while True:
-            filler.write(bytes(4096))
-
-
 @pytest.mark.slow
 @pytest.mark.faults
 def test_a_disk_that_fills_up_on_one_host_ends_the_run_in_one_line(tmp_path: Path, cluster: Any) -> None:
     """The line names the worker and the host. The disk of the command has room for a checkpoint, which is resumed."""
+    (tmp_path / "small").mkdir()
     with small_disk(tmp_path / "small") as disk:
         cluster.add_node(num_cpus=1, env_vars={"TMPDIR": str(disk)})
         with running(tmp_path / "runs", *ENDLESS, "--address", cluster.address, "--hosts", "2") as run:
             run.until(lambda: min(steps_on(run, 0), steps_on(run, 1)) > 0, "steps on both machines")
-            fill(disk)
+            with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+                while True:
+                    filler.write(bytes(4096))
             run.ends_with(1)
 
         assert run.status["reason"] == "worker-01 could not write its records: the disk is full, on host 1"
@@ -156,32 +151,34 @@ def test_a_disk_that_fills_up_on_one_host_ends_the_run_in_one_line(tmp_path: Pat
         assert main("asyncrl.a3c", ["--resume", str(run.folder), *further]) == 0
 
 
-OF_RAY = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, "RAY_worker_niceness": "0"}
+@pytest.mark.slow
+@pytest.mark.faults
+def test_a_disk_that_fills_up_under_a_shard_ends_the_run_in_one_line(tmp_path: Path, cluster: Any) -> None:
+    """The disk of the command has room for a checkpoint."""
+    with running(tmp_path, *ENDLESS, "--address", cluster.address, "--hosts", "1") as run:
+        run.until(lambda: steps_on(run, 0) > 0, "steps")
+        (folder,) = run.folder.glob("shards-*")
+        with small_disk(folder, "4k"):
+            run.ends_with(1)
+        assert run.status["reason"] == "shard 0 could not save its state: the disk is full"
+        assert load_newest(run.folder / "checkpoints")[0].steps == run.status["steps"] > 0
+    assert gone(actors("HostActor") + actors("ShardActor"))
 
 
 @contextmanager
-def ray_on_two_hosts(disk: Path | None = None, hidden: Path | None = None) -> Iterator[str]:
-    """A cluster with a node on each host of `two_hosts`, each in a process namespace of its own; yields its address.
-
-    The second host has its temporary folder on `disk`, and does not see what is in the folder `hidden`.
-    """
-    own_disk = {} if disk is None else {"TMPDIR": str(disk)}
-    environments = (os.environ | OF_RAY, os.environ | OF_RAY | own_disk)
+def ray_on_two_hosts(environment: dict[str, str]) -> Iterator[str]:
+    """A cluster with a node on each host of `two_hosts`, each in a process namespace of its own; yields its address."""
     address = f"{ADDRESSES[0]}:6379"
     apart = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
     start = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1", "--disable-usage-stats")
     places = (("--head", "--port=6379", "--include-dashboard=false"), (f"--address={address}",))
-    hide = () if hidden is None else ("sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden))
     with ExitStack() as stack:
         # Short names: the paths of Ray's sockets may have 107 characters.
         folders = [stack.enter_context(TemporaryDirectory(prefix="r", dir="/tmp")) for _ in HOSTS]
         for number, (host, own, folder, place) in enumerate(zip(HOSTS, ADDRESSES, folders, places, strict=True)):
             ip("-n", host, "route", "add", "default", "dev", f"arl-t{number}")  # by it Ray's driver finds its own node
-            start_here = (*hide, *start) if number == 1 else start
-            words = [*on(host), *apart, *start_here, *place, f"--node-ip-address={own}", f"--temp-dir={folder}"]
-            node = subprocess.Popen(
-                words, env=environments[number], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
+            words = [*on(host), *apart, *start, *place, f"--node-ip-address={own}", f"--temp-dir={folder}"]
+            node = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             stack.callback(node.wait)
             stack.callback(node.kill)  # and all in its namespace with it
         yield address
@@ -192,9 +189,10 @@ def ray_on_two_hosts(disk: Path | None = None, hidden: Path | None = None) -> It
 @pytest.mark.usefixtures("needs_ray")
 def test_a_link_that_is_cut_for_five_seconds_costs_no_host(tmp_path: Path) -> None:
     """Both go on with what they have, and exchange again when it is mended. The cluster wants a token."""
-    with two_hosts() as wire, ray_on_two_hosts() as address:
+    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, "RAY_worker_niceness": "0"}
+    with two_hosts() as wire, ray_on_two_hosts(environment) as address:
         words = (*ENDLESS, "--address", address, "--hosts", "2")
-        with running(tmp_path, *words, prefix=on(HOSTS[0]), env=os.environ | OF_RAY) as run:
+        with running(tmp_path, *words, prefix=on(HOSTS[0]), env=environment) as run:
             run.until(lambda: min(steps_on(run, 0), steps_on(run, 1)) > 0, "steps on both hosts")
             wire.cut()
             time.sleep(5)
@@ -206,24 +204,6 @@ def test_a_link_that_is_cut_for_five_seconds_costs_no_host(tmp_path: Path) -> No
             run.process.send_signal(signal.SIGTERM)
             run.ends_with(143)
             assert load_newest(run.folder / "checkpoints")[0].steps == run.status["steps"]
-
-
-@pytest.mark.slow
-@pytest.mark.faults
-@pytest.mark.usefixtures("needs_ray")
-def test_a_disk_that_fills_up_under_a_shard_ends_the_run_in_one_line(tmp_path: Path) -> None:
-    """The second host lacks the run's folder, so its shard saves its state to the host's temporary folder."""
-    runs = tmp_path / "runs"
-    runs.mkdir()
-    with two_hosts(), small_disk(tmp_path / "small") as disk, ray_on_two_hosts(disk, hidden=runs) as address:
-        words = (*ENDLESS, "--address", address, "--hosts", "2", "--parameter-shards", "2")
-        with running(runs, *words, prefix=on(HOSTS[0]), env=os.environ | OF_RAY) as run:
-            run.until(lambda: min(steps_on(run, 0), steps_on(run, 1)) > 0, "steps on both hosts")
-            assert list(disk.glob("asyncrl-shards-*/shard-1.safetensors"))
-            fill(disk)
-            run.ends_with(1)
-            assert run.status["reason"] == "shard 1 could not save its state: the disk is full"
-            assert load_newest(run.folder / "checkpoints")[0].steps == run.status["steps"] > 0
 
 
 @pytest.mark.slow
