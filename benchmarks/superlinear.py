@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import math
 import statistics
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from asyncrl.core.cores import usable_cores
+from asyncrl.storage.files import replace_file
 from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs
 from asyncrl.studies.measure import Evaluation, Measurement, measure
 from asyncrl.studies.plan import Cell
@@ -104,11 +106,12 @@ class Study:
             run_jobs(missing, self.folder, slots, lock, say)
 
     def _write(self) -> None:
-        with self.file.open("w") as lines:
-            writer = csv.writer(lines, lineterminator="\n")
-            writer.writerow(("run", "steps", "score"))
-            for run in sorted(self.rows):
-                writer.writerows((run, one.steps, round(one.score, 4)) for one in self.rows[run])
+        lines = io.StringIO()
+        writer = csv.writer(lines, lineterminator="\n")
+        writer.writerow(("run", "steps", "score"))
+        for run in sorted(self.rows):
+            writer.writerows((run, one.steps, round(one.score, 4)) for one in self.rows[run])
+        replace_file(self.file, lines.getvalue().encode())
 
     def run(self, job: Job, workers: int, seed: int) -> Measurement:
         """The records of a run; its state is "" if it has not been made."""

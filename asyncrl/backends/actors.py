@@ -27,7 +27,7 @@ from asyncrl.core.updates import Descent
 from asyncrl.parameters.shards import Answer, Call, Empty, Ledger, Shard, State
 from asyncrl.runtime.run import RunSpec
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
-from asyncrl.storage.files import disk_is_full, write_synced
+from asyncrl.storage.files import disk_is_full, replace_file
 
 SAVED_EVERY = 20
 """Exchanges between two checkpoints of a shard."""
@@ -68,16 +68,13 @@ class ShardActor:
             self._shard.recover(cast(State, safetensors.numpy.load(place.read_bytes())))
 
     def _save(self, state: State) -> None:
-        temporary = self._file.with_suffix(".new")
         try:
-            write_synced(temporary, safetensors.numpy.save(cast(dict[str, NDArray[Any]], state)))
+            replace_file(self._file, safetensors.numpy.save(cast(dict[str, NDArray[Any]], state)))
         except OSError as error:
             if not disk_is_full(error):
                 raise
-            temporary.unlink(missing_ok=True)
             name = self._file.stem.replace("-", " ")
             raise DiskFull(f"{name} could not save its state: the disk is full") from error
-        temporary.replace(self._file)
 
     def life(self) -> str:
         """See `Shard.life`."""

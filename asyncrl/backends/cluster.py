@@ -26,7 +26,6 @@ from asyncrl.backends.keepers import CALL_SECONDS, Keepers, Learner, Memories, S
 from asyncrl.backends.places import Place, living_nodes, patience
 from asyncrl.backends.reports import LEFT, Seen
 from asyncrl.backends.supervisor import BACK_OFF_SECONDS, READY_SECONDS
-from asyncrl.core.errors import DiskFull
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import State
 from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, GO_ON, LEAVE, READY, RUNNING
@@ -84,12 +83,8 @@ class Driver:
         everyone: tuple[Keepers, ...] = (self._memories, self._keepers)
         for keepers in everyone:
             keepers.start(self._nodes)
-        try:
-            for keepers in everyone:
-                keepers.begin()
-        except DiskFull as error:
-            self._tell("failed", str(error), None)
-            return
+        for keepers in everyone:
+            keepers.begin()
         self._began = self._inhabited = time.monotonic()  # they may have taken minutes on a busy machine
         room = len(self._places)
         if self._spec.config.hosts == "auto":

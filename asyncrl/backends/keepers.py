@@ -114,12 +114,8 @@ class Keepers:
             self._known[keeper] = {name: np.array(array) for name, array in ray.get(call).items()}
             self._expect(keeper, self._patience)
         except Empty:
-            try:
+            with contextlib.suppress(ray.exceptions.RayError):
                 self._fill(keeper)
-            except DiskFull as error:
-                self._tell("failed", str(error), None)
-            except ray.exceptions.RayError:
-                pass
             self._expect(keeper, self._patience)
         except ray.exceptions.RayError:  # it is being restarted
             self._expect(keeper, READY_SECONDS)
@@ -176,7 +172,11 @@ class Keepers:
         actor = self.actors[keeper]
         self._filled[keeper] += 1
         life = ray.get(actor.life.remote(), timeout=seconds)
-        return bool(get(actor.begin.remote(life, self._filled[keeper], self._filling(keeper)), seconds))
+        try:
+            return bool(get(actor.begin.remote(life, self._filled[keeper], self._filling(keeper)), seconds))
+        except DiskFull as error:
+            self._tell("failed", str(error), None)
+            return False
 
     def _filling(self, keeper: int) -> State:
         """What an empty keeper is filled with."""

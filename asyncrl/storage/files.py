@@ -47,11 +47,15 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Replace the file at `path` by `data` as JSON (see `plain`): readers see the old content or the new, never a mix.
+    """Replace the file at `path` by `data` as JSON (see `plain`), as `replace_file` does."""
+    replace_file(path, (json.dumps(plain(data), indent=2, allow_nan=False) + "\n").encode())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file: readers see the old content or the new, never a mix.
 
     One writer per file. On an OSError the old file is untouched and nothing else is left behind.
     """
-    content = (json.dumps(plain(data), indent=2, allow_nan=False) + "\n").encode()
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         write_synced(temporary, content)
