@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.backends.collective import (
+from asyncrl.backends.group import (
     GRACE_SECONDS,
     POLL_SECONDS,
     Board,

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from asyncrl import pages
 from asyncrl.api.training import check_together, make_spec, prepare
-from asyncrl.backends.collective import RanksLost, first_line
+from asyncrl.backends.group import RanksLost, first_line
 from asyncrl.backends.handles import GRADIENT, MEMORY, experience_bytes, learners_of
 from asyncrl.backends.launch import Launch, launched
 from asyncrl.backends.processes import start_context

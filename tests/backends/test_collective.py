@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from asyncrl import api
-from asyncrl.backends import collective
-from asyncrl.backends.collective import Board, speaks_for_rank_0
+from asyncrl.backends import group
+from asyncrl.backends.group import Board
+from asyncrl.backends.ranks import speaks_for_rank_0
 from asyncrl.commands.train import main
 from asyncrl.core.errors import UsageError
 from asyncrl.storage.checkpoints import load_newest
@@ -335,8 +336,8 @@ def test_a_rank_that_does_not_notice_the_end_ends_itself(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It gives signs of life until then."""
-    monkeypatch.setattr(collective, "BEAT_SECONDS", 0.01)
-    monkeypatch.setattr(collective, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(group, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(group, "GRACE_SECONDS", 0.05)
     first = Board("127.0.0.1", 0, 0, 2, serve=True)
     second = Board("127.0.0.1", first.port, 1, 2)
     ended: list[int] = []

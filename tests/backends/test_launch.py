@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.backends.collective import disagreement, first_line
+from asyncrl.backends.group import disagreement, first_line
 from asyncrl.backends.launch import interface_of, interface_towards, launched, own_address, tcp_address
 from asyncrl.core.errors import UsageError
 

@@ -1,0 +1,297 @@
+"""What every rank of a group does, and the processes of the ranks other than 0."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from traceback import format_exception
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from asyncrl.backends.group import (
+    GRACE_SECONDS,
+    POLL_SECONDS,
+    SILENT_SECONDS,
+    Board,
+    Exchanges,
+    Interrupted,
+    InThread,
+    RanksLost,
+    board_of,
+    first_line,
+    greet,
+    wait_for,
+)
+from asyncrl.backends.handles import build_rank_handles
+from asyncrl.backends.launch import Launch
+from asyncrl.backends.outcome import Signals
+from asyncrl.core.errors import UsageError
+from asyncrl.experience.gathered import Gathered, Kept
+from asyncrl.parameters.replicas import Replicas
+from asyncrl.runtime.clock import ENDED, RUNNING, Clock
+from asyncrl.runtime.normalize import GROWTH
+from asyncrl.runtime.protocols import Counts
+from asyncrl.runtime.run import Handles, Role, Run, RunSpec, build_learner, build_worker
+from asyncrl.storage.files import plain
+
+Places = Mapping[int, tuple[str, int]]
+"""Host and process of each rank."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What rank 0 tells the others, besides tensors."""
+
+    spec: RunSpec
+    steps: int
+    seconds: float
+    counts: Counts
+    places: Places
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What the process of a rank receives that rank 0 starts itself."""
+
+    spec: RunSpec
+    port: int
+
+
+def take_turns(roles: Sequence[Role]) -> Iterator[None]:
+    """Run the roles of a rank in turn until all have ended; yields after each round."""
+    running = list(roles)
+    while running:
+        running = [role for role in running if next(role.loop, ENDED) is not ENDED]
+        if running:
+            yield
+
+
+def connect(handles: Handles, exchanges: Exchanges) -> None:
+    """Connect the store, and the experience if there is one, to the transport."""
+    cast(Replicas, handles.store).connect(exchanges.reduce)
+    if isinstance(handles.experience, Gathered):
+        handles.experience.connect(exchanges.gather, exchanges.broadcast)
+
+
+def equalise(handles: Handles, exchanges: Exchanges, rank: int, beginning: Beginning) -> None:
+    """Copy rank 0's initial state to every rank: parameters, statistics, target, moments."""
+    store, moments = handles.store, handles.moments
+    theta, state, seen = store.snapshot(), store.state(), moments.state()
+    for tensor in (theta, *(state[name] for name in sorted(state)), *(seen[name] for name in sorted(seen))):
+        exchanges.broadcast(tensor)
+    if rank != 0:
+        store.restore(theta, state, beginning.counts)
+        moments.restore(seen)
+
+
+class Step:
+    """What a rank does after each update, at the same T as all other ranks."""
+
+    def __init__(self, run: Run, exchanges: Exchanges, signals: Signals) -> None:
+        config = run.spec.config
+        self._moments = run.handles.moments
+        self._normalizes = config.normalize_observations or config.normalize_returns
+        self._clock, self._accord = run.handles.clock, run.handles.accord
+        self._exchanges, self._signals = exchanges, signals
+        self._published = -1
+
+    def after_update(self) -> None:
+        """Pass a signal on to the next exchange; share moments if T has grown enough since the last time."""
+        if self._signals.first is not None and self._accord is not None:
+            self._accord.wish = self._signals.first
+        steps = self._clock.steps
+        if self._normalizes and steps >= GROWTH * self._published:
+            assert self._moments.gathered is not None
+            self._moments.publish(self._exchanges.share(self._moments.gathered))
+            self._published = steps
+
+
+class Mailbox:
+    """A record writer that sends rows to rank 0, which has the run's folder."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._sent = 0
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Send one row."""
+        self._board.put(f"rows/{self._board.rank}/{self._sent}", json.dumps(plain(row), allow_nan=False))
+        self._sent += 1
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class NoWriter:
+    """A record writer that discards its rows."""
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Discard one row."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def rank_process(seat: Seat, rank: int) -> None:
+    """The process of a rank that rank 0 has started. It ignores signals: rank 0 decides when to stop."""
+    try:
+        board = Board("127.0.0.1", seat.port, rank, seat.spec.config.workers)
+        greet(board, [])
+        code = attend(board, Signals())
+    except (RanksLost, RuntimeError):  # rank 0 was lost while this rank started
+        code = 1
+    if code:
+        os._exit(code)
+
+
+def attend_launched(launch: Launch, words: Sequence[str]) -> int:
+    """Run a rank other than 0 that a launcher has started; returns the exit code."""
+    try:
+        board = board_of(launch)
+        greet(board, words)
+        with Signals().caught() as signals:
+            code = attend(board, signals)
+    except (RanksLost, RuntimeError, UsageError) as error:
+        print(f"asyncrl: rank {launch.rank} on {socket.gethostname()}: {first_line(error)}", file=sys.stderr)
+        code = 1
+    leave(code, stuck=code not in (0, 2))  # gloo's threads may wait for a rank that is gone
+    return code
+
+
+def leave(code: int, stuck: bool) -> None:
+    """Exit at once if this process is stuck in an exchange; a normal exit would wait for it."""
+    if stuck:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def attend(board: Board, signals: Signals) -> int:
+    """Run a rank other than 0 when rank 0 says so; returns the exit code. Rank 0 reports its exceptions."""
+    board.beat()
+    exchanges: Exchanges | None = None
+    places: Places = {}
+    try:
+        word = pickle.loads(wait_for(board, "answer"))
+        if isinstance(word, int):
+            board.put(f"ended/{board.rank}", "")
+            return word
+        beginning: Beginning = word
+        spec, places = beginning.spec, beginning.places
+        exchanges = Exchanges(board, spec.config.collective_timeout_seconds, signals)
+        size = sum(int(torch.Size(shape).numel()) for _, shape in spec.layout)
+        handles = build_rank_handles(spec, torch.zeros(size), board.rank, beginning.steps, beginning.seconds)
+        equalise(handles, exchanges, board.rank, beginning)
+        connect(handles, exchanges)
+        return _work(Run(spec, handles), board, exchanges, signals)
+    except (RanksLost, dist.DistError) as error:
+        last_resort = threading.Timer(2 * GRACE_SECONDS, os._exit, (1,))
+        last_resort.daemon = True
+        last_resort.start()
+        _leave(board, error, places)
+        return 1
+    except Interrupted:
+        with contextlib.suppress(RuntimeError):
+            board.put(f"left/{board.rank}", "a signal")
+        return 128 + cast(int, signals.first)
+    except Exception as error:
+        text = "".join(format_exception(error))
+        with contextlib.suppress(RuntimeError):
+            board.put(f"cause/{board.rank}", json.dumps([f"{type(error).__name__}: {error}", text]))
+        return 1
+    finally:
+        board.close()
+        if exchanges is not None:
+            exchanges.close()
+
+
+def _work(run: Run, board: Board, exchanges: Exchanges, signals: Signals) -> int:
+    """Act and push until all ranks leave; returns the exit code."""
+    clock, accord = run.handles.clock, run.handles.accord
+    assert accord is not None
+
+    def mailbox(_: Path) -> Mailbox:
+        return Mailbox(board)
+
+    with contextlib.ExitStack() as stack:
+        roles = [stack.enter_context(contextlib.closing(build_worker(run, board.rank, make_writer=mailbox)))]
+        if isinstance(run.handles.experience, Kept):  # its learner's rows would only repeat rank 0's
+            learner = build_learner(run, make_writer=lambda _: NoWriter())
+            roles.append(stack.enter_context(contextlib.closing(learner)))
+        board.put(f"ready/{board.rank}", "")
+        wait_for(board, "go")
+        _begin_clock(clock, board.size)
+        step = Step(run, exchanges, signals)
+        for _ in take_turns(roles):
+            step.after_update()
+    board.put(f"ended/{board.rank}", "")
+    return 128 + accord.decided if accord.decided > 0 else 0
+
+
+def _begin_clock(clock: Clock, size: int) -> None:
+    for worker in range(size):
+        clock.enter(worker, RUNNING)
+    clock.start()
+
+
+def _leave(board: Board, error: Exception, places: Places) -> None:
+    """Report that an exchange failed through no fault of this rank; if it is rank 0 that is lost, say so here."""
+    speaks = speaks_for_rank_0(board.rank, places)  # asked now, since the others will leave too
+    report = InThread(lambda: _report(board, error))  # the board may be behind a broken link, and never answer
+    try:
+        report.wait(timedelta(seconds=GRACE_SECONDS))
+        if report.is_completed():
+            return
+        trouble = "does not answer: it hangs, or cannot be reached"
+    except RuntimeError:
+        trouble = "is gone, and the run with it"
+    if speaks:
+        host = places[0][0] if places else board.host
+        print(f"asyncrl: rank 0 on {host} {trouble} ({first_line(error)})", file=sys.stderr, flush=True)
+        time.sleep(SILENT_SECONDS)  # ranks that notice it later see that this one lives, and has said so
+
+
+def _report(board: Board, error: Exception) -> None:
+    """Tell rank 0, and return once it has come as far as this rank, or ends the run. Raises RuntimeError if it is gone.
+
+    A rank 0 that hangs in an environment still has its heartbeat, but begins no exchange.
+    """
+    board.put(f"left/{board.rank}", first_line(error))
+    before = board.beats().get(0)
+    while board.get("over") is None:
+        beat = board.beats().get(0)
+        if beat is not None and beat != before and beat[1] >= board.begun:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def speaks_for_rank_0(rank: int, places: Places) -> bool:
+    """Whether this rank says that rank 0 is lost: the lowest of its host that lives.
+
+    Hosts cannot ask each other without rank 0, so this is for its host and the next one only.
+    """
+    if not places:  # rank 0 has not told yet
+        return rank == 1
+    hosts = list(dict.fromkeys(host for _, (host, _) in sorted(places.items())))
+    here = places[rank][0]
+    return here in hosts[:2] and not any(lives(places[r][1]) for r in range(1, rank) if places[r][0] == here)
+
+
+def lives(pid: int) -> bool:
+    """Whether a process of this host runs, and is neither stopped nor dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] not in "TtZX"
+    except OSError:
+        return False
