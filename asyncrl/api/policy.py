@@ -15,7 +15,8 @@ from asyncrl.api.playing import Loaded
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.gymnasium_env import GymnasiumEnvironment, rows_of
+from asyncrl.envs.encoders import rows_of
+from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
 from asyncrl.envs.preprocessed import Preprocessed
 from asyncrl.runtime.collect import for_environments, reset_state
 from asyncrl.runtime.protocols import EVALUATOR

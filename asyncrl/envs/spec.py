@@ -283,7 +283,7 @@ class EnvSpec:
             from asyncrl.envs.toy import make_toy
 
             return make_toy(self, seed)
-        from asyncrl.envs.gymnasium_env import make_gymnasium
+        from asyncrl.envs.making import make_gymnasium
 
         return make_gymnasium(self, seed, evaluation)
 

@@ -1,0 +1,174 @@
+"""Make a Gymnasium environment, by its id or with a user's factory. Whatever goes wrong is told with its remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+from gymnasium import spaces
+
+from asyncrl.core.errors import UsageError
+from asyncrl.core.named import find, is_name
+from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
+from asyncrl.envs.preprocessed import Preprocessed
+from asyncrl.envs.spec import one_line
+
+if TYPE_CHECKING:
+    from asyncrl.envs.spec import EnvSpec
+
+
+def make_gymnasium(spec: EnvSpec, seed: int, evaluation: bool) -> GymnasiumEnvironment | Preprocessed:
+    """Make the environment of a spec. Raises `UsageError` if it cannot be made."""
+    environment = _make_plain(spec, seed, evaluation)
+    if (spec.frames_per_step, spec.frames_per_observation, spec.pixels, spec.sticky_actions) == (1, 1, 0, 0.0):
+        return environment
+    try:
+        return Preprocessed(
+            environment,
+            seed,
+            frame_skip=spec.frames_per_step,
+            sticky_actions=spec.sticky_actions,
+            pixels=spec.pixels,
+            frame_stack=spec.frames_per_observation,
+        )
+    except UsageError:
+        environment.close()
+        raise
+
+
+def _make_plain(spec: EnvSpec, seed: int, evaluation: bool) -> GymnasiumEnvironment:
+    """The environment without preprocessing. Our own step limit is in agent steps, the environment counts frames.
+
+    In training there is always a limit; an evaluation cuts episodes itself, and counts them.
+    """
+    steps = spec.step_cap if evaluation else spec.training_step_cap
+    env_id, limit = spec.env_id, steps * spec.frames_per_step
+    arguments = dict(spec.env_kwargs)
+    if is_name(env_id):
+        environment = _from_factory(env_id, arguments)
+        return GymnasiumEnvironment(environment, env_id, seed, limit)
+    environment, notices = _from_registry(env_id, arguments)
+    return GymnasiumEnvironment(environment, env_id, seed, limit, notices)
+
+
+def _from_factory(env_id: str, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    factory, attribute = find(env_id), env_id.partition(":")[2]
+    try:
+        environment = factory(**arguments)
+    except Exception as error:
+        raise UsageError(f"{env_id}: {attribute}() failed: {one_line(error)}") from error
+    if not isinstance(environment, gymnasium.Env):
+        raise UsageError(f"{env_id}: {attribute}() returned a {type(environment).__name__}, not a gymnasium.Env")
+    return environment
+
+
+def _from_registry(env_id: str, arguments: dict[str, Any]) -> tuple[gymnasium.Env[Any, Any], tuple[str, ...]]:
+    _register_package_of(env_id)
+    _refuse_raw_atari(env_id)
+    with warnings.catch_warnings(record=True) as caught, _mujoco_silenced(env_id):
+        warnings.simplefilter("always")
+        environment = _make(env_id, arguments)
+    said = [str(warning.message) for warning in caught if _is_for_users(warning)]
+    notices = tuple(dict.fromkeys(_plain(text) for text in said))
+    if env_id.startswith(("MiniGrid-", "BabyAI-")) and isinstance(environment.observation_space, spaces.Dict):
+        environment = importlib.import_module("minigrid.wrappers").ImgObsWrapper(environment)
+    return environment, notices
+
+
+@contextlib.contextmanager
+def _mujoco_silenced(env_id: str) -> Iterator[None]:
+    """MuJoCo says on stderr, for each environment, what is deprecated in the models that Gymnasium brings."""
+    if _extra_of(env_id) != "mujoco" or importlib.util.find_spec("mujoco") is None:
+        yield
+        return
+    mujoco = importlib.import_module("mujoco")
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda text: None if "deprecated" in text else warnings.warn(text, stacklevel=2))
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
+
+
+def _is_for_users(warning: warnings.WarningMessage) -> bool:
+    """Whether it is not for the authors of a library, as Python sees it; Gymnasium's own deprecations are of ids."""
+    return not issubclass(warning.category, DeprecationWarning) or "WARN: " in str(warning.message)
+
+
+def _make(env_id: str, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    try:
+        return gymnasium.make(env_id, disable_env_checker=True, **arguments)
+    except gymnasium.error.DependencyNotInstalled as error:
+        extra = _extra_of(env_id)
+        remedy = f'pip install "asyncrl[{extra}]"' if extra else one_line(error)
+        raise UsageError(f"{env_id} needs an extra: {remedy}") from error
+    except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound) as error:
+        near = _similar(env_id)
+        remedy = f"did you mean {' or '.join(near)}?" if near else "is the package that registers it installed?"
+        raise UsageError(f"no environment has the id {env_id}: {remedy}") from error
+    except Exception as error:
+        raise UsageError(f"{env_id} could not be made: {one_line(error)}") from error
+
+
+def _register_package_of(env_id: str) -> None:
+    """Import the package that registers an id, if Gymnasium does not do so itself."""
+    try:
+        if env_id.startswith("MinAtar/"):
+            _register_minatar(env_id)
+        elif env_id.startswith(("MiniGrid-", "BabyAI-")):
+            importlib.import_module("minigrid")
+    except ImportError as error:
+        extra = "minatar" if env_id.startswith("MinAtar/") else "minigrid"
+        raise UsageError(f'{env_id} needs an extra: pip install "asyncrl[{extra}]"') from error
+
+
+def _register_minatar(env_id: str) -> None:
+    if env_id in gymnasium.registry:
+        return
+    # It warns on the root logger that seaborn is missing, which only drawing needs.
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        minatar = importlib.import_module("minatar.gym")
+    finally:
+        logging.disable(level)
+    if "MinAtar/Breakout-v1" not in gymnasium.registry:
+        minatar.register_envs()
+
+
+def _refuse_raw_atari(env_id: str) -> None:
+    """Refuse ids like Pong-v4, which would give colour screens with a random frame skip, and name the right id."""
+    form = re.fullmatch(r"(\w+)-v[04]", env_id)
+    registered = gymnasium.registry.get(env_id)
+    if form is None or (registered is not None and not str(registered.entry_point).startswith("ale_py")):
+        return
+    from asyncrl.envs.atari import games
+
+    if form[1] in games():
+        raise UsageError(f"{env_id} skips a random number of frames, which is not supported: use ALE/{form[1]}-v5")
+
+
+def _extra_of(env_id: str) -> str | None:
+    """The extra of this package with the dependencies of one of Gymnasium's own environments."""
+    registered = gymnasium.registry.get(env_id)
+    form = re.match(r"gymnasium\.envs\.(box2d|mujoco)", str(registered.entry_point if registered else ""))
+    return form[1] if form else None
+
+
+def _similar(env_id: str) -> list[str]:
+    """Up to three existing ids similar to this one, ignoring case."""
+    known = {known_id.lower(): known_id for known_id in [*gymnasium.registry, "Chain", "Catch"]}
+    return [known[near] for near in difflib.get_close_matches(env_id.lower(), known, n=3, cutoff=0.7)]
+
+
+def _plain(text: str) -> str:
+    """A warning of Gymnasium without colours and prefix."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text).removeprefix("WARN: ")
