@@ -166,15 +166,17 @@ IMPALA_VECTOR: Settings = {
 IMPALA_SCREEN: Settings = {"batch_rollouts": 1}
 """An update for every rollout, as A3C makes them; Pong takes about as many steps as with A3C
 (docs/results/pong.md)."""
-IMPALA_BOARD: Settings = {
-    "t_max": 16,
-    "learning_rate": 1e-3,
+IMPALA_BOARD: Settings = IMPALA_SCREEN | {
+    "t_max": 8,
+    "gae_lambda": 0.95,
+    "learning_rate": 3e-3,
     "optimizer_epsilon": 1e-5,
     "max_gradient_norm": 0.5,
     "entropy_weights": (0.01,),
     "normalize_observations": False,
 }
-"""A3C's for MinAtar with longer rollouts and a third of the learning rate."""
+"""A3C's for MinAtar, with an update for every rollout; a lambda of 1, and fewer and larger updates, learn less
+(docs/results/minatar.md)."""
 IMPALA_CONTINUOUS: Settings = IMPALA_VECTOR | {"t_max": 32, "learning_rate": 3e-4, "entropy_weights": (0.0,)}
 """A3C's for HalfCheetah with half the environments and a smaller learning rate."""
 
