@@ -220,21 +220,28 @@ def print_counted(study: Study, chosen: dict[int, Setting], how: str) -> None:
 
 
 def draw(study: Study, chosen: dict[int, Setting], path: Path) -> None:
-    """Score over learning rate for each number of workers, and the speed-ups."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
+    """Score over learning rate for each number of workers; the speed-ups by one and by three evaluations."""
+    figure, (left, *others) = plt.subplots(
+        1, 1 + len(IN_A_ROW), figsize=(15, 4.4), layout="constrained", width_ratios=(1.3, *[1] * len(IN_A_ROW))
+    )
     for i, workers in enumerate(WORKERS):
         draw_rates(left, study, workers, f"C{i}")
     left.set_xscale("log")
     left.set_xlabel("learning rate")
     left.set_ylabel("mean of the last three evaluations")
     left.legend(frameon=False, fontsize=8)
-    for i, how in enumerate(("drawn", "equal")):
-        if all(study.counted(n, chosen[n], how) for n in WORKERS):
-            draw_speedups(right, study, chosen, how, f"C{3 + i}")
-    right.axhline(1.0, color="0.5", linewidth=1, linestyle=":")
-    right.set_xticks(range(len(SCORES)), [f"score {score:g}" for score in SCORES])
-    right.set_ylabel("data speed-up over one worker")
-    for axes in (left, right):
+    for axes in others[1:]:
+        axes.sharey(others[0])
+    for axes, in_a_row in zip(others, IN_A_ROW, strict=True):
+        for i, how in enumerate(("drawn", "equal")):
+            if all(len(study.counted(n, chosen[n], how)) == len(SEEDS) for n in WORKERS):
+                draw_speedups(axes, study, chosen, how, in_a_row, f"C{3 + i}")
+        axes.axhline(1.0, color="0.5", linewidth=1, linestyle=":")
+        axes.set_xticks(range(len(SCORES)), [f"score {score:g}" for score in SCORES])
+        axes.set_title(f"{in_a_row} evaluation{'s in a row' * (in_a_row > 1)}", fontsize=10)
+    others[0].set_ylabel("data speed-up over one worker")
+    others[0].legend(frameon=False, fontsize=8)
+    for axes in (left, *others):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
@@ -251,15 +258,14 @@ def draw_rates(axes: Axes, study: Study, workers: int, colour: str) -> None:
             axes.plot([rate] * len(own), own, ".", color=colour, alpha=0.4)
 
 
-def draw_speedups(axes: Axes, study: Study, chosen: dict[int, Setting], how: str, colour: str) -> None:
-    """Points with intervals: 4 and 16 workers beside each other, by one evaluation."""
+def draw_speedups(axes: Axes, study: Study, chosen: dict[int, Setting], how: str, in_a_row: int, colour: str) -> None:
+    """Points with intervals: 4 and 16 workers beside each other."""
     for place, score in enumerate(SCORES):
-        for workers, estimate in speedups(study, chosen, how, score, 1).items():
+        for workers, estimate in speedups(study, chosen, how, score, in_a_row).items():
             at = place + {4: -0.1, 16: 0.1}[workers] + (0.04 if how == "equal" else 0.0)
             axes.plot([at, at], [estimate.low, estimate.high], color=colour)
             label = f"{workers} workers, {how} epsilons" if place == 0 else None
             axes.plot(at, estimate.value, {4: "o", 16: "s"}[workers], color=colour, label=label)
-    axes.legend(frameon=False, fontsize=8)
 
 
 def main() -> None:
