@@ -114,12 +114,14 @@ A2C_VECTOR: Settings = {
 }
 """A3C's with half the environments, and a larger learning rate, as the update is one for all of them."""
 A2C_BOARD: Settings = {
+    "envs_per_worker": 2,
     "t_max": 8,
     "learning_rate": 3e-3,
     "optimizer_epsilon": 1e-5,
     "normalize_observations": False,
 }
-"""A3C's for MinAtar, with the plain number of environments."""
+"""A3C's for MinAtar, with smaller batches, since A2C makes one update where A3C's workers make one each
+(docs/results/minatar.md)."""
 A2C_CONTINUOUS: Settings = A2C_VECTOR | {"t_max": 32, "learning_rate": 5e-4, "entropy_weights": (0.0,)}
 """A3C's for HalfCheetah with half the environments, and the page's own gradient norm."""
 
