@@ -10,7 +10,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 from gymnasium import spaces
@@ -19,10 +19,7 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.named import find, is_name
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
 from asyncrl.envs.preprocessed import Preprocessed
-from asyncrl.envs.spec import one_line
-
-if TYPE_CHECKING:
-    from asyncrl.envs.spec import EnvSpec
+from asyncrl.envs.spec import EnvSpec, one_line
 
 
 def make_gymnasium(spec: EnvSpec, seed: int, evaluation: bool) -> GymnasiumEnvironment | Preprocessed:
