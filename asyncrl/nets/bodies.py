@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import find, is_name
+from asyncrl.core.tape import Tape, Taped
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,14 @@ CONVOLUTIONS = {
 SMALL = CONVOLUTIONS["small"]
 MLP_WIDTHS = (64, 64)
 
+TAPED_ENVIRONMENTS, TAPED_MULTIPLICATIONS = 4, 2_000_000
+"""From how many environments, and multiplications per observation, it pays to keep activations for the gradient."""
+
+
+relu_into = torch.ops.aten.relu.out
+relu_backward = torch.ops.aten.threshold_backward
+convolution_backward = torch.ops.aten.convolution_backward
+
 
 class Body(nn.Module):
     """A module from observations to features."""
@@ -46,8 +57,13 @@ class Body(nn.Module):
     features: int
     """Width of the output."""
 
+    def step(self, observations: Tensor) -> Tensor:
+        """Features `[E, F]` of observations `[E, ...]`, for acting."""
+        features: Tensor = self(observations)
+        return features
 
-class ConvolutionalBody(Body):
+
+class ConvolutionalBody(Body, Taped):
     """Convolutions and fully connected layers with ReLU after each. `[B, C, H, W]` uint8 or float -> `[B, features]`.
 
     For uint8 pixels the first layer's weights are divided by 255 instead: for the paper's network these are 4 096
@@ -61,20 +77,93 @@ class ConvolutionalBody(Body):
         self.scale = 1 / 255 if raw_pixels else 1.0
         channels, height, width = shape
         layers: list[nn.Conv2d] = []
+        self._shapes: list[tuple[int, ...]] = [shape]
         for out, kernel, stride, padding in convolutions.layers:
             height, width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
             if min(height, width) < 1:
                 raise UsageError(f"an image of {shape[1]}x{shape[2]} pixels is too small for this --network")
             layers.append(nn.Conv2d(channels, out, kernel, stride, padding))
             channels = out
+            self._shapes.append((channels, height, width))
         self.convolutions = nn.ModuleList(layers)
         self.linear = linear_layers((channels * height * width, *widths))
         self.features = widths[-1] if widths else channels * height * width
         # For a single observation, looking layers up and calling them takes a good part of the time.
         self._convolutions = [(layer.weight, layer.bias, layer.stride, layer.padding) for layer in layers]
         self._linear = parameters_of(self.linear)
+        self._shapes += [(width,) for width in widths]
 
     def forward(self, observations: Tensor) -> Tensor:
+        """Features `[B, F]` of observations `[B, C, H, W]`, from the tape where it has them."""
+        tape = self.tape if torch.is_grad_enabled() else None
+        missing = None if tape is None else tape.missing(observations)
+        if tape is None or missing is None:
+            return self._compute(observations)
+        with torch.no_grad():
+            for row in missing:
+                self.step(row)
+        features: Tensor = Retrace.apply(self, tape, len(observations), *self.parameters())  # type: ignore[no-untyped-call]
+        return features
+
+    def step(self, observations: Tensor) -> Tensor:
+        """Features `[E, F]` of observations `[E, C, H, W]`, for acting; all activations go on the tape if there is one.
+
+        The features may lie on the tape, where the next rollout overwrites them.
+        """
+        row = None if self.tape is None else self.tape.row_for(observations)
+        if row is None:
+            return self._compute(observations)
+        hidden, scale = row[0].copy_(observations), self.scale
+        for (weight, bias, stride, padding), out in zip(self._convolutions, row[1:], strict=False):
+            hidden = F.conv2d(hidden, weight if scale == 1.0 else weight * scale, bias, stride, padding)
+            hidden = relu_into(hidden, out=out)
+            scale = 1.0
+        hidden = hidden.flatten(1)
+        for (weight, bias), out in zip(self._linear, row[1 + len(self._convolutions) :], strict=True):
+            hidden = relu_into(F.linear(hidden, weight, bias), out=out)
+        return hidden
+
+    def make_tape(self, steps: int, environments: int) -> Tape | None:
+        """A tape for rollouts with `steps` observations of each of E `environments`; None where it would not pay."""
+        if environments < TAPED_ENVIRONMENTS or self._multiplications() < TAPED_MULTIPLICATIONS:
+            return None
+        dtype = self._convolutions[0][0].dtype
+        activations = [torch.empty(steps * environments, *shape, dtype=dtype) for shape in self._shapes]
+        last = len(self._convolutions)
+        if last > 1 and dtype == torch.float32:  # as when it computes with a gradient; bfloat16 has no use for it
+            activations[:last] = [part.contiguous(memory_format=torch.channels_last) for part in activations[:last]]
+        return Tape(steps, activations)
+
+    def gradients(self, gradient: Tensor, activations: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients of all parameters, in their order, from the `gradient` of the features, both of `[B, F]`.
+
+        `activations` are the observations and the outputs of all layers, `[B, ...]` each.
+        """
+        backwards: list[Tensor] = []
+        below = list(activations)
+        for weight, _ in reversed(self._linear):
+            gradient = relu_backward(gradient, below.pop(), 0)
+            backwards += [gradient.sum(0), gradient.T @ below[-1].flatten(1)]
+            gradient = gradient @ weight
+        gradient = gradient.view(below[-1].shape)
+        for weight, _, stride, padding in reversed(self._convolutions):
+            gradient = relu_backward(gradient, below.pop(), 0)
+            first = len(below) == 1
+            gradient, of_weight, of_bias = convolution_backward(
+                gradient, below[-1], weight, [len(weight)], stride, padding, (1, 1), False, (0, 0), 1,
+                (not first, True, True),
+            )  # fmt: skip
+            backwards += [of_bias, of_weight * self.scale if first and self.scale != 1.0 else of_weight]
+        return backwards[::-1]
+
+    def _multiplications(self) -> int:
+        """Of a forward pass, per observation."""
+        weights = [layer[0] for layer in self._convolutions] + [layer[0] for layer in self._linear]
+        return sum(
+            weight.numel() * math.prod(shape[1:]) for weight, shape in zip(weights, self._shapes[1:], strict=True)
+        )
+
+    def _compute(self, observations: Tensor) -> Tensor:
         """Features `[B, F]` of observations `[B, C, H, W]`."""
         hidden = observations.to(self._convolutions[0][0].dtype)  # bfloat16, too, represents all integers up to 255
         # Without a gradient, and with one layer, oneDNN reorders its inputs faster than torch does. The backward pass
@@ -92,6 +181,22 @@ class ConvolutionalBody(Body):
         for weight, bias in self._linear:
             hidden = F.linear(hidden, weight, bias).relu_()
         return hidden
+
+
+class Retrace(torch.autograd.Function):
+    """The features on a body's tape; going back, the gradient that autograd takes after a forward pass."""
+
+    @staticmethod
+    def forward(context: Any, body: ConvolutionalBody, tape: Tape, count: int, *parameters: Tensor) -> Tensor:
+        """Features `[count, F]`."""
+        context.body, context.tape = body, tape
+        return tape.up_to(count)[-1].flatten(1).clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the parameters, from that of the features `[count, F]`."""
+        count = context.tape.used(gradient)
+        return None, None, None, *context.body.gradients(gradient[:count], context.tape.up_to(count))
 
 
 class VectorBody(Body):

@@ -83,7 +83,7 @@ class Trunk(Reducible):
     def step(self, observations: Tensor, state: State) -> tuple[Tensor, State]:
         """A single step: features `[E, F]` of observations `[E, *shape]`, and the state after it `[E, ...]`."""
         with self.precision:
-            features = self.body(observations)
+            features = self.body.step(observations)
             if self.memory is None:
                 return features.float(), None
             assert state is not None

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from asyncrl.core.devices import CPU
 from asyncrl.core.flat import bind_parameters, flatten_parameters, split_like
 from asyncrl.core.precision import compute_in
+from asyncrl.core.tape import record
 from asyncrl.runtime.protocols import Store
 
 
@@ -15,13 +16,21 @@ class Replica:
     """theta' of a network, and theta^- of a target network: views on the store's vectors if it has any, or copies."""
 
     def __init__(
-        self, store: Store, network: nn.Module, target: nn.Module | None, private_copy: bool, precision: str = "float32"
+        self,
+        store: Store,
+        network: nn.Module,
+        target: nn.Module | None,
+        private_copy: bool,
+        precision: str = "float32",
+        taped: tuple[int, int] | None = None,
     ) -> None:
         """Puts each network on one flat vector. `private_copy`: theta' is a copy even if theta can be viewed.
 
         Both are copies for networks on another device than the store's.
 
         With a `precision` of "bfloat16" large layers have a copy in bfloat16 of their part of theta' in any case.
+        `taped`: keep what the network computes when it acts between two pulls; so many observations of each of so many
+        environments.
         """
         there = any(parameter.device.type != CPU for parameter in network.parameters())
         theta = None if private_copy or there else store.view()
@@ -37,6 +46,7 @@ class Replica:
             for parameter, part in zip(parameters, parts, strict=True)
             if parameter.dtype != torch.float32
         ]
+        self._tapes = record(network, *taped) if taped else []
         self.target: Tensor | None = None
         """theta^- `[P]`, or this process's copy of it."""
         self._copies_target = False
@@ -55,4 +65,6 @@ class Replica:
         version = store.pull(self.theta)
         for cast, part in self._casts:
             cast.copy_(part)
+        for tape in self._tapes:
+            tape.rewind()
         return version

@@ -122,7 +122,10 @@ def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
     private_copy = worker == EVALUATOR or (page.PRIVATE_COPY and not only_writer)
     # The evaluator says what theta is worth as it stands in the checkpoint.
     precision = "float32" if worker == EVALUATOR else spec.config.precision
-    replica = Replica(store, network, target, private_copy, precision)
+    # Who acts and learns with one theta' need not compute everything twice. Whole episodes would be too long to keep.
+    alike = page.PRIVATE_COPY and page.EXPERIENCE == "gradient" and not getattr(page, "WHOLE_EPISODES", False)
+    taped = (spec.config.t_max + 1, spec.config.envs_per_worker) if alike and worker >= 0 else None
+    replica = Replica(store, network, target, private_copy, precision, taped)
     random = generator(spec.config.seed, ACTIONS, *spec.stream(worker))
     return page.make_agent(spec.config, network, target, spec.among_all(worker), random), replica
 
