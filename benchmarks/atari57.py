@@ -150,13 +150,14 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     at = [normalized(rows[place].game, score) for place, score in theirs]
     axes.plot(at, [place for place, _ in theirs], "|", color="C1", label="PPO, 10 M steps (Schulman et al. 2017)")
     even = [normalized(row.game, row.random) for row in rows]
-    axes.plot(even, places, ".", color="0.4", markersize=4, label="actions drawn evenly")
+    axes.plot(even, places, "o", color="0.2", markeredgecolor="white", markersize=5, label="actions drawn evenly")
     axes.set_xscale("symlog", linthresh=10)
+    axes.set_xticks((-10, 0, 10, 100, 1_000, 10_000), ("-10", "0", "10", "100", "1,000", "10,000"))
     axes.set_yticks(places, [row.game for row in rows], fontsize=7)
     axes.set_xlabel("human-normalised score, percent (0: random player, 100: human)")
     axes.axvline(100, color="0.6", linewidth=0.8)
     axes.axvline(0, color="0.6", linewidth=0.8)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    figure.legend(frameon=False, fontsize=8, loc="outside upper center", ncols=3)
     axes.set_ylim(-1, len(rows))
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
