@@ -15,7 +15,8 @@ from torch import Tensor, nn
 class Tape:
     """The activations of some layers at the observations of a rollout, in the order of time.
 
-    Observations are told apart by their place in memory: those of a rollout follow each other.
+    Observations are told apart by their place in memory: those of a rollout follow each other. The tape holds on to the
+    first ones, so that no others take their place.
     """
 
     def __init__(self, steps: int, activations: Sequence[Tensor]) -> None:
@@ -28,7 +29,8 @@ class Tape:
 
     def rewind(self) -> None:
         """Forget everything: theta' is another one."""
-        self._recorded = self._start = 0
+        self._recorded = 0
+        self._first: Tensor | None = None
 
     def row_for(self, observations: Tensor) -> tuple[Tensor, ...] | None:
         """The memory for the activations at `observations` `[E, ...]`, each `[E, ...]`.
@@ -36,9 +38,9 @@ class Tape:
         None if they are not the first ones of a rollout, nor follow those of the row before.
         """
         here = observations.data_ptr()
-        if self._recorded == 0 or here == self._start:
-            self._recorded, self._start = 0, here
-        follows = here == self._start + self._recorded * observations.nbytes
+        if self._first is None or here == self._first.data_ptr():
+            self._recorded, self._first = 0, observations
+        follows = here == self._first.data_ptr() + self._recorded * observations.nbytes
         if not follows or len(observations) != self._environments or self._recorded == len(self._rows):
             return None
         self._recorded += 1
@@ -47,8 +49,9 @@ class Tape:
     def missing(self, observations: Tensor) -> Sequence[Tensor] | None:
         """Those of `observations` `[T x E, ...]` that are not on the tape, `[E, ...]` each; None if it has no use."""
         recorded = self._recorded * self._environments
-        fits = 0 < recorded <= len(observations) <= len(self._activations[0])
-        if not fits or observations.data_ptr() != self._start or len(observations) % self._environments:
+        if self._first is None or observations.data_ptr() != self._first.data_ptr():
+            return None
+        if not 0 < recorded <= len(observations) <= len(self._activations[0]) or len(observations) % self._environments:
             return None
         return torch.split(observations[recorded:], self._environments) if recorded < len(observations) else ()
 

@@ -166,6 +166,19 @@ def test_only_the_rollout_that_was_acted_comes_from_the_tape(passes: list[int]) 
     assert len(passes) == 4
 
 
+def test_observations_that_are_gone_are_not_mistaken_for_others(passes: list[int]) -> None:
+    """An agent may act on what it makes of the observations, and the memory of that may be used again."""
+    network, observations = network_of("small"), observations_of("small")
+    expected = gradient_at(network_of("small"), observations)
+    record(network, STEPS + 1, ENVIRONMENTS)
+    for _ in range(20):
+        with torch.inference_mode():
+            network.policy_at(observations[1].clone())
+        passes.clear()
+        assert_equal(gradient_at(network, observations.clone()), expected)
+        assert passes == [(STEPS + 1) * ENVIRONMENTS]
+
+
 @pytest.mark.parametrize("page", ["a3c", "n_step_q"])
 def test_workers_learn_the_same_with_and_without(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: list[int]
