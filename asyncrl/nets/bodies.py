@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
@@ -193,6 +194,7 @@ class Retrace(torch.autograd.Function):
         return tape.up_to(count)[-1].flatten(1).clone()
 
     @staticmethod
+    @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the parameters, from that of the features `[count, F]`."""
         count = context.tape.used(gradient)

@@ -179,6 +179,18 @@ def test_observations_that_are_gone_are_not_mistaken_for_others(passes: list[int
         assert passes == [(STEPS + 1) * ENVIRONMENTS]
 
 
+def test_a_second_derivative_is_refused() -> None:
+    """It would need the activations' own graph."""
+    network, observations = network_of("small"), observations_of("small")
+    record(network, STEPS + 1, ENVIRONMENTS)
+    act(network, observations)
+    weight = next(network.parameters())
+    (gradient,) = torch.autograd.grad(network(observations)[1].sum(), weight, create_graph=True)
+
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.square().sum().backward()
+
+
 @pytest.mark.parametrize("page", ["a3c", "n_step_q"])
 def test_workers_learn_the_same_with_and_without(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: list[int]
