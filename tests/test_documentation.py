@@ -180,3 +180,14 @@ def test_the_readme_shows_real_pictures_and_pages() -> None:
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for link in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_every_page_of_the_documentation_is_listed() -> None:
+    """By one of the pages from which the site makes its tables of contents (LISTS in docs/conf.py)."""
+    docs = ROOT / "docs"
+    listed = {docs / "index.md"}
+    for page in ("index.md", "results/README.md", "results/speedup/README.md"):
+        links = re.findall(r"\]\((?!https?://)([^)#]+\.md)", (docs / page).read_text())
+        listed |= {(docs / page).parent / link for link in links}
+
+    assert {page for page in docs.rglob("*.md") if "_build" not in page.parts} - listed == set()
