@@ -12,6 +12,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from asyncrl.plots.curves import Curve, draw_curves, read_curve, save_figure, unit_of
 from asyncrl.storage.run_folder import safe_name
@@ -282,7 +283,7 @@ WIDE = 30
 
 def draw_arrivals(results: Sequence[Result], order: Sequence[Entrant]) -> Figure:
     """Time and steps to the score of every run, a row per entrant, in the colours of the curves (`order`)."""
-    figure = Figure(figsize=(10, 0.45 * len(results) + 1.4), layout="constrained")
+    figure = Figure(figsize=(10, 0.45 * len(results) + 1.8), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     colours = [f"C{order.index(result.entrant) % 10}" for result in results]
     most = max(max(result.steps.values) for result in results)
@@ -294,6 +295,12 @@ def draw_arrivals(results: Sequence[Result], order: Sequence[Entrant]) -> Figure
     left.invert_yaxis()
     left.set_xlabel(f"{time} to the score")
     right.set_xlabel(f"steps to the score ({unit})")
+    marks = {"o": "a run", "|": "median of the seeds", ">": "ended before it reached the score"}
+    if all(result.reached == len(result.laps) for result in results):
+        del marks[">"]
+    handles = [Line2D([], [], color="0.4", linestyle="", marker=mark, label=told) for mark, told in marks.items()]
+    handles[1].set(markersize=14, markeredgewidth=2)
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     return figure
 
 
