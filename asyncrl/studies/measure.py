@@ -70,6 +70,11 @@ class Measurement:
         """The best mean of `evaluations` consecutive evaluations."""
         return max((mean.score for mean in self.means(evaluations)), default=None)
 
+    def last_score(self, evaluations: int) -> float | None:
+        """The mean of the last `evaluations` evaluations, or of those that there are."""
+        scores = [each.score for each in self.evaluations[-evaluations:]]
+        return fmean(scores) if scores else None
+
     def reach(self, reference: Reference) -> Evaluation | None:
         """The evaluation at which the reference score was first reached; None if never: the run is censored."""
         means = self.means(reference.evaluations)

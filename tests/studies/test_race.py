@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.commands.race import main
-from asyncrl.studies.race_report import rank, read_lap, told_time, write_report
+from asyncrl.studies.race_report import write_report
+from asyncrl.studies.race_results import rank, read_lap, told_time
 from asyncrl.studies.races import Conditions, Entrant, RaceFile, Start
 
 ENV = "Catch"
@@ -44,12 +45,12 @@ def test_a_mistake_is_one_line_and_no_run_is_made(
     assert not list((tmp_path / "race").glob("*/*/*"))
 
 
-def made_up(runs_dir: Path) -> RaceFile:
+def made_up(runs_dir: Path, score: float | None = 1.0) -> RaceFile:
     """PPO reaches 1 after 1, 2 and 3 minutes; A3C after 4, with two runs of 5 minutes that never do."""
     runs_dir.mkdir()
     file = RaceFile(runs_dir)
     starts = [Start(Entrant(page, "local"), ENV, seed) for seed in (1, 2, 3) for page in ("a3c", "ppo")]
-    file.add("python -m asyncrl race", {ENV: Conditions(1.0, 5.0, 0, 2, 10, True, ())}, starts)
+    file.add("python -m asyncrl race", {ENV: Conditions(score, 5.0, 0, 2, 10, score is not None, ())}, starts)
     file.save()
     minutes = {("ppo", 1): 1, ("ppo", 2): 2, ("ppo", 3): 3, ("a3c", 1): 4}
     for start in starts:
@@ -101,6 +102,22 @@ def test_the_report_has_a_table_all_runs_and_the_pictures(tmp_path: Path) -> Non
         ("A3C", "1", "24000"), ("PPO", "1", "6000"), ("A3C", "2", ""),
         ("PPO", "2", "12000"), ("A3C", "3", ""), ("PPO", "3", "18000"),
     ]  # fmt: skip
+
+
+def test_without_a_score_to_reach_the_last_scores_are_compared(tmp_path: Path) -> None:
+    """No run is censored: each has its mean of the last three evaluations and its whole time.
+
+    PPO's runs end in 1, (0.25 + 1) / 2 and (0.25 + 0.25 + 1) / 3; A3C's in 0.5, 0.25 and 0.25.
+    """
+    file = made_up(tmp_path / "race", score=None)
+
+    text = write_report(file, tmp_path / "race", lambda said: None).read_text()
+
+    assert "| entrant | last score | minutes | steps | core-minutes | steps per second | best score |" in text
+    ppo, a3c = text.index("| PPO | 0.625 [0.5, 1] | 2.0 [1.0, 3.0] |"), text.index("| A3C | 0.25 [0.25, 0.5] | 5.0 [")
+    assert ppo < a3c
+    pictures = {path.name for path in (tmp_path / "race" / "report").glob("*.png")}
+    assert pictures == {"Catch-minutes.png", "Catch-steps.png", "Catch-scores.png"}
 
 
 def test_runs_under_other_conditions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

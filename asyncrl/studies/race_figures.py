@@ -1,0 +1,82 @@
+"""The figures of a race: a row per entrant, a dot per run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from asyncrl.plots.curves import unit_of
+from asyncrl.studies.race_results import LAST, MINUTE, Result, name_of, time_unit
+from asyncrl.studies.races import Entrant
+from asyncrl.studies.statistics import Sample
+
+WIDE = 30
+"""From this ratio of the largest value to the smallest on, an axis of arrivals is logarithmic."""
+
+
+def draw_arrivals(results: Sequence[Result], order: Sequence[Entrant]) -> Figure:
+    """Time and steps to the score of every run, a row per entrant, in the colours of the curves (`order`)."""
+    figure = Figure(figsize=(10, 0.45 * len(results) + 1.8), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    unit, size = unit_of("steps", max(max(result.steps.values) for result in results))
+    time = time_unit(results)
+    for axes, samples, each, quantity in (
+        (left, [result.minutes for result in results], 1 / MINUTE[time], f"{time} to the score"),
+        (right, [result.steps for result in results], size, f"steps to the score ({unit})"),
+    ):
+        _draw_rows(axes, results, order, samples, each)
+        _choose_scale(axes, [value for sample in samples for value in sample.values])
+        axes.set_xlabel(quantity)
+    _explain(figure, all(result.reached == len(result.laps) for result in results))
+    return figure
+
+
+def draw_scores(results: Sequence[Result], order: Sequence[Entrant], env_id: str) -> Figure:
+    """The last score of every run, a row per entrant, in the colours of the curves (`order`)."""
+    figure = Figure(figsize=(7, 0.45 * len(results) + 1.8), layout="constrained")
+    axes = figure.subplots()
+    _draw_rows(axes, results, order, [result.last_scores for result in results])
+    axes.margins(x=0.05)
+    axes.set_xlabel(f"score in {env_id}, mean of the last {LAST} evaluations")
+    _explain(figure, complete=True)
+    return figure
+
+
+def _draw_rows(
+    axes: Axes, results: Sequence[Result], order: Sequence[Entrant], samples: Sequence[Sample], size: float = 1.0
+) -> None:
+    """The runs of each entrant in its row, and their median if it is known; values in units of `size`."""
+    for place, (result, sample) in enumerate(zip(results, samples, strict=True)):
+        colour = f"C{order.index(result.entrant) % 10}"
+        for value, reached in zip(sample.values, sample.reached, strict=True):
+            axes.plot(value / size, place, "o" if reached else ">", color=colour, alpha=0.8)
+        if math.isfinite(sample.median):
+            axes.plot([sample.median / size] * 2, [place - 0.3, place + 0.3], color=colour, linewidth=2)
+    axes.set_yticks(range(len(results)), [name_of(result.entrant) for result in results])
+    axes.set_ylim(len(results) - 0.5, -0.5)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _choose_scale(axes: Axes, values: Sequence[float]) -> None:
+    """Logarithmic for values that are far apart, else from 0 on."""
+    if min(values) > 0 and max(values) > WIDE * min(values):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+    else:
+        axes.set_xlim(left=0)
+    axes.margins(x=0.05)
+
+
+def _explain(figure: Figure, complete: bool) -> None:
+    """A legend of the marks; without that of a run that ended too early if all runs are `complete`."""
+    marks = {"o": "a run", "|": "median of the seeds"}
+    if not complete:
+        marks[">"] = "ended before it reached the score"
+    handles = [Line2D([], [], color="0.4", linestyle="", marker=mark, label=told) for mark, told in marks.items()]
+    handles[1].set(markersize=14, markeredgewidth=2)
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)

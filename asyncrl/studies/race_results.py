@@ -1,0 +1,149 @@
+"""What the records of a race say: when each run reached the score, and what it scored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncrl.plots.curves import unit_of
+from asyncrl.studies.figures import NAMES
+from asyncrl.studies.measure import Measurement, measure
+from asyncrl.studies.plan import Cell, Reference
+from asyncrl.studies.races import Entrant, RaceFile, Start
+from asyncrl.studies.statistics import Sample
+
+LAST = 3
+"""Evaluations at the end of a run whose mean is its last score."""
+
+
+@dataclass(frozen=True)
+class Lap:
+    """One run of the race, from its records."""
+
+    start: Start
+    folder: Path
+    run: Measurement
+    score: float | None
+    """The score to reach, if there is one."""
+    at: tuple[float, int] | None
+    """Minutes and steps at the snapshot whose evaluation first reached the score."""
+
+    @property
+    def minutes(self) -> float:
+        """Minutes to the score, or of the whole run."""
+        return self.at[0] if self.at else self.run.seconds / 60
+
+    @property
+    def steps(self) -> int:
+        """Steps to the score, or of the whole run."""
+        return self.at[1] if self.at else self.run.steps
+
+    @property
+    def last_score(self) -> float | None:
+        """The mean of the last evaluations; None if there is no evaluation."""
+        return self.run.last_score(LAST)
+
+
+@dataclass(frozen=True)
+class Result:
+    """All finished runs of an entrant in an environment.
+
+    Its times are those to the score, or of whole runs if there is no score to reach.
+    """
+
+    entrant: Entrant
+    laps: Sequence[Lap]
+
+    @property
+    def reached(self) -> int:
+        """Number of runs that reached the score."""
+        return sum(lap.at is not None for lap in self.laps)
+
+    def sample(self, values: Sequence[float]) -> Sample:
+        """The values `[runs]`, with censored ones marked."""
+        return Sample(tuple(values), tuple(lap.score is None or lap.at is not None for lap in self.laps))
+
+    @property
+    def minutes(self) -> Sample:
+        """Minutes."""
+        return self.sample([lap.minutes for lap in self.laps])
+
+    @property
+    def steps(self) -> Sample:
+        """Steps."""
+        return self.sample([float(lap.steps) for lap in self.laps])
+
+    @property
+    def core_minutes(self) -> Sample:
+        """Core-minutes: minutes times the cores that the run could use."""
+        return self.sample([lap.minutes * max(1, lap.run.cores) for lap in self.laps])
+
+    @property
+    def best_scores(self) -> Sample:
+        """The best evaluation of each run; -inf for a run without one."""
+        return _scores([lap.run.best_score() for lap in self.laps])
+
+    @property
+    def last_scores(self) -> Sample:
+        """The last score of each run; -inf for a run without an evaluation."""
+        return _scores([lap.last_score for lap in self.laps])
+
+
+def _scores(scores: Sequence[float | None]) -> Sample:
+    return Sample.complete([-math.inf if score is None else score for score in scores])
+
+
+def read_lap(file: RaceFile, start: Start, runs_dir: Path) -> Lap:
+    """Read a run's records; its measurement is empty if there are none."""
+    folder = file.job(start).folder(runs_dir)
+    conditions = file.environments[start.env_id]
+    cell = Cell(
+        start.entrant.algorithm, "", start.env_id, start.entrant.backend, max(1, conditions.workers), start.seed
+    )
+    run = measure(cell, folder)
+    evaluation = None if conditions.score is None else run.reach(Reference(conditions.score, "the race's"))
+    at = None if evaluation is None else (evaluation.seconds / 60, evaluation.steps)
+    return Lap(start, folder, run, conditions.score, at)
+
+
+def rank(laps: Sequence[Lap]) -> list[Result]:
+    """One result per entrant with a finished run.
+
+    Ordered by median time to the score, then those that never reached it by best score. If there is no score to reach,
+    by last score.
+    """
+    finished = [lap for lap in laps if lap.run.complete]
+    entrants = dict.fromkeys(lap.start.entrant for lap in finished)
+    results = [Result(entrant, [lap for lap in finished if lap.start.entrant == entrant]) for entrant in entrants]
+    if all(lap.score is None for lap in laps):
+        return sorted(results, key=lambda result: -result.last_scores.median)
+    return sorted(results, key=lambda result: (result.minutes.median, -result.best_scores.median))
+
+
+MINUTE = {"minutes": 1.0, "seconds": 60.0}
+"""A minute in each unit."""
+
+
+def time_unit(results: Sequence[Result]) -> str:
+    """Unit of time for the entrants of an environment: that of the latest known median."""
+    medians = [median for result in results if math.isfinite(median := result.minutes.median)]
+    return unit_of("minutes", 60 * max(medians, default=math.inf))[0]
+
+
+def name_of(entrant: Entrant) -> str:
+    """The name of an entrant in tables and legends."""
+    name = NAMES.get(entrant.algorithm, entrant.algorithm)
+    return f"{name}, {entrant.backend}" if entrant.named else name
+
+
+def told_time(minutes: float, unit: str) -> str:
+    """Minutes in minutes or seconds, with one decimal; with two digits if it is less than one."""
+    time = minutes * MINUTE[unit]
+    return f"{time:.1f}" if time >= 1 else f"{time:.2g}"
+
+
+def told_score(score: float) -> str:
+    """A score with four digits; nothing if there is none."""
+    return f"{score:.4g}" if math.isfinite(score) else ""
