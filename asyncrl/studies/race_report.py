@@ -98,7 +98,6 @@ def run_titles(unit: str) -> tuple[str, ...]:
 
 
 def _run_row(lap: Lap, unit: str) -> list[str]:
-    last, best = lap.last_score, lap.run.best_score()
     return [
         name_of(lap.start.entrant),
         str(lap.start.seed),
@@ -107,8 +106,8 @@ def _run_row(lap: Lap, unit: str) -> list[str]:
         told_time(lap.run.seconds / 60, unit),
         f"{lap.at[1]:,}" if lap.at else "",
         told_time(lap.at[0], unit) if lap.at else "",
-        "" if last is None else told_score(last),
-        "" if best is None else told_score(best),
+        told_score(lap.last_score),
+        told_score(lap.run.best_score()),
     ]
 
 
@@ -165,7 +164,7 @@ def _figures(
                 )
             )
     order = list(dict.fromkeys(lap.start.entrant for lap in laps if lap.run.state))
-    if conditions.score is None and curves:
+    if conditions.score is None and results:
         save_figure(draw_scores(results, order, env_id), folder / f"{place}-scores.png")
         pictures.append(
             Picture(f"{place}-scores.png", "The last score of each run: a dot is a run, a bar the median of the seeds.")

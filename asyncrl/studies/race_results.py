@@ -144,6 +144,6 @@ def told_time(minutes: float, unit: str) -> str:
     return f"{time:.1f}" if time >= 1 else f"{time:.2g}"
 
 
-def told_score(score: float) -> str:
-    """A score with four digits; nothing if there is none."""
-    return f"{score:.4g}" if math.isfinite(score) else ""
+def told_score(score: float | None) -> str:
+    """A score with four digits; nothing if there is none (None or -inf)."""
+    return "" if score is None or not math.isfinite(score) else f"{score:.4g}"
