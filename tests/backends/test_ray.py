@@ -16,6 +16,8 @@ from tests.faults.running import CATCH, Running, actors, environment_of, gone, r
 from tests.support import evaluations_of, status_of, the_run
 
 RAY = ("--backend", "ray", "--workers", "1")
+ALONE = (*CATCH, *RAY, "--total-steps", "1e9", "--evaluation-interval-steps", "0")
+ENDLESS = (*ALONE, "--hosts", "2")
 
 
 @pytest.mark.parametrize(
@@ -239,29 +241,27 @@ def test_the_replay_memory_is_beside_the_learner_or_in_a_replay_host(tmp_path: P
 @pytest.mark.slow
 @pytest.mark.faults
 def test_learning_goes_on_from_the_other_memory_when_a_replay_host_is_killed(tmp_path: Path, two_nodes: Any) -> None:
-    """Its successor is filled anew, the loss is said once, and the run ends as if nothing had happened."""
+    """Its successor is filled anew, the loss is said once, and the run stops when asked as if nothing had happened."""
     memory = ("--memory-steps", "8000", "--warmup-steps", "400", "--replay-ratio", "1")
-    words = (*CATCH, *RAY, "--hosts", "2", "--replay-hosts", "2", *memory, "--total-steps", "3000")
-    with running(tmp_path, *words, "--address", two_nodes.address, page="apex") as run:
+    words = (*ENDLESS, "--replay-hosts", "2", *memory, "--address", two_nodes.address)
+    with running(tmp_path, *words, page="apex") as run:
         run.until(lambda: run.status.get("updates", 0) > 0, "updates from the first steps")
         first, second = actors("ReplayActor")
         second.send_signal(signal.SIGKILL)
         before = run.status["updates"]
         run.until(lambda: any(row["event"] == "replay_host_lost" for row in run.events), "the loss of the memory")
         run.until(lambda: run.status["updates"] > before, "more updates")
-        run.ends_with(0)
+        run.process.send_signal(signal.SIGTERM)
+        run.ends_with(143)
 
         (event,) = [row for row in run.events if row["event"] in ("replay_host_lost", "restarted", "host_lost")]
         assert re.fullmatch(r"was lost with its process, and [\d,]+ steps are lost with it", event["cause"])
-        assert run.status["state"] == "finished"
+        assert run.status["state"] == "stopped"
         learnt = [row for row in read_records(run.folder / "learner.jsonl") if "updates" in row]
         assert sum(row["updates"] for row in learnt) == run.status["updates"] <= run.status["steps"] - 400
         rows = [row for worker in (0, 1) for row in read_records(run.folder / f"worker-{worker:02}.jsonl")]
         assert sum(row.get("worker_steps", 0) for row in rows) == run.status["steps"]
         assert gone([first])
-
-
-ALONE = (*CATCH, *RAY, "--total-steps", "1e9", "--evaluation-interval-steps", "0")
 
 
 @pytest.mark.slow
@@ -372,9 +372,6 @@ def lose_a_host(run: Running) -> None:
         lambda: all(now > then for now, then in zip(run.status["worker_steps"], before, strict=True)),
         "steps on both hosts again",
     )
-
-
-ENDLESS = (*CATCH, *RAY, "--hosts", "2", "--total-steps", "1e9", "--evaluation-interval-steps", "0")
 
 
 @pytest.mark.slow
