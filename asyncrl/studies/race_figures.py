@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -46,18 +46,53 @@ def draw_scores(results: Sequence[Result], order: Sequence[Entrant], env_id: str
     return figure
 
 
+def draw_overview(
+    environments: Mapping[str, Sequence[Result]], order: Sequence[Entrant], rows: Sequence[Entrant]
+) -> Figure:
+    """A panel per environment and a row per entrant: times to the score, or last scores if there is none to reach.
+
+    Rows are as `rows` has them, colours are those of the curves (`order`).
+    """
+    figure = Figure(figsize=(1.6 + 2.2 * len(environments), 0.4 * len(rows) + 1.8), layout="constrained")
+    panels = figure.subplots(1, len(environments), sharey=True, squeeze=False)[0]
+    for axes, (env_id, results) in zip(panels, environments.items(), strict=True):
+        axes.set_title(env_id, fontsize="medium")
+        if any(lap.score is not None for result in results for lap in result.laps):
+            samples, unit = [result.minutes for result in results], time_unit(results)
+            _draw_rows(axes, results, order, samples, 1 / MINUTE[unit], rows)
+            _choose_scale(axes, [value * MINUTE[unit] for sample in samples for value in sample.values])
+            axes.set_xlabel(f"{unit} to the score")
+        else:
+            _draw_rows(axes, results, order, [result.last_scores for result in results], rows=rows)
+            axes.set_xlabel("last score")
+        axes.margins(x=0.05)
+    runs = [lap for results in environments.values() for result in results for lap in result.laps]
+    _explain(figure, all(lap.score is None or lap.at is not None for lap in runs))
+    return figure
+
+
 def _draw_rows(
-    axes: Axes, results: Sequence[Result], order: Sequence[Entrant], samples: Sequence[Sample], size: float = 1.0
+    axes: Axes,
+    results: Sequence[Result],
+    order: Sequence[Entrant],
+    samples: Sequence[Sample],
+    size: float = 1.0,
+    rows: Sequence[Entrant] = (),
 ) -> None:
-    """The runs of each entrant in its row, and their median if it is known; values in units of `size`."""
-    for place, (result, sample) in enumerate(zip(results, samples, strict=True)):
+    """The runs of each entrant in its row, and their median if it is known; values in units of `size`.
+
+    Without `rows` the results are rows in their own order.
+    """
+    rows = rows or [result.entrant for result in results]
+    for result, sample in zip(results, samples, strict=True):
+        place = rows.index(result.entrant)
         colour = f"C{order.index(result.entrant) % 10}"
         for value, reached in zip(sample.values, sample.reached, strict=True):
             axes.plot(value / size, place, "o" if reached else ">", color=colour, alpha=0.8)
         if math.isfinite(sample.median):
             axes.plot([sample.median / size] * 2, [place - 0.3, place + 0.3], color=colour, linewidth=2)
-    axes.set_yticks(range(len(results)), [name_of(result.entrant) for result in results])
-    axes.set_ylim(len(results) - 0.5, -0.5)
+    axes.set_yticks(range(len(rows)), [name_of(entrant) for entrant in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -9,16 +9,27 @@ import csv
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from asyncrl.plots.curves import Curve, draw_curves, read_curve, save_figure
 from asyncrl.storage.run_folder import safe_name
 from asyncrl.studies.documents import Block, Code, Heading, Items, Picture, Table, Text, write_pages
 from asyncrl.studies.measure import hardware
-from asyncrl.studies.race_figures import draw_arrivals, draw_scores
-from asyncrl.studies.race_results import LAST, Lap, Result, name_of, rank, read_lap, time_unit, told_score, told_time
-from asyncrl.studies.races import Conditions, RaceFile
+from asyncrl.studies.race_figures import draw_arrivals, draw_overview, draw_scores
+from asyncrl.studies.race_results import (
+    LAST,
+    Lap,
+    Result,
+    mean_places,
+    name_of,
+    rank,
+    read_lap,
+    time_unit,
+    told_score,
+    told_time,
+)
+from asyncrl.studies.races import Conditions, Entrant, RaceFile
 from asyncrl.studies.statistics import Sample, median
 
 
@@ -31,13 +42,16 @@ def write_report(file: RaceFile, runs_dir: Path, say: Callable[[str], None]) -> 
     folder = runs_dir / "report"
     folder.mkdir(exist_ok=True)
     write_runs(folder / "runs.csv", laps)
+    ranked = {env_id: rank([lap for lap in laps if lap.start.env_id == env_id]) for env_id in file.environments}
     blocks: list[Block] = [Heading("Which way of running in parallel is best?", 1)]
+    if len(ranked) > 1:
+        blocks += _overview(folder, ranked, file, laps)
     for env_id, conditions in file.environments.items():
         own = [lap for lap in laps if lap.start.env_id == env_id]
-        results = rank(own)
+        results = ranked[env_id]
         unit = time_unit(results)
         table = Table(titles(unit, conditions), [_row(result, unit, conditions) for result in results])
-        say(_plain(env_id, conditions, table))
+        say(_plain(env_id if conditions.score is None else f"{env_id} to {conditions.score:g}", table))
         blocks += [Heading(env_id), Text(_told(conditions, own)), table, Text(_note(conditions))]
         blocks += _figures(folder, env_id, conditions, own, results)
         blocks += [Table(run_titles(unit), [_run_row(lap, unit) for lap in own])]
@@ -133,13 +147,47 @@ def _told(conditions: Conditions, laps: Sequence[Lap]) -> str:
     )
 
 
-def _plain(env_id: str, conditions: Conditions, table: Table) -> str:
+def _plain(title: str, table: Table) -> str:
     """The table for the terminal."""
     lines = [table.titles, *table.rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(table.titles))]
     rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    aim = "" if conditions.score is None else f" to {conditions.score:g}"
-    return "\n".join([f"{env_id}{aim}", *rows])
+    return "\n".join([title, *rows])
+
+
+def _overview(folder: Path, ranked: Mapping[str, Sequence[Result]], file: RaceFile, laps: Sequence[Lap]) -> list[Block]:
+    """All environments beside each other: medians, and a picture with every run."""
+    places = mean_places(list(ranked.values()))
+    if not places:
+        return []
+    columns = [_column(env_id, results, file.environments[env_id]) for env_id, results in ranked.items()]
+    rows = [
+        [name_of(entrant), *(cells.get(entrant, "") for _, cells in columns), f"{place:.1f}"]
+        for entrant, place in places.items()
+    ]
+    save_figure(draw_overview(ranked, order_of(laps), list(places)), folder / "overview.png")
+    return [
+        Heading("All environments"),
+        Table(("entrant", *(title for title, _ in columns), "mean place"), rows),
+        Text("Medians over seeds: the last score, or the time to the score where there is one to reach."),
+        Picture("overview.png", "A dot is a run, a bar the median of the seeds; the best mean place is on top."),
+    ]
+
+
+def _column(env_id: str, results: Sequence[Result], conditions: Conditions) -> tuple[str, dict[Entrant, str]]:
+    """A column of the overview: its title, and the median of each entrant."""
+    if conditions.score is None:
+        return env_id, {result.entrant: told_score(result.last_scores.median) for result in results}
+    unit = time_unit(results)
+    return f"{env_id} ({unit})", {
+        result.entrant: ("" if math.isfinite(result.minutes.median) else "> ") + told_time(result.minutes.bound, unit)
+        for result in results
+    }
+
+
+def order_of(laps: Sequence[Lap]) -> list[Entrant]:
+    """The entrants that were started, in the order of their colours."""
+    return list(dict.fromkeys(lap.start.entrant for lap in laps if lap.run.state))
 
 
 def _figures(
@@ -163,7 +211,7 @@ def _figures(
                     f"median.{' Runs end at the score.' if conditions.stop_at_score else ''}",
                 )
             )
-    order = list(dict.fromkeys(lap.start.entrant for lap in laps if lap.run.state))
+    order = order_of(laps)
     if conditions.score is None and results:
         save_figure(draw_scores(results, order, env_id), folder / f"{place}-scores.png")
         pictures.append(

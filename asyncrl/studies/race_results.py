@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from asyncrl.plots.curves import unit_of
 from asyncrl.studies.figures import NAMES
@@ -120,6 +121,17 @@ def rank(laps: Sequence[Lap]) -> list[Result]:
     if all(lap.score is None for lap in laps):
         return sorted(results, key=lambda result: -result.last_scores.median)
     return sorted(results, key=lambda result: (result.minutes.median, -result.best_scores.median))
+
+
+def mean_places(environments: Sequence[Sequence[Result]]) -> dict[Entrant, float]:
+    """The mean place of each entrant over environments whose results are ranked, best first.
+
+    An entrant without a finished run in an environment is behind all others there.
+    """
+    places = [{result.entrant: place for place, result in enumerate(ranked, 1)} for ranked in environments]
+    entrants = {entrant for own in places for entrant in own}
+    means = {entrant: fmean(own.get(entrant, len(own) + 1) for own in places) for entrant in entrants}
+    return dict(sorted(means.items(), key=lambda item: (item[1], str(item[0]))))
 
 
 MINUTE = {"minutes": 1.0, "seconds": 60.0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -45,12 +46,18 @@ def test_a_mistake_is_one_line_and_no_run_is_made(
     assert not list((tmp_path / "race").glob("*/*/*"))
 
 
-def made_up(runs_dir: Path, score: float | None = 1.0) -> RaceFile:
+def made_up(runs_dir: Path, score: float | None = 1.0, env_ids: Sequence[str] = (ENV,)) -> RaceFile:
     """PPO reaches 1 after 1, 2 and 3 minutes; A3C after 4, with two runs of 5 minutes that never do."""
     runs_dir.mkdir()
     file = RaceFile(runs_dir)
-    starts = [Start(Entrant(page, "local"), ENV, seed) for seed in (1, 2, 3) for page in ("a3c", "ppo")]
-    file.add("python -m asyncrl race", {ENV: Conditions(score, 5.0, 0, 2, 10, score is not None, ())}, starts)
+    starts = [
+        Start(Entrant(page, "local"), env_id, seed)
+        for seed in (1, 2, 3)
+        for env_id in env_ids
+        for page in ("a3c", "ppo")
+    ]
+    conditions = Conditions(score, 5.0, 0, 2, 10, score is not None, ())
+    file.add("python -m asyncrl race", dict.fromkeys(env_ids, conditions), starts)
     file.save()
     minutes = {("ppo", 1): 1, ("ppo", 2): 2, ("ppo", 3): 3, ("a3c", 1): 4}
     for start in starts:
@@ -118,6 +125,33 @@ def test_without_a_score_to_reach_the_last_scores_are_compared(tmp_path: Path) -
     assert ppo < a3c
     pictures = {path.name for path in (tmp_path / "race" / "report").glob("*.png")}
     assert pictures == {"Catch-minutes.png", "Catch-steps.png", "Catch-scores.png"}
+
+
+@pytest.mark.parametrize(("score", "ppo", "a3c"), [(None, "0.625", "0.25"), (1.0, "2.0", "> 5.0")])
+def test_several_environments_are_seen_beside_each_other(
+    tmp_path: Path, score: float | None, ppo: str, a3c: str
+) -> None:
+    """A column of medians each; PPO has no finished run in the second, so there its place is behind A3C's."""
+    file = made_up(tmp_path / "race", score, (ENV, "Chain", "Maze"))
+    for start in file.starts:
+        if (start.entrant.algorithm, start.env_id) == ("ppo", "Chain"):
+            (file.job(start).folder(tmp_path / "race") / "status.json").write_text(json.dumps({"state": "failed"}))
+
+    text = write_report(file, tmp_path / "race", lambda said: None).read_text()
+
+    unit = "" if score is None else " (minutes)"
+    assert f"| entrant | Catch{unit} | Chain{unit} | Maze{unit} | mean place |" in text
+    assert f"| PPO | {ppo} |  | {ppo} | 1.3 |" in text
+    assert f"| A3C | {a3c} | {a3c} | {a3c} | 1.7 |" in text
+    assert text.index("## All environments") < text.index("## Catch")
+    assert (tmp_path / "race" / "report" / "overview.png").stat().st_size > 0
+
+
+def test_one_environment_has_no_overview(tmp_path: Path) -> None:
+    """Its own table says it all."""
+    assert (
+        "All environments" not in write_report(made_up(tmp_path / "r"), tmp_path / "r", lambda said: None).read_text()
+    )
 
 
 def test_runs_under_other_conditions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
