@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from asyncrl.plots.curves import unit_of
-from asyncrl.studies.race_results import LAST, MINUTE, Result, name_of, time_unit
+from asyncrl.studies.race_results import LAST, MINUTE, Result, equal_time, name_of, time_unit
 from asyncrl.studies.races import Entrant
 from asyncrl.studies.statistics import Sample
 
@@ -28,7 +28,7 @@ def draw_arrivals(results: Sequence[Result], order: Sequence[Entrant]) -> Figure
         (left, [result.minutes for result in results], 1 / MINUTE[time], f"{time} to the score"),
         (right, [result.steps for result in results], size, f"steps to the score ({unit})"),
     ):
-        _draw_rows(axes, results, order, samples, each)
+        _draw_rows(axes, results, order, samples, [result.entrant for result in results], each)
         _choose_scale(axes, [value for sample in samples for value in sample.values])
         axes.set_xlabel(quantity)
     _explain(figure, all(result.reached == len(result.laps) for result in results))
@@ -36,13 +36,15 @@ def draw_arrivals(results: Sequence[Result], order: Sequence[Entrant]) -> Figure
 
 
 def draw_scores(results: Sequence[Result], order: Sequence[Entrant], env_id: str) -> Figure:
-    """The last score of every run, a row per entrant, in the colours of the curves (`order`)."""
+    """The last score of every run, a row per entrant, in the colours of the curves (`order`).
+
+    Beside it what the run had when the fastest entrant was done.
+    """
     figure = Figure(figsize=(7, 0.45 * len(results) + 1.8), layout="constrained")
     axes = figure.subplots()
-    _draw_rows(axes, results, order, [result.last_scores for result in results])
-    axes.margins(x=0.05)
+    rings = _draw_last_scores(axes, results, order, [result.entrant for result in results])
     axes.set_xlabel(f"score in {env_id}, mean of the last {LAST} evaluations")
-    _explain(figure, complete=True)
+    _explain(figure, complete=True, rings=rings)
     return figure
 
 
@@ -55,20 +57,36 @@ def draw_overview(
     """
     figure = Figure(figsize=(1.6 + 2.2 * len(environments), 0.4 * len(rows) + 1.8), layout="constrained")
     panels = figure.subplots(1, len(environments), sharey=True, squeeze=False)[0]
+    rings = False
     for axes, (env_id, results) in zip(panels, environments.items(), strict=True):
         axes.set_title(env_id, fontsize="medium")
         if any(lap.score is not None for result in results for lap in result.laps):
             samples, unit = [result.minutes for result in results], time_unit(results)
-            _draw_rows(axes, results, order, samples, 1 / MINUTE[unit], rows)
+            _draw_rows(axes, results, order, samples, rows, 1 / MINUTE[unit])
             _choose_scale(axes, [value * MINUTE[unit] for sample in samples for value in sample.values])
             axes.set_xlabel(f"{unit} to the score")
         else:
-            _draw_rows(axes, results, order, [result.last_scores for result in results], rows=rows)
+            rings |= _draw_last_scores(axes, results, order, rows)
             axes.set_xlabel("last score")
-        axes.margins(x=0.05)
     runs = [lap for results in environments.values() for result in results for lap in result.laps]
-    _explain(figure, all(lap.score is None or lap.at is not None for lap in runs))
+    _explain(figure, all(lap.score is None or lap.at is not None for lap in runs), rings)
     return figure
+
+
+def _draw_last_scores(axes: Axes, results: Sequence[Result], order: Sequence[Entrant], rows: Sequence[Entrant]) -> bool:
+    """Last scores as dots, those at equal time as rings below; returns whether there are rings."""
+    _draw_rows(axes, results, order, [result.last_scores for result in results], rows)
+    minutes = equal_time(results)
+    for result in results if minutes else ():
+        values = [value for value in result.scores_at(minutes or 0.0).values if math.isfinite(value)]
+        place = rows.index(result.entrant) + 0.25
+        axes.plot(values, [place] * len(values), "o", color=_colour(order, result), markersize=4, fillstyle="none")
+    axes.margins(x=0.05)
+    return minutes is not None
+
+
+def _colour(order: Sequence[Entrant], result: Result) -> str:
+    return f"C{order.index(result.entrant) % 10}"
 
 
 def _draw_rows(
@@ -76,17 +94,13 @@ def _draw_rows(
     results: Sequence[Result],
     order: Sequence[Entrant],
     samples: Sequence[Sample],
+    rows: Sequence[Entrant],
     size: float = 1.0,
-    rows: Sequence[Entrant] = (),
 ) -> None:
-    """The runs of each entrant in its row, and their median if it is known; values in units of `size`.
-
-    Without `rows` the results are rows in their own order.
-    """
-    rows = rows or [result.entrant for result in results]
+    """The runs of each entrant in its row, and their median if it is known; values in units of `size`."""
     for result, sample in zip(results, samples, strict=True):
         place = rows.index(result.entrant)
-        colour = f"C{order.index(result.entrant) % 10}"
+        colour = _colour(order, result)
         for value, reached in zip(sample.values, sample.reached, strict=True):
             axes.plot(value / size, place, "o" if reached else ">", color=colour, alpha=0.8)
         if math.isfinite(sample.median):
@@ -107,11 +121,16 @@ def _choose_scale(axes: Axes, values: Sequence[float]) -> None:
     axes.margins(x=0.05)
 
 
-def _explain(figure: Figure, complete: bool) -> None:
+def _explain(figure: Figure, complete: bool, rings: bool = False) -> None:
     """A legend of the marks; without that of a run that ended too early if all runs are `complete`."""
     marks = {"o": "a run", "|": "median of the seeds"}
     if not complete:
         marks[">"] = "ended before it reached the score"
     handles = [Line2D([], [], color="0.4", linestyle="", marker=mark, label=told) for mark, told in marks.items()]
     handles[1].set(markersize=14, markeredgewidth=2)
+    if rings:
+        told = "its score when the fastest entrant was done"
+        handles.append(
+            Line2D([], [], color="0.4", linestyle="", marker="o", markersize=4, fillstyle="none", label=told)
+        )
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)

@@ -9,7 +9,7 @@ import csv
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from asyncrl.plots.curves import Curve, draw_curves, read_curve, save_figure
@@ -21,6 +21,7 @@ from asyncrl.studies.race_results import (
     LAST,
     Lap,
     Result,
+    equal_time,
     mean_places,
     name_of,
     rank,
@@ -50,7 +51,7 @@ def write_report(file: RaceFile, runs_dir: Path, say: Callable[[str], None]) -> 
         own = [lap for lap in laps if lap.start.env_id == env_id]
         results = ranked[env_id]
         unit = time_unit(results)
-        table = Table(titles(unit, conditions), [_row(result, unit, conditions) for result in results])
+        table = _table(results, unit, conditions)
         say(_plain(env_id if conditions.score is None else f"{env_id} to {conditions.score:g}", table))
         blocks += [Heading(env_id), Text(_told(conditions, own)), table, Text(_note(conditions))]
         blocks += _figures(folder, env_id, conditions, own, results)
@@ -69,7 +70,21 @@ def _note(conditions: Conditions) -> str:
     return (
         f"Medians over seeds with 95 % bootstrap intervals. {'' if conditions.score is None else censored}Time counts "
         f"from the moment all workers were ready to {end}; core time is that times the cores a run could use. Best "
-        f"score: each run's best evaluation. Last score: the mean of its last {LAST} evaluations."
+        f"score: each run's best evaluation. Last score: the mean of its last {LAST} evaluations. Where entrants take "
+        f"different times, there is also what each had when the fastest was done."
+    )
+
+
+def _table(results: Sequence[Result], unit: str, conditions: Conditions) -> Table:
+    """A row per entrant; a column for their scores at equal time if their times differ."""
+    table = Table(titles(unit, conditions), [_row(result, unit, conditions) for result in results])
+    minutes = equal_time(results)
+    if minutes is None:
+        return table
+    scores = [_told_median(result, result.scores_at(minutes), told_score) for result in results]
+    return Table(
+        (*table.titles[:2], f"score after {told_time(minutes, unit)} {unit}", *table.titles[2:]),
+        [[*row[:2], score, *row[2:]] for row, score in zip(table.rows, scores, strict=True)],
     )
 
 
@@ -170,8 +185,23 @@ def _overview(folder: Path, ranked: Mapping[str, Sequence[Result]], file: RaceFi
         Heading("All environments"),
         Table(("entrant", *(title for title, _ in columns), "mean place"), rows),
         Text("Medians over seeds: the last score, or the time to the score where there is one to reach."),
+        *_at_equal_time(ranked, places),
         Picture("overview.png", "A dot is a run, a bar the median of the seeds; the best mean place is on top."),
     ]
+
+
+def _at_equal_time(ranked: Mapping[str, Sequence[Result]], entrants: Iterable[Entrant]) -> list[Block]:
+    """The same medians of scores when the fastest entrant was done, for environments where times differ."""
+    columns = {env_id: (minutes, results) for env_id, results in ranked.items() if (minutes := equal_time(results))}
+    if not columns:
+        return []
+    titles = [f"{env_id}, {told_time(minutes, 'minutes')} minutes" for env_id, (minutes, _) in columns.items()]
+    scores = [
+        {result.entrant: told_score(result.scores_at(minutes).median) for result in results}
+        for minutes, results in columns.values()
+    ]
+    rows = [[name_of(entrant), *(own.get(entrant, "") for own in scores)] for entrant in entrants]
+    return [Text("At equal time, when the fastest entrant was done:"), Table(("entrant", *titles), rows)]
 
 
 def _column(env_id: str, results: Sequence[Result], conditions: Conditions) -> tuple[str, dict[Entrant, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -45,6 +45,13 @@ class Lap:
     def last_score(self) -> float | None:
         """The mean of the last evaluations; None if there is no evaluation."""
         return self.run.last_score(LAST)
+
+    def score_at(self, minutes: float) -> float | None:
+        """The mean of the last evaluations of snapshots up to that time; None if there is none."""
+        if self.run.seconds <= 60 * minutes:
+            return self.last_score
+        until = tuple(each for each in self.run.evaluations if each.seconds <= 60 * minutes)
+        return replace(self.run, evaluations=until).last_score(LAST)
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,10 @@ class Result:
         """The last score of each run; -inf for a run without an evaluation."""
         return _scores([lap.last_score for lap in self.laps])
 
+    def scores_at(self, minutes: float) -> Sample:
+        """The last score of each run at that time; -inf for a run without an evaluation until then."""
+        return _scores([lap.score_at(minutes) for lap in self.laps])
+
 
 def _scores(scores: Sequence[float | None]) -> Sample:
     return Sample.complete([-math.inf if score is None else score for score in scores])
@@ -123,6 +134,18 @@ def rank(laps: Sequence[Lap]) -> list[Result]:
     return sorted(results, key=lambda result: (result.minutes.median, -result.best_scores.median))
 
 
+def equal_time(results: Sequence[Result]) -> float | None:
+    """Minutes at which entrants with equal steps can be compared: when the last run of the fastest one ended.
+
+    None if there is a score to reach, or if the slowest takes hardly longer.
+    """
+    if not results or any(lap.score is not None for result in results for lap in result.laps):
+        return None
+    fastest = min(results, key=lambda result: result.minutes.median)
+    minutes = max(fastest.minutes.values)
+    return minutes if minutes < CLOSE * max(result.minutes.median for result in results) else None
+
+
 def mean_places(environments: Sequence[Sequence[Result]]) -> dict[Entrant, float]:
     """The mean place of each entrant over environments whose results are ranked, best first.
 
@@ -134,6 +157,8 @@ def mean_places(environments: Sequence[Sequence[Result]]) -> dict[Entrant, float
     return dict(sorted(means.items(), key=lambda item: (item[1], str(item[0]))))
 
 
+CLOSE = 0.9
+"""Share of the longest time from which on times count as equal."""
 MINUTE = {"minutes": 1.0, "seconds": 60.0}
 """A minute in each unit."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from asyncrl.commands.race import main
 from asyncrl.studies.race_report import write_report
-from asyncrl.studies.race_results import rank, read_lap, told_time
+from asyncrl.studies.race_results import equal_time, rank, read_lap, told_time
 from asyncrl.studies.races import Conditions, Entrant, RaceFile, Start
 
 ENV = "Catch"
@@ -120,11 +121,41 @@ def test_without_a_score_to_reach_the_last_scores_are_compared(tmp_path: Path) -
 
     text = write_report(file, tmp_path / "race", lambda said: None).read_text()
 
-    assert "| entrant | last score | minutes | steps | core-minutes | steps per second | best score |" in text
-    ppo, a3c = text.index("| PPO | 0.625 [0.5, 1] | 2.0 [1.0, 3.0] |"), text.index("| A3C | 0.25 [0.25, 0.5] | 5.0 [")
+    assert "| minutes | steps | core-minutes | steps per second | best score |" in text
+    ppo, a3c = text.index("| PPO | 0.625 [0.5, 1] |"), text.index("| A3C | 0.25 [0.25, 0.5] |")
     assert ppo < a3c
     pictures = {path.name for path in (tmp_path / "race" / "report").glob("*.png")}
     assert pictures == {"Catch-minutes.png", "Catch-steps.png", "Catch-scores.png"}
+
+
+def test_at_equal_time_the_slower_has_what_it_had_then(tmp_path: Path) -> None:
+    """PPO's runs end after 1, 2 and 3 minutes, so A3C is also asked what it had after 3.
+
+    Its first run has its 1 only in the fourth minute, so all three had 0.25.
+    """
+    file = made_up(tmp_path / "race", score=None)
+
+    ppo, a3c = rank([read_lap(file, start, tmp_path / "race") for start in file.starts])
+    text = write_report(file, tmp_path / "race", lambda said: None).read_text()
+
+    assert equal_time([ppo, a3c]) == 3.0
+    assert ppo.scores_at(3.0) == ppo.last_scores
+    assert a3c.scores_at(3.0).values == (0.25, 0.25, 0.25)
+    assert a3c.scores_at(0.5).values == (-math.inf,) * 3
+    assert "| entrant | last score | score after 3.0 minutes | minutes |" in text
+    assert "| A3C | 0.25 [0.25, 0.5] | 0.25 [0.25, 0.25] | 5.0 [" in text
+
+
+def test_entrants_that_take_equally_long_are_compared_once(tmp_path: Path) -> None:
+    """Nor is there an equal time where a score is to be reached."""
+    runs_dir = tmp_path / "race"
+    file = made_up(runs_dir, score=None)
+    a3c = rank([read_lap(file, start, runs_dir) for start in file.starts])[1]
+    scored = made_up(tmp_path / "scored")
+
+    assert equal_time([a3c]) is None
+    assert equal_time([]) is None
+    assert equal_time(rank([read_lap(scored, start, tmp_path / "scored") for start in scored.starts])) is None
 
 
 @pytest.mark.parametrize(("score", "ppo", "a3c"), [(None, "0.625", "0.25"), (1.0, "2.0", "> 5.0")])
