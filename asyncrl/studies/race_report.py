@@ -43,6 +43,7 @@ def write_report(file: RaceFile, runs_dir: Path, say: Callable[[str], None]) -> 
     folder = runs_dir / "report"
     folder.mkdir(exist_ok=True)
     write_runs(folder / "runs.csv", laps)
+    write_evaluations(folder / "evaluations.csv", laps)
     ranked = {env_id: rank([lap for lap in laps if lap.start.env_id == env_id]) for env_id in file.environments}
     blocks: list[Block] = [Heading("Which way of running in parallel is best?", 1)]
     if len(ranked) > 1:
@@ -148,6 +149,17 @@ def write_runs(path: Path, laps: Sequence[Lap]) -> None:
         for lap in laps:
             cells = [cell.replace(",", "") for cell in _run_row(lap, "seconds")]
             writer.writerow((lap.start.env_id, lap.start.entrant.backend, *cells))
+
+
+def write_evaluations(path: Path, laps: Sequence[Lap]) -> None:
+    """Write evaluations.csv, the learning curves: a row per evaluation, with steps and seconds at its snapshot."""
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("environment", "backend", "entrant", "seed", "steps", "seconds", "score"))
+        for lap in laps:
+            run = (lap.start.env_id, lap.start.entrant.backend, name_of(lap.start.entrant), lap.start.seed)
+            for each in lap.run.evaluations:
+                writer.writerow((*run, each.steps, f"{each.seconds:.1f}", f"{each.score:g}"))
 
 
 def _told(conditions: Conditions, laps: Sequence[Lap]) -> str:

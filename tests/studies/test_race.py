@@ -112,6 +112,20 @@ def test_the_report_has_a_table_all_runs_and_the_pictures(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
+def test_the_learning_curves_are_written_as_a_table(tmp_path: Path) -> None:
+    """PPO with seed 2 has 0.25 after a minute and reaches 1 after two."""
+    file = made_up(tmp_path / "race")
+
+    write_report(file, tmp_path / "race", lambda said: None)
+
+    with open(tmp_path / "race" / "report" / "evaluations.csv", newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if (row["entrant"], row["seed"]) == ("PPO", "2")]
+    assert [(row["environment"], row["backend"]) for row in rows] == [("Catch", "local")] * 2
+    assert [(row["steps"], row["seconds"], row["score"]) for row in rows] == [
+        ("6000", "60.0", "0.25"), ("12000", "120.0", "1"),
+    ]  # fmt: skip
+
+
 def test_without_a_score_to_reach_the_last_scores_are_compared(tmp_path: Path) -> None:
     """No run is censored: each has its mean of the last three evaluations and its whole time.
 
