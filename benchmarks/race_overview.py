@@ -38,7 +38,7 @@ class Ratio:
     """Whether the median is censored, and the ratio only a lower bound."""
 
     def __str__(self) -> str:
-        return f"{'> ' if self.bound else ''}{self.value:.3g}"
+        return f"{'> ' if self.bound else ''}{self.value:.{2 if self.value < 10 else 1}f}"
 
 
 Quantity = Mapping[str, Mapping[str, Ratio]]
