@@ -2,12 +2,12 @@
 
 Reads the runs.csv files of races (`asyncrl race` writes them into RUNS_DIR/report), prints tables and draws a figure.
 
-    python benchmarks/race_overview.py docs/results/race*.csv --figure docs/results/race-overview.png
+    python benchmarks/race_overview.py runs/race-1/report/runs.csv runs/race-2/report/runs.csv --figure races.png
 
 Times and steps are medians over seeds, divided by the best median in that environment. A run that did not reach the
 score counts as longer than it was. Environments in which no run has a time to a score are races to equal steps: there
 the median of the last scores is divided by the best. Rows are ordered by the geometric mean over the environments in
-which all methods ran.
+which all methods ran; last scores must be positive.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncrl.plots.curves import save_figure
+from asyncrl.studies.documents import Table
 from asyncrl.studies.statistics import Sample
 
 Row = Mapping[str, str]
@@ -85,7 +87,7 @@ def mean(quantity: Quantity, method: str) -> Ratio:
     """The geometric mean over the environments in which all methods ran."""
     everybody = {each for own in quantity.values() for each in own}
     own = [ratios[method] for ratios in quantity.values() if len(ratios) == len(everybody)]
-    return Ratio(math.exp(sum(math.log(each.value) for each in own) / len(own)), any(each.bound for each in own))
+    return Ratio(geometric_mean(each.value for each in own), any(each.bound for each in own))
 
 
 def order(quantity: Quantity, sign: int) -> list[str]:
@@ -96,24 +98,23 @@ def order(quantity: Quantity, sign: int) -> list[str]:
 
 def print_table(title: str, quantity: Quantity, sign: int) -> None:
     """A Markdown table: a row per method, a column per environment, and the mean."""
-    print(f"\n{title}\n\n| method | {' | '.join(quantity)} | mean |\n|---|{'--:|' * (len(quantity) + 1)}")
-    for method in order(quantity, sign):
-        cells = [str(own.get(method, "")) for own in quantity.values()]
-        print(f"| {method} | {' | '.join(cells)} | {mean(quantity, method)} |")
+    rows = [
+        [method, *(str(own.get(method, "")) for own in quantity.values()), str(mean(quantity, method))]
+        for method in order(quantity, sign)
+    ]
+    print(f"\n{title}\n\n{Table(('method', *quantity, 'mean'), rows).markdown(Path())}")
 
 
 def draw(axes: Axes, quantity: Quantity, sign: int, title: str) -> None:
     """A row per method, the best on top; a mark per environment, a bar for the mean."""
     rows = order(quantity, sign)
-    for marker, (environment, ratios) in zip(MARKERS, quantity.items(), strict=False):
-        known = [(ratio.value, rows.index(method)) for method, ratio in ratios.items() if not ratio.bound]
-        axes.plot(*zip(*known, strict=True), marker, alpha=0.8, label=short(environment))
-        colour = axes.lines[-1].get_color()
-        for method, ratio in ratios.items():
+    for i, (environment, ratios) in enumerate(quantity.items()):
+        colour, places = f"C{i % 10}", [rows.index(method) for method in ratios]
+        values = [ratio.value for ratio in ratios.values()]
+        axes.plot(values, places, MARKERS[i % len(MARKERS)], color=colour, alpha=0.8, label=short(environment))
+        for ratio, place in zip(ratios.values(), places, strict=True):
             if ratio.bound:
-                place = (ratio.value, rows.index(method))
-                axes.plot(*place, marker, color=colour, alpha=0.8)
-                axes.annotate("→", place, (3, -4), textcoords="offset points", color=colour)
+                axes.annotate("→", (ratio.value, place), (3, -4), textcoords="offset points", color=colour)
     for place, method in enumerate(rows):
         axes.plot([mean(quantity, method).value] * 2, [place - 0.35, place + 0.35], color="0.3", linewidth=1.5)
     axes.set_yticks(range(len(rows)), rows)
@@ -131,7 +132,7 @@ def draw(axes: Axes, quantity: Quantity, sign: int, title: str) -> None:
 
 def short(environment: str) -> str:
     """The name of an environment without its namespace and version."""
-    return environment.rpartition("/")[2].rpartition("-v")[0]
+    return environment.rpartition("/")[2].partition("-v")[0]
 
 
 def main() -> None:

@@ -159,7 +159,7 @@ def write_evaluations(path: Path, laps: Sequence[Lap]) -> None:
         for lap in laps:
             run = (lap.start.env_id, lap.start.entrant.backend, name_of(lap.start.entrant), lap.start.seed)
             for each in lap.run.evaluations:
-                writer.writerow((*run, each.steps, f"{each.seconds:.1f}", f"{each.score:g}"))
+                writer.writerow((*run, each.steps, told_time(each.seconds / 60, "seconds"), f"{each.score:g}"))
 
 
 def _told(conditions: Conditions, laps: Sequence[Lap]) -> str:
