@@ -49,6 +49,8 @@ class Config(PolicyConfig, LearnerSettings):
 
     gae_lambda: float = 1.0
     """lambda of V-trace: 1 looks as far as the rollout goes."""
+    entropy_weights: tuple[float, ...] = (0.003,)
+    """beta: weight of the policy's entropy; the first of several counts."""
     rho_bar: float = 1.0
     """Most that a step's importance weight counts in the error of its value."""
     c_bar: float = 1.0
@@ -61,6 +63,7 @@ class Config(PolicyConfig, LearnerSettings):
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
         super().check()
+        self._require("normalize_advantages", not self.normalize_advantages, "is for methods without V-trace")
         self._require("rho_bar", self.rho_bar > 0, "must be a positive number")
         self._require("c_bar", self.c_bar > 0, "must be a positive number")
         self._require("queue_length", 1 <= self.queue_length <= 10_000, "must be 1 to 10_000")

@@ -141,7 +141,7 @@ PPO_VECTOR: Settings = {
 }
 """Epochs and clip of the paper's table 3, with short rollouts and a larger learning rate for small problems."""
 PPO_BOARD: Settings = {"t_max": 8, "learning_rate": 1e-3, "normalize_observations": False}
-"""For MinAtar, without normalisation of its planes. Minibatches of 64 steps with 4 workers: four times the steps per
+"""For MinAtar, without normalisation of its planes. Minibatches of 32 steps with 4 workers: four times the steps per
 batch make twice the steps per second and learn less from them (docs/results/minatar.md)."""
 PPO_CONTINUOUS: Settings = PPO_VECTOR | {
     "envs_per_worker": 1,
@@ -403,6 +403,7 @@ GORILA_PAPER: Settings = {
     "exploration": "equal",
     "epsilons": (0.1,),
     "exploration_steps": 1_000_000,
+    "evaluation_policy": "sampled",
     "evaluation_epsilon": 0.05,
     "network": "nature",
     "normalize_observations": False,

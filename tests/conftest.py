@@ -15,6 +15,15 @@ torch.set_num_threads(1)
 
 _LASTING = ("forkserver", "resource_tracker")
 """Helpers of multiprocessing that serve the whole test session."""
+_HOSTS = {"test_ray.py", "test_ray_faults.py", "test_hosts.py", "test_slurm.py"}
+"""Files whose tests start clusters or make hosts, and look for processes on the whole machine."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups for `--dist loadgroup`: the tests of a file, which may share runs, and all that need hosts."""
+    for item in items:
+        group = "hosts" if item.path.name in _HOSTS else item.location[0]
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)

@@ -278,6 +278,13 @@ def test_a_configuration_is_taken_as_it_is(tmp_path: Path) -> None:
     assert '"envs_per_worker": 3' in (run.path / "config.json").read_text()
 
 
+@pytest.mark.parametrize("count", ["many", 2.5])
+def test_environments_that_cannot_be_counted_are_refused(count: object) -> None:
+    """As on the command line."""
+    with pytest.raises(asyncrl.UsageError, match="n_envs takes a whole number"):
+        asyncrl.train("a3c", env_id="Catch", n_envs=count)
+
+
 TOML = """
 page = "a3c"
 env-id = "Catch"

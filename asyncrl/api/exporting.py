@@ -32,7 +32,7 @@ from asyncrl.envs.spec import BadEnvironment, EpisodeLost, close_all
 from asyncrl.runtime.collect import for_environments, reset_state
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import build_agent, build_environments, build_normalizer
-from asyncrl.storage.files import plain, read_json, write_synced
+from asyncrl.storage.files import disk_is_full, plain, read_json, replace_file
 
 CHECKED = 1000
 """Observations on which an exported file is compared with the agent."""
@@ -116,7 +116,7 @@ def write_torch(loaded: Loaded, model: Deciding, file: Path) -> None:
     about = json.dumps(describe(loaded) | {"inputs": model.inputs, "outputs": model.outputs})
     with _calm():
         torch.export.save(export_program(model), content, extra_files={"agent.json": about})
-    write_synced(file, content.getvalue())
+    _write(file, content.getvalue())
 
 
 def write_onnx(loaded: Loaded, model: Deciding, file: Path) -> None:
@@ -131,7 +131,7 @@ def write_onnx(loaded: Loaded, model: Deciding, file: Path) -> None:
     assert made is not None
     proto = made.model_proto
     onnx.helper.set_model_props(proto, describe(loaded))
-    write_synced(file, proto.SerializeToString())
+    _write(file, proto.SerializeToString())
 
 
 def write_safetensors(loaded: Loaded, model: Deciding, file: Path) -> None:
@@ -142,7 +142,16 @@ def write_safetensors(loaded: Loaded, model: Deciding, file: Path) -> None:
         mean, scale = model.moments
         tensors |= {"observation.mean": mean.contiguous(), "observation.scale": scale.contiguous()}
         about["observation_clip"] = str(LARGEST)
-    write_synced(file, safetensors.torch.save(tensors, metadata=about))
+    _write(file, safetensors.torch.save(tensors, metadata=about))
+
+
+def _write(file: Path, content: bytes) -> None:
+    try:
+        replace_file(file, content)
+    except OSError as error:
+        if disk_is_full(error):
+            raise
+        raise UsageError(f"cannot write {file}: {error.strerror}") from error
 
 
 Decide = Callable[[list[NDArray[Any]]], list[NDArray[Any]]]

@@ -44,7 +44,7 @@ def newest(page: str, config: RunConfig) -> Path | None:
         name_here = default_name(config.seed, config.workers, stamp="")
         mine = [run for run in runs if run.path.name.startswith(name_here)]
     begun = [run.path for run in mine if run.config_file.is_file() and checkpoints.find(run.checkpoints)]
-    return max(begun, default=None, key=lambda path: path.name)
+    return max(begun, default=None, key=lambda path: path.name.split("-")[2:])  # by time, whatever the number of ranks
 
 
 def _backend_of(run: RunFolder) -> str | None:

@@ -16,7 +16,7 @@ from asyncrl.api.training import Settled, settle
 from asyncrl.backends.launch import launched
 from asyncrl.config.commandline import read_text
 from asyncrl.config.run_config import RunConfig
-from asyncrl.config.words import ALIASES, ENVIRONMENTS, read_file, settings_in, share_environments
+from asyncrl.config.words import ALIASES, ENVIRONMENTS, read_count, read_file, settings_in, share_environments
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import name_for
 
@@ -128,13 +128,14 @@ def own_names(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shared_out(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, with the total number of environments converted to workers and environments per worker."""
+    """The settings, with the total number of environments converted to workers and environments per worker.
+
+    Raises UsageError for what is not a whole number, or does not divide.
+    """
     shared = dict(given)
     if ENVIRONMENTS[0] in shared:
-        total = int(shared.pop(ENVIRONMENTS[0]))
-        shared |= share_environments(
-            total, {key: int(shared[key]) for key in ("workers", "envs_per_worker") if key in shared}
-        )
+        given = {name: read_count(name, str(shared[name])) for name in ("workers", "envs_per_worker") if name in shared}
+        shared |= share_environments(read_count(ENVIRONMENTS[0], str(shared.pop(ENVIRONMENTS[0]))), given)
     return shared
 
 

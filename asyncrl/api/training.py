@@ -220,6 +220,9 @@ def _check_collective(page: str, config: RunConfig) -> None:
         raise UsageError(f"--reduce says where a learner learns; {command_of(page)} reduces gradients in any case")
     if getattr(config, "learner_threads", 1) > 1:
         raise UsageError("--learner-threads is not for --backend collective: each rank computes in one thread")
+    for name in ("max_staleness", "max_loss_deviations"):
+        if getattr(config, name, 0):
+            raise UsageError(f"{flag(name)} is not for --backend collective: all ranks make each update together")
     if config.on_worker_error == "restart":
         raise UsageError("--on-worker-error restart is for --backend local: ranks cannot go on without one of them")
 

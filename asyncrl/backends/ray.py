@@ -7,6 +7,7 @@ lost, and Ray with it, the run still ends with a checkpoint and the right exit c
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import multiprocessing
 import os
@@ -20,7 +21,17 @@ from multiprocessing.process import BaseProcess
 
 from asyncrl.backends.local import await_last_evaluation, evaluator_process, learner_process, worker_process
 from asyncrl.backends.outcome import STOPPING, Outcome, Signals, failed, finished, stopped
-from asyncrl.backends.processes import POLL_SECONDS, end, how_it_died, last_line, start_child, start_context
+from asyncrl.backends.processes import (
+    DISK_FULL,
+    NOT_FINITE,
+    POLL_SECONDS,
+    RAISED,
+    end,
+    how_it_died,
+    last_line,
+    start_child,
+    start_context,
+)
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.clock import FINISH, LEAVE
@@ -125,12 +136,14 @@ class Leader:
         self._pipe.close()
 
     def _without_driver(self) -> Outcome:
-        """Why the driver ended: it raised, or Ray exited it because the head of the cluster was lost."""
-        try:
-            traceback = self._run.spec.folder.traceback_file(DRIVER).read_text()
-        except OSError:
-            return failed(f"Ray's driver {how_it_died(self._driver)}: was the head of the cluster lost?")
-        return failed(f"Ray's driver raised {last_line(traceback)}", traceback)
+        """Why the driver ended: it raised, the disk was full, or Ray exited it as the head of the cluster was lost."""
+        code = self._driver.exitcode
+        if code in (RAISED, NOT_FINITE):
+            with contextlib.suppress(OSError):
+                traceback = self._run.spec.folder.traceback_file(DRIVER).read_text()
+                return failed(f"Ray's driver raised {last_line(traceback)}", traceback)
+        question = "" if code == DISK_FULL else ": was the head of the cluster lost?"
+        return failed(f"Ray's driver {how_it_died(self._driver)}{question}")
 
     def _listen(self) -> None:
         try:

@@ -37,7 +37,7 @@ from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.studies.axes import Axis, Point, combine, group_words, make_axis, words_of
 from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs, run_state
-from asyncrl.studies.search import Plan, Search, import_optuna
+from asyncrl.studies.search import STORAGE, Plan, Search, import_optuna
 from asyncrl.studies.sweep_rows import Row
 
 TAKEN = ("seed", "runs_dir", "run_name", "resume", "quiet")
@@ -107,7 +107,13 @@ def sweep(words: Sequence[str], program: str) -> int:
 
 
 def search(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> int:
-    """Search with Optuna, separately for each method and environment: their scores are not comparable."""
+    """Search with Optuna, separately for each method and environment: their scores are not comparable.
+
+    Raises UsageError if there is nothing to report on.
+    """
+    nothing = UsageError(f"{config.runs_dir} holds no trials to report on")
+    if config.collect and not (config.runs_dir / STORAGE).exists():
+        raise nothing
     searches = {
         (algorithm, env_id): make_search(algorithm, env_id, config, axes)
         for algorithm in config.algorithms
@@ -126,6 +132,8 @@ def search(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> int:
             for point, state in one.points()
             for seed in range(1, 2 if state else config.seeds + 1)
         ]
+        if not rows:
+            raise nothing
         return report(rows, axes, config.runs_dir, words, failures)
 
 

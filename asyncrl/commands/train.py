@@ -67,10 +67,17 @@ def show_help(page: str, words: Sequence[str]) -> None:
 
 
 def launch_of(words: Sequence[str]) -> Launch | None:
-    """As which of several ranks a launcher has started this command; None if it was started alone."""
+    """As which of several ranks a launcher has started this command; None if it was started alone.
+
+    Raises UsageError if the ranks cannot meet as the words say.
+    """
     if value_of("--backend", words) != "collective":
         return None
-    return launched(os.environ, value_of("--init-method", words))
+    place = value_of("--init-method", words)
+    launch = launched(os.environ, place)
+    if place and launch is None:
+        raise UsageError("--init-method is for ranks that torchrun, mpirun or srun starts; this command starts its own")
+    return launch
 
 
 def with_ranks(words: Sequence[str], launch: Launch) -> list[str]:

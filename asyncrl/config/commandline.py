@@ -30,7 +30,7 @@ from asyncrl.config.groups import (
     RunSettings,
     Settings,
 )
-from asyncrl.config.words import understood
+from asyncrl.config.words import parse_integer, understood
 from asyncrl.core.errors import UsageError
 
 T = TypeVar("T")
@@ -58,17 +58,6 @@ MOST_USED = (
 """Those that help shows first, in the order of their use."""
 CONFIG_HELP = "Take settings from a run's config.json, or from TOML; those on the command line override them."
 TEXTS = {COMMON: "The settings used most often.", METHOD: "Settings of this method."}
-
-
-def parse_integer(text: str) -> int:
-    """A whole number as people write them: 10000000, 10_000_000 or 1e7. Raises ValueError otherwise."""
-    with contextlib.suppress(ValueError):
-        return int(text)
-    with contextlib.suppress(ValueError, OverflowError):
-        number = float(text)
-        if number == int(number):
-            return int(number)
-    raise ValueError(f"takes a whole number, got {text!r}")
 
 
 def parse_number(text: str) -> float:

@@ -164,7 +164,7 @@ class ParallelismSettings(Settings):
     statistics: Literal["shared", "per-worker"] = "shared"
     """Who owns the optimiser's statistics: all workers together or each its own (the paper compares both)."""
     overlap: bool = False
-    """Make rollouts while the previous ones are learnt (A2C, PPO) or reduced (ranks): they are one update older."""
+    """Make rollouts, one update older, while the last ones are learnt (A2C, PPO; not as ranks) or reduced (ranks)."""
     reduce: Literal["experience", "gradients"] = "experience"
     """Collective backend, A2C and PPO: gather rollouts at rank 0, or let each rank learn from its own and average."""
     init_method: str = ""

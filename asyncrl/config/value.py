@@ -69,10 +69,11 @@ class ActionValueConfig(RunConfig):
         if is_name(self.exploration):
             own: Exploration = find(self.exploration)(self, worker)
             return own
+        rung = worker % self.workers  # workers count through all hosts: each host has the whole ladder
         if self.exploration == "boltzmann":
-            return Boltzmann(spread_temperature(worker, self.workers, *self.temperatures))
+            return Boltzmann(spread_temperature(rung, self.workers, *self.temperatures))
         if self.exploration == "ladder":
-            return EpsilonGreedy(ladder_epsilon(worker, self.workers))
+            return EpsilonGreedy(ladder_epsilon(rung, self.workers))
         if self.exploration == "equal":
             return EpsilonGreedy(self.epsilons[0], self.exploration_steps)
         final = draw_epsilon(self.epsilons, self.epsilon_probabilities, (self.seed, worker))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,12 +52,12 @@ def understood(words: Sequence[str], page: str = "") -> list[str]:
 
 
 def spelled_out(words: Sequence[str]) -> Iterator[str]:
-    """The words with a setting's own name where another one was used; `--track` alone is CleanRL's."""
+    """The words with a setting's own name, as our help has it; `--track` alone is CleanRL's."""
     for word, following in zip(words, [*words[1:], "--"], strict=False):
         name, equals, attached = word.partition("=")
         plain = name.removeprefix("--").replace("-", "_")
-        if name.startswith("--") and plain in ALIASES:
-            yield "--" + ALIASES[plain].replace("_", "-") + equals + attached
+        if name.startswith("--"):
+            yield "--" + ALIASES.get(plain, plain).replace("_", "-") + equals + attached
         else:
             yield word
         if word == "--track" and following.startswith("--"):
@@ -71,6 +72,8 @@ def spread_environments(words: list[str]) -> list[str]:
         name, equals, attached = word.partition("=")
         if name.startswith("--") and name[2:].replace("-", "_") in ENVIRONMENTS:
             total = attached if equals else next(left, "")
+            if not total or total.startswith("--"):
+                raise UsageError(f"{name} needs a value")
         else:
             kept.append(word)
     if not total:
@@ -100,12 +103,23 @@ def share_environments(total: int, given: Mapping[str, int]) -> dict[str, int]:
     return {"workers" if name == "envs_per_worker" else "envs_per_worker": total // count}
 
 
+def parse_integer(text: str) -> int:
+    """A whole number as people write them: 10000000, 10_000_000 or 1e7. Raises ValueError otherwise."""
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError, OverflowError):
+        number = float(text)
+        if number == int(number):
+            return int(number)
+    raise ValueError(f"takes a whole number, got {text!r}")
+
+
 def read_count(flag: str, text: str) -> int:
     """A whole number. Raises UsageError."""
     try:
-        return int(float(text))
-    except (ValueError, OverflowError):
-        raise UsageError(f"{flag} takes a whole number, got {text!r}") from None
+        return parse_integer(text)
+    except ValueError as error:
+        raise UsageError(f"{flag} {error}") from None
 
 
 def value_of(flag: str, words: Sequence[str]) -> str:

@@ -37,9 +37,9 @@ class Moments:
     def add(self, worker: int, batch: Tensor) -> None:
         """Add vectors `[B, n]` to a worker's row."""
         count = len(batch)
-        # For a batch of pixels two passes in float32 are exact enough; other numbers may be so large that their squares
-        # are not. (torch.var_mean takes twenty times as long over the first axis.)
-        samples = batch.float() if batch.dtype == torch.uint8 else batch.double()
+        # In float32 the squares of large numbers would not be exact enough. torch.var_mean takes twenty times as long
+        # over the first axis.
+        samples = batch.double()
         mean = samples.mean(0)
         squares = (samples - mean).square_().sum(0)
         addition = np.concatenate([[count], mean.numpy(), squares.numpy()], dtype=np.float64)

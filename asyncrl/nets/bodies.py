@@ -279,6 +279,8 @@ def make_body(config: RunConfig, shape: tuple[int, ...], dtype: str, kind: str, 
     """
     name, widths = body_name(config, kind), hidden_widths(config, kind)
     if is_name(name):
+        if config.hidden_sizes and not getattr(config, "dueling", False):
+            raise UsageError(f"--hidden-sizes is not for --network {name}, which makes its own layers")
         return OwnBody(name, shape)
     if without_last:
         widths = widths[:-1]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import matplotlib
@@ -77,7 +78,8 @@ def label_curves(curves: Sequence[Curve]) -> list[str]:
     told = [key for key in dict.fromkeys(key for curve in curves for key in curve.config) if key not in UNTOLD]
     telling = [key for key in told if len({repr(c.config[key]) for c in curves if key in c.config}) > 1]
     if not telling:
-        return [f"{curves[0].config['page']}, {curves[0].config['workers']} workers"] * len(curves)
+        workers = curves[0].config["workers"]
+        return [f"{curves[0].config['page']}{f', {workers} workers' if workers else ''}"] * len(curves)
     for key in reversed(telling.copy()):
         fewer = [other for other in telling if other != key]
         if key != "page" and _groups(curves, fewer) == _groups(curves, telling):
@@ -140,10 +142,15 @@ MOST_INSIDE = 6
 
 
 def draw_curves(
-    curves: Sequence[Curve], axis: str = "steps", title: str = "", references: Sequence[Reference] = ()
+    curves: Sequence[Curve],
+    axis: str = "steps",
+    title: str = "",
+    references: Sequence[Reference] = (),
+    colours: Mapping[str, str] = MappingProxyType({}),
 ) -> Figure:
     """A figure of runs. Those that differ only in their seed share a colour: each a faint line, their median a strong
-    one, and a band from the worst to the best as far as all of them go. References are dashed and grey.
+    one, and a band from the worst to the best as far as all of them go. References are dashed and grey. `colours` has
+    those of some labels; the others get theirs in turn.
 
     Raises UsageError for a reference that has no such axis.
     """
@@ -157,7 +164,7 @@ def draw_curves(
     for i, name in enumerate(dict.fromkeys(names)):
         group = [curve for curve, label in zip(curves, names, strict=True) if label == name]
         points = [sorted((row[key] / size, row["mean"]) for row in curve.rows) for curve in group]
-        _draw_seeds(axes, points, f"C{i % 10}", name)
+        _draw_seeds(axes, points, colours.get(name, f"C{i % 10}"), name)
     for reference, style in zip(references, itertools.cycle(("--", ":", "-."))):
         if axis not in reference.points or "score" not in reference.points:
             raise UsageError(

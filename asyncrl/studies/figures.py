@@ -27,7 +27,11 @@ NAMES = {
     "a3c": "A3C", "one_step_q": "one-step Q", "one_step_sarsa": "one-step Sarsa", "n_step_q": "n-step Q", "a2c": "A2C",
     "ppo": "PPO", "impala": "IMPALA", "reinforce": "REINFORCE", "gorila": "Gorila", "apex": "Ape-X",
 }  # fmt: skip
-COLOURS = {"a3c": "C0", "one_step_q": "C3", "one_step_sarsa": "C1", "n_step_q": "C2"}
+COLOURS = {
+    "a3c": "C0", "one_step_q": "C3", "one_step_sarsa": "C1", "n_step_q": "C2", "reinforce": "C4", "a2c": "C5",
+    "ppo": "C6", "impala": "C7", "gorila": "C8", "apex": "C9",
+}  # fmt: skip
+"""The same in every figure of a study."""
 STYLES = ("-", "--", ":")
 """Line styles of an ablation's variants, in turn."""
 PLAIN_NUMBERS = FuncFormatter(lambda value, _: f"{value:g}")
@@ -85,11 +89,23 @@ def name_of(series: Series) -> str:
     return f"{name}, {series.variant}" if series.variant else name
 
 
+def colours_of(algorithms: Sequence[str]) -> list[str]:
+    """A colour for each: the method's own, or colours in turn if one occurs twice or is not of this package."""
+    if len(set(algorithms)) == len(algorithms) and COLOURS.keys() >= set(algorithms):
+        return [COLOURS[algorithm] for algorithm in algorithms]
+    return [f"C{i % 10}" for i in range(len(algorithms))]
+
+
+def _colour(series: Series, data: Data) -> str:
+    algorithms = list(dict.fromkeys(other.algorithm for other in data.series))
+    return colours_of(algorithms)[algorithms.index(series.algorithm)]
+
+
 def _look(series: Series, data: Data) -> dict[str, Any]:
     """How to draw a series: its method sets the colour, its variant the line style."""
     variants = list(dict.fromkeys(other.variant for other in data.series))
     style = STYLES[variants.index(series.variant) % len(STYLES)]
-    return {"color": COLOURS.get(series.algorithm, "C4"), "linestyle": style}
+    return {"color": _colour(series, data), "linestyle": style}
 
 
 def all_figures(data: Data) -> dict[str, tuple[Figure, str]]:
@@ -186,7 +202,7 @@ def _draw_speedup(
         scale = np.array([p.workers if times_workers else 1 for p, _ in pairs])
         x = np.array([p.workers for p, _ in pairs]) * shift
         y = np.array([e.value for _, e in pairs]) * scale
-        colour = COLOURS.get(series.algorithm, "C4")
+        colour = _colour(series, data)
         axes.plot(x, y, linewidth=1.6, **_look(series, data))
         spans = np.array([(max(0.0, e.value - e.low), max(0.0, e.high - e.value)) for _, e in pairs]).T * scale
         axes.errorbar(x, y, yerr=spans, fmt="none", ecolor=colour, alpha=0.5, capsize=2, linewidth=1)
@@ -306,7 +322,7 @@ def draw_reach(data: Data) -> Figure | None:
 
 
 def _draw_reach(axes: Axes, data: Data, series: Series, env_id: str, backend: str, shift: float) -> None:
-    colour = COLOURS.get(series.algorithm, "C4")
+    colour = _colour(series, data)
     points = [p for p in data.points if (p.series, p.env_id, p.backend) == (series, env_id, backend) and p.steps]
     points.sort(key=lambda point: point.workers)
     for point in points:

@@ -89,14 +89,21 @@ def alone_in(runs_dir: Path, say: Say) -> Iterator[int]:
     import fcntl  # not on Windows, where none of this package runs
 
     made: list[Path] = []
-    make_folders(runs_dir, made)
     lock = runs_dir / "study.lock"
-    with open(lock, "a") as file:
+    try:
+        make_folders(runs_dir, made)
+        file = open(lock, "a")  # noqa: SIM115
+    except OSError as error:
+        remove_folders(made)
+        raise UsageError(f"cannot write into {runs_dir}: {error.strerror}") from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say(f"waiting for runs that are still active in {runs_dir}")
             fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks
+            pass
         try:
             yield file.fileno()
         except UsageError:

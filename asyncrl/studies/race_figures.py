@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from asyncrl.plots.curves import unit_of
+from asyncrl.studies.figures import colours_of
 from asyncrl.studies.race_results import LAST, MINUTE, Result, equal_time, name_of, time_unit
 from asyncrl.studies.races import Entrant
 from asyncrl.studies.statistics import Sample
@@ -86,7 +87,7 @@ def _draw_last_scores(axes: Axes, results: Sequence[Result], order: Sequence[Ent
 
 
 def _colour(order: Sequence[Entrant], result: Result) -> str:
-    return f"C{order.index(result.entrant) % 10}"
+    return colours_of([entrant.algorithm for entrant in order])[order.index(result.entrant)]
 
 
 def _draw_rows(

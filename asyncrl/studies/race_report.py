@@ -15,6 +15,7 @@ from pathlib import Path
 from asyncrl.plots.curves import Curve, draw_curves, read_curve, save_figure
 from asyncrl.storage.run_folder import safe_name
 from asyncrl.studies.documents import Block, Code, Heading, Items, Picture, Table, Text, write_pages
+from asyncrl.studies.figures import colours_of
 from asyncrl.studies.measure import hardware
 from asyncrl.studies.race_figures import draw_arrivals, draw_overview, draw_scores
 from asyncrl.studies.race_results import (
@@ -239,10 +240,13 @@ def _figures(
     place = safe_name(env_id)
     pictures: list[Block] = []
     curves = [curve for lap in laps if lap.run.state and (curve := _curve(lap)).rows]
+    order = order_of(laps)
+    names = [name_of(entrant) for entrant in order]
+    colours = dict(zip(names, colours_of([entrant.algorithm for entrant in order]), strict=True))
     serial = all(lap.start.entrant.backend == "serial" for lap in laps)
     for axis in ("minutes", "steps"):
         if curves and not (axis == "minutes" and serial):
-            figure = draw_curves(curves, axis, env_id)
+            figure = draw_curves(curves, axis, env_id, colours=colours)
             if conditions.score is not None:
                 figure.axes[0].axhline(conditions.score, color="0.5", linewidth=1, linestyle=":")
             save_figure(figure, folder / f"{place}-{axis}.png")
@@ -253,7 +257,6 @@ def _figures(
                     f"median.{' Runs end at the score.' if conditions.stop_at_score else ''}",
                 )
             )
-    order = order_of(laps)
     if conditions.score is None and results:
         save_figure(draw_scores(results, order, env_id), folder / f"{place}-scores.png")
         pictures.append(

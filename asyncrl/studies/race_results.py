@@ -129,9 +129,14 @@ def rank(laps: Sequence[Lap]) -> list[Result]:
     finished = [lap for lap in laps if lap.run.complete]
     entrants = dict.fromkeys(lap.start.entrant for lap in finished)
     results = [Result(entrant, [lap for lap in finished if lap.start.entrant == entrant]) for entrant in entrants]
-    if all(lap.score is None for lap in laps):
-        return sorted(results, key=lambda result: -result.last_scores.median)
-    return sorted(results, key=lambda result: (result.minutes.median, -result.best_scores.median))
+    return sorted(results, key=standing)
+
+
+def standing(result: Result) -> tuple[float, float]:
+    """What results in one environment are ordered by, the smallest first."""
+    if all(lap.score is None for lap in result.laps):
+        return -result.last_scores.median, 0.0
+    return result.minutes.median, -result.best_scores.median
 
 
 def equal_time(results: Sequence[Result]) -> float | None:
@@ -149,12 +154,21 @@ def equal_time(results: Sequence[Result]) -> float | None:
 def mean_places(environments: Sequence[Sequence[Result]]) -> dict[Entrant, float]:
     """The mean place of each entrant over environments whose results are ranked, best first.
 
-    An entrant without a finished run in an environment is behind all others there.
+    Entrants with equal results share their places. One without a finished run in an environment is behind all others
+    there.
     """
-    places = [{result.entrant: place for place, result in enumerate(ranked, 1)} for ranked in environments]
+    places = [_places(ranked) for ranked in environments]
     entrants = {entrant for own in places for entrant in own}
     means = {entrant: fmean(own.get(entrant, len(own) + 1) for own in places) for entrant in entrants}
     return dict(sorted(means.items(), key=lambda item: (item[1], str(item[0]))))
+
+
+def _places(ranked: Sequence[Result]) -> dict[Entrant, float]:
+    standings = [standing(result) for result in ranked]
+    return {
+        result.entrant: fmean(place for place, other in enumerate(standings, 1) if other == own)
+        for result, own in zip(ranked, standings, strict=True)
+    }
 
 
 CLOSE = 0.9

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from asyncrl.core.errors import UsageError
@@ -18,7 +19,7 @@ class Entrant:
 
     algorithm: str
     backend: str
-    named: bool = False
+    named: bool = field(default=False, compare=False)
     """Whether its name includes the backend."""
 
     @classmethod
@@ -58,6 +59,17 @@ class Start:
     seed: int
 
 
+def name_apart(starts: Sequence[Start]) -> list[Start]:
+    """The same runs; entrants that are one page on several backends get names that include the backend."""
+    entrants = {start.entrant for start in starts}
+    counts = Counter(entrant.algorithm for entrant in entrants)
+    several = {algorithm for algorithm, count in counts.items() if count > 1}
+    return [
+        replace(start, entrant=replace(start.entrant, named=True)) if start.entrant.algorithm in several else start
+        for start in starts
+    ]
+
+
 class RaceFile:
     """race.json in the race's folder: conditions and runs of all calls so far.
 
@@ -94,7 +106,7 @@ class RaceFile:
                     )
         self.commands += [command] if command not in self.commands else []
         self.environments.update(environments)
-        self.starts += [start for start in starts if start not in set(self.starts)]
+        self.starts = name_apart([*self.starts, *(start for start in starts if start not in set(self.starts))])
 
     def save(self) -> None:
         """Write the file."""

@@ -75,6 +75,8 @@ def verdict(data: Data, series: Series) -> str:
         return f"{start}, because too many runs never reached the reference score."
     if estimate.bound == "<=":
         return f"{start}: more data, if they reach the score at all; {_censored(point)}."
+    if len({run.cell.seed for run in data.runs(backend) if run.cell.series == series}) == 1:
+        return f"{start}: from one seed, which shows nothing."
     if estimate.low > 1:
         return f"{start}: less data than one {them[:-1]}, so more than linear wherever throughput is linear."
     if estimate.high < 1:

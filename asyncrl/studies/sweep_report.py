@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from asyncrl.plots.curves import save_figure
 from asyncrl.studies.axes import Axis
 from asyncrl.studies.documents import Code, Heading, Picture, Table, Text, write_pages
-from asyncrl.studies.figures import COLOURS, NAMES
+from asyncrl.studies.figures import NAMES, colours_of
 from asyncrl.studies.search import importances
 from asyncrl.studies.sweep_rows import Row
 
@@ -239,13 +239,12 @@ def draw_sweep(rows: Sequence[Row], varied: Sequence[Axis]) -> Figure:
     env_ids = list(dict.fromkeys(row.env_id for row in rows))
     figure = Figure(figsize=(max(6.0, min(10.0, 5.0 * len(env_ids))), 4.4), layout="constrained")
     grid = figure.subplots(1, len(env_ids), squeeze=False)[0]
-    groups = list(dict.fromkeys(_group(row, varied, across) for row in rows))
+    groups = {_group(row, varied, across): row.algorithm for row in rows}
+    colours = dict(zip(groups, colours_of(list(groups.values())), strict=True))
     for axes, env_id in zip(grid, env_ids, strict=True):
-        for i, group in enumerate(groups):
+        for group in groups:
             own = [row for row in rows if (row.env_id, _group(row, varied, across)) == (env_id, group)]
-            plain = all(_group(row, varied, across) == _name(row) for row in rows)
-            colour = COLOURS.get(own[0].algorithm, f"C{i}") if plain and own else f"C{i % 10}"
-            _draw_points(axes, own, across, colour, group)
+            _draw_points(axes, own, across, colours[group], group)
         _finish(axes, across, env_id)
     if len(groups) > 1:
         handles, labels = grid[0].get_legend_handles_labels()

@@ -18,10 +18,12 @@ import pytest
 import torch
 
 from asyncrl import api
+from asyncrl.api import resume
 from asyncrl.backends import group
 from asyncrl.backends.group import Board
 from asyncrl.backends.ranks import speaks_for_rank_0
 from asyncrl.commands.train import main
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
@@ -266,6 +268,37 @@ def test_the_newest_run_of_any_number_of_ranks_goes_on_by_itself(tmp_path: Path)
     folders = {path.parent.name[:2]: path.parent for path in tmp_path.glob("*/*/*/config.json")}
     assert set(folders) == {"w3", "w2"}
     assert (status_of(folders["w2"])["part"], status_of(folders["w3"])["part"]) == (1, 0)
+
+
+def test_the_newest_run_is_the_last_one_that_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the one whose number of ranks begins with the largest digit."""
+    monkeypatch.setattr(resume.checkpoints, "find", lambda path: ["a checkpoint"])
+    for name in ("w8-s1-20260101-120000", "w16-s1-20260601-120000", "w9-s1-20260301-120000"):
+        folder = tmp_path / "a3c" / "Catch" / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"config": {"backend": "collective"}}))
+
+    found = resume.newest("asyncrl.a3c", RunConfig(env_id="Catch", backend="collective", runs_dir=str(tmp_path)))
+
+    assert found is not None
+    assert found.name == "w16-s1-20260601-120000"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--init-method", "tcp://127.0.0.1:1"], "--init-method is for ranks that torchrun, mpirun or srun starts"),
+        (["--reduce", "gradients"], "reduces gradients in any case"),
+    ],
+)
+def test_settings_that_mean_nothing_here_are_refused(
+    words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, before there is a run."""
+    assert main("asyncrl.a3c", [*CATCH, "--runs-dir", str(tmp_path), *words]) == 2
+
+    assert line in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def launch(rank: int, size: int, port: int, *words: str, page: str = "a3c") -> subprocess.Popen[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,34 @@ def test_the_weights_alone_are_enough_for_a_program_without_torch(
         assert file.metadata()["format"] == "asyncrl agent 1"
         assert file.metadata()["observation_clip"] == "5.0"
         assert {"observation.mean", "observation.scale"} < set(file.keys())
+
+
+def test_a_file_that_cannot_be_written_is_one_line(
+    cartpole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder, say."""
+    assert main([str(cartpole), "--safetensors", str(tmp_path)]) == 2
+
+    assert f"cannot write {tmp_path}: Is a directory" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_the_earlier_export(
+    cartpole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whole, and nothing beside it."""
+    file = tmp_path / "agent.safetensors"
+    file.write_text("earlier")
+
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+    assert main([str(cartpole), "--safetensors", str(file)]) == 1
+
+    assert "the disk is full" in capsys.readouterr().err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["earlier"]
 
 
 def test_a_model_that_says_something_else_is_noticed(cartpole: Path) -> None:

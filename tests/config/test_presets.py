@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.core.exploration import EpsilonGreedy
 from asyncrl.presets import TABLES, preset_of
 from tests.config.settings import FILE, KINDS, PAGES, PRESETS, changes, settings_of
 
@@ -30,6 +31,14 @@ def test_every_page_has_a_table_for_every_preset_and_kind() -> None:
     assert {page: {name: set(kinds) for name, kinds in tables.items()} for page, tables in TABLES.items()} == {
         page: {name: set(KINDS) for name in PRESETS} for page in PAGES
     }
+
+
+def test_gorilas_paper_is_evaluated_with_its_epsilon() -> None:
+    """0.05, by an evaluator that does not act greedily."""
+    gorila = import_module("asyncrl.gorila")
+    config = gorila.Config(**gorila.preset("paper", KINDS["atari"]))
+
+    assert config.exploration_of(-1) == EpsilonGreedy(0.05)
 
 
 def test_a_preset_is_a_copy() -> None:

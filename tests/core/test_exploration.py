@@ -61,6 +61,16 @@ def test_the_ladder_goes_from_its_base_to_nearly_nothing() -> None:
     assert rungs[7] == pytest.approx(0.4**8)
 
 
+@pytest.mark.parametrize("exploration", ["ladder", "boltzmann"])
+def test_each_host_has_the_whole_ladder(exploration: str) -> None:
+    """Workers count through all hosts, `workers` are those of one."""
+    config = ValueConfig(exploration=exploration, workers=3)
+
+    first, second = ([config.exploration_of(worker) for worker in host] for host in (range(3), range(3, 6)))
+    assert first == second
+    assert len({str(one) for one in first}) == 3
+
+
 def test_temperatures_are_spread_evenly_in_the_logarithm() -> None:
     """0.01, 0.1, 1 for three workers."""
     assert [spread_temperature(worker, 3, 0.01, 1.0) for worker in range(3)] == pytest.approx([0.01, 0.1, 1.0])

@@ -95,6 +95,15 @@ def half_and_half(config: Any, worker: int) -> EpsilonGreedy:
     return EpsilonGreedy(0.5 if worker % 2 else 0.0)
 
 
+def test_widths_are_refused_for_layers_of_ones_own() -> None:
+    """Rather than ignored; a dueling network has layers of ours beside it."""
+    with pytest.raises(UsageError, match=r"--hidden-sizes is not for --network .*threes"):
+        make_actor_critic(asyncrl.a3c.Config(network=f"{HERE}:threes", hidden_sizes=(64,)), SPACES)
+
+    settings = {"network": f"{HERE}:threes", "hidden_sizes": (64,), "dueling": True}
+    assert make_q_network(asyncrl.n_step_q.Config(**settings), SPACES) is not None
+
+
 def test_exploration_of_ones_own_is_asked_for_each_worker() -> None:
     """The evaluator explores as it always does."""
     config = asyncrl.one_step_q.Config(exploration=f"{HERE}:half_and_half")

@@ -82,3 +82,9 @@ def test_impossible_settings_are_refused(name: str) -> None:
     """With the flag's name."""
     with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} must be"):
         impala.Config(**{name: 0})
+
+
+def test_what_v_trace_does_not_use_is_refused() -> None:
+    """Rather than written into the records."""
+    with pytest.raises(UsageError, match="--normalize-advantages is for methods without V-trace"):
+        impala.Config(normalize_advantages=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import asyncrl
 from asyncrl import a3c
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.telemetry import MOST_DROPPED
@@ -66,6 +67,15 @@ def test_a_worker_whose_gradients_are_all_dropped_goes_on(tmp_path: Path, monkey
 
     assert status["outlier_gradients"] >= 25 > MOST_DROPPED
     assert status["updates"] + status["outlier_gradients"] == 230
+
+
+@pytest.mark.parametrize("name", ["max_staleness", "max_loss_deviations"])
+def test_ranks_in_step_refuse_them(name: str, tmp_path: Path) -> None:
+    """One rank would drop what the others apply."""
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} is not for --backend collective"):
+        asyncrl.train(PAGE, env_id="Catch", backend="collective", workers=2, runs_dir=tmp_path, **{name: 3})
+
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

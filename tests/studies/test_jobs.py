@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -60,6 +61,29 @@ def test_words_that_a_command_refuses_end_the_study(tmp_path: Path) -> None:
     ):
         run_jobs([job], runs_dir, 1, lock, silent)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    """A file where the folder should be stays what it is."""
+    place = tmp_path / "file"
+    place.write_text("mine")
+
+    for runs_dir in (place, place / "study"):
+        with pytest.raises(UsageError, match=f"cannot write into {runs_dir}: "), alone_in(runs_dir, silent):
+            pass
+    assert place.read_text() == "mine"
+
+
+def test_a_file_system_without_locks_is_used_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some of clusters are."""
+
+    def flock(file: object, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+    with alone_in(tmp_path, silent) as lock:
+        assert lock >= 0
 
 
 def test_the_lock_is_held_while_the_study_goes_on(tmp_path: Path) -> None:

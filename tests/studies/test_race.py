@@ -12,12 +12,13 @@ import pytest
 
 from asyncrl.commands.race import main
 from asyncrl.studies.race_report import write_report
-from asyncrl.studies.race_results import equal_time, rank, read_lap, told_time
+from asyncrl.studies.race_results import equal_time, mean_places, name_of, rank, read_lap, told_time
 from asyncrl.studies.races import Conditions, Entrant, RaceFile, Start
 
 ENV = "Catch"
 REFUSED = [
     (["--algorithms", "a3c", "a3c"], "--algorithms needs at least one value and none twice"),
+    (["--algorithms", "a3c", "a3c@local"], "--algorithms needs at least one value and none twice"),
     (["--algorithms", "a4c"], "--algorithms: there is no page 'a4c'"),
     (["--algorithms", "a3c@moon"], "a3c@moon on Catch"),
     (["--algorithms", "impala@collective"], "impala@collective on Catch"),
@@ -190,6 +191,32 @@ def test_several_environments_are_seen_beside_each_other(
     assert f"| A3C | {a3c} | {a3c} | {a3c} | 1.7 |" in text
     assert text.index("## All environments") < text.index("## Catch")
     assert (tmp_path / "race" / "report" / "overview.png").stat().st_size > 0
+
+
+def test_equal_results_share_their_places(tmp_path: Path) -> None:
+    """Both have 0.25 at the end of all runs: nobody is first."""
+    file = made_up(tmp_path / "race", score=None)
+    for start in file.starts:
+        rows = [{"steps": 6000 * m, "seconds": 60.0 * m, "mean": 0.25, "cpu_share": 0.0} for m in range(1, 4)]
+        evaluations = file.job(start).folder(tmp_path / "race") / "evaluator.jsonl"
+        evaluations.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    ranked = rank([read_lap(file, start, tmp_path / "race") for start in file.starts])
+
+    assert set(mean_places([ranked]).values()) == {1.5}
+
+
+def test_a_page_on_two_backends_is_two_entrants_and_one_backend_named_twice_is_one(tmp_path: Path) -> None:
+    """In one call or in two; their names say which backend."""
+    file = RaceFile(tmp_path)
+    conditions = {ENV: Conditions(1.0, 5.0, 0, 2, 10, True, ())}
+    for entrant in (Entrant("a3c", "local"), Entrant.of("a3c@local", "serial"), Entrant("ppo", "local")):
+        file.add("one", conditions, [Start(entrant, ENV, 1)])
+    assert [name_of(start.entrant) for start in file.starts] == ["A3C", "PPO"]
+
+    file.add("two", conditions, [Start(Entrant("a3c", "serial"), ENV, 1)])
+
+    assert [name_of(start.entrant) for start in file.starts] == ["A3C, local", "PPO", "A3C, serial"]
 
 
 def test_one_environment_has_no_overview(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from asyncrl.pages import PAGES
 from asyncrl.studies.documents import Table
-from asyncrl.studies.figures import Data, align, all_figures
+from asyncrl.studies.figures import COLOURS, Data, align, all_figures, colours_of
 from asyncrl.studies.measure import measure
 from asyncrl.studies.plan import Cell
 from asyncrl.studies.report import limits, verdict, write_report
@@ -96,6 +97,22 @@ def test_the_workers_of_the_collective_backend_are_called_ranks(tmp_path: Path) 
     assert "less data than one rank" in verdict(data, series)
     assert "4 ranks on 4 cores make" in limits(data, series)
     assert "8 ranks on 4 cores reach" in limits(data, series)
+
+
+def test_one_seed_shows_nothing(tmp_path: Path) -> None:
+    """Its bootstrap interval has no width."""
+    file = make_study(tmp_path / "study", reaches, rate, ("one_step_q",), ("Catch",), ("serial",), seeds=1)
+    runs = [measure(cell, file.job(cell).folder(tmp_path / "study")) for cell in file.cells]
+    data = Data(runs, make_points(runs, file.references), file.references)
+
+    assert verdict(data, data.series[0]).endswith("from one seed, which shows nothing.")
+
+
+def test_methods_differ_in_colour() -> None:
+    """Each has its own; the same method twice, or a user's page, takes colours in turn."""
+    assert len(set(colours_of(list(PAGES)))) == len(PAGES)
+    assert colours_of(["ppo", "impala"]) == [COLOURS["ppo"], COLOURS["impala"]]
+    assert colours_of(["ppo", "ppo", "my_package.my_page"]) == ["C0", "C1", "C2"]
 
 
 def test_figures_have_units_legends_and_readable_sizes(runs_dir: Path) -> None:

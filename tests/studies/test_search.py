@@ -154,6 +154,16 @@ def test_mistakes_are_one_line_before_any_run(
     assert error.count("\n") == 1
 
 
+def test_nothing_to_collect_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistyped folder is not made."""
+    place = tmp_path / "mistyped"
+
+    assert main([*WORDS, "--trials", "2", "--collect", "--runs-dir", str(place)]) == 2
+
+    assert f"{place} holds no trials to report on" in capsys.readouterr().err
+    assert not place.exists()
+
+
 def test_a_search_without_optuna_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
