@@ -150,7 +150,7 @@ def main() -> None:
     panels = [
         ("time to the score, in multiples of the best", times, 1),
         ("steps to the score, in multiples of the best", steps, 1),
-        ("last score after equal steps, as a share of the best", scores, -1),
+        ("last score after equal steps, share of the best", scores, -1),
     ]
     panels = [panel for panel in panels if panel[1]]
     for panel in panels:

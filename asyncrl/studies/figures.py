@@ -28,7 +28,7 @@ NAMES = {
     "ppo": "PPO", "impala": "IMPALA", "reinforce": "REINFORCE", "gorila": "Gorila", "apex": "Ape-X",
 }  # fmt: skip
 COLOURS = {
-    "a3c": "C0", "one_step_q": "C3", "one_step_sarsa": "C1", "n_step_q": "C2", "reinforce": "C4", "a2c": "C5",
+    "a3c": "C0", "one_step_q": "C1", "one_step_sarsa": "C2", "n_step_q": "C3", "reinforce": "C4", "a2c": "C5",
     "ppo": "C6", "impala": "C7", "gorila": "C8", "apex": "C9",
 }  # fmt: skip
 """The same in every figure of a study."""
