@@ -128,10 +128,13 @@ class Replay:
         An actor waits only when some environment has stored more steps than a transition needs. So actors and learners
         never wait for each other at the same time.
         """
+        return self.ahead(actor) <= self._most_ahead()
+
+    def _most_ahead(self) -> float:
         plan = self.plan
         streams = self.steps.streams // (plan.actors if plan.bundled else 1)
         each = plan.t_max + plan.shape.n_step + plan.shape.stack
-        return self.ahead(actor) <= 1 + plan.ratio * each * streams
+        return 1 + plan.ratio * each * streams
 
     def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
         """Copy a rollout's steps into the actor's rings, and count them."""
@@ -188,7 +191,8 @@ class Replay:
     def restore(self, state: Mapping[str, Tensor], exactly: bool = True) -> None:
         """Restore what `state` returned; if not `exactly`, actors and learners start afresh on the restored steps.
 
-        Raises UsageError if it does not fit.
+        Then the replay ratio may be another one than before: it holds from now on. Raises UsageError if it does not
+        fit.
         """
         self.steps.restore(_entries_under(state, "steps"), writers_go_on=exactly)
         if state["learnt"].shape != self._learnt.shape:
@@ -199,6 +203,17 @@ class Replay:
             for place in range(self.plan.learners):
                 if own := _entries_under(state, f"drawing.{place}"):
                     self._begin(place).restore(own)
+        else:
+            for learners in range(self.plan.learners) if self.plan.bundled else (slice(None),):
+                self._forget_what_is_due(learners)
+
+    def _forget_what_is_due(self, learners: int | slice) -> None:
+        """Count updates as if they had kept step: nobody has to wait until others have caught up with a new ratio."""
+        number = learners if isinstance(learners, int) else LEARNER
+        ahead, learnt = self.ahead(number), self.learnt(number)
+        if learnt and self.steps_after_warm_up(number) >= 0:
+            counted = learnt + ahead - min(max(0.0, ahead), self._most_ahead())
+            self._learnt[learners, 0] = (self._learnt[learners, 0].double() * counted / learnt).round().long()
 
 
 def normalized(raw: Transitions, normalizer: Normalizer | None) -> Transitions:

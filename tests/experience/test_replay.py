@@ -219,6 +219,27 @@ def test_renewed_priorities_outlive_the_learner(resumed: bool) -> None:
     assert batch.facts["priority_mean"] == pytest.approx((1e3**0.5 + 13 * 1e-6**0.5) / 14, rel=1e-3)
 
 
+@pytest.mark.parametrize(("ratio", "learnt"), [(0.1, 2), (0.5, 10), (3.0, 17)])
+def test_another_replay_ratio_holds_from_a_resume_on(ratio: float, learnt: int) -> None:
+    """20 steps after the warm-up at a ratio of 0.5 are 10 updates; nobody has to catch up with another's count.
+
+    With 0.1 they count as 2. With 3 at most 1 + 3 * (5 + 1 + 1) * 2 = 43 of 60 are due.
+    """
+    plan = replace(PLAN, actors=1, warmup_steps=10, kept=True)
+    world = World(plan)
+    world.put(0, 0, 0)
+    for _ in range(10):
+        world.memory.release()
+    state = world.memory.state()
+    assert state is not None
+
+    resumed = World(replace(plan, ratio=ratio))
+    resumed.memory.restore(state, exactly=False)
+
+    assert resumed.memory.learnt() == learnt
+    assert resumed.memory.has_room(0)
+
+
 def test_feedback_on_what_is_overwritten_leaves_the_first_priority_of_what_came_after() -> None:
     """Also before the learner has looked again."""
     world = World(replace(BY_PRIORITY, actors=1, environments=1, capacity=30, ratio=10.0, warmup_steps=5))
