@@ -52,12 +52,12 @@ def understood(words: Sequence[str], page: str = "") -> list[str]:
 
 
 def spelled_out(words: Sequence[str]) -> Iterator[str]:
-    """The words with a setting's own name, as our help has it; `--track` alone is CleanRL's."""
+    """The words with a setting's own name where another one was used; `--track` alone is CleanRL's."""
     for word, following in zip(words, [*words[1:], "--"], strict=False):
         name, equals, attached = word.partition("=")
         plain = name.removeprefix("--").replace("-", "_")
-        if name.startswith("--"):
-            yield "--" + ALIASES.get(plain, plain).replace("_", "-") + equals + attached
+        if name.startswith("--") and plain in ALIASES:
+            yield "--" + ALIASES[plain].replace("_", "-") + equals + attached
         else:
             yield word
         if word == "--track" and following.startswith("--"):
@@ -127,7 +127,7 @@ def value_of(flag: str, words: Sequence[str]) -> str:
     value = ""
     for word, following in zip(words, [*words[1:], ""], strict=False):
         name, equals, attached = word.partition("=")
-        if name == flag:
+        if name.replace("_", "-") == flag:
             value = attached if equals else following
     return value
 
