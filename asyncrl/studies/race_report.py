@@ -114,9 +114,11 @@ def _row(result: Result, unit: str, conditions: Conditions) -> list[str]:
 
 
 def _told_median(result: Result, sample: Sample, form: Callable[[float], str]) -> str:
-    """A median with its interval; only a bound if it is censored."""
+    """A median with its interval, which one run has not; only a bound if it is censored."""
     if not math.isfinite(sample.median):
         return f"> {form(sample.bound)}" if sample.median > 0 else ""
+    if len(sample.values) == 1:
+        return form(sample.median)
     estimate = median(sample, seed=zlib.crc32(str(result.entrant).encode()))
     return f"{form(estimate.value)} [{form(estimate.low)}, {form(estimate.high)}]"
 

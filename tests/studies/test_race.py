@@ -219,6 +219,16 @@ def test_a_page_on_two_backends_is_two_entrants_and_one_backend_named_twice_is_o
     assert [name_of(start.entrant) for start in file.starts] == ["A3C, local", "PPO", "A3C, serial"]
 
 
+def test_one_run_has_no_interval(tmp_path: Path) -> None:
+    """It would have no width."""
+    file = made_up(tmp_path / "race")
+    file.starts = [start for start in file.starts if start.seed == 1]
+
+    text = write_report(file, tmp_path / "race", lambda said: None).read_text()
+
+    assert "| PPO | 1 of 1 | 1.0 | 6,000 | 2.0 | 100 | 1 |" in text
+
+
 def test_one_environment_has_no_overview(tmp_path: Path) -> None:
     """Its own table says it all."""
     assert (
