@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
 
@@ -16,14 +17,20 @@ torch.set_num_threads(1)
 _LASTING = ("forkserver", "resource_tracker")
 """Helpers of multiprocessing that serve the whole test session."""
 _HOSTS = {"test_ray.py", "test_ray_faults.py", "test_hosts.py", "test_slurm.py"}
-"""Files whose tests start clusters or make hosts, and look for processes on the whole machine."""
+"""Files whose tests start clusters or make hosts, which is too much for two at a time."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups for `--dist loadgroup`: the tests of a file, which may share runs, and all that need hosts."""
-    for item in items:
-        group = "hosts" if item.path.name in _HOSTS else item.location[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `--dist loadfile`: besides the tests of a file, all that need hosts are run by one worker."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "hosts" if file.rpartition("/")[2] in _HOSTS else file
+
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)
