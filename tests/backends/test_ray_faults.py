@@ -134,8 +134,7 @@ def small_disk(folder: Path, size: str = "400k") -> Iterator[Path]:
 @pytest.mark.faults
 def test_a_disk_that_fills_up_on_one_host_ends_the_run_in_one_line(tmp_path: Path, cluster: Any) -> None:
     """The line names the worker and the host. The disk of the command has room for a checkpoint, which is resumed."""
-    (tmp_path / "small").mkdir()
-    with small_disk(tmp_path / "small") as disk:
+    with TemporaryDirectory() as short, small_disk(Path(short)) as disk:  # names of sockets must be short
         cluster.add_node(num_cpus=1, env_vars={"TMPDIR": str(disk)})
         with running(tmp_path / "runs", *ENDLESS, "--address", cluster.address, "--hosts", "2") as run:
             run.until(lambda: min(steps_on(run, 0), steps_on(run, 1)) > 0, "steps on both machines")
