@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
-import numpy as np
 
 from asyncrl.storage.files import read_json, replace_file
 from asyncrl.storage.records import read_records
-from asyncrl.studies.statistics import mean_of
 
 FROM_STEPS = 750_000
 """Evaluations from here on count."""
@@ -84,13 +82,12 @@ def print_table(evaluations: Sequence[Evaluation]) -> None:
         scores = {precision: list(scores_of(evaluations, env_id, precision).values()) for precision in PRECISIONS}
         if not all(scores.values()):
             continue
-        single, reduced = (mean_of(scores[precision], seed) for seed, precision in enumerate(PRECISIONS))
-        low, high = np.quantile(np.subtract(reduced.resamples, single.resamples), (0.025, 0.975))
+        single, reduced = (statistics.fmean(scores[precision]) for precision in PRECISIONS)
         cells = [
-            f"{', '.join(f'{one:.1f}' for one in scores[precision])} | {mean.value:.1f}"
+            f"{', '.join(f'{one:.1f}' for one in scores[precision])} | {mean:.1f}"
             for precision, mean in zip(PRECISIONS, (single, reduced), strict=True)
         ]
-        print(f"| {env_id} | {' | '.join(cells)} | {reduced.value - single.value:+.1f} [{low:+.1f}, {high:+.1f}] |")
+        print(f"| {env_id} | {' | '.join(cells)} | {reduced - single:+.1f} |")
 
 
 def draw(evaluations: Sequence[Evaluation], path: Path) -> None:

@@ -29,7 +29,7 @@ from asyncrl.storage import checkpoints
 from asyncrl.storage.run_folder import RunFolder
 from asyncrl.studies.human import SOURCES, Reference, human_normalized
 from asyncrl.studies.scores import Score, Total, totals
-from asyncrl.studies.statistics import mean_of
+from asyncrl.studies.statistics import Estimate, mean_of
 
 FILMS = (".mp4", ".mkv", ".mov")
 """Files that can hold what is filmed."""
@@ -197,7 +197,16 @@ def judged(result: Result, config: Config) -> dict[str, Any]:
     interval = mean_of(result.returns)
     percent = human_normalized(result.env_id, interval.value, config.human)
     human = {} if percent is None else {"human_normalized": percent, "human_reference": config.human}
-    return {"protocol": config.protocol, **result.summary(), "interval": [interval.low, interval.high], **human}
+    return {"protocol": config.protocol, **result.summary(), "interval": _ends(interval), **human}
+
+
+def _ends(estimate: Estimate) -> list[float] | None:
+    """The ends of an interval; None if there are too few runs or episodes for one."""
+    return [estimate.low, estimate.high] if estimate.has_interval else None
+
+
+def _interval_in_words(ends: list[float] | None, form: str) -> str:
+    return f" (95 % interval {ends[0]:{form}} to {ends[1]:{form}})" if ends else ""
 
 
 def show(result: Result, config: Config) -> None:
@@ -210,9 +219,9 @@ def show(result: Result, config: Config) -> None:
     print(f"{len(result.returns)} episodes, {result.policy} policy, seed {result.seed}{_protocol(config)}")
     print("returns: " + " ".join(f"{score:g}" for score in result.returns))
     print("lengths: " + " ".join(str(length) for length in result.lengths))
-    low, high = summary["interval"]
     print(
-        f"mean {summary['mean']:.2f} (95 % interval {low:.2f} to {high:.2f}), standard deviation {summary['std']:.2f}, "
+        f"mean {summary['mean']:.2f}{_interval_in_words(summary['interval'], '.2f')}, "
+        f"standard deviation {summary['std']:.2f}, "
         f"min {summary['min']:g}, max {summary['max']:g}, mean length {summary['mean_length']:.1f} steps"
     )
     if "human_normalized" in summary:
@@ -250,10 +259,10 @@ def _table(results: Sequence[Result], rows: Sequence[dict[str, Any]]) -> Table:
         table.add_column(name, justify="left" if name in ("run", "environment", "checkpoint", "policy") else "right")
     for result, row in zip(results, rows, strict=True):
         percent = f"{row['human_normalized']:.1f}" if "human_normalized" in row else "-"
-        low, high = row["interval"]
+        interval = "-" if row["interval"] is None else "{:.2f} to {:.2f}".format(*row["interval"])
         table.add_row(
             f"{result.page} {Path(result.run).name}", result.env_id, result.checkpoint, f"{result.steps:,}",
-            result.policy, f"{row['mean']:.2f}", f"{low:.2f} to {high:.2f}", f"{row['min']:g}", f"{row['max']:g}",
+            result.policy, f"{row['mean']:.2f}", interval, f"{row['min']:g}", f"{row['max']:g}",
             *([percent] if human else []),
         )  # fmt: skip
     return table
@@ -264,8 +273,8 @@ def _protocol(config: Config) -> str:
 
 
 def _total_as_data(total: Total) -> dict[str, Any]:
-    interval = {"interquartile": total.interquartile.value}
-    interval |= {"interquartile_low": total.interquartile.low, "interquartile_high": total.interquartile.high}
+    low, high = _ends(total.interquartile) or (None, None)
+    interval = {"interquartile": total.interquartile.value, "interquartile_low": low, "interquartile_high": high}
     return {name: value for name, value in vars(total).items() if name != "interquartile"} | interval
 
 
@@ -276,9 +285,7 @@ def _total_in_words(total: Total) -> str:
         line += f" of {total.games} games: median over games {total.median:.1f}{unit}, mean {total.mean:.1f}{unit};"
     iqm = total.interquartile
     over = "games and seeds" if total.games > 1 else "seeds"
-    return (
-        f"{line} interquartile mean over {over} {iqm.value:.1f}{unit} (95 % interval {iqm.low:.1f} to {iqm.high:.1f})"
-    )
+    return f"{line} interquartile mean over {over} {iqm.value:.1f}{unit}{_interval_in_words(_ends(iqm), '.1f')}"
 
 
 class Film:

@@ -204,8 +204,9 @@ def _draw_speedup(
         y = np.array([e.value for _, e in pairs]) * scale
         colour = _colour(series, data)
         axes.plot(x, y, linewidth=1.6, **_look(series, data))
-        spans = np.array([(max(0.0, e.value - e.low), max(0.0, e.high - e.value)) for _, e in pairs]).T * scale
-        axes.errorbar(x, y, yerr=spans, fmt="none", ecolor=colour, alpha=0.5, capsize=2, linewidth=1)
+        spans = np.array([e.spans for _, e in pairs]).T * scale
+        opens = [e.high == math.inf for _, e in pairs]  # arrows
+        axes.errorbar(x, y, yerr=spans, lolims=opens, fmt="none", ecolor=colour, alpha=0.5, capsize=2, linewidth=1)
         for at, height, (point, estimate) in zip(x, y, pairs, strict=True):
             marker = {"": "o", "<=": "v", ">=": "^"}[estimate.bound]
             axes.plot(at, height, marker, color=colour, markerfacecolor="white" if point.crowded else colour)

@@ -66,21 +66,8 @@ def _fit(workers: Sequence[int], speedups: Sequence[float], terms: int) -> Law:
     weight = s / n
     columns = (weight[:, None] * np.stack([n - 1, n * (n - 1)], axis=1))[:, :terms]
     wanted = 1 - weight
-    best = min((_solve(columns, wanted, free) for free in _subsets(terms)), key=lambda found: found[1])
-    coefficients = [*best[0], 0.0][:2]
-    return Law(min(1.0, coefficients[0]), coefficients[1], best[1])
+    from scipy.optimize import nnls
 
-
-def _subsets(terms: int) -> list[list[int]]:
-    """The subsets of coefficients that may differ from 0, as indices."""
-    return [[], [0], [1], [0, 1]] if terms == 2 else [[], [0]]
-
-
-def _solve(columns: np.ndarray, wanted: np.ndarray, free: list[int]) -> tuple[list[float], float]:
-    """The least-squares solution with the other coefficients at 0, and its error; infinite if one is negative."""
-    solution = np.zeros(columns.shape[1])
-    if free:
-        solution[free] = np.linalg.lstsq(columns[:, free], wanted, rcond=None)[0]
-    if (solution < 0).any():
-        return solution.tolist(), math.inf
-    return solution.tolist(), float(np.sqrt(np.mean((columns @ solution - wanted) ** 2)))
+    solution, norm = nnls(columns, wanted)
+    contention, coherence = [*map(float, solution), 0.0][:2]
+    return Law(min(1.0, contention), coherence, float(norm) / math.sqrt(len(wanted)))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import csv
 import math
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from asyncrl.plots.curves import Curve, draw_curves, read_curve, save_figure
@@ -32,7 +32,7 @@ from asyncrl.studies.race_results import (
     told_time,
 )
 from asyncrl.studies.races import Conditions, Entrant, RaceFile
-from asyncrl.studies.statistics import Sample, median
+from asyncrl.studies.statistics import LEAST, Sample, median
 
 
 def write_report(file: RaceFile, runs_dir: Path, say: Callable[[str], None]) -> Path:
@@ -70,9 +70,10 @@ def _note(conditions: Conditions) -> str:
     censored = "> if at least half of the runs ended before they reached the score. "
     end = "the last update" if conditions.score is None else "the snapshot whose evaluation reached the score"
     return (
-        f"Medians over seeds with 95 % bootstrap intervals. {'' if conditions.score is None else censored}Time counts "
-        f"from the moment all workers were ready to {end}; core time is that times the cores a run could use. Best "
-        f"score: each run's best evaluation. Last score: the mean of its last {LAST} evaluations. Where entrants take "
+        f"Medians over seeds: with 95 % intervals from {LEAST} seeds on, else with all runs. "
+        f"{'' if conditions.score is None else censored}Time counts from the moment all workers were ready to {end}; "
+        f"core time is that times the cores a run could use. Best score: each run's best evaluation. Last score: the "
+        f"mean of its last {LAST} evaluations. Where entrants take "
         f"different times, there is also what each had when the fastest was done."
     )
 
@@ -83,7 +84,7 @@ def _table(results: Sequence[Result], unit: str, conditions: Conditions) -> Tabl
     minutes = equal_time(results)
     if minutes is None:
         return table
-    scores = [_told_median(result, result.scores_at(minutes), told_score) for result in results]
+    scores = [_told_median(result.scores_at(minutes), told_score) for result in results]
     return Table(
         (*table.titles[:2], f"score after {told_time(minutes, unit)} {unit}", *table.titles[2:]),
         [[*row[:2], score, *row[2:]] for row, score in zip(table.rows, scores, strict=True)],
@@ -104,23 +105,24 @@ def _row(result: Result, unit: str, conditions: Conditions) -> list[str]:
     rates = Sample.complete([lap.run.throughput for lap in result.laps])
     return [
         name_of(result.entrant),
-        _told_median(result, result.last_scores, told_score) if conditions.score is None else reached,
-        _told_median(result, result.minutes, told),
-        _told_median(result, result.steps, "{:,.0f}".format),
-        _told_median(result, result.core_minutes, told),
+        _told_median(result.last_scores, told_score) if conditions.score is None else reached,
+        _told_median(result.minutes, told),
+        _told_median(result.steps, "{:,.0f}".format),
+        _told_median(result.core_minutes, told),
         f"{rates.median:,.0f}",
         told_score(result.best_scores.median),
     ]
 
 
-def _told_median(result: Result, sample: Sample, form: Callable[[float], str]) -> str:
-    """A median with its interval, which one run has not; only a bound if it is censored."""
-    if not math.isfinite(sample.median):
-        return f"> {form(sample.bound)}" if sample.median > 0 else ""
-    if len(sample.values) == 1:
-        return form(sample.median)
-    estimate = median(sample, seed=zlib.crc32(str(result.entrant).encode()))
-    return f"{form(estimate.value)} [{form(estimate.low)}, {form(estimate.high)}]"
+def _told_median(sample: Sample, form: Callable[[float], str]) -> str:
+    """A median with its interval, or with all runs if there are too few for one; censored ones are bounds."""
+    if sample.median == -math.inf:  # no scores
+        return ""
+    estimate = replace(median(sample), bound="" if math.isfinite(sample.median) else ">")
+    if estimate.has_interval or len(sample.values) == 1:
+        return estimate.told(form)
+    runs = sorted(zip(sample.as_infinite, sample.values, strict=True))
+    return f"{estimate.told(form)} ({', '.join(('' if known < math.inf else '> ') + form(own) for known, own in runs)})"
 
 
 def run_titles(unit: str) -> tuple[str, ...]:

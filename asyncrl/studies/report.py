@@ -14,7 +14,7 @@ from asyncrl.studies.laws import Law
 from asyncrl.studies.measure import Measurement, hardware, measure
 from asyncrl.studies.plan import Series, StudyFile
 from asyncrl.studies.speedups import CLOCKED, KINDS, MEAN, Point, make_points, write_runs, write_table
-from asyncrl.studies.statistics import Estimate
+from asyncrl.studies.statistics import LEAST, Estimate
 
 MEANINGS = {
     "throughput": "steps per second",
@@ -75,8 +75,8 @@ def verdict(data: Data, series: Series) -> str:
         return f"{start}, because too many runs never reached the reference score."
     if estimate.bound == "<=":
         return f"{start}: more data, if they reach the score at all; {_censored(point)}."
-    if len({run.cell.seed for run in data.runs(backend) if run.cell.series == series}) == 1:
-        return f"{start}: from one seed, which shows nothing."
+    if not estimate.has_interval:
+        return f"{start}: from fewer than {LEAST} seeds, which show no difference."
     if estimate.low > 1:
         return f"{start}: less data than one {them[:-1]}, so more than linear wherever throughput is linear."
     if estimate.high < 1:
@@ -109,9 +109,9 @@ def _method(file: StudyFile, measurements: Sequence[Measurement], machines: Coun
             f"{finished} of {len(measurements)} runs finished{f' ({left_out})' if left_out else ''}. "
             f"{f'In {replaced} of them workers were replaced, which costs time. ' if replaced else ''}"
             "Speed-ups are ratios of medians over seeds against one worker, in the mean over environments; in brackets "
-            "95 % bootstrap intervals over seeds. A run that never reached the reference score is censored: it counts "
-            "as slower than all that did. The clock starts when all workers are ready, each worker computes in one "
-            "thread, and the evaluator is not counted among the workers."
+            f"95 % bootstrap intervals over seeds, from {LEAST} seeds on. A run that never reached the reference score "
+            "is censored: it counts as slower than all that did. The clock starts when all workers are ready, each "
+            "worker computes in one thread, and the evaluator is not counted among the workers."
         ),
         Items(settings),
         Heading("Reference scores", 3),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from asyncrl.studies.human import Reference, game_of, human_normalized
-from asyncrl.studies.statistics import Estimate, interquartile_mean_of
+from asyncrl.studies.statistics import Estimate, over_games
 
 
 @dataclass(frozen=True)
@@ -66,5 +66,5 @@ def _total(scores: Sequence[Score], reference: Reference) -> Total | None:
     means = [statistics.fmean(seeds) for seeds in games.values()]
     return Total(
         scores[0].page, runs, len(games), normalized, statistics.median(means), statistics.fmean(means),
-        interquartile_mean_of(list(games.values())),
+        over_games(list(games.values())),
     )  # fmt: skip

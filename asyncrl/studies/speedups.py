@@ -210,8 +210,9 @@ def _row(point: Point, reference: Reference | None, price: float) -> dict[str, A
         estimate = point.speedup(kind)
         shown = estimate is not None and estimate.bound != "?"
         row[f"{kind}_speedup"] = f"{estimate.value:.4g}" if shown and estimate else ""
-        row[f"{kind}_low"] = f"{estimate.low:.4g}" if shown and estimate else ""
-        row[f"{kind}_high"] = f"{estimate.high:.4g}" if shown and estimate else ""
+        interval = shown and estimate is not None and estimate.has_interval
+        row[f"{kind}_low"] = f"{estimate.low:.4g}" if interval and estimate else ""
+        row[f"{kind}_high"] = f"{estimate.high:.4g}" if interval and estimate else ""
         row[f"{kind}_bound"] = estimate.bound if estimate else ""
     money = cost(point, price) if price else None
     return row | {

@@ -1,14 +1,18 @@
-"""Means of scores over episodes, seeds and games, medians of partly censored times, and bootstrap intervals.
+"""Means of scores over episodes, seeds and games, medians of partly censored times, and intervals that cover.
 
 A time (in steps or in seconds) is *censored* if the run ended before it reached the score: it is only known that it
 would have taken longer. Such a run counts as slower than every run that reached the score, and is never left out. That
 is enough for a median, as long as fewer than half of the runs are censored.
+
+Each kind of estimate has the interval that covers what it says in small samples (`benchmarks/coverage.py` simulates
+it): a median that of the binomial order statistics, a mean a studentised bootstrap, a ratio of medians and an aggregate
+over games a percentile bootstrap. Fewer than `LEAST` runs get none.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +21,8 @@ from numpy.typing import NDArray
 RESAMPLES = 2000
 LEVEL = 0.95
 """Confidence level of the intervals."""
+LEAST = 5
+"""Runs that an interval needs. Of five runs, the whole range holds the median with a confidence of 93.75 %."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +41,28 @@ class Sample:
     @property
     def median(self) -> float:
         """The median; infinite if it is censored."""
-        return float(_medians(np.array([self._as_infinite()]))[0])
+        return float(_medians(np.array([self.as_infinite]))[0])
 
     @property
     def bound(self) -> float:
         """The median if it is known, else a lower bound of it."""
         return self.median if math.isfinite(self.median) else float(np.median(self.values))
 
-    def _as_infinite(self) -> list[float]:
+    @property
+    def as_infinite(self) -> list[float]:
+        """The values, infinite where they are censored."""
         return [value if ok else math.inf for value, ok in zip(self.values, self.reached, strict=True)]
 
-    def resampled_medians(self, random: np.random.Generator, count: int) -> NDArray[np.float64]:
-        """Medians [count] of samples drawn with replacement; a lower bound for a censored median."""
+    def resampled_medians(
+        self, random: np.random.Generator, count: int
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The least and the most, `[count]` each, that medians of samples drawn with replacement can be.
+
+        They differ where a median is censored: then the most is infinite.
+        """
         drawn = random.integers(len(self.values), size=(count, len(self.values)))
-        medians = _medians(np.array(self._as_infinite())[drawn])
-        return np.where(np.isinf(medians), np.median(np.array(self.values)[drawn], axis=1), medians)
+        most = _medians(np.array(self.as_infinite)[drawn])
+        return np.where(np.isinf(most), np.median(np.array(self.values)[drawn], axis=1), most), most
 
 
 def _medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -62,58 +75,108 @@ def _medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A ratio, its interval, and whether it is only a bound."""
+    """A figure, its interval, and whether it is only a bound."""
 
     value: float
-    low: float
-    high: float
+    low: float = math.nan
+    """NaN if there are too few runs for an interval."""
+    high: float = math.nan
+    """Infinite if censored runs leave it open."""
     bound: str = ""
     """"" for a value, "<=" or ">=" if censoring leaves only a bound, "?" if not even that."""
-    resamples: tuple[float, ...] = ()
-    """The bootstrap samples, for means over environments."""
+    resamples: tuple[tuple[float, float], ...] = ()
+    """The least and the most that each bootstrap sample can be, for means over environments."""
 
-    def __str__(self) -> str:
+    @property
+    def has_interval(self) -> bool:
+        """Whether there were enough runs for one."""
+        return not math.isnan(self.low)
+
+    @property
+    def spans(self) -> tuple[float, float]:
+        """How far the interval reaches below and above the value, for error bars; as far as the value if it is open."""
+        if not self.has_interval:
+            return 0.0, 0.0
+        high = self.high if math.isfinite(self.high) else 2 * self.value
+        return max(0.0, self.value - self.low), max(0.0, high - self.value)
+
+    def told(self, form: Callable[[float], str]) -> str:
+        """In words; `form` tells a number. Censored ends are marked as bounds."""
         if self.bound == "?":
             return "unknown"
-        return f"{self.bound}{' ' if self.bound else ''}{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        told = f"{self.bound} {form(self.value)}".strip()
+        if not self.has_interval:
+            return told
+        return f"{told} [{form(self.low)}, {form(self.high) if math.isfinite(self.high) else 'unbounded'}]"
+
+    def __str__(self) -> str:
+        return self.told("{:.2f}".format)
 
 
 def unity(known: bool = True) -> Estimate:
     """The ratio 1 of a sample to itself."""
-    return Estimate(1.0, 1.0, 1.0, "" if known else "?", (1.0,) * RESAMPLES)
+    return Estimate(1.0, 1.0, 1.0, "" if known else "?", ((1.0, 1.0),) * RESAMPLES)
 
 
 def ratio(one: Sample, many: Sample, seed: int = 0) -> Estimate:
     """median(one) / median(many): how many times faster the second is, with a percentile bootstrap over seeds.
 
-    The two samples are resampled independently.
+    The two samples are resampled independently. A censored median leaves one end of a resampled ratio open: it may be
+    infinite, or zero.
     """
     random = np.random.default_rng(seed)
-    resamples = one.resampled_medians(random, RESAMPLES) / many.resampled_medians(random, RESAMPLES)
     known = math.isfinite(one.median), math.isfinite(many.median)
     bound = {(True, True): "", (True, False): "<=", (False, True): ">=", (False, False): "?"}[known]
-    return _estimate(one.bound / many.bound, bound, resamples)
+    if min(len(one.values), len(many.values)) < LEAST:
+        return Estimate(one.bound / many.bound, bound=bound)
+    (least, most), (of_least, of_most) = (each.resampled_medians(random, RESAMPLES) for each in (one, many))
+    return _percentile(one.bound / many.bound, np.stack([least / of_most, most / of_least], axis=-1), bound)
 
 
-def median(sample: Sample, seed: int = 0) -> Estimate:
-    """The median with a percentile bootstrap over seeds; only a bound if it is censored."""
-    resamples = sample.resampled_medians(np.random.default_rng(seed), RESAMPLES)
-    return _estimate(sample.bound, "" if math.isfinite(sample.median) else ">=", resamples)
+def median(sample: Sample) -> Estimate:
+    """The median; only a bound if it is censored.
+
+    Its interval is between two runs: the k-th smallest and the k-th largest have the median between them unless fewer
+    than k of n runs fall on one side of it, whatever the distribution (binomial order statistics).
+    """
+    ordered, n = sorted(sample.as_infinite), len(sample.values)
+    bound = "" if math.isfinite(sample.median) else ">="
+    if n < LEAST:
+        return Estimate(sample.bound, bound=bound)
+    from scipy.stats import binom  # takes a second to import
+
+    k = max(1, int(binom.ppf((1 - LEVEL) / 2, n, 0.5)))
+    low = ordered[k - 1] if math.isfinite(ordered[k - 1]) else min(sample.values)
+    return Estimate(sample.bound, low, ordered[n - k], bound)
 
 
 def mean(estimates: Sequence[Estimate]) -> Estimate:
-    """The arithmetic mean, as over games in the paper. A bound among the values makes the mean a bound."""
+    """The arithmetic mean of ratios, as over games in the paper. A bound among the values makes the mean a bound."""
     bounds = {estimate.bound for estimate in estimates} - {""}
     bound = "" if not bounds else bounds.pop() if len(bounds) == 1 else "?"
-    resamples = np.mean([estimate.resamples for estimate in estimates], axis=0)
-    return _estimate(float(np.mean([estimate.value for estimate in estimates])), bound, resamples)
+    value = float(np.mean([estimate.value for estimate in estimates]))
+    if not all(estimate.resamples for estimate in estimates):
+        return Estimate(value, bound=bound)
+    return _percentile(value, np.mean([estimate.resamples for estimate in estimates], axis=0), bound)
 
 
 def mean_of(values: Sequence[float], seed: int = 0) -> Estimate:
-    """The mean of scores with its percentile bootstrap interval, which for a single score is the score."""
-    scores = np.array(values)
-    drawn = np.random.default_rng(seed).integers(len(scores), size=(RESAMPLES, len(scores)))
-    return _estimate(float(scores.mean()), "", scores[drawn].mean(1))
+    """The mean of scores, with a studentised bootstrap interval (Efron & Tibshirani 1993, section 12.5).
+
+    Resampling tells how (mean* - mean) / its own standard error is distributed, so a small or skewed sample gets an
+    interval that is as wide as it must be. The percentile bootstrap covers 84 % instead of 95 % with five values.
+    """
+    scores = np.array(values, np.float64)
+    if len(scores) < LEAST:
+        return Estimate(float(scores.mean()))
+    drawn = scores[np.random.default_rng(seed).integers(len(scores), size=(RESAMPLES, len(scores)))]
+    error, errors = (each.std(-1, ddof=1) / math.sqrt(len(scores)) for each in (scores, drawn))
+    varied = errors > 1e-9 * error  # a resample of equal values says nothing of its error
+    if not error or not varied.any():
+        return Estimate(float(scores.mean()), float(scores.mean()), float(scores.mean()))
+    t = (drawn.mean(-1)[varied] - scores.mean()) / errors[varied]
+    low, high = np.quantile(t, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(float(scores.mean()), float(scores.mean() - high * error), float(scores.mean() - low * error))
 
 
 def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -123,18 +186,38 @@ def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return middle
 
 
-def interquartile_mean_of(games: Sequence[Sequence[float]], seed: int = 0) -> Estimate:
-    """Interquartile mean over all runs of all games, one score per run (Agarwal et al. 2021).
+Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""A figure `[R]` of rows `[R, k]` of scores."""
 
-    Its interval is a stratified percentile bootstrap: seeds are resampled within each game.
+
+def over_games(games: Sequence[Sequence[float]], statistic: Statistic = interquartile_mean, seed: int = 0) -> Estimate:
+    """A statistic over all runs of all games, one score per run (Agarwal et al. 2021).
+
+    Its interval is a stratified bootstrap: seeds are resampled within each game. n seeds vary too little among
+    themselves, by (n - 1) / n, so their deviations are enlarged by as much (Rao & Wu 1988), and by what Student's t of
+    all seeds has beyond a normal distribution. A game with a single run says nothing of its own variation, and then
+    there is no interval.
     """
-    random = np.random.default_rng(seed)
-    scores = [np.array(runs) for runs in games]
-    resampled = [runs[random.integers(len(runs), size=(RESAMPLES, len(runs)))] for runs in scores]
-    value = interquartile_mean(np.concatenate(scores)[np.newaxis])[0]
-    return _estimate(float(value), "", interquartile_mean(np.concatenate(resampled, axis=1)))
+    scores = [np.array(runs, np.float64) for runs in games]
+    together = np.concatenate(scores)
+    value = float(statistic(together[np.newaxis])[0])
+    if len(together) < LEAST or min(map(len, scores)) < 2:
+        return Estimate(value)
+    from scipy.stats import norm, t
+
+    random, freedom, upper = np.random.default_rng(seed), len(together) - len(scores), (1 + LEVEL) / 2
+    resampled = []
+    for runs in scores:
+        n = len(runs)
+        drawn = runs[random.integers(n, size=(RESAMPLES, n))]
+        enlarged = math.sqrt(n / (n - 1)) * t.ppf(upper, freedom) / norm.ppf(upper)
+        resampled.append(runs.mean() + enlarged * (drawn - runs.mean()))
+    resamples = statistic(np.concatenate(resampled, axis=1))
+    return _percentile(value, np.stack([resamples, resamples], axis=-1))
 
 
-def _estimate(value: float, bound: str, resamples: NDArray[np.float64]) -> Estimate:
-    low, high = np.quantile(resamples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Estimate(float(value), float(low), float(high), bound, tuple(resamples.tolist()))
+def _percentile(value: float, resamples: NDArray[np.float64], bound: str = "") -> Estimate:
+    """The percentile interval of resamples `[R, 2]`, the least and the most that each can be."""
+    low = np.quantile(resamples[:, 0], (1 - LEVEL) / 2, method="lower")
+    high = np.quantile(resamples[:, 1], (1 + LEVEL) / 2, method="higher")
+    return Estimate(float(value), float(low), float(high), bound, tuple(map(tuple, resamples.tolist())))

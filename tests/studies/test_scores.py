@@ -13,7 +13,7 @@ from asyncrl.envs.atari import games
 from asyncrl.studies import human
 from asyncrl.studies.human import REFERENCES, human_normalized, reference_scores
 from asyncrl.studies.scores import Score, totals
-from asyncrl.studies.statistics import interquartile_mean, interquartile_mean_of, mean_of
+from asyncrl.studies.statistics import interquartile_mean, mean_of, over_games
 
 
 def test_a_random_player_has_0_percent_and_a_human_one_100() -> None:
@@ -64,21 +64,28 @@ def test_the_interquartile_mean_leaves_out_a_quarter_at_each_end() -> None:
 
 def test_seeds_are_resampled_game_by_game() -> None:
     """Games differ by far, their seeds by nothing: then nothing is uncertain, which it would be if games were drawn."""
-    estimate = interquartile_mean_of([[0.0, 0.0], [100.0, 100.0]])
+    estimate = over_games([[0.0, 0.0, 0.0], [100.0, 100.0, 100.0]])
 
     assert (estimate.value, estimate.low, estimate.high) == (50, 50, 50)
-    assert interquartile_mean_of([[0.0, 10.0], [100.0, 110.0]]).low < 55
+    assert over_games([[0.0, 10.0, 5.0], [100.0, 110.0, 105.0]]).low < 55
+
+
+def test_too_few_runs_or_a_game_with_one_run_have_no_interval() -> None:
+    """Four runs, or one run of a game: nobody knows how much its seeds vary."""
+    assert not over_games([[1.0, 2.0], [3.0, 4.0]]).has_interval
+    assert not over_games([[1.0, 2.0, 3.0, 4.0, 5.0], [3.0]]).has_interval
 
 
 def test_the_interval_of_a_mean_is_that_of_normal_values() -> None:
-    """Mean of n, plus and minus 1.96 s / sqrt(n), within a tenth of its width; of one value it is that value."""
+    """Mean of n, plus and minus 1.96 s / sqrt(n), within a tenth of its width; one value has none."""
     values = np.random.default_rng(1).normal(10, 2, 400)
     estimate = mean_of(list(values))
     half = 1.96 * values.std() / 20
 
     assert estimate.value == pytest.approx(values.mean())
     assert (estimate.low, estimate.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.2 * half)
-    assert (mean_of([3.0]).low, mean_of([3.0]).high) == (3, 3)
+    assert str(mean_of([3.0])) == "3.00"
+    assert (mean_of([3.0] * 5).low, mean_of([3.0] * 5).high) == (3, 3)
 
 
 def test_games_count_alike_however_many_seeds_they_have() -> None:
