@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from asyncrl import pages
 from asyncrl.commands.program import run_command
@@ -29,8 +30,8 @@ from asyncrl.studies.jobs import alone_in, run_jobs
 from asyncrl.studies.races import Conditions, Entrant, RaceFile, Start
 
 TAKEN = (
-    "workers", "seed", "backend", "total_steps", "max_seconds", "evaluation_episodes", "stop_at_score", "env_id",
-    "runs_dir", "run_name", "resume", "quiet",
+    "workers", "seed", "backend", "total_steps", "max_seconds", "evaluation_episodes", "evaluation_policy",
+    "stop_at_score", "env_id", "runs_dir", "run_name", "resume", "quiet",
 )  # fmt: skip
 """Settings of runs that the race sets itself."""
 
@@ -57,6 +58,8 @@ class Config:
     """Steps T of each run, one number for all environments, or one each; 0: the page's default."""
     evaluation_episodes: int = 10
     """Whole episodes per evaluation."""
+    evaluation_policy: Literal["greedy", "sampled", "own"] = "greedy"
+    """One rule for all entrants: the best action, or actions as workers draw them. own: each method's default."""
     stop_at_score: bool = True
     """End a run once it has reached the score."""
     jobs: int = 1
@@ -135,6 +138,7 @@ def conditions_of(config: Config, further: Sequence[str]) -> dict[str, Condition
             config.evaluation_episodes,
             config.stop_at_score and score is not None,
             tuple(further),
+            config.evaluation_policy,
         )
         for env_id, score, most in zip(config.env_ids, scores, steps, strict=True)
     }

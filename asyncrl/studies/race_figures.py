@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from asyncrl.plots.curves import unit_of
+from asyncrl.studies.aggregates import performance_profile
 from asyncrl.studies.figures import colours_of
 from asyncrl.studies.race_results import LAST, MINUTE, Result, equal_time, name_of, time_unit
 from asyncrl.studies.races import Entrant
@@ -71,6 +73,26 @@ def draw_overview(
             axes.set_xlabel("last score")
     runs = [lap for results in environments.values() for result in results for lap in result.laps]
     _explain(figure, all(lap.score is None or lap.at is not None for lap in runs), rings)
+    return figure
+
+
+def draw_profiles(merits: Mapping[Entrant, Sequence[Sequence[float]]], order: Sequence[Entrant]) -> Figure:
+    """Performance profiles: a step for each run of each environment (Dolan & More 2002, Agarwal et al. 2021)."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    most = max(1.0, *(merit for own in merits.values() for runs in own for merit in runs))
+    thresholds = np.linspace(0.0, most, 501)
+    colours = colours_of([entrant.algorithm for entrant in order])
+    for entrant, own in merits.items():
+        # Each environment counts alike, however many runs it has.
+        profile = np.mean([performance_profile(runs, thresholds) for runs in own], axis=0)
+        axes.plot(thresholds, profile, color=colours[order.index(entrant)], label=name_of(entrant))
+    axes.set_xlabel("x: normalised score, or time of the soonest run to the score divided by the run's own")
+    axes.set_ylabel("share of runs better than x")
+    axes.set_ylim(0, 1.02)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
     return figure
 
 

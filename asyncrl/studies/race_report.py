@@ -14,16 +14,18 @@ from pathlib import Path
 
 from asyncrl.plots.curves import Curve, draw_curves, read_curve, save_figure
 from asyncrl.storage.run_folder import safe_name
+from asyncrl.studies.aggregates import optimality_gap, probability_of_improvement
 from asyncrl.studies.documents import Block, Code, Heading, Items, Picture, Table, Text, write_pages
 from asyncrl.studies.figures import colours_of
 from asyncrl.studies.measure import hardware
-from asyncrl.studies.race_figures import draw_arrivals, draw_overview, draw_scores
+from asyncrl.studies.race_figures import draw_arrivals, draw_overview, draw_profiles, draw_scores
 from asyncrl.studies.race_results import (
     LAST,
     Lap,
     Result,
     equal_time,
     mean_places,
+    merits_of,
     name_of,
     rank,
     read_lap,
@@ -31,8 +33,8 @@ from asyncrl.studies.race_results import (
     told_score,
     told_time,
 )
-from asyncrl.studies.races import Conditions, Entrant, RaceFile
-from asyncrl.studies.statistics import LEAST, Sample, median
+from asyncrl.studies.races import OWN, Conditions, Entrant, RaceFile
+from asyncrl.studies.statistics import LEAST, Sample, median, over_games
 
 
 def write_report(file: RaceFile, runs_dir: Path, say: Callable[[str], None]) -> Path:
@@ -49,6 +51,7 @@ def write_report(file: RaceFile, runs_dir: Path, say: Callable[[str], None]) -> 
     blocks: list[Block] = [Heading("Which way of running in parallel is best?", 1)]
     if len(ranked) > 1:
         blocks += _overview(folder, ranked, file, laps)
+    blocks += _aggregates(folder, ranked, order_of(laps))
     for env_id, conditions in file.environments.items():
         own = [lap for lap in laps if lap.start.env_id == env_id]
         results = ranked[env_id]
@@ -125,6 +128,14 @@ def _told_median(sample: Sample, form: Callable[[float], str]) -> str:
     return f"{estimate.told(form)} ({', '.join(('' if known < math.inf else '> ') + form(own) for known, own in runs)})"
 
 
+POLICIES = {
+    "greedy": "with the best actions",
+    "sampled": "with actions drawn as workers draw them",
+    OWN: "with the actions of each method's own default",
+}
+"""How all entrants were evaluated."""
+
+
 def run_titles(unit: str) -> tuple[str, ...]:
     """Columns of the table of runs."""
     return (
@@ -174,7 +185,8 @@ def _told(conditions: Conditions, laps: Sequence[Lap]) -> str:
     most = f"; a run had at most {' and '.join(limits)}" if limits else ""
     aim = "No score to reach" if conditions.score is None else f"The score to reach is {conditions.score:g}"
     return (
-        f"{aim}, in the mean of {conditions.evaluation_episodes} whole episodes. "
+        f"{aim}, in the mean of {conditions.evaluation_episodes} whole episodes "
+        f"{POLICIES[conditions.evaluation_policy]}. "
         f"{finished} of {len(laps)} runs finished{most}."
     )
 
@@ -230,6 +242,51 @@ def _column(env_id: str, results: Sequence[Result], conditions: Conditions) -> t
         result.entrant: ("" if math.isfinite(result.minutes.median) else "> ") + told_time(result.minutes.bound, unit)
         for result in results
     }
+
+
+def _aggregates(folder: Path, ranked: Mapping[str, Sequence[Result]], order: Sequence[Entrant]) -> list[Block]:
+    """Entrants that have runs in every environment, compared run by run: probabilities, aggregates, profiles."""
+    everywhere = [one for one in order if all(any(one == r.entrant for r in results) for results in ranked.values())]
+    if len(everywhere) < 2:
+        return []
+    merits = {one: [merits_of(one, results) for results in ranked.values()] for one in everywhere}
+    scores = {one: [merit for merit, of_scores in own if of_scores] for one, own in merits.items()}
+    ours = {one: [merit for merit, _ in own] for one, own in merits.items()}
+    names = [name_of(one) for one in everywhere]
+
+    def told(one: Entrant, other: Entrant) -> str:
+        return "" if one == other else str(probability_of_improvement(ours[one], ours[other]))
+
+    rows = [[name_of(one), *(told(one, other) for other in everywhere)] for one in everywhere]
+    blocks: list[Block] = [
+        Heading("Run against run"),
+        Table(("entrant", *names), rows),
+        Text(
+            "How likely a run of the row's entrant is better than one of the column's, in the mean over environments: "
+            f"sooner at the score, or with a higher last score. Intervals from {LEAST} seeds on."
+        ),
+    ]
+    if any(scores.values()):
+        rows = [
+            [
+                name_of(one),
+                str(over_games(own)),
+                f"{optimality_gap([score for runs in own for score in runs]):.2f}",
+            ]
+            for one, own in scores.items()
+        ]
+        blocks += [
+            Table(("entrant", "interquartile mean", "optimality gap"), rows),
+            Text(
+                "Last scores over all environments and seeds, with the lowest run of an environment as 0 and the "
+                "highest as 1 (for Atari, a random player and a human). The gap is how far runs fall short of 1."
+            ),
+        ]
+    save_figure(draw_profiles(ours, order), folder / "profiles.png")
+    return [
+        *blocks,
+        Picture("profiles.png", "The share of an entrant's runs, over all environments, that are better than x."),
+    ]
 
 
 def order_of(laps: Sequence[Lap]) -> list[Entrant]:

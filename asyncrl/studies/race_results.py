@@ -9,7 +9,9 @@ from pathlib import Path
 from statistics import fmean
 
 from asyncrl.plots.curves import unit_of
+from asyncrl.studies.aggregates import normalized
 from asyncrl.studies.figures import NAMES
+from asyncrl.studies.human import human_normalized
 from asyncrl.studies.measure import Measurement, measure
 from asyncrl.studies.plan import Cell, Reference
 from asyncrl.studies.races import Entrant, RaceFile, Start
@@ -169,6 +171,25 @@ def _places(ranked: Sequence[Result]) -> dict[Entrant, float]:
         result.entrant: fmean(place for place, other in enumerate(standings, 1) if other == own)
         for result, own in zip(ranked, standings, strict=True)
     }
+
+
+def merits_of(entrant: Entrant, results: Sequence[Result]) -> tuple[list[float], bool]:
+    """What the runs of an entrant are worth in an environment, from 0 to about 1, and whether by their scores.
+
+    Scores are normalised: by a random player and a human in Atari, elsewhere by the lowest and the highest run. Where
+    there is a score to reach, a run is worth the time of the soonest divided by its own; 0 if it never reached it.
+    """
+    (own,) = (result for result in results if result.entrant == entrant)
+    laps = [lap for result in results for lap in result.laps]
+    if any(lap.score is not None for lap in laps):
+        soonest = min((minutes for result in results for minutes in result.minutes.as_infinite), default=math.inf)
+        return [soonest / minutes if math.isfinite(minutes) else 0.0 for minutes in own.minutes.as_infinite], False
+    scores = [(lap.start.env_id, score) for lap in own.laps if (score := lap.last_score) is not None]
+    percents = [human_normalized(env_id, score) for env_id, score in scores]
+    if None not in percents:
+        return [percent / 100 for percent in percents if percent is not None], True
+    all_scores = [score for lap in laps if (score := lap.last_score) is not None]
+    return normalized([score for _, score in scores], min(all_scores), max(all_scores)), True
 
 
 CLOSE = 0.9

@@ -12,6 +12,9 @@ from asyncrl.core.errors import UsageError
 from asyncrl.storage.files import read_json, write_json
 from asyncrl.studies.jobs import Job
 
+OWN = "own"
+"""Each method is evaluated as its own defaults have it."""
+
 
 @dataclass(frozen=True)
 class Entrant:
@@ -48,6 +51,8 @@ class Conditions:
     stop_at_score: bool
     words: tuple[str, ...]
     """Flags for every run, from after `--` on the command line."""
+    evaluation_policy: str
+    """greedy or sampled for all entrants alike; own: as each method's defaults have it."""
 
 
 @dataclass(frozen=True)
@@ -126,5 +131,7 @@ class RaceFile:
         words += ["--total-steps", str(conditions.max_steps)] if conditions.max_steps else []
         words += ["--workers", str(conditions.workers)] if conditions.workers else []
         words += ["--stop-at-score", str(conditions.score)] if conditions.stop_at_score else []
+        if conditions.evaluation_policy != OWN:
+            words += ["--evaluation-policy", conditions.evaluation_policy]
         name = f"{start.entrant.backend}-s{start.seed}"
         return Job(start.entrant.algorithm, start.env_id, name, (*words, *conditions.words))

@@ -6,13 +6,14 @@ import csv
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from asyncrl.commands.race import main
 from asyncrl.studies.race_report import write_report
-from asyncrl.studies.race_results import equal_time, mean_places, name_of, rank, read_lap, told_time
+from asyncrl.studies.race_results import equal_time, mean_places, merits_of, name_of, rank, read_lap, told_time
 from asyncrl.studies.races import Conditions, Entrant, RaceFile, Start
 
 ENV = "Catch"
@@ -58,7 +59,7 @@ def made_up(runs_dir: Path, score: float | None = 1.0, env_ids: Sequence[str] = 
         for env_id in env_ids
         for page in ("a3c", "ppo")
     ]
-    conditions = Conditions(score, 5.0, 0, 2, 10, score is not None, ())
+    conditions = Conditions(score, 5.0, 0, 2, 10, score is not None, (), "greedy")
     file.add("python -m asyncrl race", dict.fromkeys(env_ids, conditions), starts)
     file.save()
     minutes = {("ppo", 1): 1, ("ppo", 2): 2, ("ppo", 3): 3, ("a3c", 1): 4}
@@ -107,7 +108,7 @@ def test_the_report_has_a_table_all_runs_and_the_pictures(tmp_path: Path) -> Non
     assert "| A3C | 1 of 3 | > 5.0 (4.0, > 5.0, > 5.0) | > 30,000 (24,000, > 30,000, > 30,000) |" in text
     assert said[0].splitlines()[0] == "Catch to 1"
     pictures = {path.name for path in report.parent.glob("*.png")}
-    assert pictures == {"Catch-minutes.png", "Catch-steps.png", "Catch-arrivals.png"}
+    assert pictures == {"Catch-minutes.png", "Catch-steps.png", "Catch-arrivals.png", "profiles.png"}
     with open(report.parent / "runs.csv", newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert [(row["entrant"], row["seed"], row["steps_to_the_score"]) for row in rows] == [
@@ -143,7 +144,7 @@ def test_without_a_score_to_reach_the_last_scores_are_compared(tmp_path: Path) -
     ppo, a3c = text.index("| PPO | 0.625 (0.5, 0.625, 1) |"), text.index("| A3C | 0.25 (0.25, 0.25, 0.5) |")
     assert ppo < a3c
     pictures = {path.name for path in (tmp_path / "race" / "report").glob("*.png")}
-    assert pictures == {"Catch-minutes.png", "Catch-steps.png", "Catch-scores.png"}
+    assert pictures == {"Catch-minutes.png", "Catch-steps.png", "Catch-scores.png", "profiles.png"}
 
 
 def test_at_equal_time_the_slower_has_what_it_had_then(tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def test_equal_results_share_their_places(tmp_path: Path) -> None:
 def test_a_page_on_two_backends_is_two_entrants_and_one_backend_named_twice_is_one(tmp_path: Path) -> None:
     """In one call or in two; their names say which backend."""
     file = RaceFile(tmp_path)
-    conditions = {ENV: Conditions(1.0, 5.0, 0, 2, 10, True, ())}
+    conditions = {ENV: Conditions(1.0, 5.0, 0, 2, 10, True, (), "greedy")}
     for entrant in (Entrant("a3c", "local"), Entrant.of("a3c@local", "serial"), Entrant("ppo", "local")):
         file.add("one", conditions, [Start(entrant, ENV, 1)])
     assert [name_of(start.entrant) for start in file.starts] == ["A3C", "PPO"]
@@ -295,3 +296,43 @@ def test_a_short_race_is_told_in_seconds(tmp_path: Path) -> None:
     assert "| entrant | reached | seconds | steps | core-seconds |" in text
     assert "| PPO | 3 of 3 | 30.0 (30.0, 30.0, 30.0) |" in text
     assert "| A3C | 1 of 3 | > 300.0 (240.0, > 300.0, > 300.0) |" in text
+
+
+def test_all_entrants_are_evaluated_by_one_rule(tmp_path: Path) -> None:
+    """The rule is a flag of every run and stands in the report; with `own` each method keeps its default."""
+    file = made_up(tmp_path / "race")
+    text = write_report(file, tmp_path / "race", lambda said: None).read_text()
+
+    words = [file.job(start).words for start in file.starts]
+    assert all(" ".join(own).endswith("--evaluation-policy greedy") for own in words)
+    assert "in the mean of 10 whole episodes with the best actions." in text
+    file.environments[ENV] = replace(file.environments[ENV], evaluation_policy="own")
+    assert all("--evaluation-policy" not in file.job(start).words for start in file.starts)
+
+
+def test_runs_are_compared_one_by_one(tmp_path: Path) -> None:
+    """PPO's runs are all sooner than A3C's; the worth of a time is that of the soonest run divided by it."""
+    file = made_up(tmp_path / "race")
+    results = rank([read_lap(file, start, tmp_path / "race") for start in file.starts])
+    text = write_report(file, tmp_path / "race", lambda said: None).read_text()
+
+    merits = {str(result.entrant): merits_of(result.entrant, results) for result in results}
+    assert merits == {"ppo": (pytest.approx([1.0, 1 / 2, 1 / 3]), False), "a3c": (pytest.approx([1 / 4, 0, 0]), False)}
+    assert "| entrant | A3C | PPO |" in text
+    assert "| PPO | 1.00 |  |" in text
+    assert "| A3C |  | 0.00 |" in text
+    assert "optimality gap" not in text  # there are no scores to normalise
+
+
+def test_last_scores_are_normalised_by_the_races_own_runs(tmp_path: Path) -> None:
+    """The lowest run of the environment is 0 and the highest 1."""
+    file = made_up(tmp_path / "race", score=None)
+    results = rank([read_lap(file, start, tmp_path / "race") for start in file.starts])
+    text = write_report(file, tmp_path / "race", lambda said: None).read_text()
+
+    scores = {result.entrant.algorithm: result.last_scores.values for result in results}
+    lowest, highest = (each(sum(scores.values(), ())) for each in (min, max))
+    for result in results:
+        expected = [(score - lowest) / (highest - lowest) for score in scores[result.entrant.algorithm]]
+        assert merits_of(result.entrant, results) == (pytest.approx(expected), True)
+    assert "| entrant | interquartile mean | optimality gap |" in text
