@@ -23,7 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
+from numpy.typing import NDArray
 
 from asyncrl.core.cores import usable_cores
 from asyncrl.storage.files import replace_file
@@ -219,6 +221,27 @@ def print_counted(study: Study, chosen: dict[int, Setting], how: str) -> None:
             print(f"| {score:g} | {in_a_row} | {' | '.join(cells)} |")
 
 
+def print_tests(study: Study, chosen: dict[int, Setting]) -> None:
+    """One worker against many, on the logarithm of steps: ratios of geometric means, and exact permutation tests."""
+    from scipy import stats
+
+    def steps(workers: int, how: str, score: float, in_a_row: int) -> NDArray[np.float64]:
+        return np.log(arrivals(study.counted(workers, chosen[workers], how), score, in_a_row).values)
+
+    print("\n| epsilons | score | in a row | geometric means, 1 over 16 workers | p |\n|---|--:|--:|--:|--:|")
+    for how in ("drawn", "equal"):
+        for score in SCORES:
+            for in_a_row in IN_A_ROW:
+                one, many = (steps(n, how, score, in_a_row) for n in (1, 16))
+                test = stats.permutation_test(
+                    (one, many), lambda x, y, axis: x.mean(axis) - y.mean(axis), n_resamples=np.inf, vectorized=True
+                )
+                interval = stats.ttest_ind(one, many, equal_var=False).confidence_interval()
+                low, value, high = np.exp([interval.low, one.mean() - many.mean(), interval.high])
+                told = f"{value:.2f} [{low:.2f}, {high:.2f}]"
+                print(f"| {how} | {score:g} | {in_a_row} | {told} | {test.pvalue:.2g} |")
+
+
 def draw(study: Study, chosen: dict[int, Setting], path: Path) -> None:
     """Score over learning rate for each number of workers; the speed-ups by one and by three evaluations."""
     figure, (left, *others) = plt.subplots(
@@ -304,6 +327,8 @@ def main() -> None:
         for how in ("drawn", "equal"):
             if any(study.counted(n, chosen[n], how) for n in WORKERS):
                 print_counted(study, chosen, how)
+        if all(study.counted(n, chosen[n], how) for n in WORKERS for how in ("drawn", "equal")):
+            print_tests(study, chosen)
     if arguments.figure:
         draw(study, chosen, arguments.figure)
 
