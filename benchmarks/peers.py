@@ -3,8 +3,10 @@
 Both learn Pong from 84 x 84 screens with the network of Mnih et al. 2015 and the settings that RL Baselines3 Zoo has
 for Atari: A2C with 16 environments, 5 steps and RMSProp; PPO with 8 environments, 128 steps, 4 epochs and minibatches
 of 256. A3C, which Stable-Baselines3 lacks, is compared with A2C. Runs alternate; compare the ratio within a repetition.
-Stable-Baselines3 runs its environments in one process and in a process each, and the faster one counts. It needs its
-own Python environment:
+Stable-Baselines3 runs its environments in one process and in a process each; the faster one counts for steps per
+second, the cheaper one for CPU time per step, which depends less on how many cores there are. A3C with rollouts of
+20 steps (`a3c-20`) learns from longer rollouts than A2C; only `a3c` is compared on equal terms. It needs its own Python
+environment:
 
     pip install torch==2.13.0 && pip install -c constraints.txt -e ".[test]" stable-baselines3
     python benchmarks/peers.py --repeats 3 --seconds 30
@@ -19,8 +21,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from throughput import BARE, WARM_UP, training_rate
+from throughput import BARE, WARM_UP, Usage, training_rate
 
 SCREENS = ("--image-size", "84", "--network", "nature", "--no-normalize-observations")
 TOGETHER = ("--no-overlap", "--learner-threads", "2")
@@ -77,11 +80,31 @@ def learn_as_stable_baselines3(algorithm: str, vectorized: str, seconds: float) 
     return clock.rate
 
 
-def peer_rate(algorithm: str, vectorized: str, seconds: float) -> float:
-    """The same in a process of its own, with the threads that it takes by itself."""
+@dataclass(frozen=True)
+class Speed:
+    """How fast one way of training is."""
+
+    rate: float
+    """Steps per second."""
+    cost: float
+    """Microseconds of CPU time per step, of all its processes."""
+
+
+def speed(rate: float, usage: Usage, seconds: float) -> Speed:
+    """The speed of a run of `seconds` after the warm-up; starting takes a few seconds more."""
+    return Speed(rate, 1e6 * usage.cores(WARM_UP + 4, WARM_UP + seconds) / rate)
+
+
+def peer_speed(algorithm: str, vectorized: str, seconds: float) -> Speed:
+    """Stable-Baselines3's, in a process of its own with the threads that it takes by itself."""
     command = [sys.executable, __file__, "--peer", algorithm, "--vectorized", vectorized, "--seconds", str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1])
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    usage = Usage(process.pid)
+    printed, _ = process.communicate()
+    usage.stop()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with exit code {process.returncode}")
+    return speed(float(printed.split()[-1]), usage, seconds)
 
 
 def main() -> None:
@@ -102,30 +125,35 @@ def main() -> None:
 
 def compare(names: Sequence[str], precisions: Sequence[str], repeats: int, seconds: float) -> None:
     """Print every repetition as it comes, and the medians at the end."""
-    rows: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    rows: dict[tuple[str, str], list[tuple[Speed, list[Speed]]]] = {}
     for repeat in range(repeats):
         peers = {
-            peer: [peer_rate(peer, way, seconds) for way in ("dummy", "subproc")]
+            peer: [peer_speed(peer, way, seconds) for way in ("dummy", "subproc")]
             for peer in sorted({PEER_OF[name] for name in names})
         }
-        print(f"{repeat + 1}:", {peer: [round(rate) for rate in rates] for peer, rates in peers.items()}, flush=True)
+        for peer, (one, many) in peers.items():
+            print(f"{repeat + 1}: SB3 {peer} in one process {one}, in many {many}", flush=True)
         for name in names:
             page, setting, flags = OURS[name]
             for precision in precisions:
                 words = (*BARE, "--record-interval-seconds", "1", *SCREENS, *flags, "--precision", precision)
-                ours, _, _ = training_rate(page, "ALE/Pong-v5", setting, seconds, words, WARM_UP)
-                rows.setdefault((name, precision), []).append((ours, *peers[PEER_OF[name]]))
-                print(f"{repeat + 1}: {name} {precision} {ours:,.0f}", flush=True)
-    print(f"{'row':>7} {'workers':>7} {'E':>3} {'t_max':>5} {'precision':>9} | {'ours':>7} {'SB3 in one':>10} "
-          f"{'in many':>8} | ratio")  # fmt: skip
+                rate, _, usage = training_rate(page, "ALE/Pong-v5", setting, seconds, words, WARM_UP)
+                ours = speed(rate, usage, seconds)
+                rows.setdefault((name, precision), []).append((ours, peers[PEER_OF[name]]))
+                print(f"{repeat + 1}: {name} {precision} {ours}", flush=True)
+    print("| row | workers | E | t_max | precision | steps/s | SB3 | times | CPU us per step | SB3 | times |")
+    print("|---|--:|--:|--:|---|--:|--:|--:|--:|--:|--:|")
     for (name, precision), seen in rows.items():
-        ours, one, many = (statistics.median(column) for column in zip(*seen, strict=True))
-        ratios = [own / max(peers) for own, *peers in seen]
         workers, environments, t_max = OURS[name][1]
-        print(
-            f"{name:>7} {workers:>7} {environments:>3} {t_max:>5} {precision:>9} | {ours:>7,.0f} {one:>10,.0f} "
-            f"{many:>8,.0f} | {statistics.median(ratios):.2f}  ({min(ratios):.2f} to {max(ratios):.2f})"
-        )
+        cells = [name, str(workers), str(environments), str(t_max), precision]
+        rates = [(own.rate, max(peer.rate for peer in peers)) for own, peers in seen]
+        costs = [(min(peer.cost for peer in peers), own.cost) for own, peers in seen]
+        for pairs, mine in ((rates, 0), (costs, 1)):
+            times = [above / below for above, below in pairs]
+            middles = [statistics.median(column) for column in zip(*pairs, strict=True)]
+            cells += [f"{middles[mine]:,.0f}", f"{middles[1 - mine]:,.0f}"]
+            cells += [f"{statistics.median(times):.2f} ({min(times):.2f} to {max(times):.2f})"]
+        print(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
     python benchmarks/superlinear.py runs/superlinear superlinear.csv --count   # 30 runs as was chosen
     python benchmarks/superlinear.py runs/superlinear superlinear.csv --count --exploration equal
     python benchmarks/superlinear.py runs/superlinear superlinear.csv --figure superlinear.png
+    python benchmarks/superlinear.py runs/confirm superlinear-confirm.csv --confirm    # 80 runs: four core-hours
 
 Each call prints the tables of the runs that there are. It may be interrupted at any time, and goes on when it is called
 again, also on another machine with the CSV file alone: that has every evaluation of every finished run. Nothing is
@@ -42,6 +43,9 @@ EXPLORATIONS = (50_000, 150_000)
 """Steps over which epsilon falls."""
 TUNING_SEEDS, TUNING_STEPS, TUNING_SCORE = (101, 102, 103), 300_000, 3.5
 SEEDS, STEPS = tuple(range(1, 11)), 600_000
+CONFIRM_SEEDS, CONFIRM_WORKERS, CONFIRM_SCORE, CONFIRM_IN_A_ROW = tuple(range(201, 221)), (1, 16), 5.0, 3
+"""The second plan: new seeds, two numbers of workers, one outcome."""
+PERMUTATIONS = 100_000
 SCORES = (2.0, 3.5, 5.0)
 IN_A_ROW = (1, 3)
 """How many evaluations in a row must have the score."""
@@ -50,6 +54,7 @@ WORDS = (
     "0.99", "--statistics", "shared", "--evaluation-interval-steps", "10000", "--evaluation-episodes", "20",
 )  # fmt: skip
 EQUAL = ("--exploration", "equal", "--epsilons", "0.1")
+HOWS = ("drawn", "equal")
 
 
 @dataclass(frozen=True)
@@ -130,9 +135,9 @@ class Study:
         ]
         return [run for run in runs if run.complete]
 
-    def counted(self, workers: int, setting: Setting, how: str) -> list[Measurement]:
+    def counted(self, workers: int, setting: Setting, how: str, seeds: Sequence[int] = SEEDS) -> list[Measurement]:
         """The counted runs that are finished."""
-        runs = [self.run(self.job(workers, setting, seed, STEPS, how), workers, seed) for seed in SEEDS]
+        runs = [self.run(self.job(workers, setting, seed, STEPS, how), workers, seed) for seed in seeds]
         return [run for run in runs if run.complete]
 
     def rates(self, workers: int) -> list[float]:
@@ -242,6 +247,76 @@ def print_tests(study: Study, chosen: dict[int, Setting]) -> None:
                 print(f"| {how} | {score:g} | {in_a_row} | {told} | {test.pvalue:.2g} |")
 
 
+CONFIRM_SETTING = Setting(3e-3, 50_000)
+"""What the first plan chose for one worker and for sixteen."""
+
+
+def confirm_jobs(study: Study) -> list[Job]:
+    """The runs of the second plan, seed by seed."""
+    return [
+        study.job(workers, CONFIRM_SETTING, seed, STEPS, how)
+        for seed in CONFIRM_SEEDS for workers in CONFIRM_WORKERS for how in HOWS
+    ]  # fmt: skip
+
+
+def print_confirmation(study: Study) -> None:
+    """The second plan's outcome: two permutation tests, once all runs are made."""
+    samples = {
+        (workers, how): arrivals(
+            study.counted(workers, CONFIRM_SETTING, how, CONFIRM_SEEDS), CONFIRM_SCORE, CONFIRM_IN_A_ROW
+        )
+        for workers in CONFIRM_WORKERS for how in HOWS
+    }  # fmt: skip
+    for (workers, how), sample in samples.items():
+        print(f"{workers} workers, {how} epsilons: {len(sample.values)} of {len(CONFIRM_SEEDS)} runs")
+    if any(len(sample.values) < len(CONFIRM_SEEDS) for sample in samples.values()):
+        return  # nothing is looked at before
+    print(f"\n| workers | epsilons | median steps to {CONFIRM_SCORE:g} in {CONFIRM_IN_A_ROW} evaluations in a row |")
+    print("|--:|---|--:|")
+    for (workers, how), sample in samples.items():
+        print(f"| {workers} | {how} | {told(sample)} |")
+    steps = {key: np.log(sample.values) for key, sample in samples.items()}
+    one, many = CONFIRM_WORKERS
+    drawn = steps[one, "drawn"], steps[many, "drawn"]
+    print(
+        f"\ndrawn epsilons, {ratio(samples[one, 'drawn'], samples[many, 'drawn'])}: p = {p_of_difference(*drawn):.2g}"
+    )
+    cells = np.stack([[steps[workers, how] for how in HOWS] for workers in CONFIRM_WORKERS])
+    interaction, p = p_of_interaction(cells)
+    print(f"interaction, a ratio of ratios of geometric means of {math.exp(interaction):.2f}: p = {p:.2g}")
+
+
+def p_of_difference(one: NDArray[np.float64], many: NDArray[np.float64]) -> float:
+    """Two-sided permutation test of a difference of means."""
+    from scipy import stats
+
+    test = stats.permutation_test(
+        (one, many), lambda x, y, axis: x.mean(axis) - y.mean(axis), n_resamples=PERMUTATIONS, vectorized=True, rng=0
+    )
+    return float(test.pvalue)
+
+
+def p_of_interaction(cells: NDArray[np.float64]) -> tuple[float, float]:
+    """The interaction of logarithms `[2, 2, n]` (workers, epsilons, seeds), and its two-sided p.
+
+    The residuals of the additive model are permuted (ter Braak 1992), so effects of workers and of epsilons alone may
+    be as large as they like.
+    """
+    means = cells.mean(-1, keepdims=True)
+    additive = means.mean(1, keepdims=True) + means.mean(0, keepdims=True) - means.mean()
+    found = contrast(cells)
+    random, residuals = np.random.default_rng(0), (cells - means).ravel()
+    shuffled = np.stack([random.permutation(residuals) for _ in range(PERMUTATIONS)]).reshape(-1, *cells.shape)
+    return float(found), float((1 + np.sum(np.abs(contrast(additive + shuffled)) >= abs(found))) / (1 + PERMUTATIONS))
+
+
+def contrast(cells: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(one - many) with drawn epsilons minus the same with equal ones, of cells `[..., 2, 2, n]`."""
+    means = cells.mean(-1)
+    difference: NDArray[np.float64] = (means[..., 0, 0] - means[..., 1, 0]) - (means[..., 0, 1] - means[..., 1, 1])
+    return difference
+
+
 def draw(study: Study, chosen: dict[int, Setting], path: Path) -> None:
     """Score over learning rate for each number of workers; the speed-ups by one and by three evaluations."""
     figure, (left, *others) = plt.subplots(
@@ -298,7 +373,8 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="CSV file of all evaluations")
     parser.add_argument("--tune", action="store_true", help="make the tuning runs that are missing")
     parser.add_argument("--count", action="store_true", help="make the counted runs that are missing")
-    parser.add_argument("--exploration", choices=("drawn", "equal"), default="drawn", help="of the counted runs")
+    parser.add_argument("--confirm", action="store_true", help="the second plan: make its missing runs, and test")
+    parser.add_argument("--exploration", choices=HOWS, default="drawn", help="of the counted runs")
     parser.add_argument("--method", choices=("one_step_q", "one_step_sarsa"), default="one_step_q")
     parser.add_argument("--env-id", default="MinAtar/Breakout-v0")
     parser.add_argument("--jobs", type=int, default=0, help="runs at a time; 0: one per core")
@@ -308,6 +384,10 @@ def main() -> None:
     study.read()
     slots = arguments.jobs or len(usable_cores())
 
+    if arguments.confirm:
+        study.make(confirm_jobs(study), slots)
+        print_confirmation(study)
+        return
     if arguments.tune:
         jobs = [
             study.job(n, setting, seed, TUNING_STEPS, "drawn")

@@ -93,8 +93,8 @@ def environment_rate(spec: EnvSpec, workers: int, environments: int, seconds: fl
 
 def training_rate(
     page: str, env_id: str, setting: Sequence[int], seconds: float, flags: Sequence[str], warm_up: float = 0.0
-) -> tuple[float, dict[str, float], float]:
-    """Steps per second of a training run, where its processes' time went, and the run's peak memory in MB (PSS).
+) -> tuple[float, dict[str, float], Usage]:
+    """Steps per second of a training run, where its processes' time went, and what it used.
 
     What was recorded in the first `warm_up` seconds does not count.
     """
@@ -106,9 +106,9 @@ def training_rate(
             "--total-steps", "1e12", "--runs-dir", folder, "--quiet", *flags,
         ]  # fmt: skip
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        memory = PeakMemory(process.pid)
+        usage = Usage(process.pid)
         process.wait()
-        memory.stop()
+        usage.stop()
         if process.returncode:
             raise SystemExit(f"training ended with exit code {process.returncode}")
         (run,) = Path(folder).glob("*/*/*")
@@ -124,7 +124,7 @@ def training_rate(
             for phase in spent:
                 spent[phase] += sum(row["time"].get(phase, 0.0) for row in counted)
     total = sum(spent.values())
-    return sum(rates), {phase: value / total for phase, value in spent.items()}, memory.peak
+    return sum(rates), {phase: value / total for phase, value in spent.items()}, usage
 
 
 def phases_of(page: str) -> tuple[str, ...]:
@@ -145,11 +145,15 @@ def compare_bookkeeping(
     print(f"median {statistics.median(ratios):.1%}, {min(ratios):.1%} to {max(ratios):.1%}")
 
 
-class PeakMemory:
-    """The largest sum of proportional memory (PSS) of a process and all below it, in MB, looked at each second."""
+class Usage:
+    """What a process and all below it use, looked at each second."""
 
     def __init__(self, pid: int) -> None:
         self.peak = 0.0
+        """Largest sum of proportional memory (PSS) in MB."""
+        self._began = time.perf_counter()
+        self._spent: list[tuple[float, float]] = []
+        """Seconds since the start, and CPU seconds spent until then."""
         self._root = psutil.Process(pid)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -157,13 +161,21 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while not self._over.wait(1.0):
-            total = 0
+            total, spent = 0, 0.0
             try:
                 for process in (self._root, *self._root.children(recursive=True)):
                     total += process.memory_full_info().pss
+                    spent += sum(process.cpu_times()[:2])
             except (psutil.Error, AttributeError):
                 continue
             self.peak = max(self.peak, total / 1e6)
+            self._spent.append((time.perf_counter() - self._began, spent))
+
+    def cores(self, first: float, last: float) -> float:
+        """CPU seconds per second between two times after the start."""
+        within = [(at, spent) for at, spent in self._spent if first <= at <= last]
+        (began, before), (ended, after) = within[0], within[-1]
+        return (after - before) / (ended - began)
 
     def stop(self) -> None:
         """Stop looking."""
@@ -213,7 +225,7 @@ def main() -> None:
         ratios = [training / alone for alone, training, _, _ in pairs]
         alone, training = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
         shares = {phase: statistics.median(pair[2][phase] for pair in pairs) for phase in phases}
-        peak = max(pair[3] for pair in pairs)
+        peak = max(pair[3].peak for pair in pairs)
         print(
             f"{setting[0]:>7} {setting[1]:>3} {setting[2]:>5} | {alone:>9,.0f} {training:>9,.0f} "
             f"{training * skip:>9,.0f} | {statistics.median(ratios):>5.0%} "
