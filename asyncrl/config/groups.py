@@ -162,7 +162,7 @@ class ParallelismSettings(Settings):
     update: Literal["hogwild", "locked"] = "hogwild"
     """Whether pushes to the shared parameters take a lock. In the paper they do not."""
     statistics: Literal["auto", "shared", "per-worker"] = "auto"
-    """Who owns the optimiser's statistics: all workers, or each its own. auto: each its own momentum, the others shared."""
+    """Who owns the optimiser's statistics: all workers, or each its own. auto: each its own for momentum-sgd only."""
     overlap: bool = False
     """Make rollouts, one update older, while the last ones are learnt (A2C, PPO; not as ranks) or reduced (ranks)."""
     reduce: Literal["experience", "gradients"] = "experience"
