@@ -416,10 +416,9 @@ def check_at_once(run: Run, initial: Tensor) -> Finding:
     applied = ((initial - run.handles.store.snapshot()) / run.spec.config.learning_rate).round()
     twice, share = int((applied - PUSHES_AT_ONCE).clamp(min=0).sum()), float(applied.mean()) / PUSHES_AT_ONCE
     return judge(
-        "also if all push at the same time",
+        "each once, pushed at the same time",
         not twice and share >= 1 - MOST_LOST,
-        f"{PUSHES_AT_ONCE:,} updates of each number by {run.spec.config.workers} processes: {share:.3%} applied, "
-        f"{twice} too many",
+        f"{run.spec.config.workers} x {PUSHES_AT_ONCE:,} updates: {share:.3%} applied, {twice:,} twice",
         "the update rule reads back what others write meanwhile: look at core/updates.py",
     )
 

@@ -1025,7 +1025,7 @@ class TestCommand:
         assert checks["info is a dict"]["verdict"] == "FAIL"
         assert checks["info is a dict"]["remedy"]
         assert checks["each reaches theta exactly once"]["verdict"] == "ok"
-        assert checks["also if all push at the same time"]["verdict"] == "ok"
+        assert checks["each once, pushed at the same time"]["verdict"] == "ok"
 
     @pytest.mark.parametrize(
         ("words", "line"),
