@@ -253,7 +253,6 @@ MNIH: Settings = {
     "anneal_learning_rate": True,
     "max_gradient_norm": 40.0,
     "update": "hogwild",
-    "statistics": "shared",
     "network": "paper",
     "hidden_sizes": (),
     "normalize_observations": False,
@@ -261,7 +260,8 @@ MNIH: Settings = {
     "exchange_updates": 16,
 }
 """Section 8 of Mnih et al. 2016; what it leaves out is from its author's published answers (epsilon, learning rate,
-reward clipping, length) and from the re-implementations that reproduce it (norm of 40)."""
+reward clipping, length) and from the re-implementations that reproduce it (norm of 40). Each number of this and the
+other papers, with its source: docs/algorithms/paper-settings.md."""
 MNIH_ATARI: Settings = {
     "reward_clip": 1.0,
     "life_loss": False,
@@ -282,7 +282,9 @@ A3C_PAPER: Settings = MNIH | {
     "mean": "linear",
     "variance": "state",
 }
-"""Section 8, and section 9 for continuous actions."""
+"""Section 8."""
+A3C_PAPER_CONTINUOUS: Settings = A3C_PAPER | {"entropy_weights": (1e-4,)}
+"""Section 9, but for its networks and its updates of whole episodes."""
 VALUE_PAPER: Settings = MNIH | {
     "target_interval_steps": 10_000,
     "double_q": False,
@@ -314,11 +316,14 @@ A2C_PAPER: Settings = {
 PPO_PAPER: Settings = {
     "envs_per_worker": 1,
     "gae_lambda": 0.95,
+    "value_cost": 1.0,
+    "max_gradient_norm": 0.0,
     "anneal_learning_rate": True,
     "normalize_observations": False,
     "normalize_returns": False,
 }
-"""What tables 3 and 5 of Schulman et al. 2017 share."""
+"""What tables 3 and 5 of Schulman et al. 2017 share. Scaled advantages, and Adam's epsilon of 1e-5, are the page's own
+defaults and those of its authors' code (ppo1 of OpenAI Baselines), which limits no norm."""
 PPO_PAPER_ATARI: Settings = (
     PPO_PAPER
     | ATARI
@@ -328,7 +333,6 @@ PPO_PAPER_ATARI: Settings = (
         "learning_rate": 2.5e-4,
         "epochs": 3,
         "minibatches": 4,
-        "value_cost": 1.0,
         "entropy_weights": (0.01,),
         "clip": 0.1,
         "network": "nature",
@@ -339,6 +343,7 @@ PPO_PAPER_ATARI: Settings = (
 PPO_PAPER_CONTINUOUS: Settings = PPO_PAPER | {
     "workers": 1,
     "t_max": 2048,
+    "total_steps": 1_000_000,
     "learning_rate": 3e-4,
     "epochs": 10,
     "minibatches": 32,
@@ -351,29 +356,36 @@ PPO_PAPER_CONTINUOUS: Settings = PPO_PAPER | {
 }
 """Table 3 (MuJoCo), and for all that is not Atari."""
 
+IMPALA_BATCH = 32
 IMPALA_PAPER: Settings = {
     "workers": 16,
     "envs_per_worker": 1,
     "t_max": 20,
-    "batch_rollouts": 32,
+    "batch_rollouts": IMPALA_BATCH,
+    "total_steps": 50_000_000,
     "optimizer": "rmsprop",
     "optimizer_decay": 0.99,
-    "optimizer_epsilon": 0.01,
+    "optimizer_epsilon": 0.01 / IMPALA_BATCH**2,
     "learning_rate": 6e-4,
-    "max_gradient_norm": 40.0,
+    "max_gradient_norm": 40.0 / IMPALA_BATCH,
     "entropy_weights": (0.01,),
-    "value_cost": 0.5,
+    "value_cost": 0.5 / 2,
     "network": "nature",
     "normalize_observations": False,
     "normalize_returns": False,
 }
-"""Appendix D of Espeholt et al. 2018, table D.3. RMSProp has its epsilon inside the root there, as here."""
+"""The Atari settings in the appendix of Espeholt et al. 2018: epsilon 0.01, norm 40, baseline cost 0.5.
+
+Those are for a loss that is summed over the batch, with a factor 1/2 in the squared error. Here it is the mean over the
+rollouts and has no such factor. RMSProp's step d / sqrt(g + epsilon) is the same if d is divided by 32 and epsilon by
+32^2, and so is the clipped gradient if its norm is."""
 
 REINFORCE_PAPER: Settings = {
     "envs_per_worker": 1,
     "optimizer": "momentum-sgd",
     "optimizer_decay": 0.0,
     "learning_rate": 1e-2,
+    "gamma": 1.0,
     "anneal_learning_rate": False,
     "max_gradient_norm": 0.0,
     "entropy_weights": (0.0,),
@@ -381,7 +393,8 @@ REINFORCE_PAPER: Settings = {
     "normalize_observations": False,
     "normalize_returns": False,
 }
-"""Williams 1992: the plain gradient of each episode, times a learning rate that the paper leaves open."""
+"""Williams 1992: the plain gradient of each episode's undiscounted rewards, times a learning rate that the paper leaves
+open."""
 
 NATURE_SCREEN: Settings = ATARI | {"image_size": 84}
 """Further settings of A2C's and IMPALA's papers, for images for the network of Mnih et al. 2015."""
@@ -393,6 +406,7 @@ GORILA_PAPER: Settings = {
     "envs_per_worker": 1,
     "t_max": 4,
     "optimizer": "adagrad",
+    "max_gradient_norm": 0.0,
     "anneal_learning_rate": False,
     "memory_steps": 1_000_000,
     "warmup_steps": 50_000,
@@ -402,7 +416,7 @@ GORILA_PAPER: Settings = {
     "double_q": False,
     "exploration": "equal",
     "epsilons": (0.1,),
-    "exploration_steps": 1_000_000,
+    "exploration_steps": 4_000_000,  # over a million updates, of which there is one every 4 steps
     "evaluation_policy": "sampled",
     "evaluation_epsilon": 0.05,
     "network": "nature",
@@ -414,23 +428,27 @@ GORILA_PAPER: Settings = {
 APEX_PAPER: Settings = {
     "envs_per_worker": 1,
     "t_max": 50,
-    "optimizer": "rmsprop",
+    "optimizer": "centred-rmsprop",
     "optimizer_decay": 0.95,
-    "optimizer_epsilon": 1.5e-7,
+    "optimizer_epsilon": 1.5e-7 * 2**2,
     "learning_rate": 6.25e-5,
     "anneal_learning_rate": False,
-    "max_gradient_norm": 40.0,
+    "max_gradient_norm": 40.0 * 2,
     "memory_steps": 2_000_000,
     "warmup_steps": 50_000,
     "minibatch": 512,
+    "replay_ratio": 19 / 12_500,
     "error_clip": 0.0,
     "target_interval_updates": 2_500,
     "network": "nature",
     "normalize_observations": False,
     "normalize_returns": False,
 }
-"""Appendix D of Horgan et al. 2018, as its re-implementations have it. RMSProp is not centred here. How many updates a
-step gets is not said: the learner runs freely there."""
+"""The Atari settings of Horgan et al. 2018, as its re-implementations have them. Epsilon 1.5e-7 and norm 40 belong to
+half the squared error; here it is minimised without that factor.
+
+The learner runs freely there. It made about 19 updates per second, while 360 actors made about 50,000 frames, 12,500
+steps: with 512 transitions in an update, a step is learnt from 0.78 times."""
 
 
 def _mnih(paper: Settings) -> dict[str, Settings]:
@@ -455,7 +473,10 @@ N_STEP_VECTOR = VALUE_VECTOR | {"t_max": 8}
 """docs/results/cartpole.md has what 4 did instead."""
 
 TABLES: dict[str, dict[str, dict[str, Settings]]] = {
-    "a3c": {"default": _default(ATARI, {}, A3C_BOARD, A3C_VECTOR, A3C_CONTINUOUS), "paper": _mnih(A3C_PAPER)},
+    "a3c": {
+        "default": _default(ATARI, {}, A3C_BOARD, A3C_VECTOR, A3C_CONTINUOUS),
+        "paper": _mnih(A3C_PAPER) | {"continuous": A3C_PAPER_CONTINUOUS},
+    },
     "one_step_q": ONE_STEP,
     "one_step_sarsa": ONE_STEP,
     "n_step_q": {

@@ -57,7 +57,8 @@ def how_updated(run: Run) -> str:
         return "one learner"
     if config.backend == "ray" and pushes_every_update(run.spec.page, config):
         return "every update pushed to the shards"
-    return f"{config.update} updates, {config.statistics} statistics"
+    owner = "per-worker" if config.per_worker_statistics else "shared" if config.update_rule.statistics else "no"
+    return f"{config.update} updates, {owner} statistics"
 
 
 def chosen_by_preset(run: Run) -> str:

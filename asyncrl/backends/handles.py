@@ -79,6 +79,7 @@ def as_one_machine(config: RunConfig, workers: int) -> RunConfig:
     return replace(
         config, backend="local", workers=workers, hosts=1, address="", parameter_shards=1, learner_resource="",
         simulate_hosts=0, exchange_delay=1.0, push=plain.push,
+        statistics="per-worker" if config.per_worker_statistics else "shared",
     )  # fmt: skip
 
 

@@ -36,6 +36,10 @@ from asyncrl.runtime.run import Run, build_agent, build_worker
 
 UPDATES = 3
 """Updates of each worker: stale or summed gradients show from the second update on."""
+PUSHES_AT_ONCE = 2_000
+"""Updates of each worker while the other makes its own: a tenth of a second on an idle machine."""
+MOST_LOST = 0.25
+"""Share of them that may be lost without suspicion: Hogwild loses one when two workers write a number at once."""
 TOLERANCE = 1e-5
 """Largest accepted difference between what was seen and what was recomputed, relative to the largest number."""
 ANSWER_SECONDS = 120.0
@@ -306,12 +310,12 @@ def check_pulls(
 
 def check_statistics(run: Run, initial: Tensor, heard: Sequence[Heard]) -> Finding:
     """The optimiser's statistics are one set for all workers, or one for each, as set."""
-    wanted = run.spec.config.statistics
+    wanted = "per-worker" if run.spec.config.per_worker_statistics else "shared"
     shape = apply_again(run, initial, heard)[1]
     statistics = run.handles.store.state()["statistics"]
     same = statistics.shape == shape.shape and difference(statistics, shape) <= TOLERANCE
     return judge(
-        f"statistics are {'shared' if wanted == 'shared' else 'per worker'}",
+        f"statistics are {wanted.replace('-', ' ')}",
         same and bool(statistics.any()),
         f"{' x '.join(f'{size:,}' for size in statistics.shape)} numbers, {run.spec.config.workers} workers",
         f"the statistics are not {wanted} or were made in a worker: they must be allocated with the store",
@@ -322,7 +326,7 @@ def apply_again(run: Run, initial: Tensor, heard: Sequence[Heard]) -> tuple[list
     """theta `[P]` before and after each update heard, and the statistics `[owners, S, P]` at the end."""
     config = run.spec.config
     rule, theta = config.update_rule, initial.clone()
-    shared = config.statistics == "shared"
+    shared = not config.per_worker_statistics
     statistics = torch.zeros(1 if shared else config.workers, rule.statistics, len(initial))
     thetas, updates = [theta.clone()], [0] * len(statistics)
     for worker, one in enumerate(heard):
@@ -389,6 +393,33 @@ def check_start_method(method: str, wanted: str, heard: Sequence[Heard]) -> Find
         method == wanted and not forked,
         f"{method}" + (", by the command itself" if forked else ""),
         f"workers must be started by {wanted}: a fork copies locks that nobody will release",
+    )
+
+
+def push_at_once(run: Run, worker: int) -> None:
+    """The main function of a child: push, at the same time as the other workers, gradients of 1 in a part of theta.
+
+    Each worker has a part of its own, so each number moves by one learning rate per update of one worker.
+    """
+    store, clock = run.handles.store, run.handles.clock
+    gradient = torch.zeros_like(store.snapshot())
+    gradient.chunk(run.spec.config.workers)[worker].fill_(1.0)
+    clock.enter(worker, RUNNING)
+    while min(clock.phases()) < RUNNING:
+        time.sleep(0)
+    for _ in range(PUSHES_AT_ONCE):
+        store.push(Update(worker, gradient.clone(), version=0, steps=0))
+
+
+def check_at_once(run: Run, initial: Tensor) -> Finding:
+    """Of what `push_at_once` pushed by plain SGD nothing was applied twice, and little was lost."""
+    applied = ((initial - run.handles.store.snapshot()) / run.spec.config.learning_rate).round()
+    twice, share = int((applied - PUSHES_AT_ONCE).clamp(min=0).sum()), float(applied.mean()) / PUSHES_AT_ONCE
+    return judge(
+        "each once, pushed at the same time",
+        not twice and share >= 1 - MOST_LOST,
+        f"{run.spec.config.workers} x {PUSHES_AT_ONCE:,} updates: {share:.3%} applied, {twice:,} twice",
+        "the update rule reads back what others write meanwhile: look at core/updates.py",
     )
 
 

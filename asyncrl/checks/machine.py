@@ -48,7 +48,7 @@ def shared_bytes(config: RunConfig, parameters: int, moments: int, target: bool,
     `moments` is the number of components of an observation that are normalised, 0 for none; `experience` are the bytes
     of rollouts on their way to a learner.
     """
-    owners = config.workers if config.statistics == "per-worker" else 1
+    owners = config.workers if config.per_worker_statistics else 1
     vectors = 1 + owners * config.update_rule.statistics + int(target)
     moments_bytes = (config.workers + 1) * 8 * (1 + 2 * moments + 3)
     learners = getattr(config, "learners", 1)
@@ -62,7 +62,7 @@ def checkpoint_bytes(config: RunConfig, parameters: int, target: bool, experienc
 
     `experience` are those of a replay memory that they hold.
     """
-    owners = config.workers if config.statistics == "per-worker" else 1
+    owners = config.workers if config.per_worker_statistics else 1
     vectors = 1 + owners * config.update_rule.statistics + int(target)
     return (config.checkpoints_kept + 2) * (4 * parameters * vectors + experience)
 

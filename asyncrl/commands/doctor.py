@@ -62,6 +62,14 @@ EXERCISE: dict[str, Any] = {
     "normalize_returns": False,
 }
 """The task of the checks: each rollout of 16 steps contains an episode's end, nearly always by the time limit."""
+PLAIN_SGD: dict[str, Any] = {
+    "optimizer": "momentum-sgd",
+    "optimizer_decay": 0.0,
+    "learning_rate": 1.0,
+    "anneal_learning_rate": False,
+    "max_gradient_norm": 0.0,
+}
+"""With these theta counts the gradients that are applied to it."""
 LEARNER_EXERCISE: dict[str, Any] = {
     "gae_lambda": 1.0,
     "normalize_advantages": False,
@@ -97,7 +105,7 @@ class Config:
     """Seed of the environment and of all actions."""
     workers: int = field(default_factory=default_workers)
     """Workers of the planned run, for which there must be room. By default two per usable core."""
-    statistics: Literal["shared", "per-worker"] = "shared"
+    statistics: Literal["auto", "shared", "per-worker"] = "auto"
     """Who owns the optimiser's statistics in the planned run."""
     backend: Literal["local", "collective", "ray"] = "local"
     """Look first at ranks (collective: those that a launcher has started with this command, or --workers here) or at
@@ -233,18 +241,20 @@ def exercise_run(page: str, folder: Path, **settings: Any) -> Run:
 
 
 def check_learning(context: BaseContext, folder: Path, statistics: str) -> tuple[list[Finding], int]:
-    """Two A3C workers and one of n-step Q, one after the other; also the files each needs in this process."""
+    """Two A3C workers and one of n-step Q in turn, and two that push at once; also the files each needs here."""
     try:
         a3c = exercise_run(A3C, folder, gae_lambda=1.0, statistics=statistics)
+        at_once = exercise_run(A3C, folder, **PLAIN_SGD)
         n_step_q = exercise_run(N_STEP_Q, folder, target_interval_steps=TARGET_STEPS)
     except UsageError as error:
         return [no_room(error)], 4
-    initial, initial_q = a3c.handles.store.snapshot(), n_step_q.handles.store.snapshot()
+    initial, initial_q, initial_at_once = (run.handles.store.snapshot() for run in (a3c, n_step_q, at_once))
     before = machine.open_files()
     try:
         heard = [learning.hear(context, a3c, worker) for worker in range(2)]
         opened = max(0, learning.run_child(context, learning.listen_in_child, n_step_q, 0) - before)
         of_q = learning.read(n_step_q, 0)
+        learning.run_children(context, learning.push_at_once, at_once, range(at_once.spec.config.workers))
     except NoAnswer as error:
         return [
             Finding("a worker process", "FAIL", str(error), "see what it says; does `python -m asyncrl.a3c` run?")
@@ -253,6 +263,7 @@ def check_learning(context: BaseContext, folder: Path, statistics: str) -> tuple
         learning.check_start_method(context.get_start_method() or "", WANTED, heard),
         learning.check_threads([*heard, of_q]),
         *judge_learning(a3c, initial, heard),
+        learning.check_at_once(at_once, initial_at_once),
         learning.check_target(initial_q, of_q, TARGET_STEPS),
     ], opened
 

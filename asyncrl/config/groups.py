@@ -161,8 +161,8 @@ class ParallelismSettings(Settings):
     """Serial backend: duration of a turn of worker 0, 1, ... in any unit, instead of a schedule; the list repeats."""
     update: Literal["hogwild", "locked"] = "hogwild"
     """Whether pushes to the shared parameters take a lock. In the paper they do not."""
-    statistics: Literal["shared", "per-worker"] = "shared"
-    """Who owns the optimiser's statistics: all workers together or each its own (the paper compares both)."""
+    statistics: Literal["auto", "shared", "per-worker"] = "auto"
+    """Who owns the optimiser's statistics: all workers, or each its own. auto: each its own for momentum-sgd only."""
     overlap: bool = False
     """Make rollouts, one update older, while the last ones are learnt (A2C, PPO; not as ranks) or reduced (ranks)."""
     reduce: Literal["experience", "gradients"] = "experience"
@@ -236,7 +236,8 @@ class ParallelismSettings(Settings):
         self._require_not_negative("check_replicas")
         fits = not self.init_method or self.init_method.startswith(("tcp://", "file://"))
         self._require("init_method", fits, "takes tcp://HOST:PORT or file://PATH")
-        if (self.update, self.statistics) != ("hogwild", "shared") and self.backend in ("collective", "ray"):
+        apart = self.update == "locked" or self.statistics == "per-worker"
+        if apart and self.backend in ("collective", "ray"):
             who = "rank" if self.backend == "collective" else "host"
             raise UsageError(f"--update locked and --statistics per-worker are for one memory; each {who} has its own")
 
@@ -250,7 +251,7 @@ class ParallelismSettings(Settings):
             raise UsageError(
                 f"--simulate-hosts {hosts} divides the workers evenly: give --workers as a multiple of {hosts}"
             )
-        if hosts and (self.update, self.statistics) != ("hogwild", "shared"):
+        if hosts and (self.update == "locked" or self.statistics == "per-worker"):
             raise UsageError("--update locked and --statistics per-worker are for one memory; each host has its own")
 
 
@@ -274,8 +275,8 @@ class OptimiserSettings(Settings):
     """Rewards and gradients: how they are scaled, and how a gradient changes the parameters."""
 
     # Adam's epsilon needs no tuning to the scale of rewards, and its fused update takes half the time of RMSProp's.
-    optimizer: Literal["rmsprop", "adam", "momentum-sgd", "adagrad"] = "adam"
-    """Update rule."""
+    optimizer: Literal["rmsprop", "centred-rmsprop", "adam", "momentum-sgd", "adagrad"] = "adam"
+    """Update rule. momentum-sgd with a decay of 0 is plain SGD."""
     learning_rate: float = 6e-4
     """eta at the first step."""
     anneal_learning_rate: bool = True
@@ -285,9 +286,9 @@ class OptimiserSettings(Settings):
     max_gradient_norm: float = 40.0
     """A gradient with a larger L2 norm is scaled down to it; 0: never."""
     optimizer_decay: float = 0.999
-    """alpha of rmsprop and momentum-sgd, beta_2 of adam."""
+    """alpha of rmsprop (centred or not) and momentum-sgd, beta_2 of adam."""
     optimizer_epsilon: float = 1e-8
-    """rmsprop: added inside the root. adam, adagrad: added to the root."""
+    """rmsprop, centred or not: added inside the root. adam, adagrad: added to the root."""
     optimizer_momentum: float = 0.9
     """beta_1 of adam."""
     reward_clip: float = 0.0

@@ -10,6 +10,7 @@ from asyncrl.config.groups import (
     EnvironmentSettings,
     EvaluationSettings,
     FaultSettings,
+    LearnerSettings,
     NetworkSettings,
     OptimiserSettings,
     ParallelismSettings,
@@ -50,6 +51,18 @@ class RunConfig(
         return UpdateRule(self.optimizer, self.optimizer_decay, self.optimizer_epsilon, self.optimizer_momentum)
 
     @property
+    def per_worker_statistics(self) -> bool:
+        """Whether each worker has its own statistics of the optimiser.
+
+        auto: those of momentum SGD, as in the paper (section 7), where workers learn and share one memory.
+        """
+        if self.statistics != "auto":
+            return self.statistics == "per-worker"
+        one_memory = self.backend in ("local", "serial") and not self.simulated_hosts
+        own_momentum = self.optimizer == "momentum-sgd" and self.update_rule.statistics > 0
+        return own_momentum and one_memory and not isinstance(self, LearnerSettings)
+
+    @property
     def descent(self) -> Descent:
         """What a gradient does to theta under these settings."""
         return Descent(
@@ -57,7 +70,7 @@ class RunConfig(
             self.learning_rate,
             self.total_steps if self.anneal_learning_rate else 0,
             self.max_gradient_norm,
-            self.statistics == "per-worker",
+            self.per_worker_statistics,
             getattr(self, "target_interval_steps", 0),
             getattr(self, "target_interval_updates", 0),
             getattr(self, "max_staleness", 0),

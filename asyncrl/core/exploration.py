@@ -24,7 +24,10 @@ def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def greedy(scores: Tensor) -> Tensor:
-    """The best action of each row, `[E]` from scores `[E, A]`; the first of equals."""
+    """The best action of each row, `[E]` from scores `[E, A]`; the first of equals.
+
+    Splitting ties at random would cost a draw per step, and values of a network are hardly ever equal to the last bit.
+    """
     return scores.argmax(-1)
 
 

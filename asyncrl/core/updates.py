@@ -24,14 +24,17 @@ class UpdateRule:
     decay: float = 0.99
     """alpha: how much of the old statistics survives an update (rmsprop, momentum); beta_2 for adam."""
     epsilon: float = 0.1
-    """rmsprop: added *inside* the root, as in the paper. adam, adagrad: added to the root, as in their papers."""
+    """rmsprop, centred or not: added *inside* the root, as in their papers. adam, adagrad: added to the root, as in
+    theirs."""
     momentum: float = 0.9
     """beta_1 of adam."""
 
     @property
     def statistics(self) -> int:
-        """How many flat vectors of statistics the rule keeps."""
-        return 2 if self.name == "adam" else 1
+        """How many flat vectors of statistics the rule keeps; without momentum, SGD keeps none."""
+        if self.name == "momentum-sgd":
+            return int(self.decay > 0)
+        return 2 if self.name in ("adam", "centred-rmsprop") else 1
 
     def apply(self, theta: Tensor, gradient: Tensor, statistics: Tensor, learning_rate: float, updates: int) -> None:
         """Change `theta` `[P]` and `statistics` `[S, P]` in place by one `gradient` `[P]`.
@@ -86,10 +89,32 @@ def rmsprop(
     theta.addcmul_(gradient, torch.add(g, rule.epsilon).rsqrt_(), value=-learning_rate)
 
 
+def centred_rmsprop(
+    rule: UpdateRule, theta: Tensor, gradient: Tensor, statistics: Tensor, learning_rate: float, updates: int
+) -> None:
+    """g <- alpha g + (1 - alpha) d^2;  m <- alpha m + (1 - alpha) d;  theta <- theta - eta d / sqrt(g - m^2 + eps).
+
+    Graves 2013 (arXiv 1308.0850), equations 38 to 41, without their momentum.
+    """
+    g, m = statistics
+    g.mul_(rule.decay).addcmul_(gradient, gradient, value=1.0 - rule.decay)
+    m.mul_(rule.decay).add_(gradient, alpha=1.0 - rule.decay)
+    # Rounding, or another worker's write between the two lines above, may leave a variance below 0.
+    variance = torch.addcmul(g, m, m, value=-1.0).clamp_(min=0.0)
+    theta.addcmul_(gradient, variance.add_(rule.epsilon).rsqrt_(), value=-learning_rate)
+
+
 def momentum_sgd(
     rule: UpdateRule, theta: Tensor, gradient: Tensor, statistics: Tensor, learning_rate: float, updates: int
 ) -> None:
-    """m <- alpha m + (1 - alpha) d;  theta <- theta - eta m   (section 7)."""
+    """m <- alpha m + (1 - alpha) d;  theta <- theta - eta m   (section 7).
+
+    With alpha = 0, m is d. It must not be in shared memory then: between the two lines another worker may write its
+    own d there, which would be applied twice, by both.
+    """
+    if not len(statistics):
+        theta.add_(gradient, alpha=-learning_rate)
+        return
     m = statistics[0]
     m.mul_(rule.decay).add_(gradient, alpha=1.0 - rule.decay)
     theta.add_(m, alpha=-learning_rate)
@@ -140,4 +165,10 @@ def adagrad(
 
 
 Rule = Callable[[UpdateRule, Tensor, Tensor, Tensor, float, int], None]
-RULES: dict[str, Rule] = {"rmsprop": rmsprop, "momentum-sgd": momentum_sgd, "adam": adam, "adagrad": adagrad}
+RULES: dict[str, Rule] = {
+    "rmsprop": rmsprop,
+    "centred-rmsprop": centred_rmsprop,
+    "momentum-sgd": momentum_sgd,
+    "adam": adam,
+    "adagrad": adagrad,
+}

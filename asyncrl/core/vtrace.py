@@ -44,8 +44,9 @@ def vtrace(
 
     The advantage takes V(x_{s+1}), from `next_values`, in v_{s+1}'s place where the sum ends. With pi = mu, and bars
     of at least 1, the targets are the lambda returns of `asyncrl.core.returns`, with lambda = 1 the n-step returns of
-    A3C. So are then the advantages; with lambda < 1 they are r_s + d_s v_{s+1} - V(x_s), as in the paper, and not the
-    generalised advantages, which would be v_s - V(x_s).
+    A3C. So are then the advantages; with lambda < 1 they keep the form of section 4.2, r_s + d_s v_{s+1} - V(x_s), and
+    are not the generalised advantages, v_s - V(x_s), for which rlax has lambda v_{s+1} + (1 - lambda) V(x_{s+1}) in
+    v_{s+1}'s place.
     """
     with torch.no_grad():
         ratios = log_ratios.exp()

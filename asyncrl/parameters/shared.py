@@ -30,8 +30,8 @@ COLUMN_OF = {NOT_FINITE: 1, STALE: 2, OUTLIER: 3}
 EARLIER_UPDATES, BEGUN, ELSEWHERE = COUNTED, COUNTED + 1, COUNTED + 2
 """Further columns: updates before the run was resumed, updates begun; in the last row, updates made elsewhere."""
 MISFIT = (
-    "the checkpoint's optimiser statistics are of another --optimizer, of other --statistics, or, with --statistics "
-    "per-worker, of another number of --workers"
+    "the checkpoint's optimiser statistics are of another --optimizer, of other --statistics, or, where each worker "
+    "has its own, of another number of --workers"
 )
 """The error if the statistics in a checkpoint have another shape."""
 

@@ -199,6 +199,36 @@ class TestLearning:
         assert target_finding(tmp_path).verdict == "FAIL"
 
 
+def push_and_lose(run: Run, worker: int) -> None:
+    """The main function of a child whose updates go to a copy of theta."""
+    run.handles.store.theta = run.handles.store.theta.clone()
+    learning.push_at_once(run, worker)
+
+
+class TestAtOnce:
+    """Processes that push at the same time."""
+
+    def examine(self, folder: Path, child: Any = learning.push_at_once, **settings: Any) -> Finding:
+        """By plain SGD, or as the settings say."""
+        run = exercise_run(A3C, folder, **doctor.PLAIN_SGD | settings)
+        initial = run.handles.store.snapshot()
+        learning.run_children(start_context(A3C), child, run, range(run.spec.config.workers))
+        return learning.check_at_once(run, initial)
+
+    @pytest.mark.parametrize("momentum", [{}, {"optimizer_decay": 1e-30}])
+    def test_nothing_is_applied_twice(self, tmp_path: Path, momentum: dict[str, Any]) -> None:
+        """Neither without momentum nor if each worker keeps its own, here of one gradient's length."""
+        assert self.examine(tmp_path, **momentum).verdict == "ok"
+
+    def test_a_momentum_that_others_write_to_is_seen(self, tmp_path: Path) -> None:
+        """What was once the rule of plain SGD as well: a worker reads back from shared memory what it has written."""
+        assert self.examine(tmp_path, optimizer_decay=1e-30, statistics="shared").verdict == "FAIL"
+
+    def test_updates_that_reach_nobody_are_seen(self, tmp_path: Path) -> None:
+        """Those of one that has left shared memory; the few that Hogwild loses would be no fault."""
+        assert self.examine(tmp_path, push_and_lose).verdict == "FAIL"
+
+
 LEARNER_PAGES = ("a2c", "ppo", "impala")
 WHOLE = "rollouts arrive whole, each once"
 POLICY = "actors act with the theta they say"
@@ -995,6 +1025,7 @@ class TestCommand:
         assert checks["info is a dict"]["verdict"] == "FAIL"
         assert checks["info is a dict"]["remedy"]
         assert checks["each reaches theta exactly once"]["verdict"] == "ok"
+        assert checks["each once, pushed at the same time"]["verdict"] == "ok"
 
     @pytest.mark.parametrize(
         ("words", "line"),

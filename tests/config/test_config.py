@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -53,6 +54,29 @@ def test_an_impossible_value_is_refused_with_its_flag(fields: dict[str, Any], me
 
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("page", "fields", "own"),
+    [
+        ("a3c", {}, False),
+        ("a3c", {"statistics": "per-worker"}, True),
+        ("a3c", {"optimizer": "rmsprop", "preset": "paper"}, False),
+        ("a3c", {"optimizer": "momentum-sgd"}, True),
+        ("a3c", {"optimizer": "momentum-sgd", "statistics": "shared"}, False),
+        ("a3c", {"optimizer": "momentum-sgd", "optimizer_decay": 0.0}, False),  # there are none
+        ("a3c", {"optimizer": "momentum-sgd", "backend": "collective"}, False),  # a rank has its own anyway
+        ("a3c", {"optimizer": "momentum-sgd", "backend": "ray"}, False),
+        ("a3c", {"optimizer": "momentum-sgd", "backend": "serial", "workers": 2, "simulate_hosts": 2}, False),
+        ("impala", {"optimizer": "momentum-sgd"}, False),  # only the learner writes
+    ],
+)
+def test_whose_the_statistics_are(page: str, fields: dict[str, Any], own: bool) -> None:
+    """By default all workers', but momentum is each worker's own, as in the paper, where they share a memory."""
+    config = import_module(f"asyncrl.{page}").Config(**fields)
+
+    assert config.per_worker_statistics is own
+    assert config.descent.per_worker_statistics is own
 
 
 def test_config_json_gives_the_same_configuration_back() -> None:

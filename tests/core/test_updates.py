@@ -28,6 +28,26 @@ def test_rmsprop_second_step_decays_the_first() -> None:
     assert theta.item() == pytest.approx(-0.5 * 2.58544, rel=1e-5)
 
 
+def test_centred_rmsprop_divides_by_a_deviation() -> None:
+    """d = 2 and alpha = 0.5, twice: g = 2, m = 1, 2 / sqrt(2 - 1 + 3) = 1; then g = 3, m = 1.5, 2 / sqrt(0.75 + 3)."""
+    rule, theta, statistics = UpdateRule("centred-rmsprop", decay=0.5, epsilon=3.0), torch.zeros(1), torch.zeros(2, 1)
+
+    for step in range(2):
+        rule.apply(theta, torch.tensor([2.0]), statistics, 0.5, step)
+
+    assert statistics.flatten().tolist() == [3.0, 1.5]
+    assert theta.item() == pytest.approx(-0.5 * (1 + 1.0327956))
+
+
+def test_a_variance_below_zero_counts_as_none() -> None:
+    """What other workers' writes may leave: g = 0 beside m = 2; the step is d / sqrt(epsilon)."""
+    theta, statistics = torch.zeros(1), torch.tensor([[0.0], [2.0]])
+
+    UpdateRule("centred-rmsprop", decay=0.5, epsilon=0.25).apply(theta, torch.tensor([0.5]), statistics, 1.0, 1)
+
+    assert theta.item() == -1.0
+
+
 def test_momentum_sgd_follows_the_paper() -> None:
     """m = 0.9 * 1 + 0.1 * 2 = 1.1; theta = 3 - 0.5 * 1.1 = 2.45."""
     theta, statistics = torch.tensor([3.0]), torch.ones(1, 1)
@@ -36,6 +56,15 @@ def test_momentum_sgd_follows_the_paper() -> None:
 
     assert statistics.item() == pytest.approx(1.1)
     assert theta.item() == pytest.approx(2.45)
+
+
+def test_sgd_without_momentum_keeps_no_statistics() -> None:
+    """So there is no memory through which the gradient of one worker could reach the update of another."""
+    rule, theta = UpdateRule("momentum-sgd", decay=0.0), torch.tensor([3.0])
+
+    rule.apply(theta, torch.tensor([2.0]), torch.zeros(rule.statistics, 1), 0.5, 0)
+
+    assert (rule.statistics, theta.item()) == (0, 2.0)
 
 
 def test_adam_equals_torch_over_ten_steps() -> None:
@@ -84,7 +113,7 @@ def test_adagrad_equals_torch_over_ten_steps() -> None:
     torch.testing.assert_close(statistics[0], optimizer.state[reference]["sum"])
 
 
-@pytest.mark.parametrize("name", ["rmsprop", "momentum-sgd", "adam", "adagrad"])
+@pytest.mark.parametrize("name", ["rmsprop", "centred-rmsprop", "momentum-sgd", "adam", "adagrad"])
 def test_every_rule_descends_and_only_touches_what_it_owns(name: str) -> None:
     """One step along a positive gradient lowers theta, and the number of statistics is the one announced."""
     rule = UpdateRule(name)

@@ -26,7 +26,7 @@ FLAGS: dict[str, st.SearchStrategy[str]] = {
     "--seed": ANY,
     "--gamma": ANY,
     "--learning-rate": ANY,
-    "--optimizer": st.sampled_from(["adam", "rmsprop", "momentum-sgd", "adagrad", "sgd"]),
+    "--optimizer": st.sampled_from(["adam", "rmsprop", "centred-rmsprop", "momentum-sgd", "adagrad", "sgd"]),
     "--optimizer-decay": ANY,
     "--optimizer-epsilon": ANY,
     "--max-gradient-norm": ANY,

@@ -190,7 +190,7 @@ def test_the_paper_preset_is_the_paper() -> None:
     assert (config.optimizer, config.optimizer_decay, config.optimizer_epsilon) == ("rmsprop", 0.99, 0.1)
     assert (config.learning_rate, config.anneal_learning_rate, config.max_gradient_norm) == (7e-4, True, 40.0)
     assert (config.entropy_weights, config.value_cost, config.gae_lambda) == ((0.01,), 0.5, 1.0)
-    assert (config.reward_clip, config.update, config.statistics) == (1.0, "hogwild", "shared")
+    assert (config.reward_clip, config.update, config.per_worker_statistics) == (1.0, "hogwild", False)
     assert config.total_steps == 80_000_000
     network = a3c.make_network(config, spaces)
     assert sum(p.numel() for p in network.parameters()) == 677_943

@@ -76,7 +76,7 @@ def test_two_processes_apply_their_gradients_exactly_once() -> None:
 
     All of theta is written each time, so that without a lock a few may be lost to what the other had read before.
     """
-    settings = {"workers": 2, "per_worker_statistics": True, "learning_rate": 1.0}
+    settings = {"workers": 2, "learning_rate": 1.0}
     with tempfile.NamedTemporaryFile() as lock:
         stores = [shared_store(torch.zeros(2), PLAIN_SGD, **settings, lock_file=file) for file in (None, lock.name)]
         for store in stores:
