@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import os
 import shutil
@@ -11,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,16 @@ from typing import Any
 import torch
 
 from asyncrl.api.narration import conclusion, introduction, what_next
-from asyncrl.api.resume import AUTO, differences, is_finished, is_resumed, load_for_resume, newest, stored_config
+from asyncrl.api.resume import (
+    AUTO,
+    differences,
+    is_finished,
+    is_resumed,
+    load_for_resume,
+    newest,
+    started_at,
+    stored_config,
+)
 from asyncrl.backends import collective, local, ray, serial
 from asyncrl.backends.handles import (
     GRADIENT,
@@ -51,6 +60,7 @@ from asyncrl.runtime.snapshots import exact_state, flat_parameters, keeps_replay
 from asyncrl.runtime.terminal import View, make_view, say
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
+from asyncrl.storage.holding import Hold
 from asyncrl.storage.run_folder import RunExists, RunFolder, cpu_instructions, default_name, host_facts
 from asyncrl.storage.tracking import make_trackers, require
 
@@ -243,18 +253,17 @@ def carry_out(
     config = settled.config
     tell = say if speaks else _say_nothing
     with ExitStack() as stack:
-        if is_resumed(config):
-            stack.enter_context(RunFolder.open(Path(config.resume)).occupied())
+        hold = partial(_hold, stack, tell, signals)
+        held = hold(RunFolder.open(Path(config.resume))) if is_resumed(config) else None
         run = prepare(settled.page, config, settled.environment, settled.spaces)
         folder = run.spec.folder
-        if not is_resumed(config):
-            stack.enter_context(folder.occupied())
+        held = held or hold(folder)
         checkpoints.clean(folder.checkpoints)  # left by a save that was killed
         view = make_view(config.quiet or not speaks, f"{short(settled.page)} on {config.env_id}")
         tell(f"run folder: {folder.path}")
         for line in introduction(run, settled.facts["description"], settled.changes):
             view.say(line)
-        write_json(folder.config_file, {"page": settled.page, "config": to_plain(config), "environment": settled.facts})
+        write_config(folder, settled)
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
         title = f"{short(settled.page)} {config.env_id} {folder.path.name}"
         try:
@@ -263,7 +272,7 @@ def carry_out(
             if not is_resumed(config):
                 shutil.rmtree(folder.path)
             raise
-        monitor = Monitor(run, listener, trackers)
+        monitor = Monitor(run, listener, trackers, held.lost, view.say)
         outcome = conclude(follow(run, monitor, view, signals, meeting), monitor)
     view.close(monitor.summary)
     for line in conclusion(run, outcome, monitor.summary):
@@ -272,6 +281,18 @@ def carry_out(
         view.say(line)
     tell(f"run folder: {folder.path}")
     return Ended(run, outcome, monitor.summary)
+
+
+def _hold(stack: ExitStack, say: Callable[[str], None], signals: Signals, folder: RunFolder) -> Hold:
+    """Hold a run's folder until the end of `stack`. Raises UsageError while another process does."""
+    return stack.enter_context(folder.occupied(say, lambda: signals.first is not None))
+
+
+def write_config(folder: RunFolder, settled: Settled) -> None:
+    """Write config.json; when a run was first started stays as it was."""
+    content = {"page": settled.page, "config": to_plain(settled.config), "environment": settled.facts}
+    started = started_at(folder) if folder.config_file.exists() else datetime.now(UTC)
+    write_json(folder.config_file, content | {"started": started.isoformat()})
 
 
 def _say_nothing(line: str) -> None:
@@ -345,7 +366,13 @@ def follow(
 
 
 def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
-    """Write the last checkpoint, rows and status; after an error the run has failed."""
+    """Write the last checkpoint, rows and status; after an error the run has failed.
+
+    If the run's folder is no longer its own nothing is written, and that is why the run has ended.
+    """
+    if (reason := monitor.lost()) is not None:
+        monitor.close()
+        return failed(reason)
     try:
         try:
             monitor.save_checkpoint()
@@ -354,8 +381,7 @@ def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
     except (OSError, ValueError) as error:
         if outcome.state != "failed":
             outcome = failed(f"could not save the end of the run: {error}")
-    with contextlib.suppress(OSError):  # on a full disk only the exit code and the last line tell
-        monitor.write_status(outcome.state, outcome.reason, outcome.exit_code, outcome.traceback)
+    monitor.write_last_status(outcome.state, outcome.reason, outcome.exit_code, outcome.traceback)
     return outcome
 
 

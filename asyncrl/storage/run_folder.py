@@ -18,7 +18,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,12 @@ from typing import Any
 from asyncrl import __version__
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
+from asyncrl.storage.holding import Hold, holding
+from asyncrl.storage.status import LOCK, STATUS
 
 MAX_NAME_LENGTH = 100
+STAMP = "%Y%m%d-%H%M%S"
+"""How the name of a run tells its time."""
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.+=-]")
 
@@ -92,24 +96,16 @@ class RunFolder:
         return run
 
     @contextlib.contextmanager
-    def occupied(self) -> Iterator[None]:
+    def occupied(
+        self, say: Callable[[str], None] = lambda _: None, interrupted: Callable[[], bool] | None = None
+    ) -> Iterator[Hold]:
         """Hold the run for this process. Raises UsageError while another process that is alive holds it.
 
-        The kernel takes the lock back from a process that dies, however it dies.
+        After a crash on another machine, and on file systems without locks, it takes some time to see that; `say` and
+        `interrupted` as for `holding`.
         """
-        if os.name == "nt":
-            yield
-            return
-        import fcntl
-
-        with open(self.path / "run.lock", "ab") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(f"{self.path} is going on: another process is training there") from None
-            except OSError:  # a file system without locks
-                pass
-            yield
+        with holding(self.path / LOCK, say, interrupted) as hold:
+            yield hold
 
     @property
     def config_file(self) -> Path:
@@ -124,7 +120,7 @@ class RunFolder:
     @property
     def status_file(self) -> Path:
         """Whether the run is going on, and how it ended."""
-        return self.path / "status.json"
+        return self.path / STATUS
 
     @property
     def supervisor_file(self) -> Path:
@@ -176,8 +172,11 @@ def run_path(runs_dir: Path, page: str, env_id: str, name: str) -> Path:
     return Path(os.path.abspath(runs_dir)) / safe_name(page) / safe_name(env_id) / name
 
 
-def default_name(seed: int, workers: int, stamp: str = "%Y%m%d-%H%M%S") -> str:
-    """Return a name for a run that tells its size, its seed and the local time: `w16-s1-20261121-052310`."""
+def default_name(seed: int, workers: int, stamp: str = STAMP) -> str:
+    """Return a name for a run that tells its size, its seed and the local time: `w16-s1-20261121-052310`.
+
+    The time is for people; what was first is decided by config.json, which has it in UTC.
+    """
     return f"w{workers}-s{seed}-{time.strftime(stamp)}"
 
 
