@@ -522,6 +522,7 @@ class Monitor:
                 if any((missing := self._settle(worker)).values()):
                     self.note_event("unrecorded", who=in_records(worker), unrecorded=missing)
             self._write_row()
+            self._tell_trouble()
             self.summary.ended = True
             self.summary.steps_per_second = self.summary.steps / max(1e-9, self.summary.seconds)
         finally:

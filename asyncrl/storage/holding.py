@@ -163,20 +163,20 @@ def holding(
 def is_held(path: Path) -> bool:
     """Whether a process that is alive holds the folder of the file `path`, as far as can be seen from here.
 
-    Asking takes the lock for a moment only, shared with others who ask. The folder may be read-only.
+    Asking takes the lock for a moment only, shared with others who ask, and only if somebody has left a lease there.
+    The folder may be read-only.
     """
     try:
         with open(path, "rb", buffering=0) as file:
+            if not (content := file.read()):
+                return False
             locked = lock(file.fileno(), shared=True)
-            if locked is False:
-                return True
-            content = file.read()
             age = time.time() - os.fstat(file.fileno()).st_mtime
     except OSError:
         return False
-    if not content or (locked and token_of(content)[0] == this_machine()):
-        return False
-    return age < STALE_SECONDS
+    if locked is False:
+        return True
+    return age < STALE_SECONDS and not (locked and token_of(content)[0] == this_machine())
 
 
 def lock(descriptor: int, shared: bool = False, wait: bool = False) -> bool | None:
