@@ -55,7 +55,7 @@ class Run:
     path: Path
     """The run's folder."""
     state: str
-    """finished or stopped; of a run that another process made also starting, running, failed or died."""
+    """finished or stopped."""
     reason: str
     """Why it ended."""
     best_score: float | None

@@ -60,7 +60,7 @@ from asyncrl.runtime.snapshots import exact_state, flat_parameters, keeps_replay
 from asyncrl.runtime.terminal import View, make_view, say
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
-from asyncrl.storage.holding import Hold
+from asyncrl.storage.holding import FolderLost, Hold
 from asyncrl.storage.run_folder import RunExists, RunFolder, cpu_instructions, default_name, host_facts
 from asyncrl.storage.tracking import make_trackers, require
 
@@ -378,7 +378,7 @@ def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
             monitor.save_checkpoint()
         finally:
             monitor.end()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, FolderLost) as error:
         if outcome.state != "failed":
             outcome = failed(f"could not save the end of the run: {error}")
     monitor.write_last_status(outcome.state, outcome.reason, outcome.exit_code, outcome.traceback)

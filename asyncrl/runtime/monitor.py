@@ -77,7 +77,7 @@ class Summary:
     unwritten: dict[str, int] = field(default_factory=dict)
     """What could not be written so far, by file or tracker: rows, events or calls."""
     trouble: str = ""
-    """The newest reason why something could not be written."""
+    """Why, as far as this process knows."""
     ended: bool = False
     """The run is over; `steps_per_second` is then its mean."""
 
@@ -502,10 +502,11 @@ class Monitor:
     def write_last_status(self, state: str, reason: str, exit_code: int, traceback: str | None) -> None:
         """status.json at the end of the run, in several tries; the summary says what is missing."""
         self.write_status(state, reason, exit_code, traceback)
-        self._status.insist()
-        if not self._status.retry():
-            self.summary.unwritten = self.summary.unwritten | {"status.json": 1}
-        self.summary.trouble = next((book.trouble for book in self._books.values() if book.trouble), "")
+        summary = self.summary
+        if not self._status.insist():
+            summary.unwritten = summary.unwritten | {"status.json": 1}
+        missing = [self._books[name] for name, count in summary.unwritten.items() if count]
+        summary.trouble = next((book.trouble for book in missing if book.trouble), "")
 
     def close(self) -> None:
         """Close the files."""

@@ -82,13 +82,14 @@ class Backlog(Generic[PieceT]):
             self._failures = 0
         return not self._waiting
 
-    def insist(self) -> None:
-        """Write what waits at the end of the run: a file in several tries, something remote in one."""
+    def insist(self) -> bool:
+        """Write what waits at the end of the run, in several tries, something remote in one; False as `retry`."""
         self._due = 0.0
-        for left in reversed(range(1 if self._remote else TRIES)):
+        for _ in range(0 if self._remote else TRIES - 1):
             if self.retry():
-                return
-            time.sleep(PAUSE_SECONDS if left else 0.0)
+                return True
+            time.sleep(PAUSE_SECONDS)
+        return self.retry()
 
     def _note(self, error: Exception) -> None:
         strerror = error.strerror if isinstance(error, OSError) and not self._remote else None

@@ -8,6 +8,7 @@ Whoever holds a folder locks a file in it (flock) and keeps a lease there: a lin
   STALE_SECONDS by the watcher's own clock. So the clocks of two machines are never compared.
 
 A process that was suspended, or cut off, while another took its folder over learns so from `Hold.lost`, and must end.
+A thread renews the lease, because the process itself may be busy for minutes, with an evaluation for example.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ def alone_in(runs_dir: Path, say: Say) -> Iterator[int]:
         with holding(lock, say, waits=f"waiting for runs that are still active in {runs_dir}") as hold:
             yield hold.fileno()
     except UsageError:
-        if made and list(runs_dir.iterdir()) == [lock]:
-            lock.unlink()
+        if made and list(runs_dir.iterdir()) in ([], [lock]):
+            lock.unlink(missing_ok=True)
             remove_folders(made)
         raise
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,12 +41,18 @@ def failing_replace(source, target):
 def failing_rename(source, target):
     if ".saving" in str(source): fails(2, 2)
     rename(source, target)
-backlog.append_whole, os.replace, os.rename, backlog.PAUSE_SECONDS = failing_append, failing_replace, failing_rename, 0.1
+backlog.append_whole, os.replace, os.rename = failing_append, failing_replace, failing_rename
+backlog.PAUSE_SECONDS = 0.1
 """
 
 
-@pytest.mark.parametrize("backend", ["local", "serial"])
-@pytest.mark.parametrize("name", ["EIO", "ESTALE"])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("EIO", "serial"),
+        *(pytest.param(*words, marks=pytest.mark.slow) for words in (("EIO", "local"), ("ESTALE", "local"))),
+    ],
+)
 def test_a_disk_that_fails_now_and_then_costs_nothing(tmp_path: Path, name: str, backend: str) -> None:
     """Every third row or event, every second status, every second checkpoint: all there at the end, and told once."""
     environment = broken_by(tmp_path, FAILING.format(number=f"errno.{name}"))
@@ -76,6 +83,7 @@ fcntl.flock, holding.STALE_SECONDS, holding.RENEWAL_SECONDS = flock, 4.0, 0.5
 """
 
 
+@pytest.mark.slow
 def test_without_locks_a_second_command_is_refused_and_a_killed_one_goes_on(tmp_path: Path) -> None:
     """One line, exit code 2, and the first one goes on undisturbed; after a kill it takes the lease's time."""
     environment = broken_by(tmp_path, WITHOUT_LOCKS)
@@ -98,7 +106,7 @@ def test_without_locks_a_second_command_is_refused_and_a_killed_one_goes_on(tmp_
     assert status_of(folder)["part"] == 1
 
 
-@pytest.mark.parametrize("backend", ["local", "serial"])
+@pytest.mark.parametrize("backend", ["serial", pytest.param("local", marks=pytest.mark.slow)])
 def test_a_folder_that_is_deleted_ends_the_run_in_one_line(tmp_path: Path, backend: str) -> None:
     """Nothing of it comes back, although checkpoints and evaluations are due all the time."""
     words = (
@@ -149,8 +157,8 @@ def test_a_killed_command_has_died_for_all_who_read(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "died" in page
     assert ">running" not in page
-    assert main("asyncrl.a3c", ["--resume", "auto", *words, "--env-id", "Catch", "--workers", "2", "--quiet",
-                                "--runs-dir", str(tmp_path), "--max-seconds", "1e-3", "--total-steps", "1e9"]) == 0  # fmt: skip
+    further = ["--env-id", "Catch", "--workers", "2", "--quiet", "--max-seconds", "1e-3", "--total-steps", "1e9"]
+    assert main("asyncrl.a3c", ["--resume", "auto", *words, "--runs-dir", str(tmp_path), *further]) == 0
     assert read_status(folder)["state"] == "finished"
 
 
@@ -158,25 +166,33 @@ SERIAL = ("--env-id", "Catch", "--backend", "serial", "--workers", "2", "--quiet
           "--total-steps", "1000")  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("Pacific/Kiritimati", "Pacific/Pago_Pago"),  # 14 hours before UTC, 11 hours behind it
-        ("UTC-14", "UTC+11"),
-    ],
-)
+@pytest.fixture
+def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Sets the time zone of this process."""
+
+    def change(name: str) -> None:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield change
+    monkeypatch.undo()
+    time.tzset()
+
+
 def test_auto_takes_the_run_that_began_last_whatever_clocks_on_walls_show(
-    tmp_path: Path, first: str, second: str
+    tmp_path: Path, zone: Callable[[str], None]
 ) -> None:
-    """The first one, made further east, has the later name."""
-    words = (*SERIAL, "--runs-dir", str(tmp_path))
-    for zone in (first, second):
-        done = run_command(*words, "--max-seconds", "1e-9", env={**os.environ, "TZ": zone})
-        assert (done.returncode, done.stderr) == (0, "")
+    """The first one, made 25 hours further east, has the later name."""
+    words = [*SERIAL, "--runs-dir", str(tmp_path)]
+    for name in ("UTC-14", "UTC+11"):
+        zone(name)
+        assert main("asyncrl.a3c", [*words, "--max-seconds", "1e-9"]) == 0
     folders = {path.parent.name: path.parent for path in tmp_path.glob("*/*/*/config.json")}
     older, newer = folders[max(folders)], folders[min(folders)]
+    assert older != newer
 
-    assert run_command(*words, "--resume", "auto", env={**os.environ, "TZ": "UTC"}).returncode == 0
+    zone("UTC")
+    assert main("asyncrl.a3c", [*words, "--resume", "auto"]) == 0
 
     assert (status_of(newer)["part"], status_of(older)["part"]) == (1, 0)
 
