@@ -372,6 +372,7 @@ def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
     """
     if (reason := monitor.lost()) is not None:
         monitor.close()
+        monitor.run.spec.folder.remove_remains()
         return failed(reason)
     try:
         try:

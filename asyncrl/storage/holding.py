@@ -88,7 +88,7 @@ class Hold:
             if token_of(self._path.read_bytes())[1] == self._lease.token:
                 return None
         except (FileNotFoundError, NotADirectoryError):
-            return f"{self._path if folder.is_dir() else folder} was deleted"
+            return f"{folder} was deleted" + (f" in part: {self._path.name} is gone" if folder.is_dir() else "")
         except OSError:
             return None
         return f"another process has taken over {folder}, as this one had given no sign of life"

@@ -17,6 +17,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -106,6 +107,12 @@ class RunFolder:
         """
         with holding(self.path / LOCK, say, interrupted) as hold:
             yield hold
+
+    def remove_remains(self) -> None:
+        """Take away what was saved while somebody deleted this folder: without config.json nobody can use it."""
+        if not (self.config_file.exists() or (self.path / LOCK).exists()):
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+            remove_folders([self.path, self.tensorboard])
 
     @property
     def config_file(self) -> Path:

@@ -108,7 +108,7 @@ def test_without_locks_a_second_command_is_refused_and_a_killed_one_goes_on(tmp_
 
 @pytest.mark.parametrize("backend", ["serial", pytest.param("local", marks=pytest.mark.slow)])
 def test_a_folder_that_is_deleted_ends_the_run_in_one_line(tmp_path: Path, backend: str) -> None:
-    """Nothing of it comes back, although checkpoints and evaluations are due all the time."""
+    """No file of it comes back, although checkpoints and evaluations are due all the time."""
     words = (
         *SHORT,
         "--checkpoint-interval-steps",
@@ -125,14 +125,13 @@ def test_a_folder_that_is_deleted_ends_the_run_in_one_line(tmp_path: Path, backe
     assert process.stdout is not None
     folder = process.stdout.readline().removeprefix("run folder: ").strip()
     assert any(line.startswith("exploration: ") for line in process.stdout)
-    while (tmp_path / "runs").exists():
-        shutil.rmtree(tmp_path / "runs", ignore_errors=True)  # a file may have been written meanwhile
+    shutil.rmtree(tmp_path / "runs", ignore_errors=True)  # it fails where a file is written meanwhile
     out, errors = process.communicate(timeout=200)
 
     assert (process.returncode, errors) == (1, "")
-    assert re.search(rf"^failed: {folder} was deleted; best", out, re.M)
+    assert re.search(rf"^failed: {folder} was deleted(| in part: run.lock is gone); best", out, re.M)
     assert "cannot be written" not in out
-    assert not (tmp_path / "runs").exists()
+    assert not Path(folder).exists()
 
 
 def test_a_killed_command_has_died_for_all_who_read(tmp_path: Path) -> None:
