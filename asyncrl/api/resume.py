@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 from asyncrl.config.groups import flag
@@ -18,7 +17,7 @@ from asyncrl.runtime.snapshots import check_fits
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from asyncrl.storage.files import read_json
-from asyncrl.storage.run_folder import STAMP, RunFolder, default_name, runs_of
+from asyncrl.storage.run_folder import RunFolder, default_name, runs_of, started_at
 from asyncrl.storage.status import read_status
 
 AUTO = "auto"
@@ -46,24 +45,8 @@ def newest(page: str, config: RunConfig) -> Path | None:
         name_here = default_name(config.seed, config.workers, stamp="")
         mine = [run for run in runs if run.path.name.startswith(name_here)]
     begun = [run for run in mine if run.config_file.is_file() and checkpoints.find(run.checkpoints)]
-    last = max(begun, default=None, key=lambda run: (started_at(run), run.path.name))
+    last = max(begun, default=None, key=lambda run: (started_at(run.path), run.path.name))
     return None if last is None else last.path
-
-
-def started_at(run: RunFolder) -> datetime:
-    """When a run was first started, whatever clocks on walls showed then.
-
-    Runs of earlier versions have only their name to say so, in the local time of their start; it is read in that of
-    this machine. Without any time a run counts as older than all others.
-    """
-    try:
-        return datetime.fromisoformat(read_json(run.config_file)["started"]).astimezone(UTC)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    try:
-        return datetime.strptime("-".join(run.path.name.split("-")[2:4]), STAMP).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return datetime.min.replace(tzinfo=UTC)
 
 
 def _backend_of(run: RunFolder) -> str | None:

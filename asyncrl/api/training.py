@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,7 @@ from typing import Any
 import torch
 
 from asyncrl.api.narration import conclusion, introduction, what_next
-from asyncrl.api.resume import (
-    AUTO,
-    differences,
-    is_finished,
-    is_resumed,
-    load_for_resume,
-    newest,
-    started_at,
-    stored_config,
-)
+from asyncrl.api.resume import AUTO, differences, is_finished, is_resumed, load_for_resume, newest, stored_config
 from asyncrl.backends import collective, local, ray, serial
 from asyncrl.backends.handles import (
     GRADIENT,
@@ -263,7 +253,7 @@ def carry_out(
         tell(f"run folder: {folder.path}")
         for line in introduction(run, settled.facts["description"], settled.changes):
             view.say(line)
-        write_config(folder, settled)
+        write_json(folder.config_file, {"page": settled.page, "config": to_plain(config), "environment": settled.facts})
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
         title = f"{short(settled.page)} {config.env_id} {folder.path.name}"
         try:
@@ -286,13 +276,6 @@ def carry_out(
 def _hold(stack: ExitStack, say: Callable[[str], None], signals: Signals, folder: RunFolder) -> Hold:
     """Hold a run's folder until the end of `stack`. Raises UsageError while another process does."""
     return stack.enter_context(folder.occupied(say, lambda: signals.first is not None))
-
-
-def write_config(folder: RunFolder, settled: Settled) -> None:
-    """Write config.json; when a run was first started stays as it was."""
-    content = {"page": settled.page, "config": to_plain(settled.config), "environment": settled.facts}
-    started = started_at(folder) if folder.config_file.exists() else datetime.now(UTC)
-    write_json(folder.config_file, content | {"started": started.isoformat()})
 
 
 def _say_nothing(line: str) -> None:

@@ -7,6 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -20,6 +21,7 @@ from asyncrl.storage.backlog import Backlog
 from asyncrl.storage.files import write_json
 from asyncrl.storage.holding import FolderLost
 from asyncrl.storage.records import RecordReader, RecordWriter
+from asyncrl.storage.run_folder import started_at
 from asyncrl.storage.tensorboard import TensorBoardWriter
 from asyncrl.storage.tracking import Careful, Tracker
 
@@ -155,7 +157,10 @@ class Monitor:
         resumed_at = run.handles.clock.steps if run.spec.part else None
         board = TensorBoardWriter(run.spec.folder.tensorboard, resumed_at)
         self._trackers: list[Tracker] = [board, *trackers]
-        self._status = Backlog[dict[str, Any]](partial(write_json, run.spec.folder.status_file), most=1)
+        folder = run.spec.folder
+        began = started_at(folder.path) if folder.status_file.exists() else datetime.now(UTC)
+        self._started = began.isoformat()
+        self._status = Backlog[dict[str, Any]](partial(write_json, folder.status_file), most=1)
         self._books: dict[str, Backlog[Any]] = {
             "records": self._writer.backlog, "TensorBoard": board.backlog, "status.json": self._status,
             **{tracker.name: tracker.backlog for tracker in trackers},
@@ -488,6 +493,7 @@ class Monitor:
             "learner_restarts": self.summary.learner_restarts,
             "unrecorded": self.summary.unrecorded,
             "unwritten": self._count_unwritten(),
+            "started": self._started,
             "part": self.run.spec.part,
         }
         self._status.put(status | ({"traceback": traceback} if traceback else {}))

@@ -21,6 +21,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from asyncrl import __version__
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.storage.holding import Hold, holding
-from asyncrl.storage.status import LOCK, STATUS
+from asyncrl.storage.status import LOCK, STATUS, read_status
 
 MAX_NAME_LENGTH = 100
 STAMP = "%Y%m%d-%H%M%S"
@@ -182,9 +183,22 @@ def run_path(runs_dir: Path, page: str, env_id: str, name: str) -> Path:
 def default_name(seed: int, workers: int, stamp: str = STAMP) -> str:
     """Return a name for a run that tells its size, its seed and the local time: `w16-s1-20261121-052310`.
 
-    The time is for people; what was first is decided by config.json, which has it in UTC.
+    The time is for people; `started_at` decides which of two runs was first.
     """
     return f"w{workers}-s{seed}-{time.strftime(stamp)}"
+
+
+def started_at(folder: Path) -> datetime:
+    """When a run was first started, from its status.json, in UTC: clocks on walls differ and are turned back.
+
+    Runs of earlier versions have only their name to say so, in the local time of their start; it is read in that of
+    this machine. Without any time a run counts as older than all others.
+    """
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return datetime.fromisoformat(read_status(folder)["started"]).astimezone(UTC)
+    with contextlib.suppress(ValueError, OverflowError):
+        return datetime.strptime("-".join(folder.name.split("-")[2:4]), STAMP).astimezone(UTC)
+    return datetime.min.replace(tzinfo=UTC)
 
 
 def runs_of(runs_dir: Path, page: str, env_id: str) -> list[RunFolder]:
