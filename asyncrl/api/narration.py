@@ -98,9 +98,23 @@ def remembered(memory: Replay, run: Run) -> list[str]:
 
 
 def conclusion(run: Run, outcome: Outcome, summary: Summary) -> list[str]:
-    """How the run ended."""
-    remark = [summary.remark] if summary.remark else []
+    """How the run ended, and what is missing in its files."""
+    remark = [line for line in (summary.remark, missing(summary)) if line]
     return [*remark, f"{outcome.state}: {outcome.reason}; best evaluation {number(summary.best_score)}"]
+
+
+def missing(summary: Summary) -> str:
+    """What could not be written, in one line; empty if nothing."""
+    units = {"records": "rows of records", "TensorBoard": "events of TensorBoard"}
+    counts = {name: count for name, count in summary.unwritten.items() if count}
+    if not counts:
+        return ""
+    status = ["status.json"] if counts.pop("status.json", 0) else []
+    told = [f"{count:,} {units.get(name, f'calls of {name}')}" for name, count in counts.items()] + status
+    line = f"could not be written: {', '.join(told)}" + (f" ({summary.trouble})" if summary.trouble else "")
+    if summary.unrecorded["steps"]:
+        line += f"; {summary.unrecorded['steps']:,} steps are in no row of a worker"
+    return line
 
 
 def what_next(run: Run) -> list[str]:

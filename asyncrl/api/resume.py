@@ -17,7 +17,8 @@ from asyncrl.runtime.snapshots import check_fits
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from asyncrl.storage.files import read_json
-from asyncrl.storage.run_folder import RunFolder, default_name, runs_of
+from asyncrl.storage.run_folder import RunFolder, default_name, runs_of, started_at
+from asyncrl.storage.status import read_status
 
 AUTO = "auto"
 """--resume auto: the newest run of the same name, or a new one."""
@@ -43,8 +44,9 @@ def newest(page: str, config: RunConfig) -> Path | None:
     else:
         name_here = default_name(config.seed, config.workers, stamp="")
         mine = [run for run in runs if run.path.name.startswith(name_here)]
-    begun = [run.path for run in mine if run.config_file.is_file() and checkpoints.find(run.checkpoints)]
-    return max(begun, default=None, key=lambda path: path.name.split("-")[2:])  # by time, whatever the number of ranks
+    begun = [run for run in mine if run.config_file.is_file() and checkpoints.find(run.checkpoints)]
+    last = max(begun, default=None, key=lambda run: (started_at(run.path), run.path.name))
+    return None if last is None else last.path
 
 
 def _backend_of(run: RunFolder) -> str | None:
@@ -57,11 +59,8 @@ def _backend_of(run: RunFolder) -> str | None:
 
 def is_finished(path: Path) -> bool:
     """Whether the run has reached its end; --max-seconds only ends a command."""
-    try:
-        status = read_json(RunFolder.open(path).status_file)
-        return bool(status["state"] == "finished" and status["reason"] != TIME_IS_OVER)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    status = read_status(path)
+    return status.get("state") == "finished" and status.get("reason", TIME_IS_OVER) != TIME_IS_OVER
 
 
 def stored_config(page: str, path: Path) -> RunConfig:

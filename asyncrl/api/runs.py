@@ -13,12 +13,11 @@ import torch
 from asyncrl.api.playing import Result, load_run, play_run
 from asyncrl.api.training import Ended
 from asyncrl.core.errors import UsageError
-from asyncrl.envs.spec import one_line
 from asyncrl.runtime.evaluator import Evaluation
 from asyncrl.runtime.threads import one_thread
-from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import RunFolder
+from asyncrl.storage.status import read_status
 
 RowT = TypeVar("RowT")
 
@@ -91,11 +90,11 @@ def run_of(ended: Ended) -> Run:
 def run_in(path: Path) -> Run:
     """The run in a folder, from its status.json."""
     folder = RunFolder.open(path)
+    status = read_status(folder.path)
     try:
-        status = read_json(folder.status_file)
         return Run(folder.path, status["state"], status["reason"], status["best_score"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"{folder.status_file} cannot be read: {one_line(error)}") from None
+    except KeyError as error:
+        raise UsageError(f"{folder.status_file} is missing or damaged: it has no {error}") from None
 
 
 @contextlib.contextmanager

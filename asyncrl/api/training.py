@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import os
 import shutil
@@ -51,6 +50,7 @@ from asyncrl.runtime.snapshots import exact_state, flat_parameters, keeps_replay
 from asyncrl.runtime.terminal import View, make_view, say
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
+from asyncrl.storage.holding import FolderLost, Hold
 from asyncrl.storage.run_folder import RunExists, RunFolder, cpu_instructions, default_name, host_facts
 from asyncrl.storage.tracking import make_trackers, require
 
@@ -243,12 +243,11 @@ def carry_out(
     config = settled.config
     tell = say if speaks else _say_nothing
     with ExitStack() as stack:
-        if is_resumed(config):
-            stack.enter_context(RunFolder.open(Path(config.resume)).occupied())
+        hold = partial(_hold, stack, tell, signals)
+        held = hold(RunFolder.open(Path(config.resume))) if is_resumed(config) else None
         run = prepare(settled.page, config, settled.environment, settled.spaces)
         folder = run.spec.folder
-        if not is_resumed(config):
-            stack.enter_context(folder.occupied())
+        held = held or hold(folder)
         checkpoints.clean(folder.checkpoints)  # left by a save that was killed
         view = make_view(config.quiet or not speaks, f"{short(settled.page)} on {config.env_id}")
         tell(f"run folder: {folder.path}")
@@ -263,7 +262,7 @@ def carry_out(
             if not is_resumed(config):
                 shutil.rmtree(folder.path)
             raise
-        monitor = Monitor(run, listener, trackers)
+        monitor = Monitor(run, listener, trackers, held.lost, view.say)
         outcome = conclude(follow(run, monitor, view, signals, meeting), monitor)
     view.close(monitor.summary)
     for line in conclusion(run, outcome, monitor.summary):
@@ -272,6 +271,11 @@ def carry_out(
         view.say(line)
     tell(f"run folder: {folder.path}")
     return Ended(run, outcome, monitor.summary)
+
+
+def _hold(stack: ExitStack, say: Callable[[str], None], signals: Signals, folder: RunFolder) -> Hold:
+    """Hold a run's folder until the end of `stack`. Raises UsageError while another process does."""
+    return stack.enter_context(folder.occupied(say, lambda: signals.first is not None))
 
 
 def _say_nothing(line: str) -> None:
@@ -345,17 +349,23 @@ def follow(
 
 
 def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
-    """Write the last checkpoint, rows and status; after an error the run has failed."""
+    """Write the last checkpoint, rows and status; after an error the run has failed.
+
+    If the run's folder is no longer its own nothing is written, and that is why the run has ended.
+    """
+    if (reason := monitor.lost()) is not None:
+        monitor.close()
+        monitor.run.spec.folder.remove_remains()
+        return failed(reason)
     try:
         try:
             monitor.save_checkpoint()
         finally:
             monitor.end()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, FolderLost) as error:
         if outcome.state != "failed":
             outcome = failed(f"could not save the end of the run: {error}")
-    with contextlib.suppress(OSError):  # on a full disk only the exit code and the last line tell
-        monitor.write_status(outcome.state, outcome.reason, outcome.exit_code, outcome.traceback)
+    monitor.write_last_status(outcome.state, outcome.reason, outcome.exit_code, outcome.traceback)
     return outcome
 
 

@@ -201,8 +201,9 @@ class Leader:
         """Write the last rows of other ranks."""
         with contextlib.suppress(RuntimeError):
             self._collect()
-        for writer in self._writers.values():
+        for rank, writer in self._writers.items():
             writer.close()
+            self._run.handles.clock.note_unwritten(rank, writer.missing)
 
     def disconnect(self) -> None:
         """Leave the group. Called when the ranks started here are gone, so that no exchange waits for them."""

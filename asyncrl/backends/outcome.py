@@ -11,7 +11,8 @@ from traceback import format_exception
 from types import FrameType
 
 from asyncrl.core.errors import NotFinite, UsageError
-from asyncrl.storage.files import disk_is_full
+from asyncrl.storage.checkpoints import NotSaved
+from asyncrl.storage.files import disk_trouble
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 """The signals that stop a run: from a person, a cluster, or a closed terminal."""
@@ -51,8 +52,10 @@ def failed(reason: str, traceback: str | None = None) -> Outcome:
 
 def broken(error: Exception) -> Outcome:
     """An exception ended the run. Errors that the user can fix need one line, others a traceback."""
-    if disk_is_full(error):
-        return failed(f"the disk is full: {error}")
+    if (trouble := disk_trouble(error)) is not None:
+        return failed(f"{trouble}: {error}")
+    if isinstance(error, NotSaved):
+        return failed(str(error))
     if isinstance(error, NotFinite | UsageError):
         return failed(str(error))
     return failed(f"{type(error).__name__}: {error}", "".join(format_exception(error)))

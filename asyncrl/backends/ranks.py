@@ -121,6 +121,8 @@ class Step:
 class Mailbox:
     """A record writer that sends rows to rank 0, which has the run's folder."""
 
+    missing = 0
+
     def __init__(self, board: Board) -> None:
         self._board = board
         self._sent = 0
@@ -136,6 +138,8 @@ class Mailbox:
 
 class NoWriter:
     """A record writer that discards its rows."""
+
+    missing = 0
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Discard one row."""

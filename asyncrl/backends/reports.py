@@ -63,6 +63,8 @@ class Journal:
 class Told:
     """Rows that go into a journal instead of a file."""
 
+    missing = 0
+
     def __init__(self, journal: Journal, file: str) -> None:
         self._journal, self._file = journal, file
 

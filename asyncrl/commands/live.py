@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,21 +19,16 @@ from asyncrl.runtime.terminal import PlainView, number, panel
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import RecordReader
 from asyncrl.storage.run_folder import RunFolder
+from asyncrl.storage.status import DIED, GOING, read_status
 
-STALE_SECONDS = 60.0
-"""A run that has written nothing for this long is not active."""
 POLL_SECONDS = 1.0
-GOING = ("starting", "running")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 48
 
 
-def is_going_on(folder: RunFolder, now: float) -> bool:
-    """Whether the run is active: its status says so, and it has written something recently."""
-    try:
-        return read_json(folder.status_file)["state"] in GOING and silence(folder.status_file, now) < STALE_SECONDS
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+def is_going_on(folder: RunFolder) -> bool:
+    """Whether a process is working at the run."""
+    return read_status(folder.path).get("state") in GOING
 
 
 def silence(file: Path, now: float) -> float:
@@ -67,17 +61,14 @@ class Reader:
 
     def read(self, now: float) -> Summary:
         """The current state of the run."""
-        try:
-            status = read_json(self.folder.status_file)
-        except (OSError, ValueError):
-            status = {}
+        status = read_status(self.folder.path)
         for row in self._supervisor.new():
             if "event" not in row:
                 self._row = row
                 if row.get("rollout/ep_rew_mean") is not None:
                     self.returns.append(row["rollout/ep_rew_mean"])
         self.evaluations += [row["mean"] for row in self._evaluator.new() if row.get("mean") is not None]
-        self.state, self.reason = status.get("state", "starting"), status.get("reason", "")
+        self.state, self.reason = status.get("state", DIED), status.get("reason", "")
         steps, row = status.get("steps", 0), self._row
         return Summary(
             steps=steps,
@@ -133,7 +124,7 @@ def view(reader: Reader, summary: Summary) -> Group:
 
 
 def follow(folder: RunFolder) -> int:
-    """Show the run until it has ended or stops writing; returns the exit code."""
+    """Show the run until it has ended or died; returns the exit code."""
     reader = Reader(folder)
     console = Console()
     plain = PlainView()
@@ -142,14 +133,12 @@ def follow(folder: RunFolder) -> int:
         live.start()
     try:
         while True:
-            now = time.time()
-            going = is_going_on(folder, now)
-            summary = reader.read(now)
+            summary = reader.read(time.time())
             if live is None:
                 plain.show(summary)
             else:
                 live.update(view(reader, summary), refresh=True)
-            if not going:
+            if reader.state not in GOING:
                 break
             time.sleep(POLL_SECONDS)
     finally:
@@ -157,8 +146,5 @@ def follow(folder: RunFolder) -> int:
             live.stop()
     if live is None:
         plain.close(summary)
-    if reader.state in GOING:
-        print(f"asyncrl watch: nothing was heard for {STALE_SECONDS:.0f} s; was it killed?", file=sys.stderr)
-        return 1
     print(f"{reader.state}: {reader.reason}; best evaluation {number(summary.best_score)}")
-    return 0
+    return 1 if reader.state == DIED else 0

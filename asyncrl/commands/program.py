@@ -13,7 +13,7 @@ from typing import Any
 
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import EnvironmentNotice
-from asyncrl.storage.files import disk_is_full
+from asyncrl.storage.files import disk_trouble
 from asyncrl.storage.run_folder import versions
 
 
@@ -58,9 +58,9 @@ def run_command(program: str, command: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more as it ends
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if not disk_is_full(error):
+        if (trouble := disk_trouble(error)) is None:
             raise
-        print(f"{program}: error: the disk is full: {error}", file=sys.stderr)
+        print(f"{program}: error: {trouble}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +72,7 @@ def main(words: Sequence[str] | None = None) -> int:
     def watch() -> int:
         config = parse(Config, words, program)
         folder = RunFolder.open(config.run)
-        if not config.out and is_going_on(folder, time.time()):
+        if not config.out and is_going_on(folder):
             return follow(folder)
         film(config, Path(config.out or "watch.gif"))
         return 0

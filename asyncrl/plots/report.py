@@ -16,6 +16,7 @@ from asyncrl.plots.svg import Line, Point, histogram, line_chart
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import RunFolder
+from asyncrl.storage.status import read_status
 
 COLOURS = ("#2b7de0", "#e8770c", "#169b62", "#c13b8c", "#7c5cd6", "#a8870a", "#0a93a6", "#d5484f")
 PHASES = {
@@ -71,7 +72,7 @@ def _read(path: Path) -> RunData:
     learners = [row for file in sorted(folder.path.glob("learner*.jsonl")) for row in read_records(file)]
     evaluations = [row for row in read_records(folder.evaluator_file) if row.get("mean") is not None]
     return RunData(
-        "", "", page, config, environment, _json(folder.status_file), _json(folder.host_file), evaluations,
+        "", "", page, config, environment, read_status(folder.path), _json(folder.host_file), evaluations,
         [row for row in supervisor if "event" not in row], [row for row in supervisor if "event" in row],
         workers, learners,
     )  # fmt: skip

@@ -14,6 +14,8 @@ from asyncrl.runtime.shared_memory import shared_zeros
 
 STEPS, HEARTBEAT, PHASE = range(3)
 """Columns of a worker's row."""
+UNWRITTEN = 7
+"""Another one, of any row: rows of records that could not be written."""
 STOP, STARTED_AT, BASE_STEPS, BASE_MILLISECONDS = range(4)
 """Columns of the supervisor's row."""
 BUILDING, READY, RUNNING, ENDED = range(4)
@@ -108,6 +110,14 @@ class Clock:
         """Note that a worker (or EVALUATOR) is now in `phase`; the supervisor does so for one that has died."""
         self._row(worker)[PHASE] = phase
         self.beat(worker)
+
+    def note_unwritten(self, worker: int, rows: int) -> None:
+        """Rows of records that a worker, learner or EVALUATOR could not write."""
+        self._row(worker)[UNWRITTEN] += rows
+
+    def unwritten(self) -> int:
+        """Rows of records that could not be written, of all who noted any."""
+        return int(self._table[:-1, UNWRITTEN].sum())
 
     def rebase(self, steps: int, seconds: float | None = None) -> None:
         """Set steps and seconds not made by these workers: before a resume, and on other hosts."""

@@ -85,6 +85,7 @@ class Evaluator:
 
     def __exit__(self, *_: object) -> None:
         self._writer.close()
+        self._run.handles.clock.note_unwritten(EVALUATOR, self._writer.missing)
         close_all(self._environments)
 
     def state(self) -> dict[str, Any] | None:

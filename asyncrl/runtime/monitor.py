@@ -7,6 +7,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Protocol, cast
 
 from asyncrl.core.schedules import crossed
@@ -15,10 +17,13 @@ from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, name_of
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import take_checkpoint
 from asyncrl.storage import checkpoints
+from asyncrl.storage.backlog import Backlog
 from asyncrl.storage.files import write_json
+from asyncrl.storage.holding import FolderLost
 from asyncrl.storage.records import RecordReader, RecordWriter
+from asyncrl.storage.run_folder import started_at
 from asyncrl.storage.tensorboard import TensorBoardWriter
-from asyncrl.storage.tracking import Tracker
+from asyncrl.storage.tracking import Careful, Tracker
 
 TIME_IS_OVER = "max_seconds reached"
 """Reason of an end of the command, not of the run: the next command may go on."""
@@ -71,6 +76,10 @@ class Summary:
     learner_restarts: int = 0
     unrecorded: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     """What lost workers had counted since the run began or was resumed, but not recorded."""
+    unwritten: dict[str, int] = field(default_factory=dict)
+    """What could not be written so far, by file or tracker: rows, events or calls."""
+    trouble: str = ""
+    """Why, as far as this process knows."""
     ended: bool = False
     """The run is over; `steps_per_second` is then its mean."""
 
@@ -100,10 +109,24 @@ class Listener(Protocol):
 
 
 class Monitor:
-    """Follows one run. `look` is called often and does little; every two seconds it writes."""
+    """Follows one run. `look` is called often and does little; every two seconds it writes.
 
-    def __init__(self, run: Run, listener: Listener | None = None, trackers: Sequence[Tracker] = ()) -> None:
+    Only a checkpoint that cannot be written ends the run: the rest is bookkeeping, which is tried again, counted and
+    told once.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        listener: Listener | None = None,
+        trackers: Sequence[Careful] = (),
+        lost: Callable[[], str | None] = lambda: None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`lost` tells why the run's folder is not this process's any more; `say` shows a line to people."""
         self.run = run
+        self.lost = lost
+        self._say = say
         self._listener = listener
         self.summary = Summary(
             total_steps=run.spec.config.total_steps,
@@ -132,7 +155,18 @@ class Monitor:
         means = [row["mean"] for row in self._evaluator.new() if row.get("mean") is not None]
         self.summary.best_score = max(means, default=None)
         resumed_at = run.handles.clock.steps if run.spec.part else None
-        self._trackers: list[Tracker] = [TensorBoardWriter(run.spec.folder.tensorboard, resumed_at), *trackers]
+        board = TensorBoardWriter(run.spec.folder.tensorboard, resumed_at)
+        self._trackers: list[Tracker] = [board, *trackers]
+        folder = run.spec.folder
+        began = started_at(folder.path) if folder.status_file.exists() else datetime.now(UTC)
+        self._started = began.isoformat()
+        self._status = Backlog[dict[str, Any]](partial(write_json, folder.status_file), most=1)
+        self._books: dict[str, Backlog[Any]] = {
+            "records": self._writer.backlog, "TensorBoard": board.backlog, "status.json": self._status,
+            **{tracker.name: tracker.backlog for tracker in trackers},
+        }  # fmt: skip
+        self._told: set[str] = set()
+        """Those of whose trouble a line was said."""
         self._await_evaluation(self.summary.steps)
         self._endless = ""
         """What to say of episodes of training that had to be cut."""
@@ -166,6 +200,7 @@ class Monitor:
         self._save_due = True  # a run that is killed before its first interval can be resumed too
         self._save_if_due()
         self.write_status("running")
+        self._tell_trouble()
         self._looked_at = time.monotonic()  # speeds are of the training, not of the start before it
         counts = Counter(in_words(facts) for facts in exploration.values())
         lines = ["exploration: " + ", ".join(f"{count} x {words}" for words, count in counts.most_common())]
@@ -187,15 +222,32 @@ class Monitor:
             tracker.scalars(values, steps)
 
     def look(self, now: bool = False) -> bool:
-        """Read, save and decide; True when a new summary has been written."""
+        """Read, save and decide; True when a new summary has been written. Raises FolderLost and NotSaved."""
         self._save_if_due()
         if not now and time.monotonic() - self._looked_at < INTERVAL_SECONDS:
             return False
+        self._see_that_folder_is_there()
         self.look_at_evaluations()
         self._read_all()
         self._write_row()
         self.write_status("running")
+        self._tell_trouble()
         return True
+
+    def _see_that_folder_is_there(self) -> None:
+        """Raise FolderLost rather than write into what somebody has deleted or taken over."""
+        if (reason := self.lost()) is not None:
+            raise FolderLost(reason)
+
+    def _tell_trouble(self) -> None:
+        """Say, once of each, what cannot be written."""
+        new = [name for name, book in self._books.items() if book.trouble and name not in self._told]
+        if new:
+            self._told.update(new)
+            self._say(
+                f"{' and '.join(new)} cannot be written now ({self._books[new[0]].trouble}); the run goes on and tries "
+                "again"
+            )
 
     def note_loss(self, event: str, worker: int, cause: str) -> None:
         """A worker, LEARNER or EVALUATOR died: it is "restarted", "gone" for good, or "lost" at the end of the run.
@@ -393,6 +445,7 @@ class Monitor:
     def save_checkpoint(self) -> bool:
         """Save the run as it is, unless just that has been saved. A NaN in theta is reported, never saved.
 
+        Raises NotSaved if the disk refuses it in several tries, and FolderLost.
         False, and nothing is saved, during an update of the learner: it may be dead, and half an update in theta.
         """
         steps, seconds, updates = (
@@ -409,6 +462,7 @@ class Monitor:
         checkpoint = take_checkpoint(self.run, None, steps, seconds, facts, exact, updates)
         if self.run.handles.store.torn:
             return False
+        self._see_that_folder_is_there()
         checkpoints.save(self.run.spec.folder.checkpoints, checkpoint, keep=self.run.spec.config.checkpoints_kept)
         self._saved = (steps, updates)
         self._writer.write({"event": "checkpoint", "steps": steps, "seconds": round(seconds, 3)})
@@ -417,7 +471,7 @@ class Monitor:
     def write_status(
         self, state: str, reason: str = "", exit_code: int | None = None, traceback: str | None = None
     ) -> None:
-        """status.json: which state the run is in, and why."""
+        """status.json: which state the run is in, and why. If it cannot be written, that is tried with the next."""
         clock, store = self.run.handles.clock, self.run.handles.store
         steps = clock.steps  # once: workers go on
         status = {
@@ -438,9 +492,33 @@ class Monitor:
             "evaluator_restarts": self.summary.evaluator_restarts,
             "learner_restarts": self.summary.learner_restarts,
             "unrecorded": self.summary.unrecorded,
+            "unwritten": self._count_unwritten(),
+            "started": self._started,
             "part": self.run.spec.part,
         }
-        write_json(self.run.spec.folder.status_file, status | ({"traceback": traceback} if traceback else {}))
+        self._status.put(status | ({"traceback": traceback} if traceback else {}))
+
+    def _count_unwritten(self) -> dict[str, int]:
+        summary, missing = self.summary, {name: book.missing for name, book in self._books.items()}
+        missing["records"] += self.run.handles.clock.unwritten()
+        del missing["status.json"]  # the newest one says all that the ones before it said
+        summary.unwritten = missing
+        return missing
+
+    def write_last_status(self, state: str, reason: str, exit_code: int, traceback: str | None) -> None:
+        """status.json at the end of the run, in several tries; the summary says what is missing."""
+        self.write_status(state, reason, exit_code, traceback)
+        summary = self.summary
+        if not self._status.insist():
+            summary.unwritten = summary.unwritten | {"status.json": 1}
+        missing = [self._books[name] for name, count in summary.unwritten.items() if count]
+        summary.trouble = next((book.trouble for book in missing if book.trouble), "")
+
+    def close(self) -> None:
+        """Close the files."""
+        self._writer.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def end(self) -> None:
         """Write the last row and close the files. All workers have ended."""
@@ -451,12 +529,11 @@ class Monitor:
                 if any((missing := self._settle(worker)).values()):
                     self.note_event("unrecorded", who=in_records(worker), unrecorded=missing)
             self._write_row()
+            self._tell_trouble()
             self.summary.ended = True
             self.summary.steps_per_second = self.summary.steps / max(1e-9, self.summary.seconds)
         finally:
-            self._writer.close()
-            for tracker in self._trackers:
-                tracker.close()
+            self.close()
 
 
 def in_records(worker: int) -> int | str:

@@ -280,7 +280,7 @@ def dump_culprit(file: Path, agent: Agent, part: Part) -> str:
             tensors[f"rollout.{field.name}"] = value
     try:
         write_synced(file, safetensors.torch.save({name: tensor.clone() for name, tensor in tensors.items()}))
-    except FileNotFoundError:  # a rank on another host need not see the run's folder
+    except OSError:  # a full disk, or a rank on another host, which need not see the run's folder
         return "its rollout could not be kept"
     return f"its rollout and parameters are in {file.name}"
 

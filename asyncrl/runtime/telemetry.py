@@ -221,3 +221,4 @@ class Telemetry:
         finally:
             if not self._shared:
                 self._writer.close()
+                self._clock.note_unwritten(self._who, self._writer.missing)

@@ -13,11 +13,14 @@ power cut therefore leaves the earlier checkpoints as they were, and no name tha
 Nothing is ever renamed over an existing checkpoint: a folder cannot be replaced in one step, so a new one gets a new
 name, and the old one goes when the new one is safe. Loading believes a folder only after its sums agree.
 
+A disk that is full or fails for a moment costs nothing: a save is tried several times, some seconds in all.
+
 Each kind ("step", "best") has one writer at a time. It may be another process for each kind.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -34,6 +37,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.errors import NotFinite
+from asyncrl.storage.backlog import TRIES, with_patience
 from asyncrl.storage.files import plain, read_json, sync_folder, write_synced
 from asyncrl.storage.run_folder import versions
 
@@ -50,6 +54,17 @@ _SAVING, _DELETING = ".saving-", ".deleting-"
 
 class BadCheckpoint(Exception):
     """A checkpoint that cannot be used; the message is one line that names the file and the reason."""
+
+
+class NotSaved(OSError):
+    """A checkpoint that could not be written in several tries; `errno` is that of the last one."""
+
+    def __init__(self, steps: int, error: OSError) -> None:
+        super().__init__(error.errno, error.strerror)
+        self._steps, self._cause = steps, error.strerror or str(error)
+
+    def __str__(self) -> str:
+        return f"the checkpoint of step {self._steps:,} could not be written in {TRIES} tries: {self._cause}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +88,9 @@ class Checkpoint:
 def save(folder: Path, checkpoint: Checkpoint, keep: int = 3) -> Path:
     """Write a checkpoint into `folder`, keep the newest `keep` up to this one, and return its path.
 
-    Raises NotFinite, before anything is written, when a number is not finite, and OSError when the disk is full or
-    fails; the earlier checkpoints are valid then, and nothing unfinished is left.
+    `folder` must be there. Raises NotFinite, before anything is written, when a number is not finite, and NotSaved when
+    the disk is full or fails, after several tries; the earlier checkpoints are valid then, and nothing unfinished is
+    left.
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
@@ -124,6 +140,17 @@ def clean(folder: Path) -> None:
 
 def _save(folder: Path, kind: str, checkpoint: Checkpoint, keep: int) -> Path:
     _refuse_non_finite(checkpoint.parameters | checkpoint.tensors)
+    try:
+        path = with_patience(lambda: _publish(folder, kind, checkpoint))
+    except OSError as error:
+        raise NotSaved(checkpoint.steps, error) from error
+    with contextlib.suppress(OSError):  # the next save tries again
+        _delete_older(folder, kind, path, keep)
+    return path
+
+
+def _publish(folder: Path, kind: str, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint and give it its name."""
     temporary = folder / f"{_SAVING}{kind}"
     if temporary.exists():  # left by a writer of this kind that was killed
         shutil.rmtree(temporary)
@@ -135,13 +162,12 @@ def _save(folder: Path, kind: str, checkpoint: Checkpoint, keep: int) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync_folder(folder)
-    _delete_older(folder, kind, path, keep)
     return path
 
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
     """Write the three files, wait for the disk, and read them back."""
-    folder.mkdir(parents=True)
+    folder.mkdir()  # without its parents: those of a run that somebody has deleted must not come back
     files = {}
     for name, tensors in ((WEIGHTS, checkpoint.parameters), (STATE, checkpoint.tensors)):
         content = safetensors.torch.save(_own(tensors), metadata={"format": "pt"})

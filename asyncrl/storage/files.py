@@ -46,6 +46,14 @@ def disk_is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def disk_trouble(error: BaseException) -> str | None:
+    """What an error says about the disk, or about the file server: that it is full or fails; None if nothing."""
+    if disk_is_full(error):
+        return "the disk is full"
+    failing = (errno.EIO, errno.ESTALE, errno.EROFS, errno.ETIMEDOUT, errno.ENXIO)
+    return "the disk fails" if isinstance(error, OSError) and error.errno in failing else None
+
+
 def write_json(path: Path, data: Any) -> None:
     """Replace the file at `path` by `data` as JSON (see `plain`), as `replace_file` does."""
     replace_file(path, (json.dumps(plain(data), indent=2, allow_nan=False) + "\n").encode())
@@ -86,12 +94,15 @@ def write_synced(path: Path, content: bytes) -> None:
 def append_whole(file: FileIO, content: bytes) -> None:
     """Append to an unbuffered file with one system call, as a whole or, with an OSError, not at all.
 
-    A disk that fills up may take a part first. That part is cut off again, which needs no space.
+    A disk that fills up, or fails, may take a part first. That part is cut off again, which needs no space.
     """
     end = file.seek(0, os.SEEK_END)
-    if file.write(content) != len(content):
+    try:
+        if file.write(content) != len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
+    except OSError:
         file.truncate(end)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
+        raise
 
 
 def sync_folder(path: Path) -> None:

@@ -1,7 +1,8 @@
 """Records: JSON Lines files, one row per line, one writer per file, any number of readers.
 
-The writer appends each row with one system call, so a killed process can tear at most its last line. Readers follow a
-file while it grows and skip what a kill or a power cut spoiled.
+The writer appends each row with one system call, so a killed process can tear at most its last line. A row that cannot
+be written, for want of space or because the disk fails, is written later, before those after it. Readers follow a file
+while it grows and skip what a kill or a power cut spoiled.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from asyncrl.storage.files import append_whole, plain
+from asyncrl.storage.backlog import Backlog, Growing
+from asyncrl.storage.files import plain
 
 
 class Rows(Protocol):
@@ -27,6 +29,11 @@ class Rows(Protocol):
         """No more will come; closing twice is harmless."""
         ...
 
+    @property
+    def missing(self) -> int:
+        """Number of rows that could not be written so far."""
+        ...
+
 
 class RecordWriter:
     """Append rows to the file at `path`; an existing file is continued.
@@ -35,23 +42,28 @@ class RecordWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by close)
-        if self._file.seek(0, os.SEEK_END) > 0:
-            self._file.seek(-1, os.SEEK_END)
-            if self._file.read(1) != b"\n":
-                self._file.write(b"\n")
+        self._file = Growing(path, join=b"\n")
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row, at once visible to readers. A number that is not finite is written as null.
 
-        Raises OSError when the disk is full; the file then ends with the row before.
+        Raises no OSError: a row that cannot be written is kept, and tried again with the next one and at the end.
         """
-        line = (json.dumps(plain(row), separators=(",", ":"), allow_nan=False) + "\n").encode()
-        append_whole(self._file, line)
+        self._file.append((json.dumps(plain(row), separators=(",", ":"), allow_nan=False) + "\n").encode())
 
     def close(self) -> None:
-        """Close the file; closing twice is harmless."""
+        """Write what is left, and close the file; closing twice is harmless."""
         self._file.close()
+
+    @property
+    def backlog(self) -> Backlog[bytes]:
+        """The rows that could not be written yet."""
+        return self._file.backlog
+
+    @property
+    def missing(self) -> int:
+        """Number of rows that could not be written so far."""
+        return self.backlog.missing
 
     def __enter__(self) -> RecordWriter:
         return self
@@ -74,7 +86,17 @@ class RecordReader:
         self._offset = 0
 
     def new(self) -> list[dict[str, Any]]:
-        """Return the rows completed since the last call; one `stat` when there are none."""
+        """Return the rows completed since the last call; one `stat` when there are none.
+
+        A file that cannot be read now is read by a later call.
+        """
+        try:
+            return self.read()
+        except OSError:
+            return []
+
+    def read(self) -> list[dict[str, Any]]:
+        """The same, but raise OSError if the file cannot be read."""
         try:
             size = os.stat(self._path).st_size
         except FileNotFoundError:
@@ -94,8 +116,8 @@ class RecordReader:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return all complete rows of a file; none when it does not exist."""
-    return RecordReader(path).new()
+    """Return all complete rows of a file; none when it does not exist. Raises OSError if it cannot be read."""
+    return RecordReader(path).read()
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

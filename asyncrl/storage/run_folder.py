@@ -17,17 +17,23 @@ import importlib.metadata
 import os
 import platform
 import re
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from asyncrl import __version__
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
+from asyncrl.storage.holding import Hold, holding
+from asyncrl.storage.status import LOCK, STATUS, read_status
 
 MAX_NAME_LENGTH = 100
+STAMP = "%Y%m%d-%H%M%S"
+"""How the name of a run tells its time."""
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.+=-]")
 
@@ -92,24 +98,22 @@ class RunFolder:
         return run
 
     @contextlib.contextmanager
-    def occupied(self) -> Iterator[None]:
+    def occupied(
+        self, say: Callable[[str], None] = lambda _: None, interrupted: Callable[[], bool] | None = None
+    ) -> Iterator[Hold]:
         """Hold the run for this process. Raises UsageError while another process that is alive holds it.
 
-        The kernel takes the lock back from a process that dies, however it dies.
+        After a crash on another machine, and on file systems without locks, it takes some time to see that; `say` and
+        `interrupted` as for `holding`.
         """
-        if os.name == "nt":
-            yield
-            return
-        import fcntl
+        with holding(self.path / LOCK, say, interrupted) as hold:
+            yield hold
 
-        with open(self.path / "run.lock", "ab") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(f"{self.path} is going on: another process is training there") from None
-            except OSError:  # a file system without locks
-                pass
-            yield
+    def remove_remains(self) -> None:
+        """Take away what was saved while somebody deleted this folder: without config.json nobody can use it."""
+        if not (self.config_file.exists() or (self.path / LOCK).exists()):
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+            remove_folders([self.path, self.tensorboard])
 
     @property
     def config_file(self) -> Path:
@@ -124,7 +128,7 @@ class RunFolder:
     @property
     def status_file(self) -> Path:
         """Whether the run is going on, and how it ended."""
-        return self.path / "status.json"
+        return self.path / STATUS
 
     @property
     def supervisor_file(self) -> Path:
@@ -176,9 +180,25 @@ def run_path(runs_dir: Path, page: str, env_id: str, name: str) -> Path:
     return Path(os.path.abspath(runs_dir)) / safe_name(page) / safe_name(env_id) / name
 
 
-def default_name(seed: int, workers: int, stamp: str = "%Y%m%d-%H%M%S") -> str:
-    """Return a name for a run that tells its size, its seed and the local time: `w16-s1-20261121-052310`."""
+def default_name(seed: int, workers: int, stamp: str = STAMP) -> str:
+    """Return a name for a run that tells its size, its seed and the local time: `w16-s1-20261121-052310`.
+
+    The time is for people; `started_at` decides which of two runs was first.
+    """
     return f"w{workers}-s{seed}-{time.strftime(stamp)}"
+
+
+def started_at(folder: Path) -> datetime:
+    """When a run was first started, from its status.json, in UTC: clocks on walls differ and are turned back.
+
+    Runs of earlier versions have only their name to say so, in the local time of their start; it is read in that of
+    this machine. Without any time a run counts as older than all others.
+    """
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return datetime.fromisoformat(read_status(folder)["started"]).astimezone(UTC)
+    with contextlib.suppress(ValueError, OverflowError):
+        return datetime.strptime("-".join(folder.name.split("-")[2:4]), STAMP).astimezone(UTC)
+    return datetime.min.replace(tzinfo=UTC)
 
 
 def runs_of(runs_dir: Path, page: str, env_id: str) -> list[RunFolder]:

@@ -2,12 +2,13 @@
 
 `torch.utils.tensorboard.SummaryWriter` hands events to a background thread: an error reaches the caller late or never,
 up to two minutes of events are lost by a kill, and the process that starts workers gains a thread. A run writes a few
-dozen numbers every few seconds, so here each call writes one event to the file, and an error is raised where it occurs.
-The format is TensorBoard's own, through its protocol buffers and record writer.
+dozen numbers every few seconds, so here each call writes one event to the file, or keeps it for later if the disk
+refuses it. The format is TensorBoard's own, through its protocol buffers and record writer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import time
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncrl.storage.files import append_whole
+from asyncrl.storage.backlog import Backlog, Growing
 
 FIRST = {"async/": "workers/", "learner/": "workers/learner_"}
 """Other names for what TensorBoard, which sorts by the alphabet, would otherwise show before the scores."""
@@ -46,11 +47,12 @@ class TensorBoardWriter:
         self._event, self._summary = event_pb2, summary_pb2
         self._tensor, self._shape = tensor_pb2, tensor_shape_pb2
         self._text_metadata = metadata.create_summary_metadata(display_name="", description="")
-        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # what cannot be made now is missed by the file
+            folder.mkdir(exist_ok=True)
         # TensorBoard reads the files of a folder in the order of their names, so the time comes first.
         seconds, nanoseconds = divmod(time.time_ns(), 10**9)
         self.path = folder / f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{os.getpid()}"
-        self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115 (closed by close)
+        self._file = Growing(self.path)
         self._frame = RecordWriter
         self._write(time.time(), file_version="brain.Event:2")
         if purge_step is not None:
@@ -58,15 +60,12 @@ class TensorBoardWriter:
             self._write(time.time(), step=purge_step, session_log=start)
 
     def scalars(self, values: Mapping[str, float], step: int, walltime: float | None = None) -> None:
-        """Write one number for each tag at a step; `walltime` is in seconds since 1970, now when not given.
-
-        Raises OSError when it cannot be written.
-        """
+        """Write one number for each tag at a step; `walltime` is in seconds since 1970, now when not given."""
         points = [self._summary.Summary.Value(tag=shown(tag), simple_value=float(v)) for tag, v in values.items()]
         self._write(walltime, step=step, summary=self._summary.Summary(value=points))
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
-        """Write a text in Markdown. Raises OSError when it cannot be written."""
+        """Write a text in Markdown."""
         tensor = self._tensor.TensorProto(
             dtype="DT_STRING",
             string_val=[text.encode()],
@@ -78,7 +77,7 @@ class TensorBoardWriter:
         self._write(None, step=step, summary=self._summary.Summary(value=[value]))
 
     def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """A row of the tab HPARAMS: the settings of the run, and its scores by their tags. Raises OSError."""
+        """A row of the tab HPARAMS: the settings of the run, and its scores by their tags."""
         from tensorboard.plugins.hparams import summary_v2
 
         plain = {name: value if isinstance(value, PLAIN) else str(value) for name, value in settings.items()}
@@ -88,11 +87,16 @@ class TensorBoardWriter:
             self._write(None, summary=summary)
 
     def close(self) -> None:
-        """Close the file; closing twice is harmless."""
+        """Write what is left, and close the file; closing twice is harmless."""
         self._file.close()
+
+    @property
+    def backlog(self) -> Backlog[bytes]:
+        """The events that could not be written yet."""
+        return self._file.backlog
 
     def _write(self, walltime: float | None, **content: Any) -> None:
         event = self._event.Event(wall_time=time.time() if walltime is None else walltime, **content)
         record = io.BytesIO()
         self._frame(record).write(event.SerializeToString())
-        append_whole(self._file, record.getvalue())
+        self._file.append(record.getvalue())

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from asyncrl.core.errors import UsageError
+from asyncrl.storage.backlog import Backlog
 from asyncrl.storage.files import read_json, write_json
 
 TRACKERS = ("wandb", "mlflow")
@@ -51,13 +52,13 @@ def require(names: Sequence[str]) -> None:
             raise UsageError(f'--track {name} needs its package: pip install "asyncrl[{name}]"')
 
 
-def make_trackers(names: Sequence[str], project: str, title: str, folder: Path) -> list[Tracker]:
+def make_trackers(names: Sequence[str], project: str, title: str, folder: Path) -> list[Careful]:
     """The trackers of those names, for the run in `folder`; `title` is what people see.
 
     Raises UsageError if one of them cannot begin, by then before anything has been trained.
     """
     known = _known(folder)
-    made: list[Tracker] = []
+    made: list[Careful] = []
     for name in names:
         try:
             tracker = (Wandb if name == "wandb" else Mlflow)(project, title, folder, known.get(name))
@@ -148,34 +149,27 @@ class Mlflow:
 
 
 class Careful:
-    """A tracker whose failures end nothing: after the first one it is left alone, and a line on stderr says so."""
+    """A tracker whose failures end nothing: what it could not be told is told later, in its order."""
 
     def __init__(self, name: str, inner: Tracker) -> None:
-        self._name, self._inner = name, inner
-        self._failed = False
+        self.name = name
+        self.backlog = Backlog[Callable[[], None]](lambda call: call(), remote=True)
+        self._inner = inner
 
     def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
         """As the tracker's."""
-        self._try(lambda: self._inner.hparams(settings, metrics))
+        self.backlog.put(partial(self._inner.hparams, settings, metrics))
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """As the tracker's."""
-        self._try(lambda: self._inner.scalars(values, step))
+        self.backlog.put(partial(self._inner.scalars, values, step))
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
         """As the tracker's."""
-        self._try(lambda: self._inner.text(tag, text, step))
+        self.backlog.put(partial(self._inner.text, tag, text, step))
 
     def close(self) -> None:
-        """As the tracker's, also after a failure."""
-        self._try(self._inner.close, always=True)
-
-    def _try(self, call: Callable[[], None], always: bool = False) -> None:
-        if self._failed and not always:
-            return
-        try:
-            call()
-        except Exception as error:
-            if not self._failed:
-                print(f"{self._name} is not told any more: {type(error).__name__}: {error}", file=sys.stderr)
-            self._failed = True
+        """As the tracker's, after a last try of what is left."""
+        self.backlog.insist()
+        with contextlib.suppress(Exception):
+            self._inner.close()

@@ -25,8 +25,9 @@ from queue import SimpleQueue
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.pages import short
-from asyncrl.storage.files import read_json
+from asyncrl.storage.holding import holding, is_held
 from asyncrl.storage.run_folder import make_folders, remove_folders, run_path
+from asyncrl.storage.status import LOCK, read_status
 
 Say = Callable[[str], None]
 LOOK_SECONDS = 1.0
@@ -59,11 +60,8 @@ class Job:
 
 
 def run_state(folder: Path) -> str:
-    """The state of the run in a folder, from its status.json; "" if there is none."""
-    try:
-        return str(read_json(folder / "status.json")["state"])
-    except (OSError, ValueError, KeyError):
-        return ""
+    """The state of the run in a folder, as `read_status` tells it; "" if there is none."""
+    return str(read_status(folder).get("state", ""))
 
 
 def is_done(job: Job, runs_dir: Path) -> bool:
@@ -86,31 +84,21 @@ def alone_in(runs_dir: Path, say: Say) -> Iterator[int]:
     If a study is killed, its runs continue, and they hold the lock until the last one has ended. The next study waits
     for that, and finds them finished. A study that is refused leaves no folder behind.
     """
-    import fcntl  # not on Windows, where none of this package runs
-
     made: list[Path] = []
     lock = runs_dir / "study.lock"
     try:
         make_folders(runs_dir, made)
-        file = open(lock, "a")  # noqa: SIM115
     except OSError as error:
         remove_folders(made)
         raise UsageError(f"cannot write into {runs_dir}: {error.strerror}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for runs that are still active in {runs_dir}")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks
-            pass
-        try:
-            yield file.fileno()
-        except UsageError:
-            if made and list(runs_dir.iterdir()) == [lock]:
-                lock.unlink()
-                remove_folders(made)
-            raise
+    try:
+        with holding(lock, say, waits=f"waiting for runs that are still active in {runs_dir}") as hold:
+            yield hold.fileno()
+    except UsageError:
+        if made and list(runs_dir.iterdir()) in ([], [lock]):
+            lock.unlink(missing_ok=True)
+            remove_folders(made)
+        raise
 
 
 def run_jobs(jobs: Sequence[Job], runs_dir: Path, slots: int, lock: int, say: Say) -> list[str]:
@@ -189,6 +177,8 @@ class RunningJobs:
         with self._guard:
             if self._stopping:
                 return "not begun", 0.0
+            if is_held(folder / LOCK):  # a run of a study that was killed, where locks are not inherited
+                return "another process is training there", 0.0
             if folder.exists():
                 shutil.rmtree(folder)
             process = subprocess.Popen(

@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
-from asyncrl.studies.jobs import run_state
+from asyncrl.storage.status import read_status
 from asyncrl.studies.plan import Cell, Reference
 
 
@@ -83,7 +83,8 @@ class Measurement:
 
 def measure(cell: Cell, folder: Path) -> Measurement:
     """Read the run of a cell; the measurement is empty if there is no run, or it has no records."""
-    state = run_state(folder)
+    status = read_status(folder)
+    state = str(status.get("state", ""))
     if not state:
         return Measurement(cell, "")
     evaluations = [row for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]
@@ -101,7 +102,7 @@ def measure(cell: Cell, folder: Path) -> Measurement:
         evaluations=tuple(Evaluation(row["steps"], row["seconds"], row["mean"]) for row in evaluations),
         phases=seconds_per_step(workers),
         staleness=add_staleness(row.get("staleness_counts", {}) for row in workers + learners),
-        restarts=sum(read_json(folder / "status.json").get("worker_restarts", [])),
+        restarts=sum(status.get("worker_restarts", [])),
         evaluator_share=float(evaluations[-1]["cpu_share"]) if evaluations else 0.0,
     )
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
-from asyncrl.studies.jobs import run_state
+from asyncrl.storage.status import read_status
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,11 @@ class Row:
     @classmethod
     def read(cls, algorithm: str, env_id: str, settings: Mapping[str, str], seed: int, folder: Path) -> Row:
         """Read the run in a folder, if there is one."""
-        state = run_state(folder)
+        status = read_status(folder)
+        state = str(status.get("state", ""))
         if not state:
             return cls(algorithm, env_id, settings, seed, "")
         scores = [row["mean"] for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]
-        status = read_json(folder / "status.json")
         return cls(
             algorithm, env_id, settings, seed, state, int(status.get("steps", 0)),
             max(scores, default=None), scores[-1] if scores and state == "finished" else None,

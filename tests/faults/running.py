@@ -180,6 +180,12 @@ def training(runs_dir: Path, *words: str, **options: Any) -> Iterator[Running]:
         yield run
 
 
+def broken_by(folder: Path, source: str) -> dict[str, str]:
+    """Variables with which every Python process of a command first runs this source: a file system that fails."""
+    (folder / "sitecustomize.py").write_text(source)
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{Path.cwd()}"}
+
+
 def environment_of(folder: Path, source: str) -> dict[str, str]:
     """Variables with which a command finds `module.py` of this source, as `module:make`, and this package."""
     (folder / "module.py").write_text(source)

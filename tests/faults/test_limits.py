@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from asyncrl.checks import machine
 from asyncrl.commands.train import main
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import load_newest
+from asyncrl.storage.records import RecordReader, read_records
 from tests.faults.running import environment_of, running
+from tests.storage.test_tensorboard import points
 from tests.support import run_command, status_of, the_run
 
 pytestmark = pytest.mark.faults
@@ -65,7 +68,7 @@ def test_a_disk_that_is_nearly_full_is_told_before_anything_starts(tmp_path: Pat
 
 
 def test_a_disk_that_fills_up_during_the_run_ends_it_and_spares_the_last_checkpoint(tmp_path: Path) -> None:
-    """The disk had room at the start; somebody else took it."""
+    """The disk had room at the start; somebody else took it. Records wait, and the next checkpoint finds no room."""
     folder, copy = tmp_path / "small", tmp_path / "copy"
     folder.mkdir()
     words = command("--total-steps", "1e8", "--record-interval-seconds", "0", "--runs-dir", str(folder))
@@ -80,10 +83,42 @@ def test_a_disk_that_fills_up_during_the_run_ends_it_and_spares_the_last_checkpo
     result = in_a_namespace(script)
 
     assert result.returncode == 1, result.stderr
-    assert "the disk is full" in result.stdout + result.stderr or "No space left" in result.stdout + result.stderr
+    assert re.search(r"^failed: .*the disk is full", result.stdout, re.M)  # of the command, or of the evaluator
+    assert re.search(r"^could not be written: .* rows of records, .*status\.json \(No space left", result.stdout, re.M)
     assert "Traceback" not in result.stderr
     checkpoint, skipped = load_newest(the_run(copy) / "checkpoints")
     assert (checkpoint.steps >= 0, skipped) == (True, [])
+
+
+def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path) -> None:
+    """No checkpoint is due meanwhile: records, TensorBoard and status wait, and are whole at the end."""
+    folder, copy = tmp_path / "small", tmp_path / "copy"
+    folder.mkdir()
+    words = command("--total-steps", "1e9", "--checkpoint-interval-steps", "1e9", "--record-interval-seconds", "0.2",
+                    "--evaluation-interval-steps", "0", "--runs-dir", str(folder))  # fmt: skip
+    script = f"""
+        mount -t tmpfs -o size=300m none {folder} || exit 99
+        {words} & run=$!
+        for i in $(seq 1500); do grep -qs '"running"' {folder}/a3c/Catch/*/status.json && break; sleep 0.1; done
+        cat /dev/zero > {folder}/other 2>/dev/null
+        sleep 6; rm {folder}/other; sleep 3
+        kill -INT $run; wait $run; code=$?
+        cp -r {folder} {copy}; exit $code
+    """
+    result = in_a_namespace(script.replace("& run=$!", "& run=$!; trap '' INT"))
+
+    assert (result.returncode, result.stderr) == (130, "")
+    assert "could not be written" not in result.stdout
+    run = the_run(copy)
+    status = status_of(run)
+    assert status["state"] == "stopped"
+    assert status["unwritten"] == {"records": 0, "TensorBoard": 0}
+    for worker, steps in enumerate(status["worker_steps"]):
+        reader = RecordReader(run / f"worker-{worker:02d}.jsonl")
+        assert sum(row.get("worker_steps", 0) for row in reader.read()) == steps
+        assert reader.skipped == 0
+    rows = [row for row in read_records(run / "supervisor.jsonl") if "event" not in row]
+    assert [step for step, _ in points(run / "tb", "time/fps")] == [row["steps"] for row in rows]
 
 
 def test_few_descriptors_are_told_before_anything_starts(tmp_path: Path) -> None:

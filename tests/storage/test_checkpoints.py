@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from asyncrl.storage import checkpoints, files
+from asyncrl.storage import backlog, checkpoints, files
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from tests.storage.limits import no_file_beyond
 
@@ -310,10 +310,10 @@ def test_no_checkpoint_at_all_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 class FailingCalls:
-    """Makes the n-th of some calls of `os` raise "no space left", and counts them."""
+    """Makes the n-th of some calls of `os` raise an OSError, and counts them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, last: int) -> None:
-        self.count = 0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, last: int, number: int = errno.ENOSPC) -> None:
+        self.count, self._number = 0, number
         for name in ("fsync", "rename", "mkdir"):
             monkeypatch.setattr(os, name, self._guarded(getattr(os, name), last))
 
@@ -321,7 +321,7 @@ class FailingCalls:
         def run(*args: Any, **kwargs: Any) -> Any:
             self.count += 1
             if self.count == last:
-                raise OSError(errno.ENOSPC, "No space left on device")
+                raise OSError(self._number, os.strerror(self._number))
             return call(*args, **kwargs)
 
         return run
@@ -330,9 +330,15 @@ class FailingCalls:
 PUBLISHED = 7  # mkdir, sync of three files and of the folder, rename: from here on the new one is there
 
 
-@pytest.mark.parametrize("call", range(1, 9))
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save is tried once."""
+    monkeypatch.setattr(backlog, "TRIES", 1)
+
+
+@pytest.mark.parametrize("call", range(1, 8))
 def test_a_failure_in_any_phase_leaves_the_earlier_ones_and_no_litter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impatient: None, call: int
 ) -> None:
     checkpoints.save(tmp_path, make(100), keep=1)
     with monkeypatch.context() as patch:
@@ -343,6 +349,44 @@ def test_a_failure_in_any_phase_leaves_the_earlier_ones_and_no_litter(
     assert names(tmp_path) == ["step_000000000100"] + published * ["step_000000000200"]
     found, skipped = checkpoints.load_newest(tmp_path)
     assert (found.steps, skipped) == (200 if published else 100, [])
+
+
+@pytest.mark.parametrize("call", range(1, 9))
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.ESTALE])
+def test_a_failure_that_passes_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, number: int
+) -> None:
+    """The save is tried again; one that only could not delete its predecessor has succeeded."""
+    monkeypatch.setattr(backlog, "PAUSE_SECONDS", 0.0)
+    checkpoints.save(tmp_path, make(100), keep=1)
+    with monkeypatch.context() as patch:
+        FailingCalls(patch, call, number)
+        saved = checkpoints.save(tmp_path, make(200), keep=1)
+    assert checkpoints.load(saved).steps == 200
+    checkpoints.save(tmp_path, make(300), keep=1)
+    assert names(tmp_path) == ["step_000000000300"]
+
+
+def test_a_disk_that_keeps_failing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After three tries, with the steps and the reason; the pauses are some seconds together."""
+    pauses: list[float] = []
+    monkeypatch.setattr(backlog.time, "sleep", pauses.append)
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(checkpoints.NotSaved) as caught:
+        checkpoints.save(tmp_path, make(1200))
+    assert str(caught.value) == "the checkpoint of step 1,200 could not be written in 3 tries: Input/output error"
+    assert (caught.value.errno, len(pauses), sum(pauses) >= 2, names(tmp_path)) == (errno.EIO, 2, True, [])
+
+
+def test_a_save_does_not_make_the_folder_of_a_run_that_was_deleted(tmp_path: Path, impatient: None) -> None:
+    """Or half of it would come back."""
+    with pytest.raises(checkpoints.NotSaved, match="No such file or directory"):
+        checkpoints.save(tmp_path / "run" / "checkpoints", make(1))
+    assert names(tmp_path) == []
 
 
 def test_a_save_syncs_each_file_its_folder_and_the_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,6 +402,7 @@ def test_a_save_syncs_each_file_its_folder_and_the_parent(tmp_path: Path, monkey
         rename(source, target)
 
     folder = tmp_path / "checkpoints"
+    folder.mkdir()
     checkpoints.save(folder, make(1))
     monkeypatch.setattr(os, "fsync", record_fsync)
     monkeypatch.setattr(os, "rename", record_rename)
@@ -374,7 +419,7 @@ def test_a_save_syncs_each_file_its_folder_and_the_parent(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("size", [10, 200, 700])
-def test_a_full_disk_leaves_the_earlier_ones_and_no_litter(tmp_path: Path, size: int) -> None:
+def test_a_full_disk_leaves_the_earlier_ones_and_no_litter(tmp_path: Path, impatient: None, size: int) -> None:
     checkpoints.save(tmp_path, make(100))
     with no_file_beyond(size), pytest.raises(OSError, match="File too large"):
         checkpoints.save(tmp_path, make(200))
@@ -383,7 +428,7 @@ def test_a_full_disk_leaves_the_earlier_ones_and_no_litter(tmp_path: Path, size:
 
 
 def test_a_checkpoint_that_does_not_read_back_is_never_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, impatient: None
 ) -> None:
     """The disk that loses a bit of the weights: the save fails, and what was there stays."""
     checkpoints.save(tmp_path, make(100), keep=1)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from asyncrl.storage import backlog
 from asyncrl.storage.records import RecordReader, RecordWriter, read_records
 from tests.storage.limits import no_file_beyond
 
@@ -126,17 +129,51 @@ def test_a_reader_starts_again_with_a_file_that_was_replaced(path: Path) -> None
     assert reader.new() == [{"new": 1}]
 
 
-def test_a_full_disk_tears_no_row(path: Path) -> None:
-    """The part of a row that still fits is taken away again, and writing goes on once there is room."""
+def test_a_full_disk_tears_no_row_and_costs_none(path: Path) -> None:
+    """The part of a row that still fits is taken away again. Once there is room, all rows are there, in order."""
     with RecordWriter(path) as writer:
         writer.write({"steps": 1})
-        with no_file_beyond(20), pytest.raises(OSError, match=r"worker-00\.jsonl|File too large"):
+        with no_file_beyond(20):
             writer.write({"text": "x" * 100})
-        assert path.read_bytes() == b'{"steps":1}\n'
-        writer.write({"steps": 2})
-    assert read_records(path) == [{"steps": 1}, {"steps": 2}]
+            writer.write({"steps": 2})
+            assert path.read_bytes() == b'{"steps":1}\n'
+            assert (writer.missing, writer.backlog.trouble) == (2, "No space left on device")
+        writer.write({"steps": 3})
+        assert writer.missing == 0
+    assert read_records(path) == [{"steps": 1}, {"text": "x" * 100}, {"steps": 2}, {"steps": 3}]
 
 
-def test_a_folder_that_does_not_exist_is_an_error_at_once(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        RecordWriter(tmp_path / "absent" / "worker-00.jsonl")
+def test_a_folder_that_does_not_exist_loses_rows_and_raises_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody has deleted it: whoever supervises the run says so, once, instead of every process with a traceback."""
+    monkeypatch.setattr(backlog, "PAUSE_SECONDS", 0.0)
+    with RecordWriter(tmp_path / "absent" / "worker-00.jsonl") as writer:
+        writer.write({"steps": 1})
+    assert (writer.missing, os.listdir(tmp_path)) == (1, [])
+
+
+def test_a_reader_that_follows_waits_for_a_file_that_cannot_be_read_now(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads a file once is told."""
+    write(path, {"steps": 1})
+    reader = RecordReader(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", fails := Failing(errno.ESTALE))
+        assert reader.new() == []
+        with pytest.raises(OSError, match="Stale file handle"):
+            read_records(path)
+        assert fails.calls == 2
+    assert reader.new() == [{"steps": 1}]
+
+
+class Failing:
+    """A call that raises an OSError."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.calls = number, 0
+
+    def __call__(self, *_: object) -> Any:
+        self.calls += 1
+        raise OSError(self.number, os.strerror(self.number))

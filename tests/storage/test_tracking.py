@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import asyncrl
+from asyncrl.storage import backlog
+from asyncrl.storage.tracking import Careful, Tracker
 from tests.support import status_of
 
 TINY: dict[str, Any] = {
@@ -132,13 +135,44 @@ def test_both_are_told_settings_scores_and_the_end(tmp_path: Path, wandb: FakeWa
 
 
 def test_a_tracker_that_fails_ends_nothing(tmp_path: Path, wandb: FakeWandb, capfd: pytest.CaptureFixture[str]) -> None:
-    """One line says so, and it is left alone from then on."""
+    """One line says so, and at the end another one how much it was not told; so does status.json."""
     wandb.broken = True
-    run = asyncrl.train("a3c", **TINY, runs_dir=tmp_path, track=["wandb"])
+    run = asyncrl.train("a3c", **TINY, runs_dir=tmp_path, track=["wandb"], quiet=False)
 
-    assert run.state == "finished"
-    assert capfd.readouterr().err == "wandb is not told any more: ConnectionError: nobody is there\n"
-    assert wandb.finished == 1
+    out, errors = capfd.readouterr()
+    assert (run.state, errors, wandb.finished) == ("finished", "", 1)
+    assert out.count("wandb cannot be written now (ConnectionError: nobody is there); the run goes on") == 1
+    calls = status_of(run.path)["unwritten"]["wandb"]
+    assert calls > 2
+    assert out.count(f"could not be written: {calls} calls of wandb (ConnectionError: nobody is there)\n") == 1
+
+
+def test_a_tracker_that_fails_for_a_while_is_told_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, with longer and longer pauses; one call that it always refuses does not keep the others back."""
+    told: list[int] = []
+    down = True
+    now = [0.0]
+    monkeypatch.setattr(backlog.time, "monotonic", lambda: now[0])
+
+    class Remote:
+        def scalars(self, values: Mapping[str, float], step: int) -> None:
+            if down or step == 2:
+                raise ConnectionError("nobody is there")
+            told.append(step)
+
+    careful = Careful("remote", cast(Tracker, Remote()))
+    careful.scalars({}, 1)
+    down = False
+    careful.scalars({}, 2)
+    assert told == []
+    tried = []
+    for step in range(3, 100):
+        now[0] += 10.0
+        careful.scalars({}, step)
+        tried.append(len(told))
+    assert told == [1, *range(3, 100)]
+    assert careful.backlog.missing == 1
+    assert len(set(tried)) < 97  # there were pauses
 
 
 def test_a_tracker_that_cannot_begin_is_one_line_and_leaves_nothing(
