@@ -32,6 +32,7 @@ from tests.support import evaluations_of, free_port, status_of, the_run
 
 CATCH = ("--env-id", "Catch", "--backend", "collective", "--quiet", "--evaluation-episodes", "4")
 HOST = socket.gethostname()
+SECRET = b"only ranks know it"
 
 
 def counted(run: Path) -> dict[str, Any]:
@@ -352,17 +353,17 @@ def test_what_is_wrong_with_launched_ranks_is_said_once(
 
 def test_values_on_the_board_are_read_by_all_and_taken_once() -> None:
     """Two ranks of one process."""
-    first = Board("127.0.0.1", 0, 0, 2, serve=True)
-    second = Board("127.0.0.1", first.port, 1, 2)
+    first = Board("127.0.0.1", 0, 0, 2, SECRET, serve=True)
+    second = Board("127.0.0.1", first.port, 1, 2, SECRET)
 
-    second.put("rows/1/0", b"row")
+    second.put("rows/1/0", {"steps": 7})
 
-    assert first.get("rows/1/0") == b"row"
-    assert first.take("rows/1/0") == b"row"
+    assert first.get("rows/1/0") == {"steps": 7}
+    assert first.take("rows/1/0") == {"steps": 7}
     assert first.take("rows/1/0") is None
-    first.put("ready/0", "")
+    first.put("ready/0", True)
     second.put("ready/1", "x")
-    assert first.each("ready") == second.each("ready") == {0: b"", 1: b"x"}
+    assert first.each("ready") == second.each("ready") == {0: True, 1: "x"}
 
 
 def test_a_rank_that_does_not_notice_the_end_ends_itself(
@@ -371,8 +372,8 @@ def test_a_rank_that_does_not_notice_the_end_ends_itself(
     """It gives signs of life until then."""
     monkeypatch.setattr(group, "BEAT_SECONDS", 0.01)
     monkeypatch.setattr(group, "GRACE_SECONDS", 0.05)
-    first = Board("127.0.0.1", 0, 0, 2, serve=True)
-    second = Board("127.0.0.1", first.port, 1, 2)
+    first = Board("127.0.0.1", 0, 0, 2, SECRET, serve=True)
+    second = Board("127.0.0.1", first.port, 1, 2, SECRET)
     ended: list[int] = []
     second.begun = 7
     second.beat(end=ended.append)
@@ -383,7 +384,7 @@ def test_a_rank_that_does_not_notice_the_end_ends_itself(
     assert first.beats()[1][1] == 7
     assert not ended
 
-    first.put("over", "0")
+    first.put("over", True)
     while not ended:
         assert time.monotonic() < deadline
         time.sleep(0.01)
