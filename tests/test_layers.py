@@ -55,3 +55,28 @@ def test_a_layer_imports_only_what_is_below_it(file: Path) -> None:
     if allowed is None:
         return
     assert [name for name in imports_of(file) if layer_of(name) not in allowed] == []
+
+
+UNPICKLING = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+HANDS_OVER = ROOT / "core" / "named.py"
+"""What a program hands over travels to processes that it has started, through multiprocessing's own pipe."""
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
+def test_nothing_is_unpickled(file: Path) -> None:
+    """Neither by such a module, nor by torch.load, numpy.load or torch.distributed's exchanges of objects."""
+    tree = ast.parse(file.read_text())
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+    assert not {name.partition(".")[0] for name in names} & (
+        UNPICKLING - ({"cloudpickle"} if file == HANDS_OVER else set())
+    )
+    assert not [
+        name
+        for name in used
+        if "object" in name and name.startswith(("broadcast_", "all_gather_", "gather_", "scatter_", "send_", "recv_"))
+    ]
+    assert not [call for call in calls if call in ("torch.load", "numpy.load", "np.load")]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import json
-import os
-import secrets
-import stat
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 from torch._C._distributed_c10d import Store
 
 from asyncrl.core.errors import UsageError
+from asyncrl.storage.user_key import user_key
 
 SECRET = "ASYNCRL_SECRET"
 """The environment variable in which the ranks of a launcher find their secret."""
@@ -70,26 +66,11 @@ def given_secret(text: str) -> bytes:
 
 
 def own_secret() -> bytes:
-    """A secret of this user on this machine, made at the first call. Raises UsageError if it cannot be kept."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    path = Path(state) / "asyncrl" / "secret"
+    """The secret of this user's ranks on this machine. Raises UsageError if it cannot be kept."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not path.exists():
-            _make_secret(path)
-        about = path.stat()
-        if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) & 0o077:
-            raise UsageError(f"{path} must belong to you, with mode 0600: delete it, or set {SECRET}")
-        return path.read_bytes()
+        return hmac.digest(user_key(), b"ranks", "sha256")
     except OSError as error:
-        raise UsageError(f"cannot keep a secret in {path} ({error.strerror}): set {SECRET} for all ranks") from None
-
-
-def _make_secret(path: Path) -> None:
-    """Of several processes at once one makes it."""
-    draft = path.with_name(f".secret.{os.getpid()}.{secrets.token_hex(4)}")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secrets.token_hex(32).encode())
-    with contextlib.suppress(FileExistsError):
-        os.link(draft, path)  # whole, or not at all
-    draft.unlink()
+        raise UsageError(
+            f"there is no secret for ranks ({error.strerror}{f', {error.filename}' if error.filename else ''}): "
+            f"set {SECRET} for all of them"
+        ) from None

@@ -305,6 +305,7 @@ def test_settings_that_mean_nothing_here_are_refused(
 def launch(rank: int, size: int, port: int, *words: str, page: str = "a3c") -> subprocess.Popen[str]:
     """What torchrun would start."""
     variables = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    variables["ASYNCRL_SECRET"] = SECRET.decode()
     environment = os.environ | {name: str(value) for name, value in variables.items()} | {"OMP_NUM_THREADS": "16"}
     return subprocess.Popen(
         [sys.executable, "-m", f"asyncrl.{page}", *words],
