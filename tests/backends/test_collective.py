@@ -27,7 +27,8 @@ from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
-from tests.faults.running import environment_of, running
+from tests.backends.test_seals import KEYS, write_as_stranger
+from tests.faults.running import SECONDS, environment_of, running
 from tests.support import evaluations_of, free_port, status_of, the_run
 
 CATCH = ("--env-id", "Catch", "--backend", "collective", "--quiet", "--evaluation-episodes", "4")
@@ -326,6 +327,68 @@ def test_launched_ranks_train_and_only_the_first_speaks(tmp_path: Path) -> None:
     assert json.loads((run / "config.json").read_text())["config"]["workers"] == 2
     assert counted(run)["steps"] == status_of(run)["steps"] >= 3000
     assert set(json.loads((run / "host.json").read_text())["threads"].values()) == {"1"}
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_a_stranger_does_nothing_to_a_run(tmp_path: Path) -> None:
+    """He writes all that ranks write, before the second one has come and while they train. It is told once."""
+    port = free_port()
+    words = (*CATCH, "--evaluation-interval-steps", "0", "--runs-dir", str(tmp_path / "runs"))
+    ranks = [launch(0, 2, port, *words, "--total-steps", "100_000")]
+    try:
+        deadline = time.monotonic() + SECONDS
+        while not listens(ranks[0], port):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        write_as_stranger(port, tmp_path / "trap", ("nonce", *KEYS))
+        ranks.append(launch(1, 2, port, *words, "--total-steps", "100_000"))
+        while not list(tmp_path.glob("runs/*/*/*/status.json")) or not status_of(the_run(tmp_path / "runs"))["steps"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        write_as_stranger(port, tmp_path / "trap", (*KEYS, "rows/1/1000000"))
+        said = [rank.communicate(timeout=SECONDS) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert said[0][1].count("a message without this run's secret was ignored") == 1
+    assert said[1] == ("", "")
+    assert not (tmp_path / "trap").exists()
+    assert status_of(the_run(tmp_path / "runs"))["state"] == "finished"
+    assert counted(the_run(tmp_path / "runs"))["steps"] >= 100_000
+
+
+def listens(process: subprocess.Popen[str], port: int) -> bool:
+    """Whether it listens at a port."""
+    connections = psutil.Process(process.pid).net_connections("tcp")
+    return any(one.status == "LISTEN" and one.laddr.port == port for one in connections)
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize("page", ["a3c", "ppo"])
+def test_a_run_that_was_suspended_goes_on(tmp_path: Path, page: str) -> None:
+    """For longer than ranks wait for each other. Meanwhile and before, it listens to this machine alone."""
+    words = (*CATCH, "--workers", "2", "--total-steps", "1e9", "--evaluation-interval-steps", "0")
+    with running(tmp_path, *words, "--collective-timeout-seconds", "5", page=page) as run:
+        run.until(lambda: run.status.get("steps", 0) > 0, "the first steps")
+        everyone = run.everyone()
+        places = {one.laddr.ip for process in everyone for one in process.net_connections() if one.status == "LISTEN"}
+        assert places == {"127.0.0.1"}
+        for process in everyone:
+            process.suspend()
+        time.sleep(12)  # longer than every limit of ranks
+        before = run.status["steps"]
+        for process in everyone:
+            process.resume()
+        run.until(lambda: run.status["steps"] > before + 5000, "further steps")
+        run.process.send_signal(signal.SIGINT)
+        run.ends_with(130)
+
+        assert run.status["state"] == "stopped"
+        assert load_newest(run.folder / "checkpoints")[0].steps == run.status["steps"]
 
 
 @pytest.mark.slow
