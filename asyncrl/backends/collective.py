@@ -198,9 +198,8 @@ class Leader:
         if silent:
             return failed(f"{self._names(silent)} gave no sign of life any more ({error})")
         if deaf:
-            return failed(
-                f"{self._names(deaf)} heard nothing of rank 0 any more: the link is cut in one direction ({error})"
-            )
+            why = "the link is cut in one direction, or rank 0 was stopped"
+            return failed(f"{self._names(deaf)} heard nothing of rank 0 any more: {why} ({error})")
         late = [rank for rank in others if now[rank][1] < self._board.begun]
         if late:
             return failed(f"{self._names(late)} did not come within {seconds:g} seconds: it hangs")

@@ -238,6 +238,7 @@ def attend(board: Board, signals: Signals, spec_of: Callable[[Beginning], RunSpe
         return 1
     except Interrupted:
         with contextlib.suppress(RuntimeError):
+            board.put(f"heard/{board.rank}", True)
             board.put(f"left/{board.rank}", "a signal")
         return 128 + cast(int, signals.first)
     except Exception as error:
