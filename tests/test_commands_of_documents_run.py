@@ -100,6 +100,7 @@ def test_the_commands_of_a_document_run(
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{Path(__file__).parent.parent}")
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
     for words in commands(document.read_text()):
         line, own = " ".join(words), of_the_package(words)
         if any(re.match(start, line) for start in NOT_RUN):

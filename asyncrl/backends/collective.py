@@ -10,8 +10,7 @@ broadcast theta (`experience/gathered.py`).
 from __future__ import annotations
 
 import contextlib
-import json
-import pickle
+import secrets
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -34,7 +33,7 @@ from asyncrl.backends.group import (
     disagreement,
     greet,
 )
-from asyncrl.backends.launch import Launch
+from asyncrl.backends.launch import LOOPBACK, Launch
 from asyncrl.backends.local import await_last_evaluation, evaluator_process, learner_process, worker_process
 from asyncrl.backends.outcome import Outcome, Signals, failed, finished, stopped
 from asyncrl.backends.processes import end_all, how_it_died, remove_if_empty, start_child, start_context
@@ -46,6 +45,7 @@ from asyncrl.runtime.clock import ENDED, LEAVE, RUNNING
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.protocols import name_of
 from asyncrl.runtime.run import Run, build_learner, build_worker
+from asyncrl.runtime.silence import Watch
 from asyncrl.runtime.terminal import View
 from asyncrl.storage.records import RecordWriter
 
@@ -59,7 +59,7 @@ class Meeting:
 
     def dissolve(self, code: int) -> None:
         """Tell the other ranks to leave with this exit code, and wait for them, since they need the board."""
-        self.board.put("answer", pickle.dumps(code))
+        self.board.put("answer", code)
         come, deadline = self.board.each("hello").keys() - {0}, time.monotonic() + GRACE_SECONDS
         while not come <= self.board.each("ended").keys() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -96,7 +96,8 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Meeti
     None of those is left when it returns; ranks of a launcher are told to leave.
     """
     spec, size = run.spec, run.spec.config.workers
-    board = meeting.board if meeting else Board("127.0.0.1", 0, 0, size, serve=True)
+    secret = secrets.token_bytes(32)
+    board = meeting.board if meeting else Board(LOOPBACK, 0, 0, size, secret, serve=True)
     supervisor = Supervisor(
         run, monitor, view, worker_process, evaluator_process, learner_process, workers=False, learners=False
     )  # fmt: skip
@@ -104,7 +105,7 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Meeti
     try:
         board.beat()
         if meeting is None:
-            leader.start_ranks()
+            leader.start_ranks(secret)
         supervisor.fill(supervisor.evaluator)
         return leader.lead()
     except RanksLost as error:
@@ -140,26 +141,26 @@ class Leader:
         self._exchanges: Exchanges | None = None
         self._looked_at = 0.0
 
-    def start_ranks(self) -> None:
+    def start_ranks(self, secret: bytes) -> None:
         """Start the other ranks on this machine."""
         context = start_context(self._run.spec.page)
         for rank in range(1, self._board.size):
-            seat = Seat(self._run.spec, self._board.port)
+            seat = Seat(self._run.spec, self._board.port, secret)
             self.ranks[rank] = start_child(context, rank_process, seat, rank)
             self._hosts[rank] = socket.gethostname()
 
     def lead(self) -> Outcome:
         """Set up all ranks, work, and let the evaluator finish. Raises RanksLost."""
-        run, board, clock, store = self._run, self._board, self._run.handles.clock, self._run.handles.store
+        run, board = self._run, self._board
         if board.get("hello/0") is None:
             greet(board, [])
         hellos = await_hellos(board, self._see_that_all_live)
         self._hosts = {rank: hello["host"] for rank, hello in hellos.items()}
         places = {rank: (hello["host"], hello["pid"]) for rank, hello in hellos.items()}
-        beginning = Beginning(run.spec, clock.steps, clock.seconds, store.counts(), places)
-        board.put("answer", pickle.dumps(beginning))
+        beginning = Beginning.of(run, places)
+        board.put("answer", beginning.to_plain())
         self._exchanges = Exchanges(board, run.spec.config.collective_timeout_seconds, self._signals)
-        equalise(run.handles, self._exchanges, board.rank, beginning)
+        equalise(run.handles, self._exchanges, board.rank, beginning.counts)
         connect(run.handles, self._exchanges)
         with contextlib.ExitStack() as stack:
             self._writers = {rank: RecordWriter(run.spec.folder.worker_file(rank)) for rank in range(1, board.size)}
@@ -181,17 +182,24 @@ class Leader:
     def explain(self, error: RanksLost) -> Outcome:
         """Which rank is lost, and why: it said so itself, its process has ended, or its heartbeat has stopped."""
         self._view.say("ranks are lost; looking for the cause")
-        before, deadline = self._board.beats(), time.monotonic() + SILENT_SECONDS
-        while time.monotonic() < deadline:
+        before, watch, began = self._board.beats(), Watch(SILENT_SECONDS), time.monotonic()
+        left: dict[int, str] = {}
+        while watch.silence(began) < SILENT_SECONDS:
             if (outcome := self._reported_loss()) is not None:
                 return outcome
+            if len(left) < len(left := left | self._board.each("left")):
+                began = time.monotonic()  # one that has just left gets as long to confirm that it hears this rank
             time.sleep(POLL_SECONDS)
-        now, left = self._board.beats(), self._board.each("left")
+        now, heard = self._board.beats(), self._board.each("heard")
         others = [rank for rank in range(1, self._board.size) if rank not in left]
         silent = [rank for rank in others if now.get(rank) == before.get(rank)]
+        deaf = [rank for rank in left if rank not in heard]
         seconds = self._run.spec.config.collective_timeout_seconds
         if silent:
             return failed(f"{self._names(silent)} gave no sign of life any more ({error})")
+        if deaf:
+            why = "the link is cut in one direction, or rank 0 was stopped"
+            return failed(f"{self._names(deaf)} heard nothing of rank 0 any more: {why} ({error})")
         late = [rank for rank in others if now[rank][1] < self._board.begun]
         if late:
             return failed(f"{self._names(late)} did not come within {seconds:g} seconds: it hangs")
@@ -213,7 +221,7 @@ class Leader:
     def _reported_loss(self) -> Outcome | None:
         """The exception that a rank has reported, or the exit of one that was started here; None if all is well."""
         for rank, value in sorted(self._board.each("cause").items()):
-            cause, traceback = json.loads(value)
+            cause, traceback = value
             if traceback:
                 with contextlib.suppress(OSError):
                     self._run.spec.folder.traceback_file(name_of(rank)).write_text(traceback)
@@ -236,11 +244,11 @@ class Leader:
 
     def _await_ready(self) -> Outcome | None:
         """Wait until every rank is ready; an Outcome if the run ended before it began."""
-        self._board.put("ready/0", "")
-        deadline = time.monotonic() + JOIN_SECONDS
+        self._board.put("ready/0", True)
+        watch, began = Watch(JOIN_SECONDS), time.monotonic()
         while len(ready := self._board.each("ready")) < self._board.size:
             self._see_that_all_live()
-            if time.monotonic() > deadline:
+            if watch.silence(began) > JOIN_SECONDS:
                 missing = [rank for rank in range(self._board.size) if rank not in ready]
                 return failed(f"{self._names(missing)} was not ready after {JOIN_SECONDS:.0f} seconds")
             time.sleep(POLL_SECONDS)
@@ -251,7 +259,7 @@ class Leader:
         for worker in [*range(board.size), *clock.learners]:
             clock.enter(worker, RUNNING)
         clock.start()
-        board.put("go", "")
+        board.put("go", True)
         self._collect()
         hosts = len(set(self._hosts.values()))
         self._view.say(f"all {board.size} ranks are ready" + (f", on {hosts} hosts" if hosts > 1 else ""))
@@ -279,8 +287,8 @@ class Leader:
         """All ranks have left after the same update: write their last rows, and wait for the last evaluation."""
         clock, accord = self._run.handles.clock, self._run.handles.accord
         assert accord is not None
-        deadline = time.monotonic() + GRACE_SECONDS
-        while len(self._board.each("ended")) < self._board.size - 1 and time.monotonic() < deadline:
+        watch, began = Watch(GRACE_SECONDS), time.monotonic()
+        while len(self._board.each("ended")) < self._board.size - 1 and watch.silence(began) < GRACE_SECONDS:
             time.sleep(POLL_SECONDS)
         self._collect()
         for worker in [*range(self._board.size), *clock.learners]:
@@ -295,4 +303,4 @@ class Leader:
         for rank, writer in self._writers.items():
             while (row := self._board.take(f"rows/{rank}/{self._read.get(rank, 0)}")) is not None:
                 self._read[rank] = self._read.get(rank, 0) + 1
-                writer.write(json.loads(row))
+                writer.write(row)

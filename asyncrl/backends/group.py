@@ -1,30 +1,34 @@
 """A group of ranks: where they meet, the messages between them, and their exchanges.
 
-The transport is torch's: gloo for exchanges, and a key-value store at rank 0 for all other messages.
+The transport is torch's: gloo for exchanges, and a key-value store at rank 0 for all other messages, which are plain
+data with a seal (`backends/seals.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import hmac
 import os
 import re
+import secrets
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
-from asyncrl.backends.launch import Launch, interface_towards, own_address, tcp_address
+from asyncrl.backends.launch import LOOPBACK, Launch, interface_towards, own_address, tcp_address
 from asyncrl.backends.outcome import Signals
+from asyncrl.backends.seals import SECRET, Sealed
 from asyncrl.core.errors import UsageError
+from asyncrl.runtime.silence import Watch
 from asyncrl.storage.run_folder import versions
 
 JOIN_SECONDS = 300.0
@@ -40,6 +44,10 @@ LOOK_SECONDS = 0.5
 PATIENCE_SECONDS = 5.0
 """Time for an exchange to complete after a signal, before this rank leaves without the others."""
 POLL_SECONDS = 0.02
+DOUBT_SECONDS = 10.0
+"""Time for rank 0 to replace a message that lacks the secret, before its ranks conclude that it has another one."""
+FOREVER = timedelta(days=365)
+"""gloo's own limit for an exchange: its clock goes on while the whole run is suspended, so `Exchanges` has its own."""
 
 
 class RanksLost(Exception):
@@ -58,15 +66,24 @@ class Board:
     0's host.
     """
 
-    def __init__(self, host: str, port: int, rank: int, size: int, serve: bool = False) -> None:
-        """`serve`: the store is here; port 0 picks a free one. Raises RanksLost if no store answers in JOIN_SECONDS."""
+    def __init__(self, host: str, port: int, rank: int, size: int, secret: bytes, serve: bool = False) -> None:
+        """`serve`: the store is here, at no other address than `host`; port 0 picks a free one.
+
+        Raises RanksLost if no store answers in JOIN_SECONDS, UsageError if rank 0 has another `secret`.
+        """
         self.rank, self.size = rank, size
         self.begun = 0
         """Exchanges this rank has begun."""
-        self.stuck = False
-        """Whether this rank has left while one of its threads still waits in an exchange."""
-        self._store = _open_store(host, port, serve)
+        self._store = _serve_store(host, port) if serve else _open_store(host, port)
         self.host, self.port = host, int(self._store.port)
+        self._warned = False
+        self._joining = Sealed(self._store, secret, self._warn)
+        self._nonce = secrets.token_hex(16) if serve else ""
+        self.announce()
+        nonce: str = self._nonce or await_rank_0(self._store, secret, "nonce", f"{host}:{port}")
+        self._seal = hmac.digest(secret, nonce.encode(), "sha256")  # messages of earlier runs are strangers', too
+        self._values = Sealed(self._store, self._seal, self._warn)
+        self._beats: dict[int, tuple[int, int]] = {}
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -75,46 +92,48 @@ class Board:
         """The part of the store that gloo uses to connect."""
         return PrefixStore("gloo", self._store)
 
-    def put(self, key: str, value: bytes | str) -> None:
-        """Write a value that all ranks can read."""
-        self._store.set(key, cast(str, value))  # typed as str, but it accepts bytes
+    def announce(self) -> None:
+        """Rank 0: tell those who know the secret which run this is; again, if a stranger has overwritten it."""
+        if self._nonce:
+            self._joining.put("nonce", self._nonce)
 
-    def get(self, key: str) -> bytes | None:
-        """A value; None if there is none."""
-        return self._store.get(key) if self._store.check([key]) else None
+    def put(self, key: str, value: Any) -> None:
+        """Write a value that all ranks can read: plain data, not None."""
+        self._values.put(key, value)
 
-    def take(self, key: str) -> bytes | None:
+    def get(self, key: str) -> Any:
+        """A value; None if there is none of a rank of this run."""
+        return self._values.get(key)
+
+    def take(self, key: str) -> Any:
         """Read a value and delete it; None if there is none."""
-        value = self.get(key)
-        if value is not None:
-            self._store.delete_key(key)
-        return value
+        return self._values.take(key)
 
-    def each(self, key: str) -> dict[int, bytes]:
+    def each(self, key: str) -> dict[int, Any]:
         """The values that ranks have written under `key/RANK`, by rank."""
         found = {rank: self.get(f"{key}/{rank}") for rank in range(self.size)}
         return {rank: value for rank, value in found.items() if value is not None}
 
     def beat(self, end: Callable[[int], None] = os._exit) -> None:
         """Start the heartbeat. `end` kills this process if it must."""
-        beats = _open_store(self.host, self.port, serve=False)
+        values = Sealed(_open_store(self.host, self.port), self._seal, self._warn)
+        others = range(1, self.size)
+        leaving = ["over"] if self.rank else [f"left/{rank}" for rank in others]
+        watched = [] if self.rank else ["answer", "go", "over", *(f"beat/{rank}" for rank in others)]
 
         def live() -> None:
-            count, over_since = 0, None
+            count, over_since, watch = 0, None, Watch(GRACE_SECONDS)
             while not self._closed.wait(BEAT_SECONDS):
+                watch.look()
                 try:
                     count += 1
-                    beats.set(f"beat/{self.rank}", f"{count} {self.begun}")
-                    keys = ["over"] if self.rank else [f"left/{rank}" for rank in range(1, self.size)]
-                    over = any(beats.check([key]) for key in keys)
+                    values.put(f"beat/{self.rank}", [count, self.begun])
+                    found = {key: values.get(key) for key in (*leaving, *watched)}  # which warns of strangers
+                    over = any(found[key] is not None for key in leaving)
                 except RuntimeError:  # rank 0 or the connection to it is lost
                     over = True
                 over_since = (over_since or time.monotonic()) if over else None
-                if (
-                    over_since is not None
-                    and time.monotonic() - over_since > GRACE_SECONDS
-                    and not self._closed.is_set()
-                ):
+                if over_since is not None and watch.silence(over_since) > GRACE_SECONDS and not self._closed.is_set():
                     print(f"asyncrl: rank {self.rank} hangs at the end of the run, and ends itself", file=sys.stderr)
                     end(1)
 
@@ -122,10 +141,10 @@ class Board:
         self._thread.start()
 
     def beats(self) -> dict[int, tuple[int, int]]:
-        """The number of heartbeats of each rank, and of exchanges begun by the last one."""
-        return {
-            rank: cast(tuple[int, int], tuple(map(int, value.split()))) for rank, value in self.each("beat").items()
-        }
+        """The number of heartbeats of each rank, and of exchanges begun by the last one. Neither ever falls."""
+        for rank, (count, begun) in self.each("beat").items():
+            self._beats[rank] = max(self._beats.get(rank, (0, 0)), (count, begun))
+        return dict(self._beats)
 
     def close(self) -> None:
         """Stop the heartbeat."""
@@ -133,16 +152,46 @@ class Board:
         if self._thread is not None:
             self._thread.join(timeout=2 * BEAT_SECONDS)
 
+    def _warn(self, key: str) -> None:
+        """Say once for all ranks that there is a stranger."""
+        if self.rank == 0 and not self._warned:
+            self._warned = True
+            print(f"asyncrl: a message without this run's secret was ignored ({key})", file=sys.stderr, flush=True)
 
-def _open_store(host: str, port: int, serve: bool) -> TCPStore:
+
+def _serve_store(host: str, port: int) -> TCPStore:
+    """A store that listens at `host` only: by itself it would listen on all interfaces."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return TCPStore(
-            host, port, None, is_master=serve, wait_for_workers=False, timeout=timedelta(seconds=JOIN_SECONDS)
-        )
-    except (RuntimeError, ValueError) as error:
-        if serve:
-            raise UsageError(f"cannot listen at {host}:{port}, where ranks should meet: {first_line(error)}") from None
+        with socket.create_server((host, port), family=family) as own:
+            place = os.dup(own.fileno())  # the store closes it
+            number = own.getsockname()[1]
+            return TCPStore(host, number, None, True, wait_for_workers=False, master_listen_fd=place)
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"cannot listen at {host}:{port}, where ranks should meet: {first_line(error)}") from None
+
+
+def _open_store(host: str, port: int) -> TCPStore:
+    try:
+        return TCPStore(host, port, None, False, timedelta(seconds=JOIN_SECONDS), wait_for_workers=False)
+    except (RuntimeError, ValueError):
         raise RanksLost(f"nobody answers at {host}:{port}, where ranks should meet") from None
+
+
+def await_rank_0(store: Store, secret: bytes, key: str, place: str) -> Any:
+    """Wait until rank 0 has written a value. Raises RanksLost if it does not, UsageError if it has another secret."""
+    doubtful: list[float] = []
+    watch, began = Watch(DOUBT_SECONDS), time.monotonic()
+    values = Sealed(store, secret, lambda _: doubtful.append(time.monotonic()))
+    while (value := values.get(key)) is None:
+        if doubtful and watch.silence(doubtful[0]) > DOUBT_SECONDS:
+            raise UsageError(
+                f"what rank 0 says at {place} does not carry this rank's secret: give all ranks the same {SECRET}"
+            )
+        if watch.silence(began) > JOIN_SECONDS:
+            raise RanksLost(f"rank 0 did not come within {JOIN_SECONDS:.0f} s")
+        time.sleep(POLL_SECONDS)
+    return value
 
 
 def first_line(error: BaseException) -> str:
@@ -160,10 +209,10 @@ class Exchanges:
             raise UsageError("--backend collective needs torch.distributed for itself; this program already uses it")
         self._board = board
         self._signals = signals
+        self._seconds = seconds
         self._newest: Work | None = None
-        wait = timedelta(seconds=seconds)
         with interface_towards(board.host):
-            self._in_thread(lambda: dist.init_process_group("gloo", None, wait, board.size, board.rank, board.store))
+            self._in_thread(lambda: dist.init_process_group("gloo", None, FOREVER, board.size, board.rank, board.store))
 
     def reduce(self, vector: Tensor) -> Callable[[], None]:
         """Start to overwrite a vector with the sum of all ranks' vectors; returns a function that waits until done."""
@@ -211,8 +260,10 @@ class Exchanges:
         if self._newest is not None:
             with contextlib.suppress(RuntimeError):
                 self._newest.wait(timedelta(seconds=LOOK_SECONDS))
-            self._board.stuck = not self._newest.is_completed()
-        if dist.is_initialized() and not self._board.stuck:
+            if not self._newest.is_completed():
+                _abandoned.append(self._newest)
+                return
+        if dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
 
@@ -232,18 +283,36 @@ class Exchanges:
 
     def _await(self, work: Work) -> None:
         """Wait for an exchange. Raises RanksLost if it fails, Interrupted after a signal if it takes too long."""
-        asked = None
+        asked, began = None, time.monotonic()
+        watch = Watch(min(self._seconds, PATIENCE_SECONDS))
         while not work.is_completed():
             with contextlib.suppress(RuntimeError):  # timed out, or failed: see below
-                work.wait(timedelta(seconds=LOOK_SECONDS))
-            if self._signals.first is not None and not work.is_completed():
+                work.wait(timedelta(seconds=min(LOOK_SECONDS, self._seconds / 8)))
+            waited = watch.silence(began)
+            if work.is_completed():
+                break
+            if self._signals.first is not None:
                 asked = asked or time.monotonic()
-                if self._signals.urgent or time.monotonic() - asked > PATIENCE_SECONDS:
+                if self._signals.urgent or watch.silence(asked) > PATIENCE_SECONDS:
                     raise Interrupted
+            if waited > self._seconds:
+                raise RanksLost(f"an exchange took longer than {self._seconds:g} seconds")
         try:
             work.wait()
         except RuntimeError as error:
             raise RanksLost(first_line(error)) from None
+
+
+_abandoned: list[Work] = []
+"""Exchanges that this process has left, and that may still wait for other ranks."""
+
+
+def leave(code: int, at_once: bool = False) -> None:
+    """Exit at once if asked to, or if one of gloo's threads still waits in an exchange: a normal exit would, too."""
+    if at_once or not all(work.is_completed() for work in _abandoned):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 class Work(Protocol):
@@ -285,48 +354,48 @@ class InThread:
 
 
 def board_of(launch: Launch) -> Board:
-    """The board of a launched group, at rank 0; the others find it through the launcher's address."""
-    key = f"asyncrl/{launch.attempt}/board"
-    serve = launch.rank == 0
-    if not (launch.agent or launch.address.startswith("file://")):
-        host, port = tcp_address(launch.address)
-        return Board(host, port, launch.rank, launch.size, serve)
+    """The board of a launched group, at rank 0; the others find it through the launcher's address.
+
+    Raises RanksLost if rank 0 does not come, UsageError without a secret that all ranks share.
+    """
+    shared = launch.address.startswith("file://")
+    host, port = (socket.gethostbyname(socket.gethostname()), 0) if shared else tcp_address(launch.address)
+    secret = launch.secret(host)
+    here = LOOPBACK if launch.meets_here(host) else own_address(host)
+    if not (launch.agent or shared):
+        serves = launch.rank == 0
+        return Board(here if serves or here == LOOPBACK else host, port, launch.rank, launch.size, secret, serves)
     # The launcher's own store, or a file, only tells where the board is.
-    wait = timedelta(seconds=JOIN_SECONDS)
-    if launch.agent:
-        host, port = tcp_address(launch.address)
-        common: Store = TCPStore(host, port, None, False, wait)
-    else:
-        host = socket.gethostbyname(socket.gethostname())
-        common = FileStore(launch.address.removeprefix("file://"), launch.size)
-        common.set_timeout(wait)
-    if serve:
-        board = Board(own_address(host), 0, 0, launch.size, serve=True)
-        common.set(key, f"{board.host} {board.port}")
+    common: Store = (
+        FileStore(launch.address.removeprefix("file://"), launch.size) if shared else _open_store(host, port)
+    )
+    key = f"asyncrl/{launch.attempt}/board"
+    if launch.rank == 0:
+        board = Board(here, 0, 0, launch.size, secret, serve=True)
+        Sealed(common, secret).put(key, [board.host, board.port])
         return board
-    try:
-        place, number = common.get(key).decode().split()
-    except RuntimeError:
-        raise RanksLost(f"rank 0 did not come within {JOIN_SECONDS:.0f} s") from None
-    return Board(place, int(number), launch.rank, launch.size)
+    place, number = await_rank_0(common, secret, key, launch.address)
+    return Board(place, number, launch.rank, launch.size, secret)
 
 
 def greet(board: Board, words: Sequence[str]) -> None:
     """Publish who this rank is, and how it was started."""
     hello = {"host": socket.gethostname(), "pid": os.getpid(), "words": list(words), "versions": versions()}
-    board.put(f"hello/{board.rank}", json.dumps(hello))
+    board.put(f"hello/{board.rank}", hello)
 
 
 def await_hellos(board: Board, goes_on: Callable[[], None] = lambda: None) -> dict[int, dict[str, Any]]:
     """The greetings of all ranks. Calls `goes_on`, which may raise, meanwhile. Raises UsageError for a late rank."""
-    deadline = time.monotonic() + JOIN_SECONDS
-    while len(found := board.each("hello")) < board.size:
+    watch, began = Watch(JOIN_SECONDS), time.monotonic()
+    found: dict[int, dict[str, Any]] = {}
+    while len(found := found | board.each("hello")) < board.size:
         goes_on()
-        if time.monotonic() > deadline:
+        board.announce()
+        if watch.silence(began) > JOIN_SECONDS:
             missing = ", ".join(str(rank) for rank in range(board.size) if rank not in found)
             raise UsageError(f"after {JOIN_SECONDS:.0f} s rank {missing} of {board.size} has not joined")
         time.sleep(POLL_SECONDS)
-    return {rank: json.loads(value) for rank, value in found.items()}
+    return dict(sorted(found.items()))
 
 
 def disagreement(rank: int, hello: Mapping[str, Any], first: Mapping[str, Any]) -> str | None:
@@ -345,7 +414,7 @@ def disagreement(rank: int, hello: Mapping[str, Any], first: Mapping[str, Any]) 
     return None
 
 
-def wait_for(board: Board, key: str) -> bytes:
+def wait_for(board: Board, key: str) -> Any:
     """Wait for a message of rank 0. Raises RanksLost if the run is over before it comes."""
     while (value := board.get(key)) is None:
         if board.get("over") is not None:

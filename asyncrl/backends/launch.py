@@ -7,14 +7,18 @@ gloo.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 import subprocess
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from asyncrl.backends.seals import SECRET, given_secret, own_secret
 from asyncrl.core.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
 
 FIRST_PORT, PORTS = 20_000, 10_000
 """Range of the default port, which is derived from the job's number, so that two jobs on a host seldom share it."""
@@ -34,6 +38,32 @@ class Launch:
     """Whether torchrun's agent already listens there, rather than rank 0."""
     attempt: str = ""
     """Distinguishes this attempt from earlier ones with the same agent."""
+    here: bool | None = None
+    """Whether all ranks are on this machine; None if the launcher does not say."""
+    given: bytes = field(default=b"", repr=False)
+    """The secret in the environment; empty without one."""
+
+    def meets_here(self, host: str) -> bool:
+        """Whether all ranks are on this machine, where `host` is the address at which they meet.
+
+        Raises UsageError if other machines cannot reach that address.
+        """
+        loopback = ipaddress.ip_address(host).is_loopback
+        if loopback and self.here is False:
+            raise UsageError(
+                f"ranks on several machines cannot meet at {host}, which each takes for itself: "
+                "give --init-method tcp://ADDRESS:PORT, with rank 0's address in the network"
+            )
+        return loopback if self.here is None else self.here
+
+    def secret(self, host: str) -> bytes:
+        """The secret that all ranks share, which meet at `host`. Raises UsageError without one."""
+        if not self.given and not self.meets_here(host):
+            raise UsageError(
+                f"ranks on several machines know each other by a secret: set {SECRET} to the same long random text "
+                "for all of them (docs/clusters.md says how)"
+            )
+        return self.given or own_secret()
 
 
 def launched(environment: Mapping[str, str], init_method: str = "") -> Launch | None:
@@ -47,11 +77,22 @@ def launched(environment: Mapping[str, str], init_method: str = "") -> Launch | 
     by, rank, size = found
     if not 0 <= rank < size:
         raise UsageError(f"{by} says that this is rank {rank} of {size}")
-    address = init_method or _address(by, size, environment)
+    here = environment.get(_RANKS_HERE[by])
+    alone = None if here is None else here == str(size)
+    address = init_method or _address(by, alone, environment)
     # The store of torchrun's agent outlives an attempt; a board for each attempt keeps them apart.
     agent = not init_method and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     attempt = f"{environment.get('TORCHELASTIC_RUN_ID', '')}/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    return Launch(by, rank, size, address, agent, attempt)
+    return Launch(by, rank, size, address, agent, attempt, alone, given_secret(environment.get(SECRET, "")))
+
+
+_RANKS_HERE = {
+    "torchrun": "LOCAL_WORLD_SIZE",
+    "mpirun": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMI": "MPI_LOCALNRANKS",
+    "srun": "SLURM_STEP_TASKS_PER_NODE",  # 2, or 1(x2) on two machines
+}
+"""The variables with the number of ranks on this machine."""
 
 
 def _numbers(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
@@ -69,15 +110,14 @@ def _numbers(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
     return None
 
 
-def _address(by: str, size: int, environment: Mapping[str, str]) -> str:
+def _address(by: str, alone: bool | None, environment: Mapping[str, str]) -> str:
     """Where ranks started by `by` meet."""
     if host := environment.get("MASTER_ADDR"):
         return f"tcp://{host}:{environment.get('MASTER_PORT') or _port(environment)}"
     if by == "srun" and (nodes := environment.get("SLURM_STEP_NODELIST")):
         return f"tcp://{_first_host(nodes)}:{_port(environment)}"
-    here = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") or environment.get("MPI_LOCALNRANKS")
-    if here == str(size):
-        return f"tcp://127.0.0.1:{_port(environment)}"
+    if alone:
+        return f"tcp://{LOOPBACK}:{_port(environment)}"
     raise UsageError(f"{by} does not say where rank 0 is: give --init-method tcp://HOST:PORT, with rank 0's host")
 
 
@@ -140,13 +180,14 @@ def interface_of(address: str) -> str | None:
 def interface_towards(address: str) -> Iterator[None]:
     """Let gloo use the interface that leads to an address. By default it often resolves the host's name to 127.0.0.1.
 
-    The user's GLOO_SOCKET_IFNAME takes precedence.
+    The user's GLOO_SOCKET_IFNAME takes precedence, but for the loopback: there nobody else shall listen.
     """
-    name = None if "GLOO_SOCKET_IFNAME" in os.environ else interface_of(own_address(address))
-    if name is not None:
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    if (before is None or address == LOOPBACK) and (name := interface_of(own_address(address))):
         os.environ["GLOO_SOCKET_IFNAME"] = name
     try:
         yield
     finally:
-        if name is not None:
-            del os.environ["GLOO_SOCKET_IFNAME"]
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+        if before is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = before

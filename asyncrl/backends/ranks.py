@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import dataclasses
 import os
-import pickle
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from traceback import format_exception
@@ -32,33 +31,75 @@ from asyncrl.backends.group import (
     board_of,
     first_line,
     greet,
+    leave,
     wait_for,
 )
 from asyncrl.backends.handles import build_rank_handles
-from asyncrl.backends.launch import Launch
+from asyncrl.backends.launch import LOOPBACK, Launch
 from asyncrl.backends.outcome import Signals
+from asyncrl.config.run_config import RunConfig, from_plain, to_plain
 from asyncrl.core.errors import UsageError
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.gathered import Gathered, Kept
 from asyncrl.parameters.replicas import Replicas
 from asyncrl.runtime.clock import ENDED, RUNNING, Clock
 from asyncrl.runtime.normalize import GROWTH
 from asyncrl.runtime.protocols import Counts
-from asyncrl.runtime.run import Handles, Role, Run, RunSpec, build_learner, build_worker
+from asyncrl.runtime.run import Handles, Role, Run, RunSpec, build_learner, build_worker, load_page
+from asyncrl.runtime.silence import Watch
 from asyncrl.storage.files import plain
+from asyncrl.storage.run_folder import RunFolder
 
 Places = Mapping[int, tuple[str, int]]
 """Host and process of each rank."""
 
 
+MakeSpec = Callable[[RunConfig], EnvSpec]
+"""Returns the environment that a configuration describes."""
+
+
 @dataclass(frozen=True)
 class Beginning:
-    """What rank 0 tells the others, besides tensors."""
+    """What rank 0 tells the others, besides tensors: plain data."""
 
-    spec: RunSpec
+    run: Mapping[str, Any]
+    """What the ranks of a launcher do not know of the run's description; those that rank 0 has started have it all."""
     steps: int
     seconds: float
     counts: Counts
     places: Places
+
+    @classmethod
+    def of(cls, run: Run, places: Places) -> Beginning:
+        """That of a run."""
+        spec, handles = run.spec, run.handles
+        told = {
+            "config": to_plain(spec.config),
+            "spaces": dataclasses.asdict(spec.spaces),
+            "folder": str(spec.folder.path),
+            "layout": spec.layout,
+            "part": spec.part,
+        }
+        return cls(told, handles.clock.steps, handles.clock.seconds, handles.store.counts(), places)
+
+    def to_plain(self) -> dict[str, Any]:
+        """As data for the board."""
+        return dataclasses.asdict(self) | {"places": list(self.places.values())}
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Beginning:
+        """What `to_plain` wrote."""
+        places = {rank: (host, pid) for rank, (host, pid) in enumerate(data["places"])}
+        return cls(data["run"], data["steps"], data["seconds"], Counts(*data["counts"]), places)
+
+    def spec(self, page: str, make_spec: MakeSpec) -> RunSpec:
+        """The description of the run, for a rank that was started with the command of `page`."""
+        config = from_plain(load_page(page).Config, self.run["config"])
+        layout = tuple((name, tuple(shape)) for name, shape in self.run["layout"])
+        folder = RunFolder(Path(self.run["folder"]))
+        spaces = from_plain(Spaces, self.run["spaces"])
+        return RunSpec(page, config, make_spec(config), spaces, folder, layout, self.run["part"])
 
 
 @dataclass(frozen=True)
@@ -67,6 +108,7 @@ class Seat:
 
     spec: RunSpec
     port: int
+    secret: bytes = field(repr=False)
 
 
 def take_turns(roles: Sequence[Role]) -> Iterator[None]:
@@ -85,14 +127,14 @@ def connect(handles: Handles, exchanges: Exchanges) -> None:
         handles.experience.connect(exchanges.gather, exchanges.broadcast)
 
 
-def equalise(handles: Handles, exchanges: Exchanges, rank: int, beginning: Beginning) -> None:
+def equalise(handles: Handles, exchanges: Exchanges, rank: int, counts: Counts) -> None:
     """Copy rank 0's initial state to every rank: parameters, statistics, target, moments."""
     store, moments = handles.store, handles.moments
     theta, state, seen = store.snapshot(), store.state(), moments.state()
     for tensor in (theta, *(state[name] for name in sorted(state)), *(seen[name] for name in sorted(seen))):
         exchanges.broadcast(tensor)
     if rank != 0:
-        store.restore(theta, state, beginning.counts)
+        store.restore(theta, state, counts)
         moments.restore(seen)
 
 
@@ -129,7 +171,7 @@ class Mailbox:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Send one row."""
-        self._board.put(f"rows/{self._board.rank}/{self._sent}", json.dumps(plain(row), allow_nan=False))
+        self._board.put(f"rows/{self._board.rank}/{self._sent}", plain(row))
         self._sent += 1
 
     def close(self) -> None:
@@ -151,53 +193,45 @@ class NoWriter:
 def rank_process(seat: Seat, rank: int) -> None:
     """The process of a rank that rank 0 has started. It ignores signals: rank 0 decides when to stop."""
     try:
-        board = Board("127.0.0.1", seat.port, rank, seat.spec.config.workers)
+        board = Board(LOOPBACK, seat.port, rank, seat.spec.config.workers, seat.secret)
         greet(board, [])
-        code = attend(board, Signals())
-    except (RanksLost, RuntimeError):  # rank 0 was lost while this rank started
+        code = attend(board, Signals(), lambda _: seat.spec)
+    except (RanksLost, RuntimeError, UsageError):  # rank 0 was lost while this rank started
         code = 1
     if code:
         os._exit(code)
 
 
-def attend_launched(launch: Launch, words: Sequence[str]) -> int:
+def attend_launched(launch: Launch, page: str, words: Sequence[str], make_spec: MakeSpec) -> int:
     """Run a rank other than 0 that a launcher has started; returns the exit code."""
     try:
         board = board_of(launch)
         greet(board, words)
         with Signals().caught() as signals:
-            code = attend(board, signals)
+            code = attend(board, signals, lambda beginning: beginning.spec(page, make_spec))
     except (RanksLost, RuntimeError, UsageError) as error:
         print(f"asyncrl: rank {launch.rank} on {socket.gethostname()}: {first_line(error)}", file=sys.stderr)
-        code = 1
-    leave(code, stuck=code not in (0, 2))  # gloo's threads may wait for a rank that is gone
+        code = 2 if isinstance(error, UsageError) else 1
+    leave(code, at_once=code not in (0, 2))  # gloo's threads may wait for a rank that is gone
     return code
 
 
-def leave(code: int, stuck: bool) -> None:
-    """Exit at once if this process is stuck in an exchange; a normal exit would wait for it."""
-    if stuck:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def attend(board: Board, signals: Signals) -> int:
+def attend(board: Board, signals: Signals, spec_of: Callable[[Beginning], RunSpec]) -> int:
     """Run a rank other than 0 when rank 0 says so; returns the exit code. Rank 0 reports its exceptions."""
     board.beat()
     exchanges: Exchanges | None = None
     places: Places = {}
     try:
-        word = pickle.loads(wait_for(board, "answer"))
+        word = wait_for(board, "answer")
         if isinstance(word, int):
-            board.put(f"ended/{board.rank}", "")
+            board.put(f"ended/{board.rank}", True)
             return word
-        beginning: Beginning = word
-        spec, places = beginning.spec, beginning.places
+        beginning = Beginning.from_plain(word)
+        spec, places = spec_of(beginning), beginning.places
         exchanges = Exchanges(board, spec.config.collective_timeout_seconds, signals)
         size = sum(int(torch.Size(shape).numel()) for _, shape in spec.layout)
         handles = build_rank_handles(spec, torch.zeros(size), board.rank, beginning.steps, beginning.seconds)
-        equalise(handles, exchanges, board.rank, beginning)
+        equalise(handles, exchanges, board.rank, beginning.counts)
         connect(handles, exchanges)
         return _work(Run(spec, handles), board, exchanges, signals)
     except (RanksLost, dist.DistError) as error:
@@ -208,12 +242,13 @@ def attend(board: Board, signals: Signals) -> int:
         return 1
     except Interrupted:
         with contextlib.suppress(RuntimeError):
+            board.put(f"heard/{board.rank}", True)
             board.put(f"left/{board.rank}", "a signal")
         return 128 + cast(int, signals.first)
     except Exception as error:
         text = "".join(format_exception(error))
         with contextlib.suppress(RuntimeError):
-            board.put(f"cause/{board.rank}", json.dumps([f"{type(error).__name__}: {error}", text]))
+            board.put(f"cause/{board.rank}", [f"{type(error).__name__}: {error}", text])
         return 1
     finally:
         board.close()
@@ -234,13 +269,13 @@ def _work(run: Run, board: Board, exchanges: Exchanges, signals: Signals) -> int
         if isinstance(run.handles.experience, Kept):  # its learner's rows would only repeat rank 0's
             learner = build_learner(run, make_writer=lambda _: NoWriter())
             roles.append(stack.enter_context(contextlib.closing(learner)))
-        board.put(f"ready/{board.rank}", "")
+        board.put(f"ready/{board.rank}", True)
         wait_for(board, "go")
         _begin_clock(clock, board.size)
         step = Step(run, exchanges, signals)
         for _ in take_turns(roles):
             step.after_update()
-    board.put(f"ended/{board.rank}", "")
+    board.put(f"ended/{board.rank}", True)
     return 128 + accord.decided if accord.decided > 0 else 0
 
 
@@ -254,9 +289,12 @@ def _leave(board: Board, error: Exception, places: Places) -> None:
     """Report that an exchange failed through no fault of this rank; if it is rank 0 that is lost, say so here."""
     speaks = speaks_for_rank_0(board.rank, places)  # asked now, since the others will leave too
     report = InThread(lambda: _report(board, error))  # the board may be behind a broken link, and never answer
+    watch, began = Watch(GRACE_SECONDS), time.monotonic()
     try:
-        report.wait(timedelta(seconds=GRACE_SECONDS))
+        while not report.is_completed() and watch.silence(began) < GRACE_SECONDS:
+            report.wait(timedelta(seconds=POLL_SECONDS))
         if report.is_completed():
+            report.wait()
             return
         trouble = "does not answer: it hangs, or cannot be reached"
     except RuntimeError:
@@ -274,6 +312,7 @@ def _report(board: Board, error: Exception) -> None:
     """
     board.put(f"left/{board.rank}", first_line(error))
     before = board.beats().get(0)
+    board.put(f"heard/{board.rank}", True)  # an answer came back, so the link is not cut in one direction only
     while board.get("over") is None:
         beat = board.beats().get(0)
         if beat is not None and beat != before and beat[1] >= board.begun:

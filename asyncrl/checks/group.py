@@ -6,8 +6,8 @@ Every rank runs the doctor's command. Rank 0 judges and prints; the others repor
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import secrets
 import socket
 import statistics
 import subprocess
@@ -32,8 +32,9 @@ from asyncrl.backends.group import (
     greet,
     wait_for,
 )
-from asyncrl.backends.launch import Launch
+from asyncrl.backends.launch import LOOPBACK, Launch
 from asyncrl.backends.outcome import Signals
+from asyncrl.backends.seals import SECRET
 from asyncrl.checks.finding import Finding, advise, judge
 from asyncrl.core.cores import usable_cores
 from asyncrl.runtime.threads import left_by_launcher
@@ -54,11 +55,11 @@ def attend(launch: Launch, words: Sequence[str]) -> int:
     """Run a rank other than 0; returns the exit code."""
     try:
         board = board_of(launch)
-        board.put(f"member/{board.rank}", json.dumps(member()))
+        board.put(f"member/{board.rank}", member())
         greet(board, words)
-        if parameters := int(wait_for(board, "measure")):
+        if parameters := wait_for(board, "measure"):
             time_exchanges(board, parameters)
-        board.put(f"ended/{board.rank}", "")
+        board.put(f"ended/{board.rank}", True)
     except (RanksLost, RuntimeError) as error:
         print(f"asyncrl doctor: rank {launch.rank} on {socket.gethostname()}: {error}", file=sys.stderr)
         return 1
@@ -74,7 +75,7 @@ def gathered(launch: Launch) -> Iterator[Board]:
     finally:
         with contextlib.suppress(RuntimeError):
             if board.get("measure") is None:
-                board.put("measure", "0")
+                board.put("measure", 0)
             deadline = time.monotonic() + GRACE_SECONDS
             while len(board.each("ended")) < board.size - 1 and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
@@ -85,9 +86,10 @@ def gathered(launch: Launch) -> Iterator[Board]:
 def started(ranks: int, words: Sequence[str]) -> Iterator[Launch]:
     """A group that this command starts itself, on this machine; all have ended at the end of the block."""
     with socket.socket() as probe:  # another program may take the port first; rank 0 reports that
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((LOOPBACK, 0))
         port = probe.getsockname()[1]
-    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    secret = secrets.token_hex(16)
+    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), SECRET: secret}
     environment = os.environ | place
     del environment["OMP_NUM_THREADS"]  # what this command has set; theirs is as it was
     if (threads := left_by_launcher()) is not None:
@@ -95,7 +97,7 @@ def started(ranks: int, words: Sequence[str]) -> Iterator[Launch]:
     command = [sys.executable, "-m", "asyncrl", "doctor", *words]
     others = [subprocess.Popen(command, env=environment | {"RANK": str(rank)}) for rank in range(1, ranks)]
     try:
-        yield Launch("asyncrl", 0, ranks, f"tcp://127.0.0.1:{port}")
+        yield Launch("asyncrl", 0, ranks, f"tcp://{LOOPBACK}:{port}", given=secret.encode())
         for other in others:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 other.wait(timeout=GRACE_SECONDS)
@@ -107,10 +109,10 @@ def started(ranks: int, words: Sequence[str]) -> Iterator[Launch]:
 
 def examine(board: Board, by: str, words: Sequence[str], parameters: int) -> list[Finding]:
     """Rank 0: all checks of a group, with exchanges of `parameters` numbers. Raises UsageError, RanksLost."""
-    board.put(f"member/{board.rank}", json.dumps(member()))
+    board.put(f"member/{board.rank}", member())
     greet(board, words)
     hellos = await_hellos(board)
-    members = {rank: json.loads(value) for rank, value in board.each("member").items()}
+    members = board.each("member")
     hosts = Counter(hello["host"] for hello in hellos.values())
     where = ", ".join(f"{count} on {host}" for host, count in hosts.items())
     complaints = [said for rank, hello in hellos.items() if (said := disagreement(rank, hello, hellos[0]))]
@@ -127,7 +129,7 @@ def examine(board: Board, by: str, words: Sequence[str], parameters: int) -> lis
     ]
     if complaints:
         return findings
-    board.put("measure", str(parameters))
+    board.put("measure", parameters)
     return [*findings, *judge_exchanges(parameters, *time_exchanges(board, parameters))]
 
 

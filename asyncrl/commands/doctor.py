@@ -25,7 +25,7 @@ from rich.text import Text
 
 from asyncrl import pages
 from asyncrl.api.training import check_together, make_spec, prepare
-from asyncrl.backends.group import RanksLost, first_line
+from asyncrl.backends.group import RanksLost, first_line, leave
 from asyncrl.backends.handles import GRADIENT, MEMORY, experience_bytes, learners_of
 from asyncrl.backends.launch import Launch, launched
 from asyncrl.backends.processes import start_context
@@ -159,7 +159,9 @@ def main(words: Sequence[str] | None = None) -> int:
         show(findings, config)
         return int(any(finding.verdict == "FAIL" for finding in findings))
 
-    return run_command(program, check)
+    code = run_command(program, check)
+    leave(code)
+    return code
 
 
 def examine(config: Config, page: str, spec: EnvSpec, spaces: Spaces) -> list[Finding]:

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 
 from asyncrl import pages
-from asyncrl.api.training import Settled, carry_out, has_nothing_to_do, settle
+from asyncrl.api.training import Settled, carry_out, has_nothing_to_do, make_spec, settle
 from asyncrl.backends import collective, ranks
+from asyncrl.backends.group import leave
 from asyncrl.backends.launch import Launch, launched
 from asyncrl.backends.outcome import Signals
 from asyncrl.commands.program import run_command, version
@@ -46,10 +47,10 @@ def train(page: str, words: Sequence[str]) -> int:
     if launch is None:
         return train_here(page, words)
     if launch.rank != 0:
-        return ranks.attend_launched(launch, words)
+        return ranks.attend_launched(launch, page, words, make_spec)
     with collective.convened(launch, words) as meeting:
         code = train_here(page, with_ranks(words, launch), meeting)
-    ranks.leave(code, meeting.board.stuck)
+    leave(code)
     return code
 
 

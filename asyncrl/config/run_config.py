@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncrl.config.groups import (
     EnvironmentSettings,
@@ -19,7 +19,10 @@ from asyncrl.config.groups import (
 from asyncrl.core.errors import UsageError
 from asyncrl.core.updates import Descent, UpdateRule
 
-ConfigT = TypeVar("ConfigT", bound="RunConfig")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+PlainT = TypeVar("PlainT", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,11 @@ def to_plain(config: RunConfig) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def from_plain(cls: type[ConfigT], data: dict[str, Any]) -> ConfigT:
-    """A configuration from what config.json holds. Raises UsageError for a field this version does not know."""
+def from_plain(cls: type[PlainT], data: dict[str, Any]) -> PlainT:
+    """A configuration, or other plain data, from what JSON holds of it.
+
+    Raises UsageError for a field this version does not know.
+    """
     fields = {field.name: field for field in dataclasses.fields(cls)}
     unknown = sorted(set(data) - set(fields))
     if unknown:

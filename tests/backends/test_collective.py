@@ -27,11 +27,13 @@ from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
-from tests.faults.running import environment_of, running
+from tests.backends.test_seals import KEYS, write_as_stranger
+from tests.faults.running import SECONDS, environment_of, running
 from tests.support import evaluations_of, free_port, status_of, the_run
 
 CATCH = ("--env-id", "Catch", "--backend", "collective", "--quiet", "--evaluation-episodes", "4")
 HOST = socket.gethostname()
+SECRET = b"only ranks know it"
 
 
 def counted(run: Path) -> dict[str, Any]:
@@ -304,6 +306,7 @@ def test_settings_that_mean_nothing_here_are_refused(
 def launch(rank: int, size: int, port: int, *words: str, page: str = "a3c") -> subprocess.Popen[str]:
     """What torchrun would start."""
     variables = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    variables["ASYNCRL_SECRET"] = SECRET.decode()
     environment = os.environ | {name: str(value) for name, value in variables.items()} | {"OMP_NUM_THREADS": "16"}
     return subprocess.Popen(
         [sys.executable, "-m", f"asyncrl.{page}", *words],
@@ -324,6 +327,68 @@ def test_launched_ranks_train_and_only_the_first_speaks(tmp_path: Path) -> None:
     assert json.loads((run / "config.json").read_text())["config"]["workers"] == 2
     assert counted(run)["steps"] == status_of(run)["steps"] >= 3000
     assert set(json.loads((run / "host.json").read_text())["threads"].values()) == {"1"}
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_a_stranger_does_nothing_to_a_run(tmp_path: Path) -> None:
+    """He writes all that ranks write, before the second one has come and while they train. It is told once."""
+    port = free_port()
+    words = (*CATCH, "--evaluation-interval-steps", "0", "--runs-dir", str(tmp_path / "runs"))
+    ranks = [launch(0, 2, port, *words, "--total-steps", "100_000")]
+    try:
+        deadline = time.monotonic() + SECONDS
+        while not listens(ranks[0], port):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        write_as_stranger(port, tmp_path / "trap", ("nonce", *KEYS))
+        ranks.append(launch(1, 2, port, *words, "--total-steps", "100_000"))
+        while not list(tmp_path.glob("runs/*/*/*/status.json")) or not status_of(the_run(tmp_path / "runs"))["steps"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        write_as_stranger(port, tmp_path / "trap", (*KEYS, "rows/1/1000000"))
+        said = [rank.communicate(timeout=SECONDS) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert said[0][1].count("a message without this run's secret was ignored") == 1
+    assert said[1] == ("", "")
+    assert not (tmp_path / "trap").exists()
+    assert status_of(the_run(tmp_path / "runs"))["state"] == "finished"
+    assert counted(the_run(tmp_path / "runs"))["steps"] >= 100_000
+
+
+def listens(process: subprocess.Popen[str], port: int) -> bool:
+    """Whether it listens at a port."""
+    connections = psutil.Process(process.pid).net_connections("tcp")
+    return any(one.status == "LISTEN" and one.laddr.port == port for one in connections)
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize("page", ["a3c", "ppo"])
+def test_a_run_that_was_suspended_goes_on(tmp_path: Path, page: str) -> None:
+    """For longer than ranks wait for each other. Meanwhile and before, it listens to this machine alone."""
+    words = (*CATCH, "--workers", "2", "--total-steps", "1e9", "--evaluation-interval-steps", "0")
+    with running(tmp_path, *words, "--collective-timeout-seconds", "5", page=page) as run:
+        run.until(lambda: run.status.get("steps", 0) > 0, "the first steps")
+        everyone = run.everyone()
+        places = {one.laddr.ip for process in everyone for one in process.net_connections() if one.status == "LISTEN"}
+        assert places == {"127.0.0.1"}
+        for process in everyone:
+            process.suspend()
+        time.sleep(12)  # longer than every limit of ranks
+        before = run.status["steps"]
+        for process in everyone:
+            process.resume()
+        run.until(lambda: run.status["steps"] > before + 5000, "further steps")
+        run.process.send_signal(signal.SIGINT)
+        run.ends_with(130)
+
+        assert run.status["state"] == "stopped"
+        assert load_newest(run.folder / "checkpoints")[0].steps == run.status["steps"]
 
 
 @pytest.mark.slow
@@ -352,17 +417,17 @@ def test_what_is_wrong_with_launched_ranks_is_said_once(
 
 def test_values_on_the_board_are_read_by_all_and_taken_once() -> None:
     """Two ranks of one process."""
-    first = Board("127.0.0.1", 0, 0, 2, serve=True)
-    second = Board("127.0.0.1", first.port, 1, 2)
+    first = Board("127.0.0.1", 0, 0, 2, SECRET, serve=True)
+    second = Board("127.0.0.1", first.port, 1, 2, SECRET)
 
-    second.put("rows/1/0", b"row")
+    second.put("rows/1/0", {"steps": 7})
 
-    assert first.get("rows/1/0") == b"row"
-    assert first.take("rows/1/0") == b"row"
+    assert first.get("rows/1/0") == {"steps": 7}
+    assert first.take("rows/1/0") == {"steps": 7}
     assert first.take("rows/1/0") is None
-    first.put("ready/0", "")
+    first.put("ready/0", True)
     second.put("ready/1", "x")
-    assert first.each("ready") == second.each("ready") == {0: b"", 1: b"x"}
+    assert first.each("ready") == second.each("ready") == {0: True, 1: "x"}
 
 
 def test_a_rank_that_does_not_notice_the_end_ends_itself(
@@ -371,8 +436,8 @@ def test_a_rank_that_does_not_notice_the_end_ends_itself(
     """It gives signs of life until then."""
     monkeypatch.setattr(group, "BEAT_SECONDS", 0.01)
     monkeypatch.setattr(group, "GRACE_SECONDS", 0.05)
-    first = Board("127.0.0.1", 0, 0, 2, serve=True)
-    second = Board("127.0.0.1", first.port, 1, 2)
+    first = Board("127.0.0.1", 0, 0, 2, SECRET, serve=True)
+    second = Board("127.0.0.1", first.port, 1, 2, SECRET)
     ended: list[int] = []
     second.begun = 7
     second.beat(end=ended.append)
@@ -383,7 +448,7 @@ def test_a_rank_that_does_not_notice_the_end_ends_itself(
     assert first.beats()[1][1] == 7
     assert not ended
 
-    first.put("over", "0")
+    first.put("over", True)
     while not ended:
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -120,7 +120,7 @@ def test_a_host_that_does_not_exist_is_named() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells interfaces by their address")
 def test_gloo_takes_the_interface_that_leads_to_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one machine the loopback; what the user has chosen stays."""
+    """On one machine the loopback in any case; towards others, what the user has chosen."""
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert own_address("127.0.0.1") == "127.0.0.1"
     assert interface_of("127.0.0.1") == "lo"
@@ -131,6 +131,8 @@ def test_gloo_takes_the_interface_that_leads_to_rank_0(monkeypatch: pytest.Monke
     assert "GLOO_SOCKET_IFNAME" not in os.environ
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     with interface_towards("127.0.0.1"):
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    with interface_towards("203.0.113.1"):
         assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
 

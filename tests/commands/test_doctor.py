@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -1097,6 +1098,7 @@ class TestGroup:
 def test_a_group_of_ranks_is_examined(words: tuple[str, ...], verdict: str) -> None:
     """Rank 1 started by hand, as a launcher would, with the words of rank 0 or others; rank 0 prints."""
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place["ASYNCRL_SECRET"] = secrets.token_hex(16)
     command = [sys.executable, "-m", "asyncrl", "doctor", "--env-id", "Catch", "--steps", "10", "--json"]
     ranks = [
         subprocess.Popen(

@@ -35,6 +35,11 @@ class Wire:
         """Everything gets through again."""
         ip("-n", HOSTS[1], "link", "set", "arl-t1", "up")
 
+    def cut_from(self, host: int) -> None:
+        """What this host sends is lost, what it is sent arrives: it believes the other one to be elsewhere."""
+        nobody = ("lladdr", "02:00:00:00:00:99", "dev", f"arl-t{host}", "nud", "permanent")
+        ip("-n", HOSTS[host], "neigh", "replace", ADDRESSES[1 - host], *nobody)
+
 
 @contextmanager
 def two_hosts() -> Iterator[Wire]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import psutil
 import pytest
 
 from asyncrl.storage.checkpoints import load_newest
-from tests.faults.networks import ADDRESSES, HOSTS, on, two_hosts
+from tests.faults.networks import ADDRESSES, HOSTS, Wire, on, two_hosts
 from tests.faults.running import SECONDS, gone, kill
 from tests.support import free_port, status_of, the_run
 
@@ -35,6 +36,7 @@ class Group:
 
     def __init__(self, runs_dir: Path, seconds: int, address: str, prefixes: tuple[tuple[str, ...], ...]) -> None:
         place = {"WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
+        place["ASYNCRL_SECRET"] = secrets.token_hex(16)
         words = ["--runs-dir", str(runs_dir), "--collective-timeout-seconds", str(seconds)]
         command = [sys.executable, "-m", "asyncrl.a3c", *WORDS, *words]
         self.runs_dir = runs_dir
@@ -99,19 +101,28 @@ def group(
         started.kill()
 
 
-def test_a_cut_link_ends_the_run_on_both_hosts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cut", "reason"),
+    [
+        (Wire.cut, "gave no sign of life any more"),
+        (lambda wire: wire.cut_from(1), "gave no sign of life any more"),
+        (lambda wire: wire.cut_from(0), "heard nothing of rank 0 any more: the link is cut in one direction"),
+    ],
+    ids=["both directions", "towards rank 0", "away from rank 0"],
+)
+def test_a_cut_link_ends_the_run_on_both_hosts(tmp_path: Path, cut: Callable[[Wire], None], reason: str) -> None:
     """Rank 0 names the rank and its host, and saves; the other, which nobody can tell, ends itself."""
     with ExitStack() as stack:
         wire = stack.enter_context(two_hosts())
         prefixes = tuple(on(host) for host in HOSTS)
         ranks = stack.enter_context(group(tmp_path, 5, ADDRESSES[0], prefixes))
         processes = ranks.await_training()
-        wire.cut()
+        cut(wire)
 
         assert [ranks.code_of(0), ranks.code_of(1)] == [1, 1]
         assert gone(processes)
         status = status_of(the_run(tmp_path))
-        assert re.search(r"^rank 1 on \S+ gave no sign of life any more", status["reason"])
+        assert re.search(rf"^rank 1 on \S+ {reason}", status["reason"]), status["reason"]
         assert load_newest(the_run(tmp_path) / "checkpoints")[0].steps == status["steps"] > 0
 
 
@@ -170,11 +181,15 @@ def test_ctrl_c_ends_rank_0_while_another_is_stopped(tmp_path: Path) -> None:
 
 
 def test_mpirun_starts_ranks(tmp_path: Path) -> None:
-    """By Open MPI's own variables, without an address."""
+    """By Open MPI's own variables, without an address or a secret: all are on this machine."""
     if not shutil.which("mpirun"):
         pytest.skip("there is no mpirun")
     command = ["mpirun", "--oversubscribe", "-np", "2", sys.executable, "-m", "asyncrl.a3c", *WORDS]
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    allowed = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
     done = subprocess.run(
         [*command, "--total-steps", "2000", "--runs-dir", str(tmp_path)],
         env=os.environ | allowed, capture_output=True, text=True, timeout=2 * SECONDS,
