@@ -56,6 +56,8 @@ from asyncrl.storage.files import write_json
 from asyncrl.storage.run_folder import RunExists, RunFolder, cpu_instructions, default_name, host_facts
 from asyncrl.storage.tracking import make_trackers, require
 
+MOST_AT_A_TIME = 100
+"""Runs with the same settings that one program may start within the same second."""
 FILES_PER_CHILD = 3
 """File descriptors of the supervisor per child: two, and one to spare."""
 
@@ -404,7 +406,8 @@ def open_folder(page: str, config: RunConfig) -> RunFolder:
         # A run that was killed before its first checkpoint starts afresh in the same folder.
         return create(config.run_name, again=config.resume == AUTO)
     name = default_name(config.seed, config.workers)
-    try:
-        return create(name)
-    except RunExists:  # a run of the same name was started within the same second
-        return create(f"{name}-{os.getpid()}")
+    # Others of the same name may have been started within the same second, by this process too.
+    for another in ("", f"-{os.getpid()}", *(f"-{os.getpid()}-{number}" for number in range(2, MOST_AT_A_TIME))):
+        with contextlib.suppress(RunExists):
+            return create(name + another)
+    return create(name)

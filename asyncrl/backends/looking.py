@@ -42,26 +42,26 @@ class Seen:
     """What there is to say about the environment."""
 
 
-def look(spec: EnvSpec, page: str, seconds: float, here: bool) -> Spaces:
-    """The spaces of an environment, after its first reset and step. Raises UsageError if it cannot be used.
+def look(spec: EnvSpec, page: str, seconds: float, here: bool, steps: bool = True) -> Spaces:
+    """What `spec.probe(steps)` returns. Raises UsageError if the environment cannot be used.
 
     `here`: in this process, where the run is going to have it. `seconds`: the longest that one call of it may take; 0:
     any time. Otherwise the look shares the fork server with the processes of the run, which therefore start no later.
     """
     if here or sys.platform != "linux":  # where a process would have to import everything first
         with watched(seconds):
-            return spec.probe()
-    seen = _ask(spec, page, seconds)
+            return spec.probe(steps)
+    seen = _ask(spec, page, seconds, steps)
     for notice in seen.notices:
         warnings.warn(notice, EnvironmentNotice, stacklevel=2)
     return seen.spaces
 
 
-def _ask(spec: EnvSpec, page: str, seconds: float) -> Seen:
+def _ask(spec: EnvSpec, page: str, seconds: float, steps: bool) -> Seen:
     """Start the process, and wait for its answer."""
     context = start_context(page)
     receiver, sender = context.Pipe(duplex=False)
-    arguments = (sender, spec, parcels([spec.env_id]))
+    arguments = (sender, spec, parcels([spec.env_id]), steps)
     process: BaseProcess = context.Process(target=_look, args=arguments, name="look")  # type: ignore[attr-defined]
     with receiver, sender:
         try:
@@ -106,7 +106,7 @@ def end_group(process: BaseProcess) -> None:
     end(process)
 
 
-def _look(sender: Connection, spec: EnvSpec, own: tuple[Parcel, ...]) -> None:
+def _look(sender: Connection, spec: EnvSpec, own: tuple[Parcel, ...], steps: bool) -> None:
     """The main function of the process. Its Ctrl-C is for the process that waits."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
@@ -129,7 +129,7 @@ def _look(sender: Connection, spec: EnvSpec, own: tuple[Parcel, ...]) -> None:
     try:
         warnings.showwarning = note
         with told(sender.send):
-            answer = Seen(spec.probe(), tuple(notices))
+            answer = Seen(spec.probe(steps), tuple(notices))
     except UsageError as error:
         answer = UsageError(str(error))
     except BaseException as error:

@@ -21,6 +21,8 @@ from typing import Any
 
 from asyncrl.core.errors import UsageError, one_line
 
+HANG_SECONDS = 120.0
+"""Seconds after which user code is taken to hang, unless somebody says otherwise."""
 SAY_SECONDS = 5.0
 """Seconds after which it is said what is being waited for."""
 POLL_SECONDS = 0.1
@@ -137,8 +139,13 @@ def too_long(what: str, seconds: float) -> str:
 
 def say_waiting(what: str) -> None:
     """Say that user code is taking its time."""
+    say(f"waiting for {what} ...")
+
+
+def say(line: str) -> None:
+    """Print a line to stderr, whatever user code has put in its place."""
     with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
-        print(f"asyncrl: waiting for {what} ...", file=sys.__stderr__, flush=True)
+        print(f"asyncrl: {line}", file=sys.__stderr__, flush=True)
 
 
 class _Watch(threading.Thread):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
-from asyncrl.core.user_code import Own, user_code, watched
+from asyncrl.core.user_code import Own, say, user_code, watched
 from asyncrl.envs.encoders import Encoder, actions_of, choices_of, encoder_of, kind_of, minigrid_encoder
 from asyncrl.envs.spec import BadEnvironment, one_line
 
@@ -26,6 +26,8 @@ _LARGEST_REWARD = float(np.finfo(np.float32).max)
 """Rewards are stored as float32, where a larger one would become infinite."""
 CLOSE_SECONDS = 3.0
 """Seconds after which an environment that does not close is left as it is."""
+_hanging: set[str] = set()
+"""Those of which one did not close: to wait for each of the others would take minutes."""
 
 
 class GymnasiumEnvironment:
@@ -103,10 +105,16 @@ class GymnasiumEnvironment:
         return picture
 
     def close(self) -> None:
-        """Close the environment. Nothing depends on it any more, so that it may fail, or be left if it takes long."""
+        """Close the environment. Nothing depends on it any more: what it raises is ignored, and what hangs is left."""
+        if self.env_id in _hanging:
+            return
         self._trusted = False
-        with suppress(BadEnvironment, UsageError), watched(CLOSE_SECONDS):
-            self._call("close()", self.native.close)
+        try:
+            with suppress(BadEnvironment), watched(CLOSE_SECONDS):
+                self._call("close()", self.native.close)
+        except UsageError as error:
+            _hanging.add(self.env_id)
+            say(f"{error}; this process closes no other")
 
     def state(self) -> dict[str, Any] | None:
         """Everything the future depends on, as plain data; None if it may be incomplete.

@@ -223,8 +223,8 @@ class EnvSpec:
         """
         return self._build(seed, evaluation)
 
-    def probe(self) -> Spaces:
-        """Make an environment, reset it, take one step, close it, and return its spaces.
+    def probe(self, steps: bool = True) -> Spaces:
+        """Make an environment, reset it and take one step if it `steps`, close it, and return its spaces.
 
         Raises `UsageError` with one line that says what is wrong and what to do. Warnings about the id (a newer version
         exists) are shown only here, so that they appear once and not once per worker.
@@ -234,11 +234,12 @@ class EnvSpec:
         try:
             for notice in getattr(environment, "notices", ()):
                 warnings.warn(notice, EnvironmentNotice, stacklevel=2)
-            self._try_out(environment)
+            if steps:
+                self._try_out(environment)
         finally:
             environment.close()
         for switch in sorted(changed() - before):
-            notice = f"{self.env_id} changes {switch} for the whole process, which is put back after each of its calls"
+            notice = f"{self.env_id} changes {switch} for its whole process; outside of its own code that is put back"
             warnings.warn(notice, EnvironmentNotice, stacklevel=2)
         return environment.spaces
 
