@@ -56,8 +56,8 @@ def user_code(
 ) -> Iterator[None]:
     """Call user code in the block; `what` names it where it is waited for.
 
-    Whatever it raises, SystemExit too, becomes the `complaint` about that; only our own UsageError and Ctrl-C pass.
-    Without a `complaint` exceptions pass, whose traceback an author needs, and all else becomes a UsageError.
+    Whatever it raises, SystemExit too, becomes the `complaint` about that; only Ctrl-C passes. Without a `complaint`
+    exceptions pass, whose traceback an author needs, and all else becomes a UsageError.
 
     What it has changed for the whole process is put back. With `own` that holds again in the next call with the same
     `own`, except for what others depend on: variables of the environment and handlers of signals.
@@ -69,7 +69,7 @@ def user_code(
     try:
         with kept({} if own is None else own):
             yield
-    except (KeyboardInterrupt, UsageError):
+    except KeyboardInterrupt:
         raise
     except BaseException as error:
         if complaint is not None:

@@ -56,13 +56,13 @@ def _make_plain(spec: EnvSpec, seed: int, evaluation: bool) -> GymnasiumEnvironm
         environment = _from_factory(env_id, arguments, own)
     else:
         environment, notices = _from_registry(env_id, arguments, own)
-    with user_code(f"{env_id}'s spaces", lambda error: UsageError(f"{env_id} has no spaces: {one_line(error)}"), own):
+    with user_code(f"{env_id}'s spaces", own=own):
         return GymnasiumEnvironment(environment, env_id, seed, limit, notices, own)
 
 
 def _from_factory(env_id: str, arguments: dict[str, Any], own: Own) -> gymnasium.Env[Any, Any]:
     attribute = env_id.partition(":")[2]
-    with user_code(f"the import of {env_id}", lambda error: UsageError(f"{env_id}: {one_line(error)} in its import")):
+    with user_code(f"the import of {env_id}"):
         factory = find(env_id)
     with user_code(
         f"{env_id}: {attribute}()", lambda error: UsageError(f"{env_id}: {attribute}() failed: {one_line(error)}"), own

@@ -225,8 +225,10 @@ class OwnBody(Body):
     def __init__(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises UsageError if the factory does not make a body for observations of this shape."""
         super().__init__()
+        with user_code(f"--network {name}"):
+            factory = find(name)
         with user_code(f"--network {name}", lambda error: UsageError(f"--network {name} failed: {one_line(error)}")):
-            self.body = find(name)(shape)
+            self.body = factory(shape)
             with torch.no_grad():
                 features = self.body(torch.zeros(2, *shape))
         if not isinstance(self.body, nn.Module) or not isinstance(features, Tensor) or features.shape[:-1] != (2,):
