@@ -10,7 +10,8 @@ import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from asyncrl.core.errors import UsageError
+from asyncrl.core.errors import UsageError, one_line
+from asyncrl.core.user_code import HANG_SECONDS, user_code, watched
 
 PAGES = {
     "a3c": "asynchronous advantage actor-critic (Mnih et al. 2016, Algorithm S3)",
@@ -64,10 +65,14 @@ def load(module: str) -> ModuleType:
     """
     if name_of(module) not in PAGES:
         _require_plausible(module)
-    try:
+    # Nobody can have given a limit of his own before his page is there, which reads the settings.
+    with (
+        watched(HANG_SECONDS),
+        user_code(
+            f"the import of {module}", lambda error: UsageError(f"{module}: importing it failed: {one_line(error)}")
+        ),
+    ):
         page = importlib.import_module(module)
-    except Exception as error:
-        raise UsageError(f"{module}: importing it failed: {type(error).__name__}: {error}") from error
     missing = [part for part in PARTS if not hasattr(page, part)]
     if missing:
         raise UsageError(f"{module} is no page: it lacks {', '.join(missing)}")

@@ -17,6 +17,7 @@ from asyncrl.api.training import check_memory, make_spec
 from asyncrl.backends.handles import build_handles
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
+from asyncrl.core.user_code import watched
 from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all, one_line
 from asyncrl.runtime.evaluator import play, side_by_side
 from asyncrl.runtime.protocols import EVALUATOR
@@ -86,9 +87,10 @@ def load_run(
     folder = RunFolder.open(path)
     page = page_of(folder)
     settings = own_settings(stored_config(page, folder.path), seed, greedy)
-    environment = change(make_spec(settings))
-    spaces = environment.probe()
-    _, layout = initial_parameters(page, settings, spaces)
+    with watched(settings.hang_seconds):
+        environment = change(make_spec(settings))
+        spaces = environment.probe()
+        _, layout = initial_parameters(page, settings, spaces)
     found = load_checkpoint(folder, checkpoint)
     check_fits(found, page, settings.env_id, settings.optimizer, layout)
     theta = flat_parameters(found, layout)
@@ -104,9 +106,10 @@ def play_run(
     run, checkpoint = loaded.run, loaded.checkpoint
     agent, replica = build_agent(run, EVALUATOR)
     replica.pull(run.handles.store)
-    environments = build_environments(run, EVALUATOR, side_by_side(episodes), evaluation=True)
+    with watched(run.spec.config.hang_seconds):
+        environments = build_environments(run, EVALUATOR, side_by_side(episodes), evaluation=True)
     try:
-        with around(environments[0]) as first:
+        with around(environments[0]) as first, watched(run.spec.config.hang_seconds):
             played = play(
                 agent, [first, *environments[1:]], run.spec.spaces, episodes, checkpoint.steps,
                 normalizer=build_normalizer(run, EVALUATOR), longest=run.spec.environment.evaluation_step_cap,

@@ -14,6 +14,7 @@ from asyncrl.api.playing import Result, load_run, play_run
 from asyncrl.api.training import Ended
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.evaluator import Evaluation
+from asyncrl.runtime.seeding import GLOBAL_GENERATOR
 from asyncrl.runtime.threads import one_thread
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import RunFolder
@@ -100,5 +101,10 @@ def run_in(path: Path) -> Run:
 @contextlib.contextmanager
 def random_numbers_kept() -> Iterator[None]:
     """Restore the state of torch's global generator after the block."""
-    with torch.random.fork_rng(devices=[]):
+    with GLOBAL_GENERATOR:
+        state = torch.get_rng_state()
+    try:
         yield
+    finally:
+        with GLOBAL_GENERATOR:
+            torch.set_rng_state(state)

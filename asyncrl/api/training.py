@@ -31,6 +31,7 @@ from asyncrl.backends.handles import (
     learns_on_hosts,
     replay_hosts_of,
 )
+from asyncrl.backends.looking import look
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
@@ -41,6 +42,7 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.named import parcels
 from asyncrl.core.precision import INSTRUCTIONS
 from asyncrl.core.spaces import Spaces
+from asyncrl.core.user_code import user_code, watched
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.pages import command_of, short
 from asyncrl.runtime.monitor import Listener, Monitor, Summary
@@ -54,6 +56,8 @@ from asyncrl.storage.holding import FolderLost, Hold
 from asyncrl.storage.run_folder import RunExists, RunFolder, cpu_instructions, default_name, host_facts
 from asyncrl.storage.tracking import make_trackers, require
 
+MOST_AT_A_TIME = 100
+"""Runs with the same settings that one program may start within the same second."""
 FILES_PER_CHILD = 3
 """File descriptors of the supervisor per child: two, and one to spare."""
 
@@ -105,21 +109,27 @@ def _settle(page: str, read: Read, resume: str) -> Settled:
         config = read(stored, resume)
         changes = differences(stored, config)
         spec = make_spec(config)
-        spaces = spec.probe()
+        spaces = look_at(page, config, spec)
     else:
         changes = []
         first = read(None, "")
         spec = make_spec(first)
-        spaces = spec.probe()  # the preset depends on it
-        settings = module.preset(first.preset, spaces) | {"preset": first.preset}
+        spaces = look_at(page, first, spec)  # the preset depends on it
+        with user_code(f"{page}'s preset()"):
+            settings = module.preset(first.preset, spaces) | {"preset": first.preset}
         config = read(dataclasses.replace(module.Config(), **settings), "")
         if make_spec(config) != spec:
             spec = make_spec(config)
-            spaces = spec.probe()
+            spaces = look_at(page, config, spec)
     # Described from the probed spaces: describing must not create another environment.
     facts = {"id": config.env_id, "description": spec.describe(spaces), **dataclasses.asdict(spaces)}
     check_together(page, config, spaces)
     return Settled(page, config, spec, spaces, changes, facts)
+
+
+def look_at(page: str, config: RunConfig, spec: EnvSpec) -> Spaces:
+    """The spaces of the environment. Raises UsageError if it cannot be used, or takes longer than --hang-seconds."""
+    return look(spec, page, config.hang_seconds, here=config.backend == "serial")
 
 
 def has_nothing_to_do(settled: Settled, resume: str) -> bool:
@@ -285,7 +295,8 @@ def _say_nothing(line: str) -> None:
 def prepare(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> Run:
     """Create folder, store and counters of a run, or restore them from the newest checkpoint. Raises UsageError."""
     try:
-        theta, layout = initial_parameters(page, config, spaces)
+        with watched(config.hang_seconds), user_code(f"{page}'s network"):
+            theta, layout = initial_parameters(page, config, spaces)
     except (MemoryError, RuntimeError) as error:  # the latter is raised by torch
         if "memory" not in str(error):
             raise
@@ -344,7 +355,7 @@ def follow(
             return collective.run(run, monitor, view, signals, meeting)
         backends = {"serial": serial.run, "local": local.run, "ray": ray.run}
         return backends[run.spec.config.backend](run, monitor, view, signals)
-    except Exception as error:
+    except BaseException as error:  # signals are caught, so that it is of user code even if it says KeyboardInterrupt
         return broken(error)
 
 
@@ -405,7 +416,8 @@ def open_folder(page: str, config: RunConfig) -> RunFolder:
         # A run that was killed before its first checkpoint starts afresh in the same folder.
         return create(config.run_name, again=config.resume == AUTO)
     name = default_name(config.seed, config.workers)
-    try:
-        return create(name)
-    except RunExists:  # a run of the same name was started within the same second
-        return create(f"{name}-{os.getpid()}")
+    # Others of the same name may have been started within the same second, by this process too.
+    for another in ("", f"-{os.getpid()}", *(f"-{os.getpid()}-{number}" for number in range(2, MOST_AT_A_TIME))):
+        with contextlib.suppress(RunExists):
+            return create(name + another)
+    return create(name)

@@ -256,7 +256,7 @@ class Host(Member):
                 self._end(failed(str(error)))
             except NotFinite as error:
                 self._end(failed(f"host {self.beginning.host}: {error}"))
-            except Exception as error:
+            except BaseException as error:  # of user code, SystemExit too: it would end the thread in silence
                 self._end(failed(f"host {self.beginning.host} raised {type(error).__name__}: {error}", format_exc()))
 
         return guarded

@@ -223,7 +223,7 @@ class LearnerHost:
             self._outcome = LEFT
         except UsageError as error:
             self._outcome = failed(str(error))
-        except Exception as error:
+        except BaseException as error:  # of user code, SystemExit too
             culprit = self._spec.folder.culprit_file(name)
             with contextlib.suppress(OSError):
                 self._journal.tell("file", culprit.name, culprit.read_bytes())

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from traceback import format_exception
 from types import FrameType
 
+from asyncrl.core import user_code
 from asyncrl.core.errors import NotFinite, UsageError
 from asyncrl.storage.checkpoints import NotSaved
 from asyncrl.storage.files import disk_trouble
 
-STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
+STOPPING = user_code.STOPPING
 """The signals that stop a run: from a person, a cluster, or a closed terminal."""
 
 
@@ -50,7 +51,7 @@ def failed(reason: str, traceback: str | None = None) -> Outcome:
     return Outcome("failed", reason, 1, traceback)
 
 
-def broken(error: Exception) -> Outcome:
+def broken(error: BaseException) -> Outcome:
     """An exception ended the run. Errors that the user can fix need one line, others a traceback."""
     if (trouble := disk_trouble(error)) is not None:
         return failed(f"{trouble}: {error}")

@@ -58,6 +58,7 @@ class Part(Protocol):
 
 
 PartT = TypeVar("PartT", bound=Part)
+_without_main = threading.Lock()
 
 
 def start_context(page: str) -> BaseContext:
@@ -116,12 +117,13 @@ def no_main_module() -> Iterator[None]:
 
     It is not needed there: children receive data, and functions they can import.
     """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+    with _without_main:  # or another thread would take the empty one for the program's
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
 
 
 def child(target: Callable[[PartT, int], None], run: PartT, worker: int, name: str) -> None:

@@ -245,7 +245,7 @@ def attend(board: Board, signals: Signals, spec_of: Callable[[Beginning], RunSpe
             board.put(f"heard/{board.rank}", True)
             board.put(f"left/{board.rank}", "a signal")
         return 128 + cast(int, signals.first)
-    except Exception as error:
+    except BaseException as error:  # of user code, SystemExit too
         text = "".join(format_exception(error))
         with contextlib.suppress(RuntimeError):
             board.put(f"cause/{board.rank}", [f"{type(error).__name__}: {error}", text])

@@ -28,18 +28,20 @@ from asyncrl.api.training import check_together, make_spec, prepare
 from asyncrl.backends.group import RanksLost, first_line, leave
 from asyncrl.backends.handles import GRADIENT, MEMORY, experience_bytes, learners_of
 from asyncrl.backends.launch import Launch, launched
+from asyncrl.backends.looking import look
 from asyncrl.backends.processes import start_context
 from asyncrl.backends.ray import require_ray
 from asyncrl.checks import environment, group, hosts, learning, machine, replay
 from asyncrl.checks import learner as exchange
 from asyncrl.checks.finding import Finding
 from asyncrl.checks.learning import Heard, NoAnswer
-from asyncrl.commands.program import run_command
+from asyncrl.commands.program import prints_aside, run_command
 from asyncrl.config.commandline import parse
 from asyncrl.config.groups import default_workers
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
+from asyncrl.core.user_code import HANG_SECONDS
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.normalize import moments_shape, moments_size
 from asyncrl.runtime.run import Run, initial_parameters, load_page
@@ -144,24 +146,29 @@ def main(words: Sequence[str] | None = None) -> int:
             return 2  # rank 0 says it
         if launch is not None and launch.rank > 0:
             return group.attend(launch, words)
-        page = pages.module_of(config.page)
-        pages.load(page)
-        spec = make_spec(RunConfig(env_id=config.env_id, env_kwargs=config.env_kwargs))
-        made = spec.make(config.seed, evaluation=False)  # a mistake in the id or its arguments is reported here
-        made.close()
-        found = check_group(config, launch, words, page, spec, environment.spaces_of(made))
-        if config.backend == "ray":
-            found += check_hosts(config, page, spec, environment.spaces_of(made))
-        if 0 < machine.descriptor_limit() < machine.LEAST_FILES:  # the checks themselves would fail
-            findings = [*found, machine.check_descriptors(config.workers, per_child=4)]
-        else:
-            findings = [*found, *examine(config, page, spec, environment.spaces_of(made))]
+        with prints_aside():
+            findings = find(config, launch, words)
         show(findings, config)
         return int(any(finding.verdict == "FAIL" for finding in findings))
 
     code = run_command(program, check)
     leave(code)
     return code
+
+
+def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Finding]:
+    """All findings. Raises UsageError for a page or an environment that cannot be used at all."""
+    page = pages.module_of(config.page)
+    pages.load(page)
+    spec = make_spec(RunConfig(env_id=config.env_id, env_kwargs=config.env_kwargs))
+    # What it does when it is reset and stepped is for the checks to tell.
+    spaces = look(spec, page, HANG_SECONDS, here=False, steps=False)
+    found = check_group(config, launch, words, page, spec, spaces)
+    if config.backend == "ray":
+        found += check_hosts(config, page, spec, spaces)
+    if 0 < machine.descriptor_limit() < machine.LEAST_FILES:  # the checks themselves would fail
+        return [*found, machine.check_descriptors(config.workers, per_child=4)]
+    return [*found, *examine(config, page, spec, spaces)]
 
 
 def examine(config: Config, page: str, spec: EnvSpec, spaces: Spaces) -> list[Finding]:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncrl.api.playing import Result, load_run, play_run
-from asyncrl.commands.program import run_command
+from asyncrl.commands.program import prints_aside, run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import NOOP_MAX, BadEnvironment, Environment, EnvSpec
@@ -87,9 +87,12 @@ def main(words: Sequence[str] | None = None) -> int:
         if len(chosen) > 1:
             if config.video:
                 raise UsageError("--video films one checkpoint of one run: name it")
-            show_all(play_all(chosen, config), config)
+            with prints_aside():
+                results = play_all(chosen, config)
+            show_all(results, config)
             return 0
-        result = play_what(*chosen[0], config, writer)
+        with prints_aside():
+            result = play_what(*chosen[0], config, writer)
         show(result, config)
         if config.video:
             check_film(config.video, result.lengths[0] + 1, writer)

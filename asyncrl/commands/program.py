@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import os
 import signal
@@ -39,6 +40,30 @@ def _notices_in_one_line(program: str) -> Iterator[None]:
         yield
     finally:
         warnings.showwarning = show
+
+
+@contextlib.contextmanager
+def prints_aside() -> Iterator[None]:
+    """During the block whatever is written to stdout goes to stderr: by Python, by C, and by processes started in it.
+
+    It is for blocks that call user code, where stdout is for the results of a command.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a program may have no stdout
+            sys.stdout.flush()
+            ours = os.dup(1)
+            stack.callback(os.close, ours)
+            os.dup2(2, 1)
+            stack.callback(os.dup2, ours, 1)
+            stack.callback(_flush_c)
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield
+
+
+def _flush_c() -> None:
+    """Write what C's own stdout still holds."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # no such library on Windows
+        ctypes.CDLL(None).fflush(None)
 
 
 def run_command(program: str, command: Callable[[], int]) -> int:

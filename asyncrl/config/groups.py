@@ -14,6 +14,7 @@ from typing import Literal
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import is_name
+from asyncrl.core.user_code import HANG_SECONDS
 
 MOST_WORKERS = 10_000
 AUTO_HOSTS = 16
@@ -374,7 +375,7 @@ class FaultSettings(Settings):
     """If an environment raises or returns nonsense: treat it as an error of its worker, or make a new environment."""
     worker_restarts: int = 3
     """How often within 10 minutes a worker, or the evaluator, is replaced after a kill, a crash or a hang."""
-    hang_seconds: float = 120.0
+    hang_seconds: float = HANG_SECONDS
     """Replace a worker that makes no update, or an evaluator that makes no step, for this long; 0: never."""
 
     def check(self) -> None:

@@ -17,6 +17,7 @@ from asyncrl.core.exploration import (
     spread_temperature,
 )
 from asyncrl.core.named import find, is_name
+from asyncrl.core.user_code import user_code
 
 EXPLORATIONS = ("drawn", "ladder", "boltzmann", "equal")
 
@@ -67,7 +68,8 @@ class ActionValueConfig(RunConfig):
         if worker < 0:
             return EpsilonGreedy(0.0 if self.evaluation_policy == "greedy" else self.evaluation_epsilon)
         if is_name(self.exploration):
-            own: Exploration = find(self.exploration)(self, worker)
+            with user_code(f"--exploration {self.exploration}"):
+                own: Exploration = find(self.exploration)(self, worker)
             return own
         rung = worker % self.workers  # workers count through all hosts: each host has the whole ladder
         if self.exploration == "boltzmann":

@@ -13,3 +13,9 @@ class NotFinite(ValueError):
 
 class DiskFull(Exception):
     """There is no room for what a run cannot do without. The message is one line that says what could not be saved."""
+
+
+def one_line(error: BaseException) -> str:
+    """The type and message of an exception on one line, shortened for a terminal."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -6,6 +6,9 @@ Every step is checked, since a NaN or a wrong shape would poison the shared netw
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 import gymnasium
@@ -15,11 +18,16 @@ from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
+from asyncrl.core.user_code import Own, say, user_code, watched
 from asyncrl.envs.encoders import Encoder, actions_of, choices_of, encoder_of, kind_of, minigrid_encoder
 from asyncrl.envs.spec import BadEnvironment, one_line
 
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
 """Rewards are stored as float32, where a larger one would become infinite."""
+CLOSE_SECONDS = 3.0
+"""Seconds after which an environment that does not close is left as it is."""
+_hanging: set[str] = set()
+"""Those of which one did not close: to wait for each of the others would take minutes."""
 
 
 class GymnasiumEnvironment:
@@ -32,7 +40,9 @@ class GymnasiumEnvironment:
         seed: int,
         max_episode_steps: int = 0,
         notices: tuple[str, ...] = (),
+        own: Own | None = None,
     ) -> None:
+        """`own`: what making the environment has changed for the whole process, which holds only in its own calls."""
         self.native = environment
         """The Gymnasium environment."""
         self.env_id = env_id
@@ -51,13 +61,13 @@ class GymnasiumEnvironment:
         self._choices = [] if self.spaces.is_continuous else choices_of(self._action_space)
         self._elapsed = 0
         self._running = False
+        self._own: Own = {} if own is None else own
+        self._trusted = False
+        """Whether it need not be looked after: it has changed nothing until the end of its first step."""
 
     def reset(self) -> NDArray[Any]:
         """Begin a new episode. The seed is passed to the first reset and so determines all episodes."""
-        try:
-            result = self.native.reset(seed=self._seed)
-        except Exception as error:
-            raise self._raised("reset()", error) from error
+        result = self._call("reset()", self.native.reset, seed=self._seed)
         self._seed = None
         if not (isinstance(result, tuple) and len(result) == 2):
             raise self._bad("reset() must return (observation, info)")
@@ -70,10 +80,8 @@ class GymnasiumEnvironment:
         if not self._running:
             raise RuntimeError("step() before reset(): no episode is running")
         native = self.native_action(action)
-        try:
-            result = self.native.step(native)
-        except Exception as error:
-            raise self._raised("step()", error) from error
+        result = self._call("step()", self.native.step, native)
+        self._trusted = not self._own
         if not (isinstance(result, tuple) and len(result) == 5):
             raise self._bad("step() must return (observation, reward, terminated, truncated, info)")
         self._elapsed += 1
@@ -88,13 +96,8 @@ class GymnasiumEnvironment:
 
     def picture(self) -> NDArray[np.uint8]:
         """The environment's picture, uint8 [height, width, 3]. Raises `UsageError` if it has none."""
-        try:
+        with user_code(f"{self.env_id}'s render()", self._not_drawn, self._own):
             picture: Any = self.native.render()
-        except gymnasium.error.DependencyNotInstalled as error:
-            remedy = 'pip install "asyncrl[video]"'
-            raise UsageError(f"{self.env_id} draws with a package that is missing: {remedy}") from error
-        except Exception as error:
-            raise UsageError(f"{self.env_id} cannot be filmed: {one_line(error)}") from error
         if isinstance(picture, np.ndarray) and picture.dtype.kind == "f":  # MinAtar's, from 0 to 1
             picture = (255 * picture.clip(0.0, 1.0)).astype(np.uint8)
         if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] == (3,)):
@@ -102,8 +105,16 @@ class GymnasiumEnvironment:
         return picture
 
     def close(self) -> None:
-        """Close the environment."""
-        self.native.close()
+        """Close the environment. Nothing depends on it any more: what it raises is ignored, and what hangs is left."""
+        if self.env_id in _hanging:
+            return
+        self._trusted = False
+        try:
+            with suppress(BadEnvironment), watched(CLOSE_SECONDS):
+                self._call("close()", self.native.close)
+        except UsageError as error:
+            _hanging.add(self.env_id)
+            say(f"{error}; this process closes no other")
 
     def state(self) -> dict[str, Any] | None:
         """Everything the future depends on, as plain data; None if it may be incomplete.
@@ -182,7 +193,25 @@ class GymnasiumEnvironment:
         except (TypeError, ValueError) as error:
             raise self._bad(str(error)) from error
 
-    def _raised(self, where: str, error: Exception) -> BadEnvironment:
+    def _call(self, where: str, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """What a method of the environment returns. Raises BadEnvironment for whatever it raises."""
+        if self._trusted:
+            try:
+                return method(*arguments, **named)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                raise self._raised(where, error) from error
+        with user_code(f"{self.env_id}'s {where}", partial(self._raised, where), self._own):
+            return method(*arguments, **named)
+
+    def _not_drawn(self, error: BaseException) -> UsageError:
+        if isinstance(error, gymnasium.error.DependencyNotInstalled):
+            remedy = 'pip install "asyncrl[video]"'
+            return UsageError(f"{self.env_id} draws with a package that is missing: {remedy}")
+        return UsageError(f"{self.env_id} cannot be filmed: {one_line(error)}")
+
+    def _raised(self, where: str, error: BaseException) -> BadEnvironment:
         return BadEnvironment(
             f"{self.env_id} broke in {where} after {self._elapsed} steps of an episode: {one_line(error)}"
         )

@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import find, is_name
+from asyncrl.core.user_code import Own, user_code
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
 from asyncrl.envs.preprocessed import Preprocessed
 from asyncrl.envs.spec import EnvSpec, one_line
@@ -49,30 +50,36 @@ def _make_plain(spec: EnvSpec, seed: int, evaluation: bool) -> GymnasiumEnvironm
     steps = spec.step_cap if evaluation else spec.training_step_cap
     env_id, limit = spec.env_id, steps * spec.frames_per_step
     arguments = dict(spec.env_kwargs)
+    notices: tuple[str, ...] = ()
+    own: Own = {}
     if is_name(env_id):
-        environment = _from_factory(env_id, arguments)
-        return GymnasiumEnvironment(environment, env_id, seed, limit)
-    environment, notices = _from_registry(env_id, arguments)
-    return GymnasiumEnvironment(environment, env_id, seed, limit, notices)
+        environment = _from_factory(env_id, arguments, own)
+    else:
+        environment, notices = _from_registry(env_id, arguments, own)
+    with user_code(f"{env_id}'s spaces", own=own):
+        return GymnasiumEnvironment(environment, env_id, seed, limit, notices, own)
 
 
-def _from_factory(env_id: str, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    factory, attribute = find(env_id), env_id.partition(":")[2]
-    try:
+def _from_factory(env_id: str, arguments: dict[str, Any], own: Own) -> gymnasium.Env[Any, Any]:
+    attribute = env_id.partition(":")[2]
+    with user_code(f"the import of {env_id}"):
+        factory = find(env_id)
+    with user_code(
+        f"{env_id}: {attribute}()", lambda error: UsageError(f"{env_id}: {attribute}() failed: {one_line(error)}"), own
+    ):
         environment = factory(**arguments)
-    except Exception as error:
-        raise UsageError(f"{env_id}: {attribute}() failed: {one_line(error)}") from error
     if not isinstance(environment, gymnasium.Env):
         raise UsageError(f"{env_id}: {attribute}() returned a {type(environment).__name__}, not a gymnasium.Env")
     return environment
 
 
-def _from_registry(env_id: str, arguments: dict[str, Any]) -> tuple[gymnasium.Env[Any, Any], tuple[str, ...]]:
+def _from_registry(env_id: str, arguments: dict[str, Any], own: Own) -> tuple[gymnasium.Env[Any, Any], tuple[str, ...]]:
     _register_package_of(env_id)
     _refuse_raw_atari(env_id)
     with warnings.catch_warnings(record=True) as caught, _mujoco_silenced(env_id):
         warnings.simplefilter("always")
-        environment = _make(env_id, arguments)
+        with user_code(f"the making of {env_id}", lambda error: _not_made(env_id, error), own):
+            environment = gymnasium.make(env_id, disable_env_checker=True, **arguments)
     said = [str(warning.message) for warning in caught if _is_for_users(warning)]
     notices = tuple(dict.fromkeys(_plain(text) for text in said))
     if env_id.startswith(("MiniGrid-", "BabyAI-")) and isinstance(environment.observation_space, spaces.Dict):
@@ -100,19 +107,16 @@ def _is_for_users(warning: warnings.WarningMessage) -> bool:
     return not issubclass(warning.category, DeprecationWarning) or "WARN: " in str(warning.message)
 
 
-def _make(env_id: str, arguments: dict[str, Any]) -> gymnasium.Env[Any, Any]:
-    try:
-        return gymnasium.make(env_id, disable_env_checker=True, **arguments)
-    except gymnasium.error.DependencyNotInstalled as error:
+def _not_made(env_id: str, error: BaseException) -> UsageError:
+    if isinstance(error, gymnasium.error.DependencyNotInstalled):
         extra = _extra_of(env_id)
         remedy = f'pip install "asyncrl[{extra}]"' if extra else one_line(error)
-        raise UsageError(f"{env_id} needs an extra: {remedy}") from error
-    except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound) as error:
+        return UsageError(f"{env_id} needs an extra: {remedy}")
+    if isinstance(error, gymnasium.error.NameNotFound | gymnasium.error.NamespaceNotFound):
         near = _similar(env_id)
         remedy = f"did you mean {' or '.join(near)}?" if near else "is the package that registers it installed?"
-        raise UsageError(f"no environment has the id {env_id}: {remedy}") from error
-    except Exception as error:
-        raise UsageError(f"{env_id} could not be made: {one_line(error)}") from error
+        return UsageError(f"no environment has the id {env_id}: {remedy}")
+    return UsageError(f"{env_id} could not be made: {one_line(error)}")
 
 
 def _register_package_of(env_id: str) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.envs.spec import BadEnvironment, Environment, EpisodeLost, restore, state_of
+from asyncrl.envs.spec import BadEnvironment, Environment, EpisodeLost, close_all, restore, state_of
 
 MOST_BREAKS = 10
 """How often an environment may break without finishing an episode in between."""
@@ -85,8 +84,7 @@ class Rebuilding:
             self._breaks += 1
             if self._breaks > MOST_BREAKS:
                 raise error
-            with contextlib.suppress(Exception):  # it is broken, so another error does not matter
-                self._inner.close()
+            close_all([self._inner])  # it is broken, so another error does not matter
             self._made += 1
             self._inner = self._make(self._made)
             self._say(f"rebuilt: {error}")

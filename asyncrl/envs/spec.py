@@ -19,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
+from asyncrl.core.errors import one_line as one_line
 from asyncrl.core.spaces import Spaces
+from asyncrl.core.user_code import changed
 
 if TYPE_CHECKING:
     from asyncrl.envs.atari import AtariEnvironment
@@ -103,7 +105,7 @@ def restore(environment: Environment, state: dict[str, Any]) -> None:
 def close_all(environments: Iterable[Environment]) -> None:
     """Close environments, ignoring their exceptions."""
     for environment in environments:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception, SystemExit):
             environment.close()
 
 
@@ -221,19 +223,24 @@ class EnvSpec:
         """
         return self._build(seed, evaluation)
 
-    def probe(self) -> Spaces:
-        """Make an environment, reset it, take one step, close it, and return its spaces.
+    def probe(self, steps: bool = True) -> Spaces:
+        """Make an environment, reset it and take one step if it `steps`, close it, and return its spaces.
 
         Raises `UsageError` with one line that says what is wrong and what to do. Warnings about the id (a newer version
         exists) are shown only here, so that they appear once and not once per worker.
         """
+        before = changed()
         environment = self._build(seed=0, evaluation=False)
         try:
             for notice in getattr(environment, "notices", ()):
                 warnings.warn(notice, EnvironmentNotice, stacklevel=2)
-            self._try_out(environment)
+            if steps:
+                self._try_out(environment)
         finally:
             environment.close()
+        for switch in sorted(changed() - before):
+            notice = f"{self.env_id} changes {switch} for its whole process; outside of its own code that is put back"
+            warnings.warn(notice, EnvironmentNotice, stacklevel=2)
         return environment.spaces
 
     def describe(self, spaces: Spaces | None = None) -> str:
@@ -304,12 +311,6 @@ class EnvSpec:
                     f"{self.env_id} promises {spaces.observation_dtype} {list(spaces.observation_shape)} but observes "
                     f"{observation.dtype.name} {list(observation.shape)}: correct its observation_space"
                 )
-
-
-def one_line(error: BaseException) -> str:
-    """The type and message of an exception on one line, shortened for a terminal."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= 300 else text[:297] + "..."
 
 
 def _actions_in_words(spaces: Spaces) -> str:

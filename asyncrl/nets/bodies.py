@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from asyncrl.config.run_config import RunConfig
-from asyncrl.core.errors import UsageError
+from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.named import find, is_name
 from asyncrl.core.tape import Tape, Taped
+from asyncrl.core.user_code import user_code
 
 
 @dataclass(frozen=True)
@@ -224,13 +225,12 @@ class OwnBody(Body):
     def __init__(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises UsageError if the factory does not make a body for observations of this shape."""
         super().__init__()
-        factory = find(name)
-        try:
+        with user_code(f"--network {name}"):
+            factory = find(name)
+        with user_code(f"--network {name}", lambda error: UsageError(f"--network {name} failed: {one_line(error)}")):
             self.body = factory(shape)
             with torch.no_grad():
                 features = self.body(torch.zeros(2, *shape))
-        except Exception as error:
-            raise UsageError(f"--network {name} failed: {type(error).__name__}: {error}") from error
         if not isinstance(self.body, nn.Module) or not isinstance(features, Tensor) or features.shape[:-1] != (2,):
             sizes = ", ".join(map(str, shape))
             raise UsageError(f"--network {name} must return an nn.Module from [B, {sizes}] to [B, features]")

@@ -30,7 +30,7 @@ from asyncrl.runtime.moments import RunMoments
 from asyncrl.runtime.normalize import Normalizer, make_normalizer
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Agent, Experience, Learning, Page, Part, Store, name_of
 from asyncrl.runtime.replica import Replica
-from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, NETWORK, derive, generator
+from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, GLOBAL_GENERATOR, NETWORK, derive, generator
 from asyncrl.runtime.telemetry import Telemetry
 from asyncrl.runtime.threads import limit_threads, running_threads
 from asyncrl.storage.files import write_synced
@@ -104,8 +104,9 @@ def load_page(module: str) -> Page:
 
 def initial_parameters(page: str, config: RunConfig, spaces: Spaces) -> tuple[Tensor, Layout]:
     """theta `[P]` at the beginning of a run with this seed, and its layout."""
-    torch.manual_seed(derive(config.seed, NETWORK))
-    network = load_page(page).make_network(config, spaces)
+    with GLOBAL_GENERATOR:
+        torch.manual_seed(derive(config.seed, NETWORK))
+        network = load_page(page).make_network(config, spaces)
     layout = tuple((name, tuple(parameter.shape)) for name, parameter in network.named_parameters())
     return flatten_parameters(network), layout
 
@@ -114,7 +115,7 @@ def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
     """An agent and its replica: of a worker, a learner or the evaluator."""
     spec, store = run.spec, run.handles.store
     page = load_page(spec.page)
-    with torch.device(getattr(spec.config, "learner_device", CPU) if worker <= LEARNER else CPU):
+    with GLOBAL_GENERATOR, torch.device(getattr(spec.config, "learner_device", CPU) if worker <= LEARNER else CPU):
         network = page.make_network(spec.config, spec.spaces)
         target = page.make_network(spec.config, spec.spaces) if page.HAS_TARGET else None
     # The only writer of theta may compute on it; so may those whose method is to do so while others write.
@@ -134,7 +135,8 @@ def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
 def state_shapes(page: str, config: RunConfig, spaces: Spaces) -> tuple[tuple[int, ...], ...]:
     """Shapes of the recurrent state's tensors for one environment; none for a feed-forward network."""
     module = load_page(page)
-    agent = module.make_agent(config, module.make_network(config, spaces), None, 0, torch.Generator())
+    with GLOBAL_GENERATOR:
+        agent = module.make_agent(config, module.make_network(config, spaces), None, 0, torch.Generator())
     return tuple(tuple(part.shape[1:]) for part in agent.initial_state(1) or ())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import torch
 
@@ -9,6 +11,9 @@ ENVIRONMENT, ACTIONS, SCHEDULE, NETWORK, REPLAY = range(5)
 """What a stream is for."""
 NO_PART = -1
 """In place of the part of a run, for playing outside of runs. No run, whatever its seed, uses these streams."""
+
+GLOBAL_GENERATOR = threading.RLock()
+"""Held while numbers are drawn from torch's global generator: a program may prepare several runs in its threads."""
 
 
 def derive(seed: int, purpose: int, *place: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,26 +51,58 @@ def compute_with(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread in a process that is not ours, and in those it starts, during the block; then all is as before."""
+class _Before:
+    """What a process that is not ours had, before the first of the blocks that now run in it."""
+
+    def __init__(self) -> None:
+        self.variables = {variable: os.environ.get(variable) for variable in VARIABLES}
+        self.threads, self.opencv = _counts()
+
+    def put_back(self) -> None:
+        """After the last of them."""
+        import torch
+
+        for variable, value in self.variables.items():
+            os.environ.pop(variable, None)
+            if value is not None:
+                os.environ[variable] = value
+        torch.set_num_threads(self.threads)
+        if "cv2" in sys.modules:
+            sys.modules["cv2"].setNumThreads(self.opencv)
+
+
+def _counts() -> tuple[int, int]:
+    """The threads of torch and of OpenCV; -1: its own default."""
     import torch
 
-    variables = {variable: os.environ.get(variable) for variable in VARIABLES}
-    threads = torch.get_num_threads()
-    opencv = sys.modules["cv2"].getNumThreads() if "cv2" in sys.modules else -1  # -1: its own default
-    request_one_thread()
-    limit_threads()
+    return torch.get_num_threads(), sys.modules["cv2"].getNumThreads() if "cv2" in sys.modules else -1
+
+
+_blocks, _before = 0, None
+_blocks_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread in a process that is not ours, and in those it starts, during the block; then all is as before.
+
+    Several threads of a program may be in such a block at a time: the last one to leave puts back what was before the
+    first.
+    """
+    global _blocks, _before
+    with _blocks_lock:
+        if _blocks == 0:
+            _before = _Before()
+            request_one_thread()
+        _blocks += 1
+        limit_threads()
     try:
         yield
     finally:
-        for variable, value in variables.items():
-            os.environ.pop(variable)
-            if value is not None:
-                os.environ[variable] = value
-        torch.set_num_threads(threads)
-        if "cv2" in sys.modules:
-            sys.modules["cv2"].setNumThreads(opencv)
+        with _blocks_lock:
+            _blocks -= 1
+            if _blocks == 0 and _before is not None:
+                _before.put_back()
 
 
 def running_threads() -> int:

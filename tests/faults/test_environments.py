@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from asyncrl.commands.evaluate import main as evaluate
 from asyncrl.commands.train import main
+from asyncrl.core.user_code import changed
 from asyncrl.storage.records import read_records
 from tests.faults.running import environment_of, running
 from tests.support import evaluations_of, status_of, the_run
@@ -159,3 +163,180 @@ def test_every_environment_of_a_run_that_is_stopped_is_closed(tmp_path: Path, ba
         run.ends_with(143)
 
     assert list(place.iterdir()) == []
+
+
+QUITTING = """
+import os, sys, time
+import gymnasium, numpy as np
+from torch import nn
+WHERE, HOW = {where!r}, {how!r}
+def trouble(where):
+    if where == WHERE:
+        if HOW == "quit": quit()
+        if HOW == "exit": sys.exit(0)
+        if HOW == "cancel": import asyncio; raise asyncio.CancelledError
+        if HOW == "abort": os.abort()
+        if HOW == "hang": time.sleep(600)
+        if HOW == "print": print("hello from", where); os.write(1, b"and from C\\n")
+        if HOW == "float64": import torch; torch.set_default_dtype(torch.float64)
+        if HOW == "no_grad": import torch; torch.set_grad_enabled(False)
+        if HOW == "environ": os.environ.clear()
+        if HOW == "folder": os.makedirs({folder!r}, exist_ok=True); os.chdir({folder!r})
+        if HOW == "raise": raise AttributeError("it has no window")
+trouble("import")
+class Env(gymnasium.Wrapper):
+    steps = 0
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        trouble("init")
+    def reset(self, **given):
+        trouble("reset")
+        return super().reset(**given)
+    def step(self, action):
+        Env.steps += 1
+        trouble("step")
+        if Env.steps > 100: trouble("later step")
+        return super().step(action)
+    def close(self):
+        trouble("close")
+        super().close()
+def body(shape):
+    trouble("network")
+    return nn.Linear(*shape, 8)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Writes a module whose environment and network do something at some place."""
+
+    def write(where: str, how: str) -> None:
+        environment_of(tmp_path, QUITTING.format(where=where, how=how, folder=str(tmp_path / "elsewhere")))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "module", raising=False)
+        monkeypatch.chdir(tmp_path)
+
+    return write
+
+
+OWN = ["--env-id", "module:Env", "--network", "module:body"]
+
+
+@pytest.mark.parametrize("backend", ["local", "serial"])
+@pytest.mark.parametrize(
+    ("where", "how", "complaint"),
+    [
+        ("import", "exit", "the import of module:Env: SystemExit: 0"),
+        ("init", "quit", "module:Env: Env() failed: SystemExit: None"),
+        ("reset", "exit", "broke in reset() after 0 steps of an episode: SystemExit: 0"),
+        ("step", "cancel", "broke in step() after 0 steps of an episode: CancelledError"),
+        ("network", "exit", "--network module:body failed: SystemExit: 0"),
+        ("init", "hang", "module:Env: Env() did not return within 1 seconds"),
+        ("reset", "hang", "module:Env's reset() did not return within 1 seconds"),
+        ("network", "hang", "--network module:body did not return within 1 seconds"),
+    ],
+)
+def test_user_code_that_ends_the_program_or_hangs_is_refused_before_the_run(
+    backend: str,
+    where: str,
+    how: str,
+    complaint: str,
+    tmp_path: Path,
+    module: Callable[[str, str], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line, exit code 2 and no folder."""
+    module(where, how)
+
+    assert main("asyncrl.a3c", words(tmp_path / "runs", *OWN, "--backend", backend, "--hang-seconds", "1")) == 2
+
+    assert complaint in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_environment_that_crashes_in_the_first_look_is_named(
+    tmp_path: Path, module: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ends its own process, and no other."""
+    module("reset", "abort")
+
+    assert main("asyncrl.a3c", words(tmp_path / "runs", *OWN, "--backend", "local")) == 2
+
+    assert "module:Env's reset(): its process was killed by SIGABRT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("backend", ["local", "serial"])
+def test_an_environment_that_ends_the_program_in_a_step_is_broken(
+    backend: str, tmp_path: Path, module: Callable[[str, str], None]
+) -> None:
+    """The run has failed, and says so."""
+    module("later step", "exit")
+
+    assert main("asyncrl.a3c", words(tmp_path / "runs", *OWN, "--backend", backend)) == 1
+
+    status = status_of(the_run(tmp_path / "runs"))
+    assert (status["state"], status["exit_code"]) == ("failed", 1)
+    assert "module:Env broke in step()" in status["reason"]
+    assert "SystemExit: 0" in status["reason"]
+
+
+@pytest.mark.parametrize("backend", ["local", "serial"])
+@pytest.mark.parametrize(
+    ("where", "how", "line"),
+    [
+        ("init", "float64", "torch's default dtype"),
+        ("reset", "no_grad", "torch's recording of gradients"),
+        ("step", "environ", "variables of the environment"),
+        ("init", "folder", "the working folder"),
+        ("close", "raise", ""),
+        ("close", "exit", ""),
+    ],
+)
+def test_an_environment_that_changes_its_process_or_does_not_close_can_be_trained_on(
+    backend: str,
+    where: str,
+    how: str,
+    line: str,
+    tmp_path: Path,
+    module: Callable[[str, str], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Into the folder where the command was started; one line names what is put back."""
+    module(where, how)
+
+    assert main("asyncrl.a3c", words(Path("runs"), *OWN, "--backend", backend, "--total-steps", "300")) == 0
+
+    assert status_of(the_run(tmp_path / "runs"))["state"] == "finished"
+    assert Path.cwd() == tmp_path
+    if line not in changed():  # this process told it before
+        assert line in capsys.readouterr().err
+
+
+def test_what_an_environment_prints_does_not_spoil_the_results_of_a_command(
+    tmp_path: Path, module: Callable[[str, str], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Python's prints, and those of C, go to stderr."""
+    module("reset", "print")
+    assert main("asyncrl.a3c", words(tmp_path / "runs", *OWN, "--total-steps", "300")) == 0
+    capfd.readouterr()
+
+    assert evaluate([str(the_run(tmp_path / "runs")), "--episodes", "1", "--json"]) == 0
+
+    out, err = capfd.readouterr()
+    assert json.loads(out)["env_id"] == "module:Env"
+    assert "hello from reset" in err
+    assert "and from C" in err
+
+
+@pytest.mark.parametrize("how", ["hang", "exit"])
+def test_an_environment_that_breaks_after_its_run_is_refused_by_evaluate(
+    how: str, tmp_path: Path, module: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the time that its run had."""
+    module("nowhere", how)
+    assert main("asyncrl.a3c", words(tmp_path / "runs", *OWN, "--total-steps", "300", "--hang-seconds", "1")) == 0
+    module("reset", how)
+
+    assert evaluate([str(the_run(tmp_path / "runs")), "--episodes", "1"]) == 2
+
+    assert "module:Env" in capsys.readouterr().err.splitlines()[-1]

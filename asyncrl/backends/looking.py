@@ -1,0 +1,139 @@
+"""A first look at an environment, from a process of its own: whatever it does there is over with that process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from asyncrl.backends.outcome import STOPPING
+from asyncrl.backends.processes import (
+    end,
+    how_it_died,
+    leave_with_parent,
+    no_main_module,
+    signals_held_back,
+    start_context,
+)
+from asyncrl.core.errors import UsageError
+from asyncrl.core.named import Parcel, parcels
+from asyncrl.core.spaces import Spaces
+from asyncrl.core.user_code import SAY_SECONDS, say_waiting, told, too_long, watched
+from asyncrl.envs.spec import EnvironmentNotice, EnvSpec, one_line
+from asyncrl.runtime.threads import enforce_one_thread
+
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the look has found."""
+
+    spaces: Spaces
+    notices: tuple[str, ...]
+    """What there is to say about the environment."""
+
+
+def look(spec: EnvSpec, page: str, seconds: float, here: bool, steps: bool = True) -> Spaces:
+    """What `spec.probe(steps)` returns. Raises UsageError if the environment cannot be used.
+
+    `here`: in this process, where the run is going to have it. `seconds`: the longest that one call of it may take; 0:
+    any time. Otherwise the look shares the fork server with the processes of the run, which therefore start no later.
+    """
+    if here or sys.platform != "linux":  # where a process would have to import everything first
+        with watched(seconds):
+            return spec.probe(steps)
+    seen = _ask(spec, page, seconds, steps)
+    for notice in seen.notices:
+        warnings.warn(notice, EnvironmentNotice, stacklevel=2)
+    return seen.spaces
+
+
+def _ask(spec: EnvSpec, page: str, seconds: float, steps: bool) -> Seen:
+    """Start the process, and wait for its answer."""
+    context = start_context(page)
+    receiver, sender = context.Pipe(duplex=False)
+    arguments = (sender, spec, parcels([spec.env_id]), steps)
+    process: BaseProcess = context.Process(target=_look, args=arguments, name="look")  # type: ignore[attr-defined]
+    with receiver, sender:
+        try:
+            with no_main_module(), signals_held_back():
+                process.start()
+        except (OSError, EOFError) as error:
+            raise UsageError(f"no process could be started: {one_line(error)}") from error
+        try:
+            return _answer(receiver, process, spec, seconds)
+        finally:
+            end_group(process)
+
+
+def _answer(receiver: Connection, process: BaseProcess, spec: EnvSpec, seconds: float) -> Seen:
+    """What the process has seen. Raises UsageError for what it complains of, and for a call without end."""
+    what, since, said = "", time.monotonic(), False
+    while True:
+        wait([receiver, process.sentinel], timeout=POLL_SECONDS)
+        ended = process.exitcode is not None  # asked first, so that what it has said is heard
+        waited = time.monotonic() - since
+        if receiver.poll():
+            answer = receiver.recv()
+            if isinstance(answer, Seen):
+                return answer
+            if isinstance(answer, UsageError):
+                raise answer
+            what, since, said = answer, time.monotonic(), False
+        elif ended:
+            raise UsageError(f"{what or spec.env_id}: its process {how_it_died(process)}")
+        elif what and seconds and waited > seconds:
+            raise UsageError(too_long(what, seconds))
+        elif what and waited > SAY_SECONDS and not said:
+            said = True
+            say_waiting(what)
+
+
+def end_group(process: BaseProcess) -> None:
+    """Kill a process that leads a group, and what it has started."""
+    if process.pid is not None and hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    end(process)
+
+
+def _look(sender: Connection, spec: EnvSpec, own: tuple[Parcel, ...], steps: bool) -> None:
+    """The main function of the process. Its Ctrl-C is for the process that waits."""
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    os.setsid()
+    leave_with_parent()
+    enforce_one_thread()
+    os.dup2(2, 1)
+    notices: list[str] = []
+    show: Callable[..., Any] = warnings.showwarning
+
+    def note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, EnvironmentNotice):
+            notices.append(str(message))
+        else:
+            show(message, category, *place, **more)
+
+    answer: Seen | UsageError
+    try:
+        warnings.showwarning = note
+        with told(sender.send):
+            answer = Seen(spec.probe(steps), tuple(notices))
+    except UsageError as error:
+        answer = UsageError(str(error))
+    except BaseException as error:
+        answer = UsageError(f"{spec.env_id}: {one_line(error)}")
+    with contextlib.suppress(OSError):
+        sender.send(answer)
+    os._exit(0)  # whatever it has left running
