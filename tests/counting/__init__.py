@@ -52,7 +52,7 @@ def updates_in(theta: Tensor) -> list[int]:
     """The numbers of updates that parameters `[P]` have had, ascending: one number if all have had the same."""
     counts = theta.double() / STEP
     assert torch.equal(counts, counts.round()), "an update was applied in part, or not by 2^-10"
-    return [int(count) for count in counts.unique()]
+    return [int(count) for count in torch.unique(counts)]
 
 
 def updates_saved(run: Path) -> tuple[list[int], int]:
