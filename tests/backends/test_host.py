@@ -121,7 +121,7 @@ def test_two_hosts_make_one_run_of_shared_parameters(tmp_path: Path, push: str) 
     assert sum(row["worker_steps"] for row in rows if "worker_steps" in row) == steps.sum()
     first, second = (row for row in rows if "exchanges" in row)  # at the end of each host
     assert first["exchanges"] + second["exchanges"] > 4
-    assert first["exchanges_lost"] + second["exchanges_lost"] == 0
+    assert first["updates_lost"] + second["updates_lost"] == 0
     assert steps[0] < first["steps"] <= steps.sum()
     assert steps[1] < second["steps"] <= steps.sum()
     if push == "every-update":
