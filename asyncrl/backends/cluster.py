@@ -23,14 +23,14 @@ from asyncrl.backends.actors import HostActor, in_words, placed
 from asyncrl.backends.handles import learns_on_hosts
 from asyncrl.backends.host import Beginning
 from asyncrl.backends.keepers import CALL_SECONDS, Keepers, Learner, Memories, Shards
-from asyncrl.backends.places import Place, Silences, living_nodes, patience
+from asyncrl.backends.places import Place, living_nodes, patience
 from asyncrl.backends.reports import LEFT, Seen
 from asyncrl.backends.supervisor import BACK_OFF_SECONDS, READY_SECONDS
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import State
 from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, GO_ON, LEAVE, READY, RUNNING
 from asyncrl.runtime.run import Run
-from asyncrl.runtime.silence import Watch
+from asyncrl.runtime.silence import Silences, Watch
 from asyncrl.storage.files import append_whole
 from asyncrl.storage.records import RecordWriter
 

@@ -165,10 +165,8 @@ def build_rank_handles(spec: RunSpec, theta: Tensor, rank: int, steps: int = 0, 
 
 def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint) -> None:
     """Put theta `[P]`, statistics, moments and counts of a checkpoint into the memory of a run."""
-    store = handles.store
-    store.restore(theta, checkpoint.tensors, counts_of(checkpoint))
-    if isinstance(store, SharedStore):
-        store.lose(lost_before(checkpoint))
+    handles.store.restore(theta, checkpoint.tensors, counts_of(checkpoint))
+    handles.store.lose(lost_before(checkpoint))
     handles.moments.restore(checkpoint.tensors)
     memory = {name.removeprefix(REPLAY): own for name, own in checkpoint.tensors.items() if name.startswith(REPLAY)}
     if memory and isinstance(handles.experience, Replay) and handles.experience.plan.kept:

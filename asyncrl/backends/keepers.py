@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from asyncrl.backends.actors import LearnerActor, ReplayActor, ShardActor, get, placed
 from asyncrl.backends.handles import learners_of, pushes_every_update, replay_hosts_of
 from asyncrl.backends.learner_host import filling
-from asyncrl.backends.places import Place, Silences, patience
+from asyncrl.backends.places import Place, patience
 from asyncrl.backends.reports import KINDS, LEFT, Seen
 from asyncrl.backends.supervisor import READY_SECONDS
 from asyncrl.core.devices import CPU
@@ -32,7 +32,7 @@ from asyncrl.parameters.shards import NEVER, Account, Empty, Ledger, State, begi
 from asyncrl.runtime.clock import RUNNING
 from asyncrl.runtime.protocols import LEARNER, Counts, in_theta
 from asyncrl.runtime.run import Run
-from asyncrl.runtime.silence import Watch
+from asyncrl.runtime.silence import Silences, Watch
 
 PULL_SECONDS, SMALL_PULL_SECONDS = 0.5, 0.1
 """Interval between copies of theta and all counts; the second if theta is small. The evaluator sees the copies, and

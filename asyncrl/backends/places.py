@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,31 +16,6 @@ SILENT_SECONDS = 75.0
 
 Ray finds a dead machine after about 65 seconds, and a host waits for 120 seconds for the keepers of theta.
 """
-
-
-NOTED_SECONDS = 5.0
-"""Who has not answered for this long is named."""
-
-
-class Silences:
-    """Says who does not answer, once for each silence, and when it answers again."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._silent: set[str] = set()
-
-    def note(self, who: str, seconds: float) -> None:
-        """It has been silent for so long."""
-        if seconds > NOTED_SECONDS and who not in self._silent:
-            self._silent.add(who)
-            self._say(f"{who} has not answered for {NOTED_SECONDS:g} seconds")
-
-    def end(self, who: str, answers: bool) -> None:
-        """It answers, or is replaced."""
-        if who in self._silent:
-            self._silent.remove(who)
-            if answers:
-                self._say(f"{who} answers again")
 
 
 def patience(hang_seconds: float) -> float:

@@ -204,6 +204,10 @@ class Store(Protocol):
         unless the learner died within an update."""
         ...
 
+    def lose(self, updates: int) -> None:
+        """Set how many updates of the run were lost in all."""
+        ...
+
     @property
     def torn(self) -> bool:
         """Whether the learner has begun an update and not ended it: if it is dead, theta contains half an update."""

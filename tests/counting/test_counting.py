@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from asyncrl.commands.train import main
 from asyncrl.storage.records import read_records
 from tests.counting import STEP, updates_in, updates_saved
 from tests.seams.running import train
-from tests.support import make_run, status_of
+from tests.support import make_run, status_of, the_run
 
 
 def counted(folder: Path, page: str, **settings: Any) -> tuple[list[int], dict[str, Any], int]:
@@ -63,6 +64,20 @@ def test_without_a_lock_workers_may_overwrite_each_other_but_add_nothing_twice(t
 
     in_theta, status, _ = counted(tmp_path / "locked", "a3c_page", backend="local", update="locked")
     assert in_theta == [status["updates"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["a3c_page", "impala_page"])
+def test_ranks_apply_each_update_once(tmp_path: Path, page: str) -> None:
+    """The mean of the ranks' gradients is one update, on every rank; or rank 0 learns."""
+    settings = ["--env-id", "Catch", "--workers", "2", "--total-steps", "3000", "--evaluation-interval-steps", "0"]
+    more = ["--backend", "collective", "--quiet", "--runs-dir", str(tmp_path)]
+    assert main(f"tests.counting.{page}", [*settings, *more]) == 0
+
+    run = the_run(tmp_path)
+    in_theta, in_manifest = updates_saved(run)
+    assert in_theta == [in_manifest] == [status_of(run)["updates"]]
+    assert in_manifest > 100
 
 
 def test_what_is_no_multiple_of_an_update_is_noticed() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from asyncrl.parameters.shared import BEGUN, UPDATES
 from asyncrl.runtime.clock import Clock
-from asyncrl.runtime.monitor import Monitor, Summary, in_words, time_shares, weighted_mean
+from asyncrl.runtime.monitor import Monitor, Rate, Summary, in_words, time_shares, weighted_mean
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER
 from asyncrl.runtime.run import Run
 from asyncrl.storage import checkpoints
@@ -44,6 +44,17 @@ def row(**fields: Any) -> dict[str, Any]:
         "time": {},
         **fields,
     }
+
+
+def test_what_becomes_known_late_counts_for_the_whole_time_since_the_last_news() -> None:
+    """100 per second; for six seconds nothing is heard."""
+    time_now = 0.0
+    rate = Rate(0, lambda: time_now)
+    rates = []
+    for time_now, count in ((2.0, 200), (4.0, 400), (6.0, 400), (8.0, 400), (10.0, 1000), (12.0, 900), (14.0, 1100)):
+        rates.append(rate.of(count))
+
+    assert rates == [100, 100, 0, 0, 100, 0, 100]
 
 
 def evaluation(mean: float | None, steps: int = 10) -> dict[str, Any]:
