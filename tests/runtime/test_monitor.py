@@ -48,11 +48,9 @@ def row(**fields: Any) -> dict[str, Any]:
 
 def test_what_becomes_known_late_counts_for_the_whole_time_since_the_last_news() -> None:
     """100 per second; for six seconds nothing is heard."""
-    time_now = 0.0
-    rate = Rate(0, lambda: time_now)
-    rates = []
-    for time_now, count in ((2.0, 200), (4.0, 400), (6.0, 400), (8.0, 400), (10.0, 1000), (12.0, 900), (14.0, 1100)):
-        rates.append(rate.of(count))
+    times = iter((0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0))
+    rate = Rate(0, lambda: next(times))
+    rates = [rate.of(count) for count in (200, 400, 400, 400, 1000, 900, 1100)]
 
     assert rates == [100, 100, 0, 0, 100, 0, 100]
 
