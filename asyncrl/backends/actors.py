@@ -8,6 +8,7 @@ of a host is in `backends/host.py`, that of a learner in `backends/learner_host.
 from __future__ import annotations
 
 import shutil
+import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +46,15 @@ def placed(kind: type, node: dict[str, Any] | None, soft: bool = False, **option
     return ray.remote(kind).options(num_cpus=0, max_task_retries=0, **options)
 
 
-class ShardActor:
+class Keeper:
+    """What the driver asks each process that has a part of the run's state."""
+
+    def machine(self) -> str:
+        """Name of the machine on which it runs."""
+        return socket.gethostname()
+
+
+class ShardActor(Keeper):
     """A shard's process. Ray restarts it when it dies, but repeats no call."""
 
     def __init__(
@@ -97,7 +106,7 @@ class ShardActor:
         shutil.rmtree(self._file.parent, ignore_errors=True)
 
 
-class LearnerActor:
+class LearnerActor(Keeper):
     """The learner's process. Ray restarts it when it dies, but repeats no call; several calls may run at once."""
 
     def __init__(self, spec: RunSpec) -> None:
@@ -138,7 +147,7 @@ class LearnerActor:
         self._learner.close()
 
 
-class ReplayActor:
+class ReplayActor(Keeper):
     """A replay host's process. Ray restarts it when it dies, but repeats no call; several calls may run at once."""
 
     def __init__(self, spec: RunSpec, number: int) -> None:

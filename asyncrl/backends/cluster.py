@@ -30,6 +30,7 @@ from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import State
 from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, GO_ON, LEAVE, READY, RUNNING
 from asyncrl.runtime.run import Run
+from asyncrl.runtime.silence import Silences, Watch
 from asyncrl.storage.files import append_whole
 from asyncrl.storage.records import RecordWriter
 
@@ -65,6 +66,8 @@ class Driver:
         self._keepers = Shards(run, self._tell) if shards else Learner(run, self._tell, self._places, self._memories)
         self._learner = self._keepers.place if isinstance(self._keepers, Learner) else None
         self._patience = patience(spec.config.hang_seconds)
+        self._watch = Watch(spec.config.hang_seconds)
+        self._silences = Silences(self._say)
         self._listed = self._copied = 0.0
         self._nodes: list[dict[str, Any]] = []
         self._statistics_call: Any = None
@@ -91,6 +94,7 @@ class Driver:
             self._wanted = min(len(self._nodes), room)
         self._say(f"{len(self._nodes)} machines in the cluster, {self._wanted} hosts wanted, room for {room}")
         while not self._over():
+            self._watch.look()
             self._list_nodes()
             self._fill_places()
             self._wait()
@@ -159,9 +163,11 @@ class Driver:
         self._copy_statistics()
 
     def _check_silence(self, place: Place) -> None:
-        """Kill a host that is stopped, or hangs."""
-        seconds = READY_SECONDS if place.seen is None else self._patience
-        if time.monotonic() - place.looked > seconds:
+        """Name a host that does not answer, and kill it if it is stopped, or hangs."""
+        seconds, silence = READY_SECONDS if place.seen is None else self._patience, self._watch.silence(place.looked)
+        if place.seen is not None:
+            self._silences.note(f"host {place.number} on {place.name}", silence)
+        if silence > seconds:
             place.look = None
             ray.kill(place.actor)
             self._lose(place, f"did not answer for {seconds:g} seconds")
@@ -195,6 +201,7 @@ class Driver:
                 self._lose(place, in_words(error))
             return
         fresh, place.told, place.seen = seen.news, seen.told, seen
+        self._silences.end(f"host {place.number} on {place.name}", answers=True)
         for kind, *facts in fresh:
             if kind == "row":
                 self._write(*facts)
@@ -220,6 +227,7 @@ class Driver:
     def _lose(self, place: Place, cause: str) -> None:
         """Note the loss of a host. Another will start on the same machine or a free one, unless too many were lost."""
         place.actor = None
+        self._silences.end(f"host {place.number} on {place.name}", answers=False)
         place.lose(cause, self._spec.config.worker_restarts)
         place.due = time.monotonic() + BACK_OFF_SECONDS[min(len(place.losses), len(BACK_OFF_SECONDS)) - 1]
         self._enter(place, ENDED if place.gone else BUILDING)
@@ -254,7 +262,7 @@ class Driver:
         """Whether no host is working, and none will."""
         if self._order() == LEAVE:
             self._leaving = self._leaving or time.monotonic()
-            late = time.monotonic() - self._leaving > LEAVE_SECONDS
+            late = self._watch.silence(self._leaving) > LEAVE_SECONDS
             return late or all(place.actor is None for place in self._places)
         if self._learner is not None and self._learner.gone:
             return True
@@ -263,7 +271,7 @@ class Driver:
             reason = f"all hosts are gone for good: host {last.number} on {last.name} is lost ({last.cause})"
             self._tell("failed", reason, None)
             return True
-        if time.monotonic() - self._inhabited > LOST_SECONDS:
+        if self._watch.silence(self._inhabited) > LOST_SECONDS:
             self._tell("failed", f"there was no host for {LOST_SECONDS:.0f} seconds", None)
             return True
         return self._all_left()
@@ -286,7 +294,7 @@ class Driver:
         if self._ready or self._order() != GO_ON:
             return
         phases = [READY if place.seen is None else min(place.seen.phases) for place in self._places if place.seen]
-        late = time.monotonic() - self._began > COME_SECONDS
+        late = self._watch.silence(self._began) > COME_SECONDS
         if phases and min(phases) >= READY and (len(phases) >= self._wanted or late):
             self._ready = True
             self._tell("ready", len(phases))
@@ -295,6 +303,7 @@ class Driver:
         """All hosts are done: copy the last theta, and let the supervisor finish."""
         if self._learner is not None:
             self._await_learner(self._learner)
+        self._keepers.ended = True
         self._keepers.pull(wait=True)
         self._keepers.pull(wait=True)  # again: the first may have been pending before the hosts were done
         for place in self._places:
@@ -308,7 +317,7 @@ class Driver:
     def _await_learner(self, learner: Place) -> None:
         """Let the learner learn from the last rollouts, unless it must leave."""
         while not (learner.left or learner.gone):
-            if self._order() == LEAVE and time.monotonic() - (self._leaving or time.monotonic()) > LEAVE_SECONDS:
+            if self._leaving and self._watch.silence(self._leaving) > LEAVE_SECONDS:
                 break
             self._wait()
             self._keepers.pull()

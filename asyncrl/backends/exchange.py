@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from asyncrl.backends.reports import Wire
 from asyncrl.parameters.outbox import Outbox, Postman
 from asyncrl.parameters.shards import NEVER, Answer, Call, Caller, Exchanged, Exchanger, Pusher, Report, slices
+from asyncrl.parameters.shared import SharedStore
+from asyncrl.runtime.silence import Watch
 
 if TYPE_CHECKING:
     from asyncrl.backends.host import Member
@@ -93,7 +95,9 @@ class Lane(Generic[CallerT]):
 class DifferenceLane(Lane[Exchanger]):
     """The host's workers change theta; after some updates the change is sent."""
 
-    updates: int = 1
+    store: SharedStore = field(kw_only=True)
+    part: slice = field(kw_only=True)
+    updates: int = field(kw_only=True)
     """Updates between two calls."""
 
     def has_news(self, made: int, waited: float, times: Times) -> bool:
@@ -101,8 +105,9 @@ class DifferenceLane(Lane[Exchanger]):
         return made - self.made >= self.updates and waited > times.shortest
 
     def ask(self, made: int, report: Report | None) -> Call:
-        """The change until now."""
-        return self.exchanger.call(made, report)
+        """The change until now, and how many updates it is of."""
+        theta, counts = self.store.counted_copy(self.part)
+        return self.exchanger.call(counts.updates, report, theta.numpy())
 
     def accept(self, answer: Answer) -> Exchanged | None:
         """Add what others have changed."""
@@ -153,10 +158,10 @@ class Exchange:
         """`times` are those of a simulated clock, if it is one."""
         self._host, self._wire, self._times = host, wire, times or Times()
         config, beginning, store = host.beginning.spec.config, host.beginning, host.handles.store
+        assert isinstance(store, SharedStore)
         self._row_seconds = config.record_interval_seconds
         self._record = Record(beginning.host, self._times.unit)
         theta = store.view()
-        assert theta is not None
         parts = slices(theta.numel(), config.parameter_shards)
         who, live, now = (beginning.host, beginning.incarnation), theta.numpy(), self._times.now()
         self.lanes: Sequence[Lane[Any]]
@@ -170,10 +175,15 @@ class Exchange:
         else:
             self._look_seconds = SHORTEST_SECONDS / 2
             every = config.exchange_updates * config.workers_per_host
-            self.lanes = [DifferenceLane(Exchanger(*who, live[part]), now, updates=every) for part in parts]
+            self.lanes = [
+                DifferenceLane(Exchanger(*who, live[part]), now, store=store, part=part, updates=every)
+                for part in parts
+            ]
         self._last: list[int] | None = None
         """Numbers of the last calls, once the workers have ended."""
-        self._deadline = math.inf
+        self._ended = math.inf
+        """When that was."""
+        self._watch = Watch(self._times.alone, self._times.now)
 
     def run(self) -> None:
         """Exchange with the shards until the workers have ended and the shards have all updates.
@@ -189,13 +199,14 @@ class Exchange:
         """Make the calls that are due, and take what is answered. False once nothing is left to be exchanged."""
         host, lanes, times = self._host, self.lanes, self._times
         now, made = times.now(), host.handles.store.counts(None).updates
+        self._watch.look()
         if host.done.is_set() and self._last is None:
-            self._deadline = min(self._deadline, now + times.last)
+            self._ended = min(self._ended, now)
             self._last = [lane.exchanger.calls for lane in lanes] if all(lane.settled for lane in lanes) else None
         # A call that was pending when the workers ended does not have their last updates.
         if self._last and all(lane.brought > call for lane, call in zip(lanes, self._last, strict=True)):
             return False
-        if now > self._deadline:
+        if self._watch.silence(self._ended) > times.last:
             host.say("the last exchange was not answered")
             return False
         for shard, lane in enumerate(lanes):
@@ -209,7 +220,7 @@ class Exchange:
         self._receive(lanes)
         if not host.joined.is_set() and all(lane.exchanger.joined for lane in lanes):
             host.joined.set()
-        if all(now - lane.heard > times.alone for lane in lanes):
+        if all(self._watch.silence(lane.heard) > times.alone for lane in lanes):
             raise TimeoutError(f"no shard has answered for {times.alone:.0f} {times.unit}")
         if self._record.seconds >= self._row_seconds:
             self.write_row()
@@ -239,7 +250,7 @@ class Exchange:
             self._record.note(exchanged, lane.heard - lane.since)
             if exchanged.lost or (epoch != answer.epoch and epoch != NEVER):
                 shard = next(number for number, other in enumerate(lanes) if other is lane)
-                lost = f"{exchanged.lost} exchanges of this host were lost"
+                lost = f"{exchanged.lost:,} updates of this host were lost"
                 self._host.say(f"shard {shard} is back at version {answer.version} of epoch {answer.epoch}; {lost}")
             if exchanged.others is not None:
                 self._host.learn_of_others(exchanged.others)
@@ -287,7 +298,7 @@ class Record:
             f"exchange_{self._unit}_max": round(max(self._durations), 6),
             "exchange_staleness_mean": statistics.fmean(self._staleness) if self._staleness else 0.0,
             "exchange_staleness_max": max(self._staleness, default=0),
-            "exchanges_lost": self._lost,
+            "updates_lost": self._lost,
         }
         if self.postman is not None:
             row |= {"gradients": len(self._staleness), "gradients_split": self.postman.split}

@@ -30,6 +30,7 @@ from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import Retired
 from asyncrl.runtime.protocols import Counts
 from asyncrl.runtime.run import load_page
+from asyncrl.runtime.silence import Watch
 
 if TYPE_CHECKING:
     from asyncrl.backends.host import Host
@@ -115,21 +116,22 @@ class Forwarding:
         """
         host = self._host
         ending = last = False
-        deadline = float("inf")
+        ended, watch = float("inf"), Watch(ALONE_SECONDS)
         while True:
             now = time.monotonic()
+            watch.look()
             if host.done.is_set() and not ending:
-                ending, deadline = True, now + LAST_SECONDS
+                ending, ended = True, now
                 self._forget_questions()  # the last one has the last report
             if last and not self._unsent() and not self._forwarder.waiting:
                 break
-            if now > deadline:
+            if watch.silence(ended) > LAST_SECONDS:
                 host.say("the last rollouts were not taken")
                 break
             self._send(now)
             self._ask(now, ending)
             last |= self._receive() and ending
-            if now - self._heard > ALONE_SECONDS:
+            if watch.silence(self._heard) > ALONE_SECONDS:
                 raise TimeoutError(f"the learner has not answered for {ALONE_SECONDS:.0f} seconds")
             if now - self._record.since >= self._interval:
                 host.tell_exchanges(self._record.take())

@@ -26,7 +26,7 @@ from asyncrl.runtime.moments import RunMoments
 from asyncrl.runtime.normalize import make_normalizer, moments_shape, moments_size
 from asyncrl.runtime.protocols import LEARNER, Experience
 from asyncrl.runtime.run import Handles, RunSpec, load_page, state_shapes
-from asyncrl.runtime.snapshots import REPLAY, counts_of
+from asyncrl.runtime.snapshots import REPLAY, counts_of, lost_before
 from asyncrl.storage.checkpoints import Checkpoint
 
 GRADIENT, IN_STEP, QUEUE, MEMORY = "gradient", "in step", "queue", "replay"
@@ -167,6 +167,7 @@ def build_rank_handles(spec: RunSpec, theta: Tensor, rank: int, steps: int = 0, 
 def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint) -> None:
     """Put theta `[P]`, statistics, moments and counts of a checkpoint into the memory of a run."""
     handles.store.restore(theta, checkpoint.tensors, counts_of(checkpoint))
+    handles.store.lose(lost_before(checkpoint))
     handles.moments.restore(checkpoint.tensors)
     memory = {name.removeprefix(REPLAY): own for name, own in checkpoint.tensors.items() if name.startswith(REPLAY)}
     if memory and isinstance(handles.experience, Replay) and handles.experience.plan.kept:

@@ -28,10 +28,11 @@ from asyncrl.core.devices import CPU
 from asyncrl.core.errors import DiskFull
 from asyncrl.core.moments import merge
 from asyncrl.parameters.mirror import Mirror
-from asyncrl.parameters.shards import Empty, Ledger, State, beginning, slices
+from asyncrl.parameters.shards import NEVER, Account, Empty, Ledger, State, beginning, slices
 from asyncrl.runtime.clock import RUNNING
-from asyncrl.runtime.protocols import LEARNER, Counts
+from asyncrl.runtime.protocols import LEARNER, Counts, in_theta
 from asyncrl.runtime.run import Run
+from asyncrl.runtime.silence import Silences, Watch
 
 PULL_SECONDS, SMALL_PULL_SECONDS = 0.5, 0.1
 """Interval between copies of theta and all counts; the second if theta is small. The evaluator sees the copies, and
@@ -48,6 +49,9 @@ Tell = Callable[..., None]
 class Keepers:
     """What shards and learner have in common."""
 
+    kind = ""
+    """What they are called."""
+
     def __init__(self, run: Run, parts: Sequence[slice], tell: Tell) -> None:
         """Keeper k has theta[parts[k]]."""
         spec, handles = run.spec, run.handles
@@ -60,22 +64,33 @@ class Keepers:
         """Moments from before a resume."""
         self.steps = handles.clock.steps
         """T at which the run was begun or resumed."""
-        self.updates = handles.store.updates
+        self.updates = in_theta(handles.store).updates
         """Updates in theta then."""
         theta = handles.store.snapshot().numpy()
-        self._known: list[State] = [beginning(theta[part]) for part in parts]
+        self.lost = handles.store.lost
+        """Updates that had been lost by then."""
+        self._known: list[State] = [beginning(theta[part], updates=self.updates) for part in parts]
         """The newest known state of each keeper, for one that has lost everything."""
         self._filled = [0] * len(parts)
         """How often each keeper was filled."""
         self._writers = spec.config.workers
         """Number of those on each host who count something."""
         self.actors: list[Any] = []
-        self._pulls: list[Any] = []
-        self._pulled = 0.0
+        self._pulls: list[Any] = [None] * len(parts)
+        """A pending call of each keeper."""
+        self._pulled = [0.0] * len(parts)
+        """When each was called last."""
+        self._machines = [""] * len(parts)
         self.pull_seconds = PULL_SECONDS if theta.nbytes > SMALL_BYTES else SMALL_PULL_SECONDS
         self._patience = patience(spec.config.hang_seconds)
-        self._deadlines = [0.0] * len(parts)
-        """When each keeper must have answered again."""
+        self._watch = Watch(spec.config.hang_seconds)
+        self._silences = Silences(self._say)
+        self._answered = [0.0] * len(parts)
+        """When each keeper has answered last, or was found to be starting again."""
+        self._allowed = [READY_SECONDS] * len(parts)
+        """How long each keeper may take to answer."""
+        self.ended = False
+        """Whether no host sends anything any more."""
 
     def start(self, nodes: Sequence[dict[str, Any]]) -> None:
         """Start them on `nodes`, of which the first is the driver's."""
@@ -85,6 +100,7 @@ class Keepers:
         """Fill them, once they have started."""
         for keeper in range(len(self.actors)):
             self._fill(keeper, seconds=READY_SECONDS)
+            self._find(keeper)
             self._expect(keeper, self._patience)
 
     def pull(self, wait: bool = False) -> None:
@@ -92,39 +108,72 @@ class Keepers:
 
         A keeper that is stopped, or hangs, is killed, so that Ray starts another.
         """
+        self._watch.look()
         now = time.monotonic()
-        if not self._pulls and (wait or now - self._pulled >= self.pull_seconds):
-            self._pulls, self._pulled = [actor.state.remote() for actor in self.actors], now
-        if not self._pulls:
+        for keeper, actor in enumerate(self.actors):
+            if self._pulls[keeper] is None and (wait or now - self._pulled[keeper] >= self.pull_seconds):
+                self._pulls[keeper], self._pulled[keeper] = actor.state.remote(), now
+        pulls = [call for call in self._pulls if call is not None]
+        if not pulls:
             return
-        _, pending = ray.wait(self._pulls, num_returns=len(self._pulls), timeout=CALL_SECONDS if wait else 0)
-        if pending and time.monotonic() - self._pulled < CALL_SECONDS:
-            return
-        pulls, self._pulls = self._pulls, []
-        for keeper, call in enumerate(pulls):
-            if call not in pending:
+        answered, _ = ray.wait(pulls, num_returns=len(pulls), timeout=CALL_SECONDS if wait else 0)
+        for keeper, call in enumerate(self._pulls):
+            if call in answered:
+                self._pulls[keeper] = None
                 self._take(keeper, call)
-            elif time.monotonic() > self._deadlines[keeper]:
-                self._replace(keeper, f"did not answer for {self._patience:g} seconds")
-        self._show()
+            elif call is not None:
+                self._await(keeper)
+        if answered:
+            self._show()
 
     def _take(self, keeper: int, call: Any) -> None:
         """Process a keeper's answer."""
         try:
-            self._known[keeper] = {name: np.array(array) for name, array in ray.get(call).items()}
+            before, self._known[keeper] = self._known[keeper], {k: np.array(v) for k, v in ray.get(call).items()}
+            if self._allowed[keeper] != self._patience:  # it was started again, perhaps elsewhere
+                self._find(keeper)
+            self._note(keeper, before)
             self._expect(keeper, self._patience)
         except Empty:
             with contextlib.suppress(ray.exceptions.RayError):
                 self._fill(keeper)
+                self._find(keeper)
             self._expect(keeper, self._patience)
         except ray.exceptions.RayError:  # it is being restarted
+            self._silences.end(self.name(keeper), answers=False)
             self._expect(keeper, READY_SECONDS)
 
+    def _await(self, keeper: int) -> None:
+        """A keeper has not answered yet."""
+        if self._watch.silence(self._pulled[keeper]) > CALL_SECONDS:
+            self._pulls[keeper] = None  # it is called again
+        silence, allowed = self._watch.silence(self._answered[keeper]), self._allowed[keeper]
+        if silence > allowed:
+            self._replace(keeper, f"did not answer for {allowed:g} seconds")
+        elif allowed == self._patience:
+            self._silences.note(self.name(keeper), silence)
+
     def _expect(self, keeper: int, seconds: float) -> None:
-        self._deadlines[keeper] = time.monotonic() + seconds
+        """A keeper has answered, or is being started: so many seconds may pass until it answers again."""
+        self._answered[keeper], self._allowed[keeper] = time.monotonic(), seconds
+        if seconds == self._patience:
+            self._silences.end(self.name(keeper), answers=True)
+
+    def _find(self, keeper: int) -> None:
+        """Note on which machine a keeper is."""
+        with contextlib.suppress(ray.exceptions.RayError):
+            self._machines[keeper] = ray.get(self.actors[keeper].machine.remote(), timeout=CALL_SECONDS)
+
+    def name(self, keeper: int) -> str:
+        """What a keeper is called, with its machine."""
+        return f"{self.kind} {keeper} on {self._machines[keeper]}"
+
+    def _note(self, keeper: int, before: State) -> None:
+        """A keeper's newest state is known, and `before` was known before."""
 
     def _replace(self, keeper: int, trouble: str) -> None:
         """Kill a keeper, so that Ray starts another."""
+        self._silences.end(self.name(keeper), answers=False)
         self._expect(keeper, READY_SECONDS)
         ray.kill(self.actors[keeper], no_restart=False)
 
@@ -154,7 +203,7 @@ class Keepers:
         workers, learners = np.split(ledger.of_workers(), [config.workers], axis=1)
         tallies = np.concatenate([workers.reshape(-1, KINDS), learners.reshape(-1, KINDS)])
         theta = torch.from_numpy(np.concatenate([cast(NDArray[np.float32], known["theta"]) for known in self._known]))
-        self._store.show(theta, self._updates(tallies[:, 1:]))
+        self._store.show(theta, self._updates(tallies[:, 1:]), self._balance())
         rows = zip(self.moments, ledger.all().moments, strict=True)
         self._handles.moments.lay_down([merge(earlier, row) for earlier, row in rows])
         for worker, steps in enumerate(workers[..., 0].ravel().tolist()):
@@ -163,6 +212,10 @@ class Keepers:
     def _updates(self, of_workers: NDArray[np.int64]) -> NDArray[np.int64]:
         """What became of the updates of workers and learner, a row of `Counts` for each."""
         return of_workers
+
+    def _balance(self) -> tuple[int, int]:
+        """Updates in the newest known copy of theta, and updates that were lost."""
+        raise NotImplementedError
 
     def _start(self, nodes: Sequence[dict[str, Any]]) -> list[Any]:
         raise NotImplementedError
@@ -189,6 +242,8 @@ class Keepers:
 class Shards(Keepers):
     """Shards: each has a part of theta, and hosts learn. They apply gradients, if hosts push every update."""
 
+    kind = "shard"
+
     def __init__(self, run: Run, tell: Tell) -> None:
         store, page, config = run.handles.store, run.spec.page, run.spec.config
         assert isinstance(store, Mirror)
@@ -199,6 +254,24 @@ class Shards(Keepers):
         if self._descent is not None:
             theta, statistics = store.snapshot().numpy(), store.state()["statistics"][0].numpy()
             self._known = [beginning(theta[part], statistics[:, part], self.updates) for part in parts]
+        self._account = Account()
+        self._troubles = [""] * len(parts)
+        """Why each was killed by the driver."""
+
+    def _balance(self) -> tuple[int, int]:
+        """Updates in every part of the newest known theta, and updates that were lost."""
+        updates, lost = self._account.balance(self._known, self.ended)
+        return updates, self.lost + lost
+
+    def _note(self, keeper: int, before: State) -> None:
+        """One that comes back in another epoch was lost, whoever has ended it."""
+        epoch, earlier = (state.get("epoch", np.array(NEVER)).tolist() for state in (self._known[keeper], before))
+        if earlier in (epoch, [*NEVER]):
+            return
+        cause, self._troubles[keeper] = self._troubles[keeper] or "was lost with its process", ""
+        version, updates = (int(count) for count in self._known[keeper]["counts"])
+        self._say(f"{self.name(keeper)} {cause}; it continues from version {version:,} with {updates:,} updates")
+        self._tell("event", "shard_lost", {"shard": keeper, "cause": cause, "updates": updates})
 
     def statistics_of(self, host: Any) -> Any:
         """The call for the store's state besides theta, which hosts have."""
@@ -224,20 +297,15 @@ class Shards(Keepers):
         return actors
 
     def _replace(self, keeper: int, trouble: str) -> None:
-        self._say(f"shard {keeper} {trouble}; another starts from its checkpoint")
-        self._tell("event", "shard_lost", {"shard": keeper, "cause": trouble})
+        self._say(f"{self.name(keeper)} {trouble}; another starts from its checkpoint")
+        self._troubles[keeper] = trouble
         super()._replace(keeper, trouble)
-
-    def _fill(self, keeper: int, seconds: float = CALL_SECONDS) -> bool:
-        begun = super()._fill(keeper, seconds)
-        if begun and self._filled[keeper] > 1:
-            version = int(self._known[keeper].get("counts", np.zeros(1))[0])
-            self._say(f"shard {keeper} was empty; it continues from the newest copy, version {version}")
-        return begun
 
 
 class Memories(Keepers):
     """Replay hosts: each has the replay memory of some hosts. Without `--replay-hosts` there are none."""
+
+    kind = "replay host"
 
     def __init__(self, run: Run, tell: Tell) -> None:
         count = replay_hosts_of(run.spec.config)
@@ -277,12 +345,14 @@ def concurrency(hosts: int) -> int:
 class Learner(Keepers):
     """The learner: it has all of theta, and learns from what hosts send, or from what replay hosts have."""
 
+    kind = "learner"
+
     def __init__(self, run: Run, tell: Tell, hosts: Sequence[Place], memories: Memories) -> None:
         super().__init__(run, [slice(None)], tell)
         self.place = Place(LEARNER)
         self._hosts, self._memories = hosts, memories
         self._before = run.handles.store.counts()
-        """Updates from before a resume."""
+        """Updates from before a resume, with those that were lost then."""
         self._trouble = ""
         """Why it was killed by the driver."""
 
@@ -345,25 +415,35 @@ class Learner(Keepers):
         place.lose(trouble, self._spec.config.worker_restarts)
         known = self._counts().updates
         lost = max(0, self._seen_version() - known)
+        updates, _ = self._balance()
         cause = f"{trouble}, and {lost:,} updates are lost with it"
         self._tell("loss", "gone" if place.gone else "restarted", LEARNER, cause)
         if place.gone:
             self._tell("failed", f"the learner is gone for good: it {trouble}", None)
         else:
-            self._say(f"the learner {cause}; another continues from update {known:,}")
+            self._say(f"the learner {cause}; another continues from update {updates:,}")
         return not place.gone
 
     def _filling(self, keeper: int) -> State:
-        counts = self._counts()
+        known, store, lost = self._counts(), self._store.state(), self._balance()[1]
         # Counts stay, also those of lost updates: hosts have rollouts that were made with them.
-        counts = counts._replace(updates=max(counts.updates, self._seen_version()))
-        store = self._store.state()
-        return filling(self._known[keeper], store, self.moments, self.steps, self._clock.seconds, counts)
+        counts = known._replace(updates=max(known.updates, self._seen_version()))
+        lost += counts.updates - known.updates
+        return filling(self._known[keeper], store, self.moments, self.steps, self._clock.seconds, counts, lost)
 
     def _counts(self) -> Counts:
-        """What became of the updates that are in the newest known copy of the learner's theta."""
-        counts = self._known[0].get("counts")
-        return self._before if counts is None else Counts(*(int(count) for count in counts))
+        """What became of the updates until the newest known copy of the learner's theta, with those that were lost."""
+        known = self._known[0]
+        return Counts(*(int(count) for count in known["counts"])) if "lost" in known else self._before
+
+    def _balance(self) -> tuple[int, int]:
+        """Updates in the newest known copy of the learner's theta, and updates that were lost."""
+        lost = int(self._known[0].get("lost", [self.lost])[0])
+        return self._counts().updates - lost, lost
+
+    def name(self, keeper: int) -> str:
+        """The learner, with its machine."""
+        return f"the learner on {self._machines[keeper]}"
 
     def _seen_version(self) -> int:
         """The newest version of the learner's theta that a host has."""

@@ -42,15 +42,16 @@ from asyncrl.runtime.clock import BUILDING, FINISH, GO_ON, LEAVE
 from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import LEARNER, Counts, name_of
 from asyncrl.runtime.run import Handles, Run, RunSpec, build_learner, load_page
+from asyncrl.runtime.silence import Watch
 from asyncrl.runtime.threads import compute_with
 from asyncrl.storage.run_folder import RunFolder
 
 ENDLESS = 2**62
 """T at which the learner would end by itself. It ends when it is told to, after the last rollout of the last host."""
-MOMENTS = ("observation_moments", "return_moments")
-"""Names of the rows of moments at which the run was begun or resumed, in what a learner is filled with."""
 TRIES = 100
 """How often theta is copied again if the learner has changed it meanwhile."""
+MOMENTS = ("observation_moments", "return_moments")
+"""Names of the rows of moments at which the run was begun or resumed, in what a learner is filled with."""
 CLOSE_SECONDS = 10.0
 
 
@@ -73,6 +74,7 @@ class LearnerHost:
         self._lock = threading.Lock()
         self._handles: Handles | None = None
         self._outcome: Outcome | None = None
+        self._watch = Watch(config.hang_seconds)
 
     # ------------------------------------------------------------------------------------------- called by the driver
 
@@ -95,6 +97,7 @@ class LearnerHost:
             handles = build_shared_handles(spec, theta, self._memories is None, *begun)
             handles.clock.total_steps = ENDLESS
             handles.store.restore(theta, tensors, Counts(*(int(count) for count in state["counts"])))
+            self._lost = state["lost"]
             self._earlier = [np.array(state[name], np.float64) for name in MOMENTS]
             self._ledger = Ledger(self._hosts, self._workers, KINDS, tuple(map(len, handles.moments.of_workers())))
             if "tallies" in state:
@@ -113,6 +116,7 @@ class LearnerHost:
         `order` is GO_ON, FINISH after the hosts have left, or LEAVE.
         """
         handles = self._handles
+        self._watch.look()
         if handles is None:
             return Seen([], 0, [BUILDING], [0.0])
         clock = handles.clock
@@ -125,7 +129,8 @@ class LearnerHost:
         clock.stop(order)
         outcome = self._outcome  # before the news, so that everything told by then is reported too
         news, told = self._journal.since(told)
-        return Seen(news, told, [clock.phase(LEARNER)], [clock.heartbeat_age(LEARNER)], outcome)
+        silence = self._watch.silence(time.monotonic() - clock.heartbeat_age(LEARNER))
+        return Seen(news, told, [clock.phase(LEARNER)], [silence], outcome)
 
     def state(self) -> State:
         """Theta, the counts of updates, and what hosts have reported. Raises Empty."""
@@ -133,7 +138,7 @@ class LearnerHost:
         with self._lock:
             reported = self._ledger.state()
         theta, counts = self._copy(handles)
-        return {"theta": theta, "counts": np.array(counts, np.int64), **reported}
+        return {"theta": theta, "counts": np.array(counts, np.int64), "lost": self._lost, **reported}
 
     def statistics(self) -> State:
         """The store's state besides theta. Raises Empty."""
@@ -200,13 +205,7 @@ class LearnerHost:
 
     def _copy(self, handles: Handles) -> tuple[NDArray[np.float32], Counts]:
         """Theta and its counts, if possible not from within an update."""
-        store = cast(SharedStore, handles.store)
-        for _ in range(TRIES):
-            counts, torn = store.counts(), store.torn
-            theta = store.snapshot()
-            if not torn and not store.torn and store.updates == counts.updates:
-                break
-            time.sleep(0.001)
+        theta, counts = cast(SharedStore, handles.store).counted_copy(tries=TRIES)
         return theta.numpy(), counts
 
     # ------------------------------------------------------------------------------------------------------- the work
@@ -237,12 +236,17 @@ def filling(
     steps: int,
     seconds: float,
     counts: Counts,
+    lost: int,
 ) -> State:
     """What an empty learner is filled with.
 
     `known` is what was known last of theta and the ledger, `store` the store's state besides theta. `moments` and
-    `steps` are those at which the run began or was resumed, `seconds` is what it has taken so far.
+    `steps` are those at which the run began or was resumed, `seconds` is what it has taken so far. `lost` of the
+    updates in `counts` are in theta no more.
     """
-    numbers = {"steps": np.array([steps]), "seconds": np.array([seconds]), "counts": np.array(counts, np.int64)}
+    numbers = {
+        "steps": np.array([steps]), "seconds": np.array([seconds]), "counts": np.array(counts, np.int64),
+        "lost": np.array([lost]),
+    }  # fmt: skip
     rest = {name: tensor.numpy() for name, tensor in store.items()}
     return {**known, **rest, **dict(zip(MOMENTS, moments, strict=True)), **numbers}

@@ -37,6 +37,7 @@ from asyncrl.core.errors import UsageError
 from asyncrl.runtime.clock import FINISH, LEAVE
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.run import Run, RunSpec
+from asyncrl.runtime.silence import Watch
 from asyncrl.runtime.terminal import View
 
 DRIVER = "driver"
@@ -127,8 +128,8 @@ class Leader:
 
     def dismiss(self, signals: Signals) -> None:
         """Let the driver shut Ray down, and process its last messages."""
-        deadline = time.monotonic() + LEAVE_SECONDS
-        while self._driver.exitcode is None and time.monotonic() < deadline and not signals.urgent:
+        began, watch = time.monotonic(), Watch(LEAVE_SECONDS)
+        while self._driver.exitcode is None and watch.silence(began) < LEAVE_SECONDS and not signals.urgent:
             wait([self._driver.sentinel, self._pipe], timeout=POLL_SECONDS)
             self._listen()
         end(self._driver)

@@ -23,6 +23,7 @@ from asyncrl.experience.replay import normalized
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.protocols import LEARNER, Batch
+from asyncrl.runtime.silence import Watch
 
 LOOK_SECONDS = 0.005
 """How long a learner without a minibatch waits for one before it looks after other things."""
@@ -66,6 +67,8 @@ class RemoteReplay(WithoutActors):
         self._taken: tuple[Lane, int] = self.lanes[0], 0
         """From which memory the minibatch is that is being learnt from, and the memory's epoch."""
         self._ending = math.inf
+        self._watch = Watch(LAST_SECONDS)
+        """For whoever asks whether the memories are drained."""
 
     def take(self, learner: int = LEARNER) -> Batch | None:
         """The next minibatch that has come, normalised by the newest moments; None if there is none yet."""
@@ -137,6 +140,6 @@ class RemoteReplay(WithoutActors):
         now = time.monotonic()
         self._ending = ending = min(self._ending, now)
         return all(
-            lane.empty > ending or (lane.drew is None and now - max(lane.heard, ending) > LAST_SECONDS)
+            lane.empty > ending or (lane.drew is None and self._watch.silence(max(lane.heard, ending)) > LAST_SECONDS)
             for lane in self.lanes
         )

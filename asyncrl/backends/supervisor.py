@@ -251,7 +251,7 @@ class Supervisor:
     def _mend(self) -> str:
         """If the learner died during an update, restore the newest checkpoint and say so.
 
-        Counts stay, and so do moments of observations, which no learner writes.
+        Counts stay, and so do moments of observations, which no learner writes. What theta falls back by is lost.
         """
         store, spec = self._run.handles.store, self._run.spec
         if not (len(self.learners) == 1 and store.torn):  # with several it is Hogwild, which any may die in
@@ -260,6 +260,7 @@ class Supervisor:
             checkpoint, _ = checkpoints.load_newest(spec.folder.checkpoints)
         except checkpoints.BadCheckpoint:
             return " within an update, and there is no checkpoint to go back to"
+        store.lose(store.updates - checkpoint.updates)
         of_others = (count - own for count, own in zip(store.counts(), store.counts(LEARNER), strict=True))
         store.restore(flat_parameters(checkpoint, spec.layout), checkpoint.tensors, Counts(*of_others))
         return f" within an update; the parameters are those of step {checkpoint.steps} again"

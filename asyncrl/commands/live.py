@@ -77,6 +77,7 @@ class Reader:
             seconds=status.get("seconds", 0.0),
             steps_per_second=status.get("steps_per_second", 0.0),
             updates=status.get("updates", 0),
+            updates_lost=status.get("updates_lost", 0),
             dropped_gradients=status.get("dropped_gradients", 0),
             stale_gradients=status.get("stale_gradients", 0),
             outlier_gradients=status.get("outlier_gradients", 0),

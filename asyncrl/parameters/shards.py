@@ -15,6 +15,8 @@ of order, and a shard or a host may die at any moment. Still:
 - A shard that dies comes back from its checkpoint in a new epoch. It loses fewer than `every` acknowledged exchanges,
   and no host sends them again. A delta is applied only in the epoch for which it was sent, so a late call cannot bring
   lost ones back.
+- The number of updates in theta is saved with theta and falls with it. Each call says how many of its host's updates
+  were acknowledged, so the shard knows how many it has lost. `Account` adds this up for the whole run.
 - Versions never decrease within an epoch, and epochs never decrease.
 - In a run that has begun, a shard never starts from nothing: it waits until the driver fills it.
 """
@@ -23,8 +25,9 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,6 +105,8 @@ class Call:
     """Updates of its workers in the delta."""
     seen: int = 0
     """Updates in theta when the host last saw it."""
+    acknowledged: int = 0
+    """Updates of this incarnation in earlier calls that the shard has acknowledged, even if it has lost them since."""
     report: Report | None = None
     gradients: Gradients | None = None
     """To be applied instead of a delta."""
@@ -121,7 +126,7 @@ class Answer:
     taken: int
     """Number of the host's newest call whose delta or gradients are in theta."""
     contributed: int
-    """Such calls of this incarnation of the host."""
+    """Updates of this incarnation of the host in theta."""
     updates: int
     """Updates in theta."""
     staleness: int | None = None
@@ -214,7 +219,10 @@ class Shard:
         self._save, self._every = save, every
         self._incarnations = np.zeros(hosts, np.int64)
         self._taken = np.zeros(hosts, np.int64)
-        self._contributed = np.zeros(hosts, np.int64)
+        self._contributed = np.zeros((hosts, 2), np.int64)
+        """`[H, 2]` updates in theta that each host has brought: its earlier incarnations, and the current one."""
+        self._lost = np.zeros((hosts, 2), np.int64)
+        """The same for updates that were acknowledged and are in theta no more."""
         self._judged = [_NONE] * hosts
         """What became of the gradients of each host's newest call that was taken."""
         self._theta: NDArray[np.float32] | None = None
@@ -249,7 +257,7 @@ class Shard:
         theta = np.array(state["theta"], np.float32)
         if "taken" in state:
             self._incarnations[:], self._taken[:] = state["incarnations"], state["taken"]
-            self._contributed[:] = state["contributed"]
+            self._contributed[:], self._lost[:] = state["contributed"], state["lost"]
             self._judged = [
                 Judged(np.array(state[f"applied.{host}"], bool), np.array(state[f"staleness.{host}"], np.int64))
                 for host in range(len(self._taken))
@@ -272,13 +280,17 @@ class Shard:
         if call.incarnation < self._incarnations[host]:
             return Answer(call.number, self.epoch, self.version, self._theta[:0], 0, 0, self.updates, retired=True)
         if call.incarnation > self._incarnations[host]:
-            self._incarnations[host], self._taken[host], self._contributed[host] = call.incarnation, 0, 0
-            self._judged[host] = _NONE
+            self._incarnations[host], self._taken[host], self._judged[host] = call.incarnation, 0, _NONE
+            for counts in (self._contributed[host], self._lost[host]):
+                counts[:] = counts.sum(), 0
         if self.ledger is not None and call.report is not None:
             self.ledger.note(host, call.incarnation, call.report)
         staleness = None
-        brings = call.delta is not None or call.gradients is not None
-        if brings and call.epoch == self.epoch and call.number > self._taken[host]:
+        new = call.epoch == self.epoch and call.number > self._taken[host]
+        if new:
+            self._lost[host, 1] = max(0, call.acknowledged - self._contributed[host, 1])
+        if new and (call.delta is not None or call.gradients is not None):
+            before = self.updates
             if call.delta is not None:
                 staleness = self.updates - call.seen
                 self._theta += call.delta
@@ -286,12 +298,12 @@ class Shard:
             if call.gradients is not None:
                 self._judged[host] = self._learn(self._theta, call.gradients)
             self._taken[host] = call.number
-            self._contributed[host] += 1
+            self._contributed[host, 1] += self.updates - before
             self.version += 1
             if self.version % self._every == 0:
                 self._save(self.state())
         others = None if self.ledger is None else self.ledger.others(host)
-        taken, contributed = int(self._taken[host]), int(self._contributed[host])
+        taken, contributed = int(self._taken[host]), int(self._contributed[host, 1])
         theta = self._theta.copy()
         judged = self._judged[host] if call.gradients is not None and call.number == taken else None
         return Answer(
@@ -331,6 +343,7 @@ class Shard:
             "incarnations": self._incarnations.copy(),
             "taken": self._taken.copy(),
             "contributed": self._contributed.copy(),
+            "lost": self._lost.copy(),
             **{f"applied.{host}": judged.applied.astype(np.uint8) for host, judged in enumerate(self._judged)},
             **{f"staleness.{host}": judged.staleness for host, judged in enumerate(self._judged)},
             **({} if self._descent is None else {"statistics": self._statistics.copy()}),
@@ -343,9 +356,55 @@ def beginning(theta: NDArray[np.float32], statistics: NDArray[np.float32] | None
 
     `updates` is how many of them theta and statistics have seen.
     """
-    if statistics is None:
-        return {"theta": theta}
-    return {"theta": theta, "statistics": statistics, "counts": np.array([0, updates], np.int64)}
+    state: State = {"theta": theta, "counts": np.array([0, updates], np.int64)}
+    return state if statistics is None else {**state, "statistics": statistics}
+
+
+class Account:
+    """How many updates of a run are in theta, and how many were lost, as told from the states of its shards.
+
+    A loss is known although no host is left to tell of it: states that were looked at earlier have more updates.
+    """
+
+    def __init__(self) -> None:
+        self._most: dict[tuple[int, int], NDArray[np.int64]] = {}
+        """`[K]` for each host and incarnation the most updates of it that were seen in each shard, lost ones among
+        them."""
+
+    def balance(self, states: Sequence[State], ended: bool = False) -> tuple[int, int]:
+        """Updates in theta, and updates that were lost; with several shards those of the shard with the fewest.
+
+        So every part of theta has had at least so many updates. A shard has lost what it had acknowledged before it
+        fell back to an earlier state. It has also lost what a host that is gone brought to another shard only.
+        `ended`: no host makes a further call, so all of them are gone.
+        """
+        for shard, state in enumerate(states):
+            brought = _brought(state)
+            for host, incarnation in enumerate(state.get("incarnations", np.zeros(0, np.int64)).tolist()):
+                most = self._most.setdefault((host, incarnation), np.zeros(len(states), np.int64))
+                most[shard] = max(most[shard], brought[host, 1])
+        return min(
+            (int(state["counts"][1]), int(state.get("lost", np.zeros(0)).sum()) + self._missing(shard, state, ended))
+            for shard, state in enumerate(states)
+        )
+
+    def _missing(self, shard: int, state: State, ended: bool) -> int:
+        """Updates that the shard has lost and does not know of."""
+        if "incarnations" not in state:  # it has not been heard of since it was filled
+            return 0
+        brought = _brought(state).sum(1)
+        missing = np.zeros(len(brought), np.int64) - brought
+        for (host, incarnation), most in self._most.items():
+            gone = ended or incarnation < state["incarnations"][host]
+            missing[host] += most.max() if gone else most[shard]
+        return int(np.maximum(missing, 0).sum())
+
+
+def _brought(state: State) -> NDArray[np.int64]:
+    """`[H, 2]` updates that were acknowledged to earlier incarnations of each host, and to the current one."""
+    nobody: NDArray[Any] = np.zeros((0, 2), np.int64)
+    total: NDArray[np.int64] = state.get("contributed", nobody) + state.get("lost", nobody)
+    return total
 
 
 @dataclass(frozen=True)
@@ -358,7 +417,7 @@ class Exchanged:
     included: bool = True
     """Whether what the host sent is in theta now."""
     lost: int = 0
-    """Calls of this host that had been acknowledged and that the shard has lost."""
+    """Updates of this host that had been acknowledged and that the shard has lost."""
     others: Report | None = None
     judged: Judged | None = None
     """What became of the gradients that were sent, if they are included."""
@@ -372,7 +431,7 @@ class Caller:
         self._host, self._incarnation = host, incarnation
         self._live = live
         self._pending: Call | None = None
-        self._number = self._contributed = self._seen = 0
+        self._number = self._seen = self._acknowledged = self._lost = 0
         self.epoch = NEVER
 
     @property
@@ -394,8 +453,9 @@ class Caller:
         """Number a call; it is pending from now on."""
         self._number += 1
         self._pending = replace(
-            call, host=self._host, incarnation=self._incarnation, number=self._number, epoch=self.epoch, report=report
-        )
+            call, host=self._host, incarnation=self._incarnation, number=self._number, epoch=self.epoch,
+            acknowledged=self._acknowledged, report=report,
+        )  # fmt: skip
         return self._pending
 
     def _answered(self, answer: Answer) -> Call | None:
@@ -407,12 +467,13 @@ class Caller:
             raise Retired
         return pending
 
-    def _settle(self, answer: Answer, included: bool) -> int:
-        """The pending call is settled. Returns how many acknowledged calls the shard has lost."""
-        lost = max(0, self._contributed + included - answer.contributed)
+    def _settle(self, answer: Answer, updates: int) -> int:
+        """The pending call is settled, and `updates` of it are in theta. Returns how many others are no more."""
         self._pending = None
-        self.epoch, self._contributed, self._seen = answer.epoch, answer.contributed, answer.updates
-        return lost
+        self._acknowledged += updates
+        before, self._lost = self._lost, max(0, self._acknowledged - answer.contributed)
+        self.epoch, self._seen = answer.epoch, answer.updates
+        return max(0, self._lost - before)
 
 
 class Exchanger(Caller):
@@ -430,7 +491,9 @@ class Exchanger(Caller):
         """A copy of what it knows of the shard, without the pending call. Raises Empty before the first answer."""
         if self._base is None:
             raise Empty
-        numbers = [*self.epoch, self._number, self._contributed, self._seen, self._made, self._pending_made]
+        numbers = [
+            *self.epoch, self._number, self._seen, self._acknowledged, self._lost, self._made, self._pending_made
+        ]  # fmt: skip
         return {"base": self._base.copy(), "numbers": np.array(numbers, np.int64)}
 
     def restore(self, state: Mapping[str, NDArray[np.generic]], pending: Call | None) -> None:
@@ -438,16 +501,17 @@ class Exchanger(Caller):
         self._base, self._pending = np.array(state["base"], np.float32), pending
         filled, recovered, *numbers = (int(number) for number in state["numbers"])
         self.epoch = (filled, recovered)
-        self._number, self._contributed, self._seen, self._made, self._pending_made = numbers
+        self._number, self._seen, self._acknowledged, self._lost, self._made, self._pending_made = numbers
 
-    def call(self, made: int = 0, report: Report | None = None) -> Call:
+    def call(self, made: int = 0, report: Report | None = None, now: NDArray[np.float32] | None = None) -> Call:
         """The pending call, or a new one. `made` is the number of updates by the host's workers so far.
 
+        `now` `[P]` is a copy of live that has just these, in which the change of theta is returned; None: live.
         Raises NotFinite if the change of theta is not finite, which would spread to all hosts.
         """
         if self._pending is not None:
             return self._pending
-        delta = None if self._base is None else self._live - self._base
+        delta = None if self._base is None else np.subtract(self._live if now is None else now, self._base, out=now)
         if delta is not None and not bool(np.isfinite(delta).all()):
             raise NotFinite("the host's parameters are not finite")
         self._pending_made = made
@@ -474,7 +538,7 @@ class Exchanger(Caller):
             if others.any():
                 self._live += others
         self._base = answer.theta
-        lost = self._settle(answer, included)
+        lost = self._settle(answer, pending.updates if included else 0)
         return Exchanged(() if answer.staleness is None else (answer.staleness,), included, lost, answer.others)
 
 
@@ -503,8 +567,8 @@ class Pusher(Caller):
         brought = pending.gradients is not None
         included = self.joined and (not brought or answer.taken >= pending.number)
         self._live[:] = answer.theta
-        lost = self._settle(answer, brought and included)
         judged = answer.judged if brought and included else None
+        lost = self._settle(answer, 0 if judged is None else int(judged.applied.sum()))
         staleness = () if judged is None else tuple(judged.staleness[judged.applied].tolist())
         return Exchanged(staleness, included, lost, answer.others, judged)
 

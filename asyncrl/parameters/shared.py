@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -27,8 +28,9 @@ COUNTED = len(Counts._fields)
 UPDATES = 0
 COLUMN_OF = {NOT_FINITE: 1, STALE: 2, OUTLIER: 3}
 """Column of a writer's row, by the reason why a gradient was dropped."""
-EARLIER_UPDATES, BEGUN, ELSEWHERE = COUNTED, COUNTED + 1, COUNTED + 2
-"""Further columns: updates before the run was resumed, updates begun; in the last row, updates made elsewhere."""
+EARLIER_UPDATES, BEGUN, ELSEWHERE, LOST = range(COUNTED, COUNTED + 4)
+"""Further columns: updates before the run was resumed, updates begun; in the last row, updates made elsewhere, and
+updates that are counted and in theta no more."""
 MISFIT = (
     "the checkpoint's optimiser statistics are of another --optimizer, of other --statistics, or, where each worker "
     "has its own, of another number of --workers"
@@ -89,6 +91,18 @@ class SharedStore:
     def updates(self) -> int:
         """Updates applied to theta so far."""
         return int(self._counts[:, UPDATES].sum())
+
+    @property
+    def lost(self) -> int:
+        """How many of these updates are in theta no more: whoever had them died, and an earlier theta took its place.
+
+        They stay in `updates`, which is theta's version and never falls.
+        """
+        return int(self._counts[-1, LOST])
+
+    def lose(self, updates: int) -> None:
+        """Set how many updates of the run were lost in all."""
+        self._counts[-1, LOST] = updates
 
     @property
     def torn(self) -> bool:
@@ -202,6 +216,21 @@ class SharedStore:
     def snapshot(self) -> Tensor:
         """A private copy of theta `[P]`, taken while others may be writing."""
         return self.theta.clone()
+
+    def counted_copy(self, part: slice = slice(None), tries: int = 5) -> tuple[Tensor, Counts]:
+        """A private copy of a part of theta with the counts of the updates in it, if possible from between two updates.
+
+        With many writers there may be no moment without an update: then some are in the copy and not yet counted.
+        """
+        for left in reversed(range(tries)):
+            begun, counts = self._counts[:, BEGUN].copy(), self.counts()
+            if left and (begun != self._counts[:, UPDATES]).any():
+                time.sleep(0.001)
+                continue
+            copy = self.theta[part].clone()
+            if (begun == self._counts[:, BEGUN]).all():
+                break
+        return copy, counts
 
     def state(self) -> dict[str, Tensor]:
         """Copies of everything that belongs in a checkpoint besides theta."""

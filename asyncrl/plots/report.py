@@ -387,7 +387,7 @@ def _faults(run: RunData) -> str:
         {"event": row["event"], "who": row["worker"], "steps": row.get("steps")}
         for own in run.workers.values() for row in own if row.get("event") not in (None, "ready")
     ]  # fmt: skip
-    kinds = ("dropped_gradients", "stale_gradients", "outlier_gradients")
+    kinds = ("updates_lost", "dropped_gradients", "stale_gradients", "outlier_gradients")
     dropped = {key.replace("_", " "): run.status[key] for key in kinds if run.status.get(key)}
     words = [f"{count:,} {name}" for name, count in dropped.items()]
     lost = {name: count for name, count in (run.status.get("unrecorded") or {}).items() if count}

@@ -166,7 +166,7 @@ class Evaluator:
             "steps": steps,
             "frames": steps * self._run.spec.environment.frames_per_step,
             "seconds": round(seconds, 3),
-            "updates": version,
+            "updates": version - store.lost,
             "returns": scores,
             "lengths": [episode.length for episode in episodes],
             "cut": sum(episode.cut for episode in episodes),
@@ -183,8 +183,9 @@ class Evaluator:
             self._best = mean
             # Workers have gone on since: these were kept when theta was pulled.
             checkpoint = take_checkpoint(
-                self._run, self._replica.theta, steps, seconds, {"best_score": mean}, updates=version, beside=beside
-            )
+                self._run, self._replica.theta, steps, seconds, {"best_score": mean},
+                updates=row["updates"], beside=beside,
+            )  # fmt: skip
             checkpoints.save_best(self._run.spec.folder.checkpoints, checkpoint)
         # The row comes last, so that its readers find the checkpoint.
         self._writer.write(row)

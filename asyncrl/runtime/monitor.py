@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 from asyncrl.core.schedules import crossed
 from asyncrl.runtime.evaluator import Evaluation, cut_in_words
-from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, name_of
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, in_theta, name_of
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import take_checkpoint
 from asyncrl.storage import checkpoints
@@ -51,6 +51,7 @@ class Summary:
     seconds_to_limit: float | None = None
     """To --max-seconds; None without one."""
     updates: int = 0
+    updates_lost: int = 0
     dropped_gradients: int = 0
     stale_gradients: int = 0
     outlier_gradients: int = 0
@@ -90,6 +91,26 @@ class Summary:
             return self.seconds_to_limit
         left = max(0, self.total_steps - self.steps) / self.steps_per_second
         return left if self.seconds_to_limit is None else min(left, self.seconds_to_limit)
+
+
+class Rate:
+    """How fast a count grows: from its last growth to this one, so that what is known late does not count as fast."""
+
+    def __init__(self, count: int, now: Callable[[], float] = time.monotonic) -> None:
+        self._count, self._now = count, now
+        self._grew = now()
+
+    def begin(self) -> None:
+        """Measure from now on."""
+        self._grew = self._now()
+
+    def of(self, count: int) -> float:
+        """Its growth per second; 0 if it has not grown since the last call."""
+        now, growth = self._now(), count - self._count
+        if growth == 0:
+            return 0.0
+        elapsed, self._count, self._grew = max(1e-9, now - self._grew), count, now
+        return max(0, growth) / elapsed
 
 
 class Listener(Protocol):
@@ -133,7 +154,7 @@ class Monitor:
             frames_per_step=run.spec.environment.frames_per_step,
             steps=run.handles.clock.steps,
             seconds=run.handles.clock.seconds,
-            updates=run.handles.store.updates,
+            updates=in_theta(run.handles.store).updates,
             staleness_mean=0.0 if run.handles.accord is None else None,
             worker_restarts=[0] * run.spec.config.all_workers,
         )
@@ -173,8 +194,8 @@ class Monitor:
         self._scores: deque[float] = deque(maxlen=EPISODES_AVERAGED)
         self._lengths: deque[float] = deque(maxlen=EPISODES_AVERAGED)
         self._looked_at = time.monotonic()
-        self._looked_steps = run.handles.clock.steps
-        self._saved = (run.handles.clock.steps, run.handles.store.updates) if run.spec.part else None
+        self._step_rate, self._update_rate = Rate(self.summary.steps), Rate(self.summary.updates)
+        self._saved = (run.handles.clock.steps, self.summary.updates) if run.spec.part else None
         """Steps and updates of the newest checkpoint."""
         self._checkpoint_checked = run.handles.clock.steps
         self._save_due = False
@@ -201,7 +222,9 @@ class Monitor:
         self._save_if_due()
         self.write_status("running")
         self._tell_trouble()
-        self._looked_at = time.monotonic()  # speeds are of the training, not of the start before it
+        self._looked_at = time.monotonic()
+        for rate in (self._step_rate, self._update_rate):
+            rate.begin()  # speeds are of the training, not of the start before it
         counts = Counter(in_words(facts) for facts in exploration.values())
         lines = ["exploration: " + ", ".join(f"{count} x {words}" for words, count in counts.most_common())]
         if self._listener is not None:
@@ -357,28 +380,27 @@ class Monitor:
         """Everything since the last look as one row, in supervisor.jsonl and in TensorBoard."""
         rows, self._rows = self._rows, []
         clock, store, summary = self.run.handles.clock, self.run.handles.store, self.summary
-        now, steps = time.monotonic(), clock.steps
-        elapsed = max(1e-9, now - self._looked_at)
-        counts = store.counts()
+        steps, self._looked_at = clock.steps, time.monotonic()
+        counts = in_theta(store)
         updates = counts.updates
-        updates_per_second = (updates - summary.updates) / elapsed
         summary.steps, summary.seconds, summary.updates = steps, clock.seconds, updates
-        summary.steps_per_second = (steps - self._looked_steps) / elapsed
+        summary.steps_per_second = self._step_rate.of(steps)
         if limit := self.run.spec.config.max_seconds:
             summary.seconds_to_limit = max(0.0, limit - clock.seconds_of_this_part)
         summary.worker_silence = [clock.heartbeat_age(worker) for worker in range(clock.workers)]
+        summary.updates_lost = store.lost
         summary.dropped_gradients = counts.dropped_gradients
         summary.stale_gradients, summary.outlier_gradients = counts.stale_gradients, counts.outlier_gradients
         if self._scores:
             summary.score_mean, summary.length_mean = statistics.fmean(self._scores), statistics.fmean(self._lengths)
-        self._looked_at, self._looked_steps = now, steps
         scalars: dict[str, float | None] = {
             "rollout/ep_rew_mean": summary.score_mean,
             "rollout/ep_len_mean": summary.length_mean,
             "time/fps": summary.steps_per_second,
             "time/frames_per_second": summary.steps_per_second * summary.frames_per_step,
             "time/time_elapsed": summary.seconds,
-            "async/updates_per_second": updates_per_second,
+            "async/updates_per_second": self._update_rate.of(updates),
+            "async/updates_lost": store.lost,
             "async/dropped_gradients": counts.dropped_gradients,
             "async/stale_gradients": counts.stale_gradients,
             "async/outlier_gradients": counts.outlier_gradients,
@@ -448,11 +470,8 @@ class Monitor:
         Raises NotSaved if the disk refuses it in several tries, and FolderLost.
         False, and nothing is saved, during an update of the learner: it may be dead, and half an update in theta.
         """
-        steps, seconds, updates = (
-            self.run.handles.clock.steps,
-            self.run.handles.clock.seconds,
-            self.run.handles.store.updates,
-        )
+        steps, seconds = self.run.handles.clock.steps, self.run.handles.clock.seconds
+        updates = in_theta(self.run.handles.store).updates
         if (steps, updates) == self._saved:
             return True
         if self.run.handles.store.torn:
@@ -481,7 +500,8 @@ class Monitor:
             "steps": steps,
             "frames": steps * self.summary.frames_per_step,
             "total_steps": self.run.spec.config.total_steps,
-            **store.counts()._asdict(),
+            **in_theta(store)._asdict(),
+            "updates_lost": store.lost,
             "seconds": round(clock.seconds, 3),
             "steps_per_second": round(self.summary.steps_per_second, 1),
             "best_score": self.summary.best_score,
@@ -570,7 +590,7 @@ def exchanged(rows: list[dict[str, Any]]) -> dict[str, float | None]:
             for key in ("exchange_seconds_mean", "exchange_turns_mean")
             if key in rows[-1]
         },
-        "hosts/exchanges_lost": sum(row["exchanges_lost"] for row in rows),
+        "hosts/updates_lost": sum(row["updates_lost"] for row in rows),
     }
 
 

@@ -199,6 +199,16 @@ class Store(Protocol):
         ...
 
     @property
+    def lost(self) -> int:
+        """How many of these are in theta no more, because an earlier theta had to take its place; 0 on one machine,
+        unless the learner died within an update."""
+        ...
+
+    def lose(self, updates: int) -> None:
+        """Set how many updates of the run were lost in all."""
+        ...
+
+    @property
     def torn(self) -> bool:
         """Whether the learner has begun an update and not ended it: if it is dead, theta contains half an update."""
         ...
@@ -244,6 +254,12 @@ class Store(Protocol):
         Raises UsageError, naming the setting, if it does not fit.
         """
         ...
+
+
+def in_theta(store: Store) -> Counts:
+    """What became of all updates of the run; applied ones that were lost are not counted."""
+    counts = store.counts()
+    return counts._replace(updates=counts.updates - store.lost)
 
 
 class Experience(Protocol):

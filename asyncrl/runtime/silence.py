@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 GAP_SECONDS = 5.0
 """A watcher that has not looked for longer was itself suspended: it looks several times a second."""
+NOTED_SECONDS = 5.0
+"""Who has not answered for this long is named."""
 
 
 class Watch:
@@ -36,3 +38,24 @@ class Watch:
         """Seconds since `heard`, by the monotonic clock, without those of suspensions that ended later."""
         self.look()
         return self._now() - heard - sum(seconds for ended, seconds in self._gaps if ended > heard)
+
+
+class Silences:
+    """Says who does not answer, once for each silence, and when it answers again."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._silent: set[str] = set()
+
+    def note(self, who: str, seconds: float) -> None:
+        """It has been silent for so long."""
+        if seconds > NOTED_SECONDS and who not in self._silent:
+            self._silent.add(who)
+            self._say(f"{who} has not answered for {NOTED_SECONDS:g} seconds")
+
+    def end(self, who: str, answers: bool) -> None:
+        """It answers, or is replaced."""
+        if who in self._silent:
+            self._silent.remove(who)
+            if answers:
+                self._say(f"{who} answers again")

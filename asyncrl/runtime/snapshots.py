@@ -9,7 +9,7 @@ from torch import Tensor
 
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import NotFinite, UsageError
-from asyncrl.runtime.protocols import Counts
+from asyncrl.runtime.protocols import Counts, in_theta
 from asyncrl.runtime.run import Layout, Run
 from asyncrl.storage.checkpoints import Checkpoint
 from asyncrl.storage.files import plain
@@ -38,13 +38,13 @@ def take_checkpoint(
 ) -> Checkpoint:
     """The current state of the run. `theta` `[P]` is an earlier snapshot, or None to take one now.
 
-    So are `updates`, the number of updates, and `beside`, the store's state besides theta. Workers go on writing
+    So are `updates`, the number of updates in it, and `beside`, the store's state besides theta. Workers go on writing
     meanwhile, so the snapshot may mix consecutive updates; steps and updates are counted just before, so that theta
     has all counted updates.
     `exact` is the state of all workers, where a backend can tell it. Raises NotFinite if theta holds what is no number.
     """
     store = run.handles.store
-    updates = store.updates if updates is None else updates
+    updates = in_theta(store).updates if updates is None else updates
     snapshot = store.snapshot() if theta is None else theta.clone()
     require_finite(snapshot, run.spec.layout)
     data, tensors = split(exact, "exact")
@@ -61,7 +61,8 @@ def take_checkpoint(
             "page": run.spec.page,
             "env_id": run.spec.environment.env_id,
             "optimizer": run.spec.config.optimizer,
-            **dict(zip(DROPPED, run.handles.store.counts()[1:], strict=True)),
+            **dict(zip(DROPPED, store.counts()[1:], strict=True)),
+            "updates_lost": store.lost,
             "part": run.spec.part,
             "config": to_plain(run.spec.config),
             "exact": data,
@@ -105,8 +106,13 @@ def check_fits(checkpoint: Checkpoint, page: str, env_id: str, optimizer: str, l
 
 
 def counts_of(checkpoint: Checkpoint) -> Counts:
-    """The counts of updates in a checkpoint that fits."""
-    return Counts(checkpoint.updates, *(checkpoint.facts[name] for name in DROPPED))
+    """The counts of updates in a checkpoint that fits, with those that were lost."""
+    return Counts(checkpoint.updates + lost_before(checkpoint), *(checkpoint.facts[name] for name in DROPPED))
+
+
+def lost_before(checkpoint: Checkpoint) -> int:
+    """Updates that the run had lost at the checkpoint."""
+    return int(checkpoint.facts.get("updates_lost", 0))
 
 
 def flat_parameters(checkpoint: Checkpoint, layout: Layout) -> Tensor:

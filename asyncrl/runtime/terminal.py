@@ -232,8 +232,9 @@ def losses(summary: Summary) -> str:
         "worker restarts": sum(summary.worker_restarts),
         "workers gone": len(summary.workers_gone),
         "evaluator restarts": summary.evaluator_restarts,
+        "updates lost": summary.updates_lost,
     }
-    return ", ".join(f"{what} {count}" for what, count in counts.items() if count)
+    return ", ".join(f"{what} {count:,}" for what, count in counts.items() if count)
 
 
 def panel(summary: Summary, title: str = "asyncrl") -> Panel:

@@ -223,8 +223,9 @@ def test_a_learner_that_died_within_an_update_is_followed_from_the_newest_checkp
     ]
     status = status_of(folder)
     assert status["learner_restarts"] == 1
-    assert updates_in(folder) + status["unrecorded"]["updates"] == status["updates"] == run.handles.store.updates
-    assert status["unrecorded"]["updates"] == 30
+    assert updates_in(folder) + status["unrecorded"]["updates"] == run.handles.store.updates
+    assert status["unrecorded"]["updates"] == status["updates_lost"] == 30
+    assert status["updates"] == updates_in(folder) == load_newest(run.spec.folder.checkpoints)[0].updates
     assert not run.handles.store.torn
     assert float(run.handles.store.snapshot().abs().max()) < 100
 
@@ -238,7 +239,7 @@ def test_a_run_that_ends_with_its_learner_is_saved_as_its_newest_checkpoint_was(
 
     assert outcome.state == "failed"
     checkpoint, _ = load_newest(run.spec.folder.checkpoints)
-    assert checkpoint.updates == 30
+    assert (checkpoint.updates, checkpoint.facts["updates_lost"]) == (0, 30)
     assert all(float(tensor.abs().max()) < 100 for tensor in checkpoint.parameters.values())
     if trouble == "dies":
         assert outcome.reason == (

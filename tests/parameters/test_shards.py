@@ -15,6 +15,7 @@ from asyncrl.core.errors import NotFinite
 from asyncrl.core.moments import merge
 from asyncrl.core.updates import Descent, UpdateRule
 from asyncrl.parameters.shards import (
+    Account,
     Answer,
     Call,
     Empty,
@@ -68,6 +69,9 @@ class Exchanging(RuleBasedStateMachine):
         self.acknowledged: dict[int, tuple[int, int, int]] = {}
         """Of each update the exchange (host, incarnation, number) that brought it."""
         self.lost: set[int] = set()
+        self.account = Account()
+        self.seen: set[int] = set()
+        """Updates that have ever been in theta."""
         self.newest_version: dict[tuple[int, int], int] = {}
         self.newest_epoch = (0, 0)
         self.start_shard()
@@ -149,18 +153,37 @@ class Exchanging(RuleBasedStateMachine):
                 if number <= answer.taken:
                     self.acknowledged |= dict.fromkeys(updates, (host, incarnation, number))
             one.sent = {number: updates for number, updates in one.sent.items() if number > answer.taken}
+            self.note_what_is_lost_already(answer)
         return exchanged
+
+    def note_what_is_lost_already(self, answer: Answer) -> None:
+        """The shard may have died since it sent this answer."""
+        if answer.epoch < self.shard.epoch:
+            self.note_losses(None)
 
     @rule()
     def shard_dies(self) -> None:
-        """It loses less than EVERY exchanges of those it had acknowledged."""
+        """It loses less than EVERY exchanges of those it had acknowledged.
+
+        Whoever fills empty shards looks several times a second. So a shard that is back is seen before it dies again
+        with its disk: otherwise it would be filled with what was applied before its first death and given up since.
+        """
         self.start_shard()
         self.note_losses(EVERY - 1)
+        self.somebody_looks()
 
     @rule()
     def shard_dies_and_its_disk_too(self) -> None:
         self.saved = None
         self.start_shard()
+
+    def held(self, one: Host) -> set[int]:
+        """Updates that a host has sent, and will send again unless it hears that they are in theta."""
+        return set().union(*one.sent.values())
+
+    def reported(self, ended: bool = False) -> tuple[int, int]:
+        """Updates in theta, and lost ones, as the run reports them."""
+        return self.account.balance([self.shard.state()], ended)
 
     def note_losses(self, most: int | None) -> None:
         if self.shard.empty:
@@ -204,6 +227,18 @@ class Exchanging(RuleBasedStateMachine):
             assert self.shard.updates >= 0
 
     @invariant()
+    def what_is_reported_is_so(self) -> None:
+        """What was in theta and is not now is lost, unless a living host will send it again."""
+        if not self.shard.empty:
+            theta = set(np.flatnonzero(self.shard.state()["theta"]).tolist())
+            self.seen |= theta
+            missing = self.seen - theta
+            lost = missing.difference(*(self.held(one) for one in self.hosts.values()))
+            updates, lost_ones = self.reported()
+            assert updates == len(theta)
+            assert len(lost) <= lost_ones <= len(missing)
+
+    @invariant()
     def what_was_lost_is_not_sent_again(self) -> None:
         if not self.shard.empty:
             theta = self.shard.state()["theta"]
@@ -236,6 +271,8 @@ class Exchanging(RuleBasedStateMachine):
         theta = self.shard.state()["theta"]
         self.no_update_is_applied_twice()
         assert all((one.live == theta).all() for one in self.hosts.values())
+        self.what_is_reported_is_so()
+        assert self.reported() == self.reported(ended=True) == (theta.sum(), len(self.seen) - theta.sum())
 
 
 Exchanging.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
@@ -295,6 +332,10 @@ class Pushing(Exchanging):
         one.carried.setdefault(call.number, 0 if call.gradients is None else len(call.gradients.values))
         return call
 
+    def held(self, one: Host) -> set[int]:
+        assert isinstance(one, Posting)
+        return {update for update, _ in one.waiting}
+
     def hear(self, host: int, incarnation: int, answer: Answer) -> Exchanged | None:
         one = self.hosts[host]
         if one.incarnation != incarnation:
@@ -312,12 +353,8 @@ class Pushing(Exchanging):
             assert (applied == (exchanged.judged.staleness <= BOUND)).all()
             self.acknowledged |= dict.fromkeys(judged[applied].tolist(), (host, incarnation, answer.number))
             self.dropped |= set(judged[~applied].tolist())
+            self.note_what_is_lost_already(answer)
         return exchanged
-
-    @invariant()
-    def every_update_is_counted_once(self) -> None:
-        if not self.shard.empty:
-            assert self.shard.updates == self.shard.state()["theta"].sum()
 
     @invariant()
     def what_was_too_old_is_nowhere(self) -> None:
@@ -383,29 +420,75 @@ def test_a_host_that_is_alone_is_never_written_to() -> None:
 
 
 def test_what_a_shard_has_lost_is_counted_and_not_sent_again() -> None:
-    """Saved after 2 of 3 exchanges: the third is lost, and so is its part of theta; work goes on from there."""
+    """Saved after 2 of 3 exchanges of 4 updates: the third is lost, and so is its part of theta; work goes on there."""
     saved: list[State] = []
     shard = Shard(1, saved.append, every=2)
     shard.begin(shard.life, 1, beginning(np.zeros(1, np.float32)))
     live = np.zeros(1, np.float32)
     exchanger = Exchanger(0, 1, live)
     exchanger.accept(shard.exchange(exchanger.call()))
-    for _ in range(3):
+    for made in (4, 8, 12):
         live += 1
-        exchanger.accept(shard.exchange(exchanger.call()))
+        exchanger.accept(shard.exchange(exchanger.call(made)))
     live += 10
-    late = exchanger.call()
+    late = exchanger.call(made=15)
 
     successor = Shard(1, saved.append, every=2)
     successor.recover(saved[-1])
     exchanged = exchanger.accept(successor.exchange(late))
 
     assert exchanged is not None
-    assert exchanged.lost == 1
+    assert exchanged.lost == 4
     assert live.tolist() == [12]
     assert exchanger.epoch == (1, 1)
-    exchanger.accept(successor.exchange(exchanger.call()))
+    exchanger.accept(successor.exchange(exchanger.call(made=15)))
     assert successor.state()["theta"].tolist() == [12]
+    assert Account().balance([successor.state()]) == (11, 4)
+
+
+def account_of(*shards: Shard, ended: bool = False, account: Account | None = None) -> tuple[int, int]:
+    """Updates in theta, and lost ones."""
+    return (account or Account()).balance([shard.state() for shard in shards], ended)
+
+
+def test_what_a_lost_host_has_brought_to_one_of_two_shards_is_lost() -> None:
+    """While the host lives the rest is on its way. It is lost once another has taken its place, or the run ends."""
+    shards = [pair([0.0])[0] for _ in range(2)]
+
+    def join(incarnation: int) -> list[Exchanger]:
+        exchangers = [Exchanger(1, incarnation, np.zeros(1, np.float32)) for _ in shards]
+        for shard, exchanger in zip(shards, exchangers, strict=True):
+            exchanger.accept(shard.exchange(exchanger.call()))
+        return exchangers
+
+    first, second = join(1)
+    for shard, exchanger, made in ((shards[0], first, 7), (shards[1], second, 5)):
+        exchanger._live += made
+        exchanger.accept(shard.exchange(exchanger.call(made)))
+
+    assert account_of(*shards) == (5, 0)
+    assert account_of(*shards, ended=True) == (5, 2)
+    account = Account()
+    account_of(*shards, account=account)
+    join(2)
+    assert account_of(*shards, account=account) == (5, 2)
+
+
+def test_a_loss_is_known_though_nobody_is_left_who_could_tell() -> None:
+    """By what was seen of the shard before: 9 updates, of which its checkpoint has 3."""
+    saved: list[State] = []
+    shard = Shard(1, saved.append, every=2)
+    shard.begin(shard.life, 1, beginning(np.zeros(1, np.float32), updates=100))
+    exchanger, account = Exchanger(0, 1, np.zeros(1, np.float32)), Account()
+    for made in (0, 1, 3, 9):
+        exchanger._live += 1
+        exchanger.accept(shard.exchange(exchanger.call(made)))
+    assert account_of(shard, account=account) == (109, 0)
+
+    successor = Shard(1, saved.append, every=2)
+    successor.recover(saved[-1])
+
+    assert account_of(successor, account=account) == (103, 6)
 
 
 def test_a_shard_that_comes_back_twice_before_it_answers_has_two_epochs_more() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from asyncrl.parameters.shared import BEGUN, UPDATES
 from asyncrl.runtime.clock import Clock
-from asyncrl.runtime.monitor import Monitor, Summary, in_words, time_shares, weighted_mean
+from asyncrl.runtime.monitor import Monitor, Rate, Summary, in_words, time_shares, weighted_mean
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER
 from asyncrl.runtime.run import Run
 from asyncrl.storage import checkpoints
@@ -44,6 +44,15 @@ def row(**fields: Any) -> dict[str, Any]:
         "time": {},
         **fields,
     }
+
+
+def test_what_becomes_known_late_counts_for_the_whole_time_since_the_last_news() -> None:
+    """100 per second; for six seconds nothing is heard."""
+    times = iter((0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0))
+    rate = Rate(0, lambda: next(times))
+    rates = [rate.of(count) for count in (200, 400, 400, 400, 1000, 900, 1100)]
+
+    assert rates == [100, 100, 0, 0, 100, 0, 100]
 
 
 def evaluation(mean: float | None, steps: int = 10) -> dict[str, Any]:

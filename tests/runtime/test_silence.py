@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrl.runtime.silence import GAP_SECONDS, Watch
+from asyncrl.runtime.silence import GAP_SECONDS, Silences, Watch
 
 
 class Time:
@@ -77,3 +77,23 @@ def test_with_a_short_limit_a_short_suspension_is_noticed() -> None:
     time.now += 4
 
     assert watch.silence(heard) == pytest.approx(0)
+
+
+def test_each_silence_is_said_once_and_so_is_its_end() -> None:
+    """A second one is said anew; of one who was replaced it is not said that he answers again."""
+    lines: list[str] = []
+    silences = Silences(lines.append)
+    for seconds in (4, 6, 8):
+        silences.note("shard 0 on here", seconds)
+    silences.note("host 1 on there", 7)
+    for _ in range(2):
+        silences.end("shard 0 on here", answers=True)
+        silences.end("host 1 on there", answers=False)
+    silences.note("shard 0 on here", 6)
+
+    assert lines == [
+        "shard 0 on here has not answered for 5 seconds",
+        "host 1 on there has not answered for 5 seconds",
+        "shard 0 on here answers again",
+        "shard 0 on here has not answered for 5 seconds",
+    ]

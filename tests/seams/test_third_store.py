@@ -1,6 +1,6 @@
 """A store that the package has never heard of, in private memory behind a socket: everything takes it as it is.
 
-Its 58 lines are transport only: counting, update rule, target and checkpoints are the package's.
+Its 62 lines are transport only: counting, update rule, target and checkpoints are the package's.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class RemoteStore:
     """A handle is an address; each process has a connection of its own."""
 
     updates = property(lambda self: self.ask("updates"))
+    lost = property(lambda self: self.ask("lost"))
     torn = property(lambda self: self.ask("torn"))
 
     def __init__(self, address: str) -> None:
@@ -106,6 +107,9 @@ class RemoteStore:
 
     def restore(self, *words: Any) -> None:
         self.ask("restore", *words)
+
+    def lose(self, updates: int) -> None:
+        self.ask("lose", updates)
 
 
 # The tests.

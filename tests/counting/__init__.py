@@ -1,0 +1,61 @@
+"""Algorithms whose parameters count their own updates: an independent check of every count that a run reports.
+
+Each update adds exactly 2^-10 to every parameter, which begins at 0: the loss is minus the sum of all parameters, and
+the optimiser is plain gradient descent. In float32 this is exact for up to 2^24 updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asyncrl.core.losses import Metrics
+from asyncrl.storage.checkpoints import load_newest
+
+STEP = 2.0**-10
+SETTINGS = {
+    "optimizer": "momentum-sgd",
+    "optimizer_decay": 0.0,
+    "learning_rate": STEP,
+    "anneal_learning_rate": False,
+    "max_gradient_norm": 0.0,
+}
+"""Of the optimiser, as a page's preset has them."""
+
+
+def from_zero(make_network: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """The same network with all parameters at 0."""
+
+    @wraps(make_network)
+    def made(*about: Any) -> nn.Module:
+        network = make_network(*about)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.zero_()
+        return network
+
+    return made
+
+
+def counting_loss(network: nn.Module) -> tuple[Tensor, Metrics]:
+    """Its gradient is -1 for every parameter, on whatever data."""
+    total = torch.stack([parameter.sum() for parameter in network.parameters()]).sum()
+    return -total, lambda: {}
+
+
+def updates_in(theta: Tensor) -> list[int]:
+    """The numbers of updates that parameters `[P]` have had, ascending: one number if all have had the same."""
+    counts = theta.double() / STEP
+    assert torch.equal(counts, counts.round()), "an update was applied in part, or not by 2^-10"
+    return [int(count) for count in torch.unique(counts)]
+
+
+def updates_saved(run: Path) -> tuple[list[int], int]:
+    """The same of the newest checkpoint of a run, with the number of updates in its manifest."""
+    newest, _ = load_newest(run / "checkpoints")
+    return updates_in(torch.cat([own.reshape(-1) for own in newest.parameters.values()])), newest.updates
