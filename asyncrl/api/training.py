@@ -20,6 +20,7 @@ import torch
 from asyncrl.api.narration import conclusion, introduction, what_next
 from asyncrl.api.resume import AUTO, differences, is_finished, is_resumed, load_for_resume, newest, stored_config
 from asyncrl.backends import collective, local, ray, serial
+from asyncrl.backends.families import stopping_together
 from asyncrl.backends.handles import (
     GRADIENT,
     IN_STEP,
@@ -336,10 +337,11 @@ def follow(
     """Follow the run to its end on its backend; after an exception the run has failed, and its processes are gone."""
     try:
         monitor.write_status("starting")
-        if run.spec.config.backend == "collective":
-            return collective.run(run, monitor, view, signals, meeting)
-        backends = {"serial": serial.run, "local": local.run, "ray": ray.run}
-        return backends[run.spec.config.backend](run, monitor, view, signals)
+        with stopping_together():
+            if run.spec.config.backend == "collective":
+                return collective.run(run, monitor, view, signals, meeting)
+            backends = {"serial": serial.run, "local": local.run, "ray": ray.run}
+            return backends[run.spec.config.backend](run, monitor, view, signals)
     except Exception as error:
         return broken(error)
 

@@ -109,7 +109,7 @@ class Evaluator:
             self._normalizer.restore(state["normalizer"])
 
     def _leaving(self) -> bool:
-        """Called at each step of an evaluation, which is also its heartbeat."""
+        """Called before each step of an environment; it is also a sign of life."""
         self._run.handles.clock.beat(EVALUATOR)
         return self._run.handles.clock.leaving()
 
@@ -239,11 +239,11 @@ def play(
     spaces: Spaces,
     episodes: int,
     steps: int,
-    interrupted: Callable[[], bool] | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
     normalizer: Normalizer | None = None,
     longest: int = LONGEST_EPISODE,
 ) -> list[Episode] | None:
-    """Whole `episodes`, played side by side; None if `interrupted()` became true.
+    """Whole `episodes`, played side by side; None if `interrupted()`, asked before each reset and step, became true.
 
     Episode i is played in environment i mod E: taking those that end first would favour short ones. Episodes are cut
     after `longest` steps.
@@ -257,16 +257,18 @@ def play(
     scores, lengths = [0.0] * count, [0] * count
     state = agent.initial_state(count)
     for e in range(count):
+        if interrupted():
+            return None
         rows[e] = environments[e].reset()
     while any(left):
-        if interrupted is not None and interrupted():
-            return None
         seen = observations if normalizer is None else normalizer.observe(observations)
         actions, state, _ = agent.act(seen, state, steps)
         ended = np.zeros(count, np.bool_)
         for e, action in enumerate(for_environments(actions, spaces)):
             if not left[e]:
                 continue
+            if interrupted():
+                return None
             try:
                 observation, reward, terminated, truncated, _ = environments[e].step(action)
             except EpisodeLost:  # it is played again, from its beginning
