@@ -19,7 +19,7 @@ import torch
 
 from asyncrl.api.narration import conclusion, introduction, what_next
 from asyncrl.api.resume import AUTO, differences, is_finished, is_resumed, load_for_resume, newest, stored_config
-from asyncrl.backends import collective, local, ray, serial
+from asyncrl.backends import collective, local, ray, serial, sockets
 from asyncrl.backends.families import stopping_together
 from asyncrl.backends.handles import (
     GRADIENT,
@@ -299,7 +299,9 @@ def prepare(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) 
 
 
 def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
-    """Raise UsageError if there is not enough memory, file descriptors or disk."""
+    """Raise UsageError if there is not enough memory, file descriptors or disk, or no place for sockets."""
+    if config.backend != "serial":
+        sockets.make_place()
     experience = experience_bytes(page, config, spec, spaces)
     available = machine.available_bytes()
     if load_page(page).EXPERIENCE == MEMORY:

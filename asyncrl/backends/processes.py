@@ -85,7 +85,7 @@ def start_context(page: str) -> BaseContext:
     """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
-    sockets.find_place()
+    sockets.make_place()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import shutil
+import sys
 import tempfile
 from multiprocessing import process, util
 
@@ -16,29 +18,29 @@ NAME = "listener-12345678"
 """A name as multiprocessing gives it."""
 
 
-def find_place() -> str:
-    """The folder of this process's sockets, made if there is none; nobody else may enter it.
+def make_place() -> None:
+    """Make a folder for this process's sockets that nobody else may enter, unless there is one.
 
-    It is below TMPDIR, or elsewhere if the path would be too long. Raises UsageError if no place is short enough and
-    can be written to.
+    It is below TMPDIR, or elsewhere if paths there would be too long. Raises UsageError if no folder has a short path
+    and can be written to.
     """
     settings = process.current_process()._config  # type: ignore[attr-defined]
-    if (there := settings.get("tempdir")) is not None and _fits(there) and os.path.isdir(there):
-        return str(there)
-    places = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp", "/var/tmp", "/dev/shm"]
-    for place in filter(None, places):
-        if _fits(os.path.join(place, f"{_prefix(os.getpid())}12345678")):
-            try:
-                made = tempfile.mkdtemp(prefix=_prefix(os.getpid()), dir=place)
-            except OSError:
-                continue
-            settings["tempdir"] = made
-            # By multiprocessing, after all that lies there.
-            util.Finalize(None, shutil.rmtree, args=(made,), kwargs={"ignore_errors": True}, exitpriority=-100)
-            return made
+    made = settings.get("tempdir")
+    if sys.platform != "linux" or (made is not None and _fits(made) and os.path.isdir(made)):
+        return  # there is no fork server, or this folder will do
+    found = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp", "/var/tmp", "/dev/shm"]
+    places = [place for place in dict.fromkeys(found) if place]
+    prefix = _prefix(os.getpid())
+    for place in places:
+        if _fits(os.path.join(place, f"{prefix}12345678")):
+            with contextlib.suppress(OSError):
+                settings["tempdir"] = folder = tempfile.mkdtemp(prefix=prefix, dir=place)
+                # After everything else that multiprocessing has to end or remove.
+                util.Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-100)
+                return
     raise UsageError(
-        f"there is no folder for a socket: none of {', '.join(filter(None, places))} can be written to and has a short "
-        "path; set TMPDIR to one that has"
+        f"there is no place for a socket: of {', '.join(places)}, none can be written to and has a path short enough; "
+        "set TMPDIR to a folder that has"
     )
 
 
