@@ -374,7 +374,7 @@ class FaultSettings(Settings):
     worker_restarts: int = 3
     """How often within 10 minutes a worker, or the evaluator, is replaced after a kill, a crash or a hang."""
     hang_seconds: float = 120.0
-    """Replace a worker that makes no update, or an evaluator that makes no step, for this long; 0: never."""
+    """Replace a worker or evaluator that makes no step, or a learner that makes no update, for this long; 0: never."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""

@@ -66,8 +66,6 @@ class Evaluator:
         self._interrupted = interrupted or self._leaving
         self._config = run.spec.config
         self._agent, self._replica = build_agent(run, EVALUATOR)
-        count = side_by_side(self._config.evaluation_episodes)
-        self._environments = build_environments(run, EVALUATOR, count, evaluation=True)
         self._normalizer = build_normalizer(run, EVALUATOR)
         earlier = read_records(run.spec.folder.evaluator_file)
         scores = [row["mean"] for row in earlier if row.get("mean") is not None]
@@ -78,6 +76,9 @@ class Evaluator:
         self._due_steps = self._next_multiple(run.handles.clock.steps)
         self._evaluated = (-1, -1)
         """T and the number of updates at the pull of the last evaluation."""
+        # The last that may fail: whoever enters this evaluator closes them.
+        count = side_by_side(self._config.evaluation_episodes)
+        self._environments = build_environments(run, EVALUATOR, count, evaluation=True)
         self._cpu_before = time.process_time()
 
     def __enter__(self) -> Evaluator:
