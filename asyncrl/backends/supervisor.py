@@ -126,7 +126,7 @@ class Supervisor:
         return self.evaluator.process is None and self.evaluator.due is None
 
     def fill(self, slot: Slot) -> None:
-        """Start a process in an empty place. Raises UsageError if that is sure to fail again."""
+        """Start a process in an empty place. Raises UsageError if the run cannot begin since that is sure to fail."""
         self._run.handles.clock.enter(slot.worker, BUILDING)
         slot.due = None
         try:
@@ -134,8 +134,9 @@ class Supervisor:
             slot.process = start(self._context, target, self._run, slot.worker, slot.incarnation)
         except (OSError, EOFError) as error:
             what = f"could not be started ({type(error).__name__}: {error})"
-            # The fork server died while it was asked, or there are too many processes or files at the moment.
-            if not isinstance(error, EOFError | ConnectionError) and error.errno not in PASSING_ERRORS:
+            # A fork server that dies while it is asked, or too many processes or files, may be over a second later.
+            passes = isinstance(error, EOFError | ConnectionError) or error.errno in PASSING_ERRORS
+            if not passes and not self._run.handles.clock.started():
                 raise UsageError(f"{slot.name} {what}") from error
             self._lose(slot, what)
 

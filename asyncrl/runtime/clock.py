@@ -117,8 +117,8 @@ class Clock:
         self._row(worker)[HEARTBEAT] = time.monotonic_ns()
 
     def pulse(self, worker: int) -> Callable[[], None]:
-        """`beat` of one worker, for where every microsecond counts: at each step of an environment."""
-        row, now = self._row(worker), time.monotonic_ns
+        """`beat` of one worker, for where it is given at each step of an environment; much faster."""
+        row, now = self._row(worker).data, time.monotonic_ns
 
         def beat() -> None:
             row[HEARTBEAT] = now()
