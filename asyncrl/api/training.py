@@ -18,7 +18,8 @@ import torch
 
 from asyncrl.api.narration import conclusion, introduction, what_next
 from asyncrl.api.resume import AUTO, differences, is_finished, is_resumed, load_for_resume, newest, stored_config
-from asyncrl.backends import collective, local, ray, serial
+from asyncrl.backends import collective, local, ray, serial, sockets
+from asyncrl.backends.families import stopping_together
 from asyncrl.backends.handles import (
     GRADIENT,
     IN_STEP,
@@ -313,7 +314,9 @@ def prepare(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) 
 
 
 def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
-    """Raise UsageError if there is not enough memory, file descriptors or disk."""
+    """Raise UsageError if there is not enough memory, file descriptors or disk, or no place for sockets."""
+    if config.backend != "serial":
+        sockets.make_place()
     experience = experience_bytes(page, config, spec, spaces)
     available = machine.available_bytes()
     if load_page(page).EXPERIENCE == MEMORY:
@@ -351,11 +354,20 @@ def follow(
     """Follow the run to its end on its backend; after an exception the run has failed, and its processes are gone."""
     try:
         monitor.write_status("starting")
+<<<<<<< HEAD
         if run.spec.config.backend == "collective":
             return collective.run(run, monitor, view, signals, meeting)
         backends = {"serial": serial.run, "local": local.run, "ray": ray.run}
         return backends[run.spec.config.backend](run, monitor, view, signals)
     except BaseException as error:  # signals are caught, so that it is of user code even if it says KeyboardInterrupt
+=======
+        with stopping_together():
+            if run.spec.config.backend == "collective":
+                return collective.run(run, monitor, view, signals, meeting)
+            backends = {"serial": serial.run, "local": local.run, "ray": ray.run}
+            return backends[run.spec.config.backend](run, monitor, view, signals)
+    except Exception as error:
+>>>>>>> h4
         return broken(error)
 
 

@@ -36,7 +36,7 @@ from asyncrl.backends.group import (
 from asyncrl.backends.launch import LOOPBACK, Launch
 from asyncrl.backends.local import await_last_evaluation, evaluator_process, learner_process, worker_process
 from asyncrl.backends.outcome import Outcome, Signals, failed, finished, stopped
-from asyncrl.backends.processes import end_all, how_it_died, remove_if_empty, start_child, start_context
+from asyncrl.backends.processes import end_all, end_of, remove_if_empty, start_child, start_context
 from asyncrl.backends.ranks import Beginning, Seat, Step, connect, equalise, rank_process, take_turns
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.core.errors import UsageError
@@ -146,7 +146,7 @@ class Leader:
         context = start_context(self._run.spec.page)
         for rank in range(1, self._board.size):
             seat = Seat(self._run.spec, self._board.port, secret)
-            self.ranks[rank] = start_child(context, rank_process, seat, rank)
+            self.ranks[rank] = start_child(context, rank_process, seat, rank, self._run.handles.clock)
             self._hosts[rank] = socket.gethostname()
 
     def lead(self) -> Outcome:
@@ -229,7 +229,8 @@ class Leader:
         left = self._board.each("left")
         for rank, process in self.ranks.items():
             if process.exitcode is not None and rank not in left:
-                return failed(f"{self._names([rank])} {how_it_died(process)}")
+                ended = end_of(process, self._run.handles.clock, rank, self._run.spec.folder)
+                return failed(f"{self._names([rank])} {ended.cause}", ended.traceback)
         return None
 
     def _names(self, ranks: Sequence[int]) -> str:

@@ -218,7 +218,8 @@ class LearnerHost:
             require_device(getattr(self._spec.config, "learner_device", CPU))
             compute_with(getattr(self._spec.config, "learner_threads", 1))
             role = build_learner(run, make_writer=lambda file: Told(self._journal, file.name))
-            follow(role, handles.clock, LEARNER)
+            with contextlib.closing(role):
+                follow(role, handles.clock, LEARNER)
             self._outcome = LEFT
         except UsageError as error:
             self._outcome = failed(str(error))

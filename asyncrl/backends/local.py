@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import closing
 from multiprocessing.connection import wait
 
 from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
-from asyncrl.backends.processes import POLL_SECONDS
+from asyncrl.backends.processes import POLL_SECONDS, explaining
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, LEAVE, READY, RUNNING, Clock
 from asyncrl.runtime.evaluator import Evaluator, serve
 from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.protocols import EVALUATOR, name_of
 from asyncrl.runtime.run import Role, Run, build_learner, build_worker
 from asyncrl.runtime.terminal import View
 from asyncrl.runtime.threads import compute_with
@@ -93,14 +95,19 @@ def worker_process(run: Run, worker: int) -> None:
     """An actor-learner's process."""
     if hasattr(os, "nice"):
         os.nice(NICENESS)
-    role = build_worker(run, worker)
-    follow(role, run.handles.clock, worker)
+    fill(build_worker(run, worker), run, worker)
 
 
 def learner_process(run: Run, learner: int) -> None:
     """A learner's process."""
     compute_with(getattr(run.spec.config, "learner_threads", 1))
-    follow(build_learner(run, learner), run.handles.clock, learner)
+    fill(build_learner(run, learner), run, learner)
+
+
+def fill(role: Role, run: Run, worker: int) -> None:
+    """What the process of a role does: follow its loop, and close its environments however that ends."""
+    with closing(role), explaining(run, worker, name_of(worker), run.handles.clock):
+        follow(role, run.handles.clock, worker)
 
 
 def follow(role: Role, clock: Clock, worker: int) -> None:
@@ -117,10 +124,9 @@ def follow(role: Role, clock: Clock, worker: int) -> None:
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_WAIT_SECONDS)
     clock.enter(worker, ENDED)
-    role.close()
 
 
 def evaluator_process(run: Run, _: int) -> None:
     """The evaluator's process."""
-    with Evaluator(run) as evaluator:
+    with Evaluator(run) as evaluator, explaining(run, EVALUATOR, name_of(EVALUATOR), run.handles.clock):
         serve(evaluator, run)

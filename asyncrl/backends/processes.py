@@ -12,24 +12,29 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import torch.multiprocessing  # noqa: F401  (registers how shared tensors travel to a child)
 
+from asyncrl.backends import families, sockets
+from asyncrl.backends.memory import Kills
 from asyncrl.backends.outcome import STOPPING, Signals
 from asyncrl.core.errors import NotFinite
 from asyncrl.runtime.allocation import keep_freed_memory
+from asyncrl.runtime.clock import DISK_FULL, NOT_FINITE, RAISED, UNKNOWN, Clock
 from asyncrl.runtime.protocols import name_of
 from asyncrl.runtime.run import Run, RunSpec
+from asyncrl.runtime.silence import Watch
 from asyncrl.runtime.threads import enforce_one_thread
 from asyncrl.storage.files import disk_is_full
+from asyncrl.storage.run_folder import RunFolder
 
 LEAVE_SECONDS = 5.0
 """Time for a child to exit before it is killed."""
@@ -37,11 +42,9 @@ POLL_SECONDS = 0.1
 DUMP_SECONDS = 2.0
 """Time for a child that hangs to write its stack."""
 
-RAISED, NOT_FINITE, DISK_FULL = 70, 65, 74
-"""Exit codes of a child that raised and left its traceback; that met numbers no restart can fix; that could write
-nothing because the disk is full. They are from sysexits.h; interpreters and shells use none of them."""
 LOST = 255
-"""The exit code that multiprocessing reports when the fork server was killed, which would know the real one."""
+"""The exit code that multiprocessing reports when the fork server was killed, which would know the real one; also that
+of C's exit(-1)."""
 
 if hasattr(signal, "SIGUSR2"):
     DUMP_SIGNAL = signal.SIGUSR2
@@ -61,10 +64,29 @@ PartT = TypeVar("PartT", bound=Part)
 _without_main = threading.Lock()
 
 
+@dataclass(frozen=True)
+class End:
+    """How a child has ended."""
+
+    kind: int
+    """What it told itself: RAISED, NOT_FINITE or DISK_FULL; else UNKNOWN."""
+    cause: str
+    """In words."""
+    traceback: str | None = None
+
+
+KILLS = Kills()
+"""Of children of this process, and of others in its control group."""
+
+
 def start_context(page: str) -> BaseContext:
-    """forkserver with everything heavy imported once, on Linux; spawn elsewhere. Never fork: it copies locks."""
+    """forkserver with everything heavy imported once, on Linux; spawn elsewhere. Never fork: it copies locks.
+
+    Raises UsageError if there is no place for the fork server's socket.
+    """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
+    sockets.make_place()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [
@@ -79,17 +101,25 @@ def start(
     context: BaseContext, target: Callable[[Run, int], None], run: Run, worker: int, incarnation: int = 0
 ) -> BaseProcess:
     """Start one child; `incarnation` counts its predecessors. Raises OSError or EOFError."""
-    return start_child(context, target, replace(run, spec=replace(run.spec, incarnation=incarnation)), worker)
+    part, clock = replace(run, spec=replace(run.spec, incarnation=incarnation)), run.handles.clock
+    return start_child(context, target, part, worker, clock)
 
 
 def start_child(
-    context: BaseContext, target: Callable[[PartT, int], None], part: PartT, worker: int, name: str = ""
+    context: BaseContext, target: Callable[[PartT, int], None], part: PartT, worker: int, clock: Clock, name: str = ""
 ) -> BaseProcess:
-    """Start a child that calls `target(part, worker)`, named by what it is or by `name`. Raises OSError or EOFError."""
+    """Start a child that calls `target(part, worker)`, named by what it is or by `name`. Raises OSError or EOFError.
+
+    In its row of `clock` it will tell why it ends.
+    """
     name = name or name_of(worker)
-    process: BaseProcess = context.Process(target=child, args=(target, part, worker, name), name=name)  # type: ignore[attr-defined]
+    clock.explain(worker, UNKNOWN)
+    process: BaseProcess = context.Process(  # type: ignore[attr-defined]
+        target=child, args=(target, part, worker, name, clock, families.TOKEN), name=name
+    )
     with no_main_module(), signals_held_back():
         process.start()
+    families.add(process)
     return process
 
 
@@ -126,26 +156,38 @@ def no_main_module() -> Iterator[None]:
             sys.modules["__main__"] = main
 
 
-def child(target: Callable[[PartT, int], None], run: PartT, worker: int, name: str) -> None:
+def child(target: Callable[[PartT, int], None], part: PartT, worker: int, name: str, clock: Clock, token: str) -> None:
     """The frame of every child: signals, threads, parent watch, and a stack or traceback that survives it."""
-    # The supervisor decides when to end; a Ctrl-C reaches the whole group and must not tear rollouts apart.
+    # The supervisor decides when to end; a signal to all processes of a job must not tear rollouts apart.
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    leave_with_parent()
+    leave_with_parent(families.lead(token))
     enforce_one_thread()
     keep_freed_memory()
     try:
-        with stack_on_request(run.spec.folder.stack_file(name)):
-            target(run, worker)
+        with stack_on_request(part.spec.folder.stack_file(name)), explaining(part, worker, name, clock):
+            target(part, worker)
+    except BaseException:
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def explaining(part: Part, worker: int, name: str, clock: Clock) -> Iterator[None]:
+    """Tell why this process ends if the block raises: in its row of the clock, with a traceback in the run's folder.
+
+    Whatever closes environments is around such a block, since that may hang.
+    """
+    try:
+        yield
     except BaseException as error:
-        if disk_is_full(error):
-            os._exit(DISK_FULL)
-        with contextlib.suppress(OSError):
-            run.spec.folder.traceback_file(name).write_text(traceback.format_exc())
-            sys.stderr.flush()
-        os._exit(NOT_FINITE if isinstance(error, NotFinite) else RAISED)
+        if clock.cause(worker) == UNKNOWN:
+            cause = DISK_FULL if disk_is_full(error) else NOT_FINITE if isinstance(error, NotFinite) else RAISED
+            with contextlib.suppress(OSError):
+                part.spec.folder.traceback_file(name).write_text(traceback.format_exc())
+            clock.explain(worker, cause)
+        raise
 
 
 @contextlib.contextmanager
@@ -168,8 +210,8 @@ def stack_on_request(file: Path) -> Iterator[None]:
             remove_if_empty(file)
 
 
-def leave_with_parent() -> None:
-    """End this process when the supervisor dies, however it dies.
+def leave_with_parent(family: str) -> None:
+    """End this process and what it has started when the supervisor dies, however it dies.
 
     Only a thread that waits for the parent works under both spawn and forkserver: `daemon` does nothing on SIGKILL, and
     a parent-death signal is tied to the fork server instead.
@@ -179,24 +221,51 @@ def leave_with_parent() -> None:
 
     def watch() -> None:
         parent.join()
+        sockets.remove_place()
+        families.end([family])
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
 
 
+def end_of(process: BaseProcess, clock: Clock, worker: int, folder: RunFolder) -> End:
+    """How a child that `start_child` has started came to its end."""
+    kind = clock.cause(worker)
+    if kind == UNKNOWN:
+        return End(kind, how_it_died(process))
+    if kind == DISK_FULL:
+        return End(kind, "could not write its records: the disk is full")
+    try:
+        text = folder.traceback_file(process.name).read_text()
+    except OSError:
+        return End(kind, "raised, and could not say what")
+    return End(kind, f"raised {last_line(text)}", text)
+
+
 def how_it_died(process: BaseProcess) -> str:
-    """The end of a process in words."""
+    """The end of a process that said nothing itself, in words."""
     code = process.exitcode
-    if code == DISK_FULL:
-        return "could not write its records: the disk is full"
-    if code == LOST:
+    if is_lost(process):
         return "was lost with the fork server"
+    if code == -getattr(signal, "SIGKILL", 9) and (memory := KILLS.claim()) is not None:
+        return "was killed, probably for lack of memory" + (f" ({memory})" if memory else "")
     if code is not None and code < 0:
         try:
             return f"was killed by {signal.Signals(-code).name}"
         except ValueError:  # those for real time have no names
             return f"was killed by signal {-code}"
     return f"ended with exit code {code}"
+
+
+def is_lost(process: BaseProcess) -> bool:
+    """Whether the fork server has died, and this child lives: nobody waits for it any more."""
+    if process.exitcode != LOST or process.pid is None:
+        return False
+    try:
+        os.kill(process.pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 def last_line(traceback: str) -> str:
@@ -211,9 +280,9 @@ def dump_stack(process: BaseProcess, file: Path) -> bool:
     before = size_of(file)
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, DUMP_SIGNAL)
-    deadline = time.monotonic() + DUMP_SECONDS
+    watch, began = Watch(DUMP_SECONDS), time.monotonic()
     size = before
-    while time.monotonic() < deadline:
+    while watch.silence(began) < DUMP_SECONDS:
         time.sleep(POLL_SECONDS)
         if before < (now := size_of(file)) == size:  # it grew, and has stopped growing
             break
@@ -222,28 +291,33 @@ def dump_stack(process: BaseProcess, file: Path) -> bool:
 
 
 def end(process: BaseProcess) -> None:
-    """Kill a child if it is alive, and wait for its end."""
-    if process.exitcode is None:
-        process.kill()
+    """Kill a child if it is alive, wait for its end, and kill whatever it has started."""
+    end_now([process])
+
+
+def end_now(processes: Sequence[BaseProcess]) -> None:
+    """The same for several."""
+    for process in processes:
+        if process.exitcode is None:
+            process.kill()
+        elif is_lost(process):  # it goes on as if nothing had happened
+            os.kill(cast(int, process.pid), signal.SIGKILL)
+    for process in processes:
         process.join()
-    if process.exitcode == LOST and process.pid is not None:
-        # Nobody waits for it any more, and it goes on as if nothing had happened.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
+    families.end_those_of([process.pid for process in processes if process.pid is not None])
 
 
-def end_all(processes: list[BaseProcess], signals: Signals) -> None:
+def end_all(processes: Sequence[BaseProcess], signals: Signals) -> None:
     """Give each child some time to exit, then kill it; at once after a second signal.
 
     All are joined, so there are no zombies.
     """
-    deadline = time.monotonic() + LEAVE_SECONDS
+    watch, began = Watch(LEAVE_SECONDS), time.monotonic()
     while (running := [process.sentinel for process in processes if process.exitcode is None]) and not signals.urgent:
-        if time.monotonic() > deadline:
+        if watch.silence(began) > LEAVE_SECONDS:
             break
         wait(running, timeout=POLL_SECONDS)
-    for process in processes:
-        end(process)
+    end_now(processes)
 
 
 def size_of(file: Path) -> int:

@@ -7,7 +7,6 @@ lost, and Ray with it, the run still ends with a checkpoint and the right exit c
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import multiprocessing
 import os
@@ -19,22 +18,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from asyncrl.backends.families import lead_session
 from asyncrl.backends.local import await_last_evaluation, evaluator_process, learner_process, worker_process
 from asyncrl.backends.outcome import STOPPING, Outcome, Signals, failed, finished, stopped
-from asyncrl.backends.processes import (
-    DISK_FULL,
-    NOT_FINITE,
-    POLL_SECONDS,
-    RAISED,
-    end,
-    how_it_died,
-    last_line,
-    start_child,
-    start_context,
-)
+from asyncrl.backends.processes import POLL_SECONDS, end, end_of, start_child, start_context
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.core.errors import UsageError
-from asyncrl.runtime.clock import FINISH, LEAVE
+from asyncrl.runtime.clock import FINISH, LEAVE, UNKNOWN
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.run import Run, RunSpec
 from asyncrl.runtime.silence import Watch
@@ -79,7 +69,7 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
         run, monitor, view, worker_process, evaluator_process, learner_process, workers=False, learners=False
     )  # fmt: skip
     here, there = multiprocessing.Pipe()
-    driver = start_child(start_context(run.spec.page), driver_process, Seat(run, there), 0, DRIVER)
+    driver = start_child(start_context(run.spec.page), driver_process, Seat(run, there), 0, run.handles.clock, DRIVER)
     there.close()
     leader = Leader(run, monitor, view, driver, here)
     try:
@@ -138,13 +128,9 @@ class Leader:
 
     def _without_driver(self) -> Outcome:
         """Why the driver ended: it raised, the disk was full, or Ray exited it as the head of the cluster was lost."""
-        code = self._driver.exitcode
-        if code in (RAISED, NOT_FINITE):
-            with contextlib.suppress(OSError):
-                traceback = self._run.spec.folder.traceback_file(DRIVER).read_text()
-                return failed(f"Ray's driver raised {last_line(traceback)}", traceback)
-        question = "" if code == DISK_FULL else ": was the head of the cluster lost?"
-        return failed(f"Ray's driver {how_it_died(self._driver)}{question}")
+        ended = end_of(self._driver, self._run.handles.clock, 0, self._run.spec.folder)
+        question = ": was the head of the cluster lost?" if ended.kind == UNKNOWN else ""
+        return failed(f"Ray's driver {ended.cause}{question}", ended.traceback)
 
     def _listen(self) -> None:
         try:
@@ -194,7 +180,7 @@ def connect(address: str) -> None:
     import ray  # reads the variables
 
     own = {"num_cpus": 1, "include_dashboard": False} if address == "local" else {}
-    os.setsid()  # a Ctrl-C in the terminal is for the supervisor, not for Ray's processes
+    lead_session()  # so Ray's processes are in it too
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
     except Exception as error:  # Ray raises ConnectionError, but also a plain Exception

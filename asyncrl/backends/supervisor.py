@@ -6,6 +6,7 @@ ends the run instead: an exception would be raised again, a full disk stays full
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,22 +15,21 @@ from typing import Protocol
 
 from asyncrl.backends.outcome import Outcome, Signals, failed
 from asyncrl.backends.processes import (
-    DISK_FULL,
+    KILLS,
     LEAVE_SECONDS,
-    NOT_FINITE,
-    RAISED,
     dump_stack,
     end,
     end_all,
-    how_it_died,
-    last_line,
+    end_of,
     remove_if_empty,
     start,
     start_context,
 )
-from asyncrl.runtime.clock import BUILDING, ENDED, RUNNING
+from asyncrl.core.errors import UsageError
+from asyncrl.runtime.clock import BUILDING, DISK_FULL, ENDED, NOT_FINITE, RAISED, RUNNING, UNKNOWN
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, name_of
 from asyncrl.runtime.run import Run
+from asyncrl.runtime.silence import Watch
 from asyncrl.runtime.snapshots import flat_parameters
 from asyncrl.storage import checkpoints
 
@@ -39,6 +39,8 @@ BUDGET_SECONDS = 600.0
 """The time in which `--worker-restarts` are counted."""
 READY_SECONDS = 300.0
 """Time for a process to build its environments."""
+PASSING_ERRORS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EINTR}
+"""Errors of the system that may be over at the next attempt."""
 
 
 @dataclass
@@ -101,6 +103,8 @@ class Supervisor:
         self.workers = [Slot(worker) for worker in range(run.spec.config.workers if workers else 0)]
         self.learners = [Slot(learner) for learner in (run.handles.clock.learners if learners else ())]
         self.evaluator = Slot(EVALUATOR, due=0.0 if evaluator else None)
+        tolerated = (LEAVE_SECONDS, run.spec.config.hang_seconds or LEAVE_SECONDS)
+        self._watch = Watch(min(tolerated))
         self._gone: dict[int, str] = {}
         """Of each worker and of a learner that is gone for good, what was the last of it."""
 
@@ -122,17 +126,24 @@ class Supervisor:
         return self.evaluator.process is None and self.evaluator.due is None
 
     def fill(self, slot: Slot) -> None:
-        """Start a process in an empty place."""
+        """Start a process in an empty place. Raises UsageError if the run cannot begin since that is sure to fail."""
         self._run.handles.clock.enter(slot.worker, BUILDING)
         slot.due = None
         try:
             target = self._targets.get(slot.worker, self._work)
             slot.process = start(self._context, target, self._run, slot.worker, slot.incarnation)
-        except (OSError, EOFError) as error:  # the fork server died while it was asked
-            self._lose(slot, f"could not be started ({type(error).__name__}: {error})")
+        except (OSError, EOFError) as error:
+            what = f"could not be started ({type(error).__name__}: {error})"
+            # A fork server that dies while it is asked, or too many processes or files, may be over a second later.
+            passes = isinstance(error, EOFError | ConnectionError) or error.errno in PASSING_ERRORS
+            if not passes and not self._run.handles.clock.started():
+                raise UsageError(f"{slot.name} {what}") from error
+            self._lose(slot, what)
 
     def tend(self) -> Outcome | None:
         """Look after every place once; an Outcome if the run cannot go on."""
+        self._watch.look()
+        KILLS.look()
         for slot in self.slots:
             if slot.due is None:
                 continue
@@ -142,12 +153,14 @@ class Supervisor:
                 self.fill(slot)
         ended = [slot for slot in self.slots if slot.process is not None and slot.process.exitcode is not None]
         # An exception explains more than a kill while the run was already breaking up.
-        for slot in sorted(ended, key=lambda slot: slot.process is None or slot.process.exitcode != RAISED):
+        for slot in sorted(ended, key=lambda slot: self._run.handles.clock.cause(slot.worker) != RAISED):
             if (outcome := self._take_leave(slot)) is not None:
                 return outcome
         for slot in self.slots:
-            if slot.process is not None and (trouble := self._trouble_with(slot)) is not None:
-                self._end_hanging(slot, trouble)
+            if slot.process is None or (trouble := self._trouble_with(slot)) is None:
+                continue
+            if (outcome := self._end_hanging(slot, trouble)) is not None:
+                return outcome
         if self.learners and all(slot.worker in self._gone for slot in self.learners):
             last = self.learners[-1].worker
             return failed(f"the learner is gone for good: it {self._gone[last]}")
@@ -168,55 +181,47 @@ class Supervisor:
         """Handle the end of a process."""
         process = slot.process
         assert process is not None
-        if process.exitcode == 0 and self._run.handles.clock.phase(slot.worker) == ENDED:
+        clock, spec = self._run.handles.clock, self._run.spec
+        if process.exitcode == 0 and clock.phase(slot.worker) == ENDED:
             self._vacate(slot)
             return None
-        cause, traceback = how_it_died(process), None
-        if process.exitcode in (RAISED, NOT_FINITE):
-            cause, traceback = self._what_was_raised(slot)
-        fatal = process.exitcode in (DISK_FULL, NOT_FINITE) or (
-            process.exitcode == RAISED
-            and slot is not self.evaluator
-            and self._run.spec.config.on_worker_error == "stop"
-        )
-        if fatal:
-            return failed(f"{slot.name} {cause}", traceback if process.exitcode == RAISED else None)
-        remove_if_empty(self._run.spec.folder.stack_file(slot.name))
-        self._lose(slot, cause)
+        ended = end_of(process, clock, slot.worker, spec.folder)
+        stops = slot is not self.evaluator and spec.config.on_worker_error == "stop"
+        if ended.kind in (DISK_FULL, NOT_FINITE) or (ended.kind == RAISED and stops):
+            return failed(f"{slot.name} {ended.cause}", ended.traceback if ended.kind == RAISED else None)
+        remove_if_empty(spec.folder.stack_file(slot.name))
+        self._lose(slot, ended.cause)
         return None
-
-    def _what_was_raised(self, slot: Slot) -> tuple[str, str | None]:
-        try:
-            text = self._run.spec.folder.traceback_file(slot.name).read_text()
-        except OSError:
-            return "raised, and could not say what", None
-        return f"raised {last_line(text)}", text
 
     def _trouble_with(self, slot: Slot) -> str | None:
         """Why a living process must be killed; None if it need not."""
         clock, config = self._run.handles.clock, self._run.spec.config
-        phase, silent = clock.phase(slot.worker), clock.heartbeat_age(slot.worker)
+        phase, silent = clock.phase(slot.worker), self._watch.silence(clock.heartbeat(slot.worker))
         if phase == BUILDING and silent > READY_SECONDS:
             return f"was not ready after {READY_SECONDS:.0f} seconds"
         if phase == RUNNING and config.hang_seconds and silent > config.hang_seconds:
             return f"made no progress for {config.hang_seconds:g} seconds"
-        if phase == ENDED and silent > LEAVE_SECONDS:
+        leaves = phase == ENDED or clock.cause(slot.worker) != UNKNOWN
+        if leaves and silent > LEAVE_SECONDS:
             return "did not leave at its end"
         return None
 
-    def _end_hanging(self, slot: Slot, trouble: str) -> None:
-        """Save the stack of a process that hangs, and kill it."""
+    def _end_hanging(self, slot: Slot, trouble: str) -> Outcome | None:
+        """Save the stack of a process that hangs, and kill it; an Outcome if it has told what ends the run."""
         assert slot.process is not None
         file = self._run.spec.folder.stack_file(slot.name)
         if dump_stack(slot.process, file):
             trouble += f", its stack is in {file.name}"
-        done = self._run.handles.clock.phase(slot.worker) == ENDED
+        clock = self._run.handles.clock
         end(slot.process)
         remove_if_empty(file)
-        if done:
+        if clock.cause(slot.worker) != UNKNOWN:
+            return self._take_leave(slot)
+        if clock.phase(slot.worker) == ENDED:
             self._vacate(slot)
         else:
             self._lose(slot, trouble)
+        return None
 
     def _vacate(self, slot: Slot) -> None:
         """This place stays empty."""
@@ -232,7 +237,7 @@ class Supervisor:
         if slot in self.learners:
             cause += self._mend()
         now = time.monotonic()
-        slot.losses = [moment for moment in slot.losses if now - moment < BUDGET_SECONDS] + [now]
+        slot.losses = [moment for moment in slot.losses if self._watch.silence(moment) < BUDGET_SECONDS] + [now]
         slot.incarnation += 1
         budget = self._run.spec.config.worker_restarts
         if slot is not self.evaluator and self._run.handles.clock.finished():

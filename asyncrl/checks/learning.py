@@ -238,26 +238,17 @@ def run_children(
         most = open_files()
         while (running := [child for child in children if child.exitcode is None]) and time.monotonic() < deadline:
             most = max(most, open_files())
-            if broken := next((child for child in children if child.exitcode), None):
-                raise NoAnswer(_end_of(broken, run))
+            if any(child.exitcode for child in children):
+                break
             running[0].join(0.02)
-        for child in children:
-            if child.exitcode is None:
-                raise NoAnswer(f"gave no answer within {seconds:.0f} s")
+        for worker, child in zip(workers, children, strict=True):
             if child.exitcode:
-                raise NoAnswer(_end_of(child, run))
+                raise NoAnswer(processes.end_of(child, run.handles.clock, worker, run.spec.folder).cause)
+        if any(child.exitcode is None for child in children):
+            raise NoAnswer(f"gave no answer within {seconds:.0f} s")
         return most
     finally:
-        for child in children:
-            child.kill()
-            child.join()
-
-
-def _end_of(child: BaseProcess, run: Run) -> str:
-    """How a child broke, in one line."""
-    file = run.spec.folder.traceback_file(child.name)
-    raised = file.exists() and processes.last_line(file.read_text())
-    return f"raised {raised}" if raised else processes.how_it_died(child)
+        processes.end_now(children)
 
 
 def threads() -> dict[str, int]:

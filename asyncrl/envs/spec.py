@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -107,6 +107,16 @@ def close_all(environments: Iterable[Environment]) -> None:
     for environment in environments:
         with contextlib.suppress(Exception, SystemExit):
             environment.close()
+
+
+@contextlib.contextmanager
+def closed_on_error(environments: Sequence[Environment]) -> Iterator[None]:
+    """Close environments if the block raises: many have processes of their own."""
+    try:
+        yield
+    except BaseException:
+        close_all(environments)
+        raise
 
 
 def states_of(environments: Sequence[Environment]) -> list[dict[str, Any]] | None:

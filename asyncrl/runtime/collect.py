@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,8 +53,10 @@ class Collector(Iterator[Rollout]):
         extras: Sequence[str] = (),
         normalizer: Normalizer | None = None,
         whole_episodes: bool = False,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """`extras` are the names of what the agent's `act` returns besides actions.
+        """`extras` are the names of what the agent's `act` returns besides actions; `beat` is the sign of life that is
+        given before each step and reset of an environment, which may take long.
 
         With `look_ahead` the action after a rollout's last observation is chosen at its end, and taken in the next one.
         """
@@ -65,6 +67,7 @@ class Collector(Iterator[Rollout]):
         self._agent = agent
         self._gamma = gamma
         self._clock = clock
+        self._beat = beat
         shape = (t_max, len(environments))
         self._raw = torch.empty(
             (t_max + 1, len(environments), *spaces.observation_shape),
@@ -97,7 +100,7 @@ class Collector(Iterator[Rollout]):
         self._chosen: Tensor | None = None
         self._whole_episodes = whole_episodes
         for e in range(len(environments)):
-            self._rows[-1, e] = self._environments[e].reset()
+            self._rows[-1, e] = self._reset(e)
         self._see(-1)
 
     def __next__(self) -> Rollout:
@@ -228,6 +231,7 @@ class Collector(Iterator[Rollout]):
 
     def _step(self, t: int, e: int, action: Any, truncated: list[tuple[int, int]], finals: list[Tensor]) -> None:
         """Step one environment into row t; the observation of row t + 1 begins a new episode where one ended."""
+        self._beat()
         observation, reward, terminated, cut, life_lost = self._environments[e].step(action)
         self._rewards[t, e] = reward
         self._discounts[t, e] = 0.0 if terminated or life_lost else self._gamma
@@ -240,8 +244,13 @@ class Collector(Iterator[Rollout]):
                 finals.append(torch.from_numpy(np.array(observation)))
             self.episodes.append(Episode(float(self._scores[e]), int(self._lengths[e])))
             self._scores[e], self._lengths[e] = 0.0, 0
-            observation = self._environments[e].reset()
+            observation = self._reset(e)
         self._rows[t + 1, e] = observation
+
+    def _reset(self, e: int) -> NDArray[Any]:
+        """Begin an episode of one environment; returns its first observation."""
+        self._beat()
+        return self._environments[e].reset()
 
     def _see(self, t: int) -> None:
         """Normalise the raw observations of row t, for all environments at once."""

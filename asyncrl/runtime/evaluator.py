@@ -66,8 +66,6 @@ class Evaluator:
         self._interrupted = interrupted or self._leaving
         self._config = run.spec.config
         self._agent, self._replica = build_agent(run, EVALUATOR)
-        count = side_by_side(self._config.evaluation_episodes)
-        self._environments = build_environments(run, EVALUATOR, count, evaluation=True)
         self._normalizer = build_normalizer(run, EVALUATOR)
         earlier = read_records(run.spec.folder.evaluator_file)
         scores = [row["mean"] for row in earlier if row.get("mean") is not None]
@@ -78,6 +76,9 @@ class Evaluator:
         self._due_steps = self._next_multiple(run.handles.clock.steps)
         self._evaluated = (-1, -1)
         """T and the number of updates at the pull of the last evaluation."""
+        # The last that may fail: whoever enters this evaluator closes them.
+        count = side_by_side(self._config.evaluation_episodes)
+        self._environments = build_environments(run, EVALUATOR, count, evaluation=True)
         self._cpu_before = time.process_time()
 
     def __enter__(self) -> Evaluator:
@@ -110,7 +111,7 @@ class Evaluator:
             self._normalizer.restore(state["normalizer"])
 
     def _leaving(self) -> bool:
-        """Called at each step of an evaluation, which is also its heartbeat."""
+        """Called before each step of an environment; it is also a sign of life."""
         self._run.handles.clock.beat(EVALUATOR)
         return self._run.handles.clock.leaving()
 
@@ -241,11 +242,11 @@ def play(
     spaces: Spaces,
     episodes: int,
     steps: int,
-    interrupted: Callable[[], bool] | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
     normalizer: Normalizer | None = None,
     longest: int = LONGEST_EPISODE,
 ) -> list[Episode] | None:
-    """Whole `episodes`, played side by side; None if `interrupted()` became true.
+    """Whole `episodes`, played side by side; None if `interrupted()`, asked before each reset and step, became true.
 
     Episode i is played in environment i mod E: taking those that end first would favour short ones. Episodes are cut
     after `longest` steps.
@@ -259,16 +260,18 @@ def play(
     scores, lengths = [0.0] * count, [0] * count
     state = agent.initial_state(count)
     for e in range(count):
+        if interrupted():
+            return None
         rows[e] = environments[e].reset()
     while any(left):
-        if interrupted is not None and interrupted():
-            return None
         seen = observations if normalizer is None else normalizer.observe(observations)
         actions, state, _ = agent.act(seen, state, steps)
         ended = np.zeros(count, np.bool_)
         for e, action in enumerate(for_environments(actions, spaces)):
             if not left[e]:
                 continue
+            if interrupted():
+                return None
             try:
                 observation, reward, terminated, truncated, _ = environments[e].step(action)
             except EpisodeLost:  # it is played again, from its beginning

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -21,7 +22,7 @@ from asyncrl.core.flat import flatten_parameters
 from asyncrl.core.named import Parcel
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.rebuilding import Rebuilding
-from asyncrl.envs.spec import Environment, EnvSpec
+from asyncrl.envs.spec import Environment, EnvSpec, closed_on_error
 from asyncrl.runtime.accord import Accord
 from asyncrl.runtime.clock import BUILDING, Clock
 from asyncrl.runtime.collect import Collector
@@ -159,9 +160,12 @@ def build_environments(
         limit_threads()  # whatever it has told the libraries
         return environment
 
-    if spec.config.on_env_error == "stop":
-        return [make(e, 0) for e in range(count)]
-    return [Rebuilding(partial(make, e), evaluation, say) for e in range(count)]
+    environments: list[Environment] = []
+    with closed_on_error(environments):
+        for e in range(count):
+            once = spec.config.on_env_error == "stop"
+            environments.append(make(e, 0) if once else Rebuilding(partial(make, e), evaluation, say))
+    return environments
 
 
 @dataclass(frozen=True)
@@ -177,11 +181,12 @@ class Role:
     """None for an actor and a learner, which have nothing on its way between two turns."""
 
     def close(self) -> None:
-        """End the loop, which writes its last row, and close its file and environments."""
-        self.loop.close()
-        self.writer.close()
-        if self.collector is not None:
-            self.collector.close()
+        """End the loop, which writes its last row, and close its file and, whatever happens, its environments."""
+        with contextlib.ExitStack() as stack:
+            if self.collector is not None:
+                stack.callback(self.collector.close)
+            stack.callback(self.writer.close)
+            self.loop.close()
 
     def state(self) -> dict[str, Any] | None:
         """Everything its future depends on besides what all share; None if an environment cannot save its state."""
@@ -216,18 +221,20 @@ def build_worker(
     environments = build_environments(
         run, worker, config.envs_per_worker, False, lambda line: writer.write({"worker": worker, "event": line})
     )
-    collector = Collector(
-        environments,
-        agent,
-        spec.spaces,
-        config.t_max,
-        config.gamma,
-        handles.clock,
-        look_ahead=page.LOOKS_AHEAD,
-        extras=page.EXTRAS,
-        normalizer=build_normalizer(run, worker),
-        whole_episodes=getattr(page, "WHOLE_EPISODES", False),
-    )
+    with closed_on_error(environments):
+        collector = Collector(
+            environments,
+            agent,
+            spec.spaces,
+            config.t_max,
+            config.gamma,
+            handles.clock,
+            look_ahead=page.LOOKS_AHEAD,
+            extras=page.EXTRAS,
+            normalizer=build_normalizer(run, worker),
+            whole_episodes=getattr(page, "WHOLE_EPISODES", False),
+            beat=handles.clock.pulse(worker),
+        )
     threads = running_threads() - before
     writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration, "threads": threads})
     # Where nobody else learns from what actors put, each does so itself, and acts and learns with one theta'.

@@ -33,10 +33,12 @@ def test_a_signal_stops_the_run_in_order(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", pytest.param("SIGTERM", marks=pytest.mark.slow)])
 def test_a_signal_to_the_whole_group_stops_the_run_in_order(tmp_path: Path, name: str) -> None:
-    """As a terminal or a cluster sends it: workers get it too, and leave it to the supervisor."""
+    """As a terminal or a cluster sends it: helpers and workers get it too, and leave it to the supervisor."""
     number = signal.Signals[name]
     with training(tmp_path) as run:
         os.killpg(run.process.pid, number)
+        for worker in run.workers():  # their groups are their own; a cluster asks for all processes of a job
+            worker.send_signal(number)
         run.ends_with(128 + number)
 
         assert "Traceback" not in run.errors()

@@ -18,7 +18,7 @@ from asyncrl.commands.train import main
 from asyncrl.runtime.protocols import name_of
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
-from tests.faults.running import Running, environment_of, gone, running, training
+from tests.faults.running import CATCH, Running, environment_of, gone, running, training
 from tests.support import evaluations_of, status_of
 
 pytestmark = pytest.mark.faults
@@ -206,6 +206,44 @@ def test_an_exception_in_a_worker_can_count_as_a_loss(tmp_path: Path) -> None:
         assert "the wheels came off" in (run.folder / f"worker-{event['who']:02}.traceback.txt").read_text()
 
 
+def test_exit_codes_of_user_code_say_nothing_but_themselves(tmp_path: Path) -> None:
+    """Those of sysexits.h, and C's exit(-1): each of four workers ends with one of them, and is replaced."""
+    codes = [65, 70, 74, 255]
+    trouble = f"""if Env.steps == 100 and multiprocessing.current_process().name.startswith("worker-"):
+            code = {codes}[int(multiprocessing.current_process().name[-1])]
+            if first({str(tmp_path)!r} + f"/{{code}}"): os._exit(code)"""
+    source = "import multiprocessing\n" + CARTPOLE.format(trouble=trouble)
+    words = (*MODULE, "--workers", "4", "--total-steps", "1e9")
+    with running(tmp_path / "runs", *words, env=environment_of(tmp_path, source)) as run:
+        run.until(lambda: run.restarts == len(codes), "the restarts")
+        run.process.send_signal(signal.SIGTERM)
+        run.ends_with(143)
+
+        told = {event["who"]: event["cause"] for event in losses(run)}
+        assert told == {worker: f"ended with exit code {code}" for worker, code in enumerate(codes)}
+
+
+@pytest.mark.parametrize("page", ["impala", pytest.param("a3c", marks=pytest.mark.slow)])
+def test_nobody_hangs_who_was_stopped_together_with_the_supervisor(tmp_path: Path, page: str) -> None:
+    """As by `scontrol suspend`, a frozen container or a closed lid; afterwards a hang is still found."""
+    with running(tmp_path, *CATCH, "--workers", "2", "--hang-seconds", "2", "--total-steps", "1e9", page=page) as run:
+        run.until(lambda: run.status.get("steps", 0) > 0, "the first steps")
+        everyone = run.everyone()
+        for process in everyone:
+            process.suspend()
+        time.sleep(4)
+        for process in reversed(everyone):
+            process.resume()
+        steps, seconds = run.status["steps"], run.status["seconds"]
+        run.until(lambda: run.status["steps"] > steps and run.status["seconds"] > seconds + 3, "steps for a while")
+
+        assert losses(run) == []
+        victim = run.workers()[0]
+        victim.suspend()
+        assert gone([victim])
+        run.until(lambda: run.restarts == 1, "the loss")
+
+
 def test_a_killed_evaluator_is_replaced_and_never_disturbs_training(tmp_path: Path) -> None:
     """Its successor evaluates; no worker was touched."""
     with training(tmp_path) as run:
@@ -301,6 +339,7 @@ def test_ends_that_say_little_are_told_all_the_same() -> None:
 
     class Ended:
         exitcode = -40
+        pid = None
 
     assert how_it_died(cast(Any, Ended())) == "was killed by signal 40"
     assert last_line("") == "what could not be written down"

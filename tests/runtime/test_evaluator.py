@@ -98,7 +98,7 @@ def test_the_agent_sees_the_first_observation_of_each_episode() -> None:
 
 def test_an_evaluation_can_be_given_up_between_two_steps() -> None:
     """None instead of a score from half an evaluation."""
-    answers = iter([False, False, True])
+    answers = iter([False, False, False, True])  # the first is asked before the reset
     environment = Counted(100, truncates=False)
 
     assert play(FixedAgent(), [environment], COUNTING, 1, 0, interrupted=lambda: next(answers)) is None

@@ -1,0 +1,124 @@
+"""A child of a run and whatever it has started itself, such as simulators: they stop, go on and end together.
+
+A child leads a session, so a process group, of its own. What it starts is in that group, and has a mark in its
+environment variables, by which it is found (on Linux) even if it leads a session of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+
+VARIABLE = "ASYNCRL_FAMILIES"
+"""The families to which a process belongs: that of the child of a run, and those of children above it."""
+TOKEN = secrets.token_hex(8)
+"""Tells this process's children from those of all others, in other containers too."""
+MOST_ROUNDS = 5
+"""How often what is left of a family is looked for: its members may start others meanwhile."""
+PR_SET_PDEATHSIG = 1
+
+_children: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+"""Children of this process that lead families."""
+
+
+def add(process: BaseProcess) -> None:
+    """Note a child that has been started and will call `lead`."""
+    _children.add(process)
+
+
+def lead(token: str) -> str:
+    """Make this process, a child, the head of a family; returns the family's name. `token` is the parent's TOKEN."""
+    family = f"{token}-{os.getpid()}"
+    os.environ[VARIABLE] = f"{os.environ.get(VARIABLE, '')} {family}".strip()
+    lead_session()
+    if sys.platform == "linux":
+        # A child that is stopped could not notice that the command is gone. The fork server notices, once no child
+        # keeps it alive, and its death wakes the child.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
+        with contextlib.suppress(AttributeError, TypeError, OSError):
+            os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    return family
+
+
+def lead_session() -> None:
+    """Make this process lead a session, if it does not yet: a Ctrl-C in the terminal is for the supervisor alone."""
+    if hasattr(os, "setsid") and os.getsid(0) != os.getpid():
+        os.setsid()
+
+
+def end(families: Sequence[str]) -> None:
+    """Kill all members of families, the heads included."""
+    for _ in range(MOST_ROUNDS):
+        if not (found := _marked(families)):
+            break
+        for pid in found:
+            _send(pid, signal.SIGKILL)
+    for family in families:
+        _send_group(int(family.rpartition("-")[2]), signal.SIGKILL)
+
+
+def end_those_of(pids: Sequence[int]) -> None:
+    """Kill children of this process, by their ids, and all that they have started."""
+    end([f"{TOKEN}-{pid}" for pid in pids])
+
+
+def _marked(families: Sequence[str]) -> list[int]:
+    """Living processes with the mark of one of these families, except this one."""
+    marks, found = [family.encode() for family in families], []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it is gone, or somebody else's
+            variables = (folder / "environ").read_bytes()
+            if any(mark in variables for mark in marks) and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+    return found
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def _send_group(leader: int, number: int) -> None:
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(OSError):
+            os.killpg(leader, number)
+
+
+@contextlib.contextmanager
+def stopping_together() -> Iterator[None]:
+    """During the block, Ctrl-Z stops the children with this process; a terminal does not do so to other sessions.
+
+    They go on when it does. Does nothing outside the main thread, or where something else handles or ignores SIGTSTP.
+    """
+    here = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGTSTP")
+    if not here or signal.getsignal(signal.SIGTSTP) != signal.SIG_DFL:
+        yield
+        return
+
+    def stop(_: int, __: FrameType | None) -> None:
+        to_all(signal.SIGSTOP)
+        signal.raise_signal(signal.SIGSTOP)  # returns when this process goes on
+        to_all(signal.SIGCONT)
+
+    def to_all(number: int) -> None:
+        for child in list(_children):
+            with contextlib.suppress(ValueError):  # it has been closed
+                if child.pid is not None:
+                    _send_group(child.pid, number)
+
+    signal.signal(signal.SIGTSTP, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)

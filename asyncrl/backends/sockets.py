@@ -1,0 +1,59 @@
+"""Where the fork server's socket lies: its path may have little more than a hundred characters."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+from multiprocessing import process, util
+
+from asyncrl.core.errors import UsageError
+
+LONGEST_PATH = 100
+"""Characters in the path of a socket; systems allow 103 to 107."""
+NAME = "listener-12345678"
+"""A name as multiprocessing gives it."""
+
+
+def make_place() -> None:
+    """Make a folder for this process's sockets that nobody else may enter, unless there is one.
+
+    It is below TMPDIR, or elsewhere if paths there would be too long. Raises UsageError if no folder has a short path
+    and can be written to.
+    """
+    settings = process.current_process()._config  # type: ignore[attr-defined]
+    made = settings.get("tempdir")
+    if sys.platform != "linux" or (made is not None and _fits(made) and os.path.isdir(made)):
+        return  # there is no fork server, or this folder will do
+    found = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp", "/var/tmp", "/dev/shm"]
+    places = [place for place in dict.fromkeys(found) if place]
+    prefix = _prefix(os.getpid())
+    for place in places:
+        if _fits(os.path.join(place, f"{prefix}12345678")):
+            with contextlib.suppress(OSError):
+                settings["tempdir"] = folder = tempfile.mkdtemp(prefix=prefix, dir=place)
+                # After everything else that multiprocessing has to end or remove.
+                util.Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-100)
+                return
+    raise UsageError(
+        f"there is no place for a socket: of {', '.join(places)}, none can be written to and has a path short enough; "
+        "set TMPDIR to a folder that has"
+    )
+
+
+def remove_place() -> None:
+    """Remove the folder that the parent has made: for a child whose parent has been killed."""
+    place, parent = process.current_process()._config.get("tempdir"), multiprocessing.parent_process()  # type: ignore[attr-defined]
+    if place is not None and parent is not None and os.path.basename(place).startswith(_prefix(parent.pid)):
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _prefix(pid: int | None) -> str:
+    return f"asyncrl-{pid}-"
+
+
+def _fits(folder: str) -> bool:
+    return len(os.fsencode(os.path.join(folder, NAME))) <= LONGEST_PATH
