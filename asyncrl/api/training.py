@@ -354,20 +354,12 @@ def follow(
     """Follow the run to its end on its backend; after an exception the run has failed, and its processes are gone."""
     try:
         monitor.write_status("starting")
-<<<<<<< HEAD
-        if run.spec.config.backend == "collective":
-            return collective.run(run, monitor, view, signals, meeting)
-        backends = {"serial": serial.run, "local": local.run, "ray": ray.run}
-        return backends[run.spec.config.backend](run, monitor, view, signals)
-    except BaseException as error:  # signals are caught, so that it is of user code even if it says KeyboardInterrupt
-=======
         with stopping_together():
             if run.spec.config.backend == "collective":
                 return collective.run(run, monitor, view, signals, meeting)
             backends = {"serial": serial.run, "local": local.run, "ray": ray.run}
             return backends[run.spec.config.backend](run, monitor, view, signals)
-    except Exception as error:
->>>>>>> h4
+    except BaseException as error:  # signals are caught, so that it is of user code even if it says KeyboardInterrupt
         return broken(error)
 
 

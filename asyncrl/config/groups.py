@@ -375,13 +375,8 @@ class FaultSettings(Settings):
     """If an environment raises or returns nonsense: treat it as an error of its worker, or make a new environment."""
     worker_restarts: int = 3
     """How often within 10 minutes a worker, or the evaluator, is replaced after a kill, a crash or a hang."""
-<<<<<<< HEAD
     hang_seconds: float = HANG_SECONDS
-    """Replace a worker that makes no update, or an evaluator that makes no step, for this long; 0: never."""
-=======
-    hang_seconds: float = 120.0
     """Replace a worker or evaluator that makes no step, or a learner that makes no update, for this long; 0: never."""
->>>>>>> h4
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
