@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from asyncrl.backends import families
 from asyncrl.backends.outcome import STOPPING
 from asyncrl.backends.processes import (
     end,
@@ -61,7 +62,7 @@ def _ask(spec: EnvSpec, page: str, seconds: float, steps: bool) -> Seen:
     """Start the process, and wait for its answer."""
     context = start_context(page)
     receiver, sender = context.Pipe(duplex=False)
-    arguments = (sender, spec, parcels([spec.env_id]), steps)
+    arguments = (sender, spec, parcels([spec.env_id]), steps, families.TOKEN)
     process: BaseProcess = context.Process(target=_look, args=arguments, name="look")  # type: ignore[attr-defined]
     with receiver, sender:
         try:
@@ -72,7 +73,7 @@ def _ask(spec: EnvSpec, page: str, seconds: float, steps: bool) -> Seen:
         try:
             return _answer(receiver, process, spec, seconds)
         finally:
-            end_group(process)
+            end(process)
 
 
 def _answer(receiver: Connection, process: BaseProcess, spec: EnvSpec, seconds: float) -> Seen:
@@ -98,22 +99,13 @@ def _answer(receiver: Connection, process: BaseProcess, spec: EnvSpec, seconds: 
             say_waiting(what)
 
 
-def end_group(process: BaseProcess) -> None:
-    """Kill a process that leads a group, and what it has started."""
-    if process.pid is not None and hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    end(process)
-
-
-def _look(sender: Connection, spec: EnvSpec, own: tuple[Parcel, ...], steps: bool) -> None:
+def _look(sender: Connection, spec: EnvSpec, own: tuple[Parcel, ...], steps: bool, token: str) -> None:
     """The main function of the process. Its Ctrl-C is for the process that waits."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    os.setsid()
-    leave_with_parent()
+    leave_with_parent(families.lead(token))
     enforce_one_thread()
     os.dup2(2, 1)
     notices: list[str] = []
