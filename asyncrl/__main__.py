@@ -79,11 +79,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def page_in_config(words: Sequence[str]) -> str:
     """The page that the file behind `--config` names, where the command line names none. Raises UsageError."""
-    from asyncrl.config.words import read_file, value_of
+    from asyncrl.config.words import permission_in, read_file, value_of
     from asyncrl.core.errors import UsageError
 
     file = value_of("--config", words)
-    page = name_of(read_file(Path(file))[0]) if file else ""
+    page = name_of(read_file(Path(file), permission_in(words))[0]) if file else ""
     if not page:
         here = f", or in {file}" if file else ""
         raise UsageError(f"name a page first{here}: {', '.join(PAGES)}, or your own module")

@@ -10,7 +10,7 @@ from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig, from_plain, to_plain
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import one_line
-from asyncrl.pages import name_of, short
+from asyncrl.pages import module_of, name_of, short
 from asyncrl.runtime.monitor import TIME_IS_OVER
 from asyncrl.runtime.run import Layout, load_page
 from asyncrl.runtime.snapshots import check_fits
@@ -18,6 +18,7 @@ from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from asyncrl.storage.files import read_json
 from asyncrl.storage.run_folder import RunFolder, default_name, runs_of
+from asyncrl.storage.stored import Permission, Stored, read_stored
 
 AUTO = "auto"
 """--resume auto: the newest run of the same name, or a new one."""
@@ -50,8 +51,8 @@ def newest(page: str, config: RunConfig) -> Path | None:
 def _backend_of(run: RunFolder) -> str | None:
     """The backend on which a run was started; None if its configuration cannot be read."""
     try:
-        return str(read_json(run.config_file)["config"]["backend"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(read_stored(run.config_file).config.get("backend"))
+    except UsageError:
         return None
 
 
@@ -64,16 +65,18 @@ def is_finished(path: Path) -> bool:
         return False
 
 
-def stored_config(page: str, path: Path) -> RunConfig:
-    """The configuration of the run in `path`. Raises UsageError if it is not a run of this page."""
-    folder = RunFolder.open(path)
+def stored_config(page: str, stored: Stored, permission: Permission, trains: bool) -> RunConfig:
+    """The configuration of a run, to be resumed or, unless it `trains`, to be played.
+
+    Raises UsageError if it is not a run of this page, or names code that may not be imported.
+    """
+    if module_of(stored.page) != page:
+        raise UsageError(f"{stored.path.parent} is a run of {name_of(stored.page)}; resume it with that command")
+    config = stored.usable_config(permission, trains)
     try:
-        stored = read_json(folder.config_file)
-        if stored["page"] != page:
-            raise UsageError(f"{path} is a run of {name_of(stored['page'])}; resume it with that command")
-        return from_plain(load_page(page).Config, stored["config"])
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"{folder.config_file} cannot be read: {one_line(error)}") from None
+        return from_plain(load_page(page).Config, config)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"{stored.path} cannot be read: {one_line(error)}") from None
 
 
 def differences(stored: RunConfig, config: RunConfig) -> list[str]:

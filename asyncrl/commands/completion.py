@@ -66,7 +66,7 @@ def script() -> str:
 def flags_of_page(page: str) -> list[str]:
     """All flags of a page, those with another name under their own."""
     fields = dataclasses.fields(importlib.import_module(pages.module_of(page)).Config)
-    return [*(flag(field.name) for field in fields), "--config", "--help", "--version"]
+    return [*(flag(field.name) for field in fields), "--config", "--trust", "--help", "--version"]
 
 
 def flags_of_command(name: str) -> list[str]:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncrl.api.playing import Result, load_run, play_run
-from asyncrl.commands.program import run_command
+from asyncrl.commands.program import permission_of, run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import NOOP_MAX, BadEnvironment, Environment, EnvSpec
@@ -61,6 +61,10 @@ class Config:
     """File (.mp4) for a film of the first episode; needs imageio-ffmpeg, the extra [video]."""
     json: bool = False
     """Print the results as JSON."""
+    env_id: str = ""
+    """The run's environment, where it has another name here."""
+    trust: bool = False
+    """Import whatever the folder names, whoever made it."""
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -143,7 +147,7 @@ def play_what(run: Path, checkpoint: str, config: Config, writer: Any = None) ->
         return to_be_filmed(spec, Path(config.video)) if config.video else spec
 
     greedy = config.greedy if config.greedy or config.sampled else None
-    loaded = load_run(run, checkpoint, config.seed, greedy, change)
+    loaded = load_run(run, checkpoint, config.seed, greedy, change, permission_of(config.env_id, config.trust))
     rate = frame_rate(loaded.run.spec.environment)
     return play_run(loaded, config.episodes, lambda first: filming(first, config.video, writer, rate))
 

@@ -13,13 +13,13 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 
-from asyncrl.core.errors import UsageError
 from asyncrl.pages import short
 from asyncrl.runtime.monitor import Summary
 from asyncrl.runtime.terminal import PlainView, number, panel
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import RecordReader
 from asyncrl.storage.run_folder import RunFolder
+from asyncrl.storage.stored import read_stored
 
 STALE_SECONDS = 60.0
 """A run that has written nothing for this long is not active."""
@@ -51,12 +51,9 @@ class Reader:
     def __init__(self, folder: RunFolder) -> None:
         """Raises UsageError if the folder's settings cannot be read."""
         self.folder = folder
-        try:
-            stored = read_json(folder.config_file)
-            self.config: dict[str, Any] = stored["config"]
-            self.title = f"{short(stored['page'])} on {self.config['env_id']}"
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{folder.config_file} cannot be read: {error}") from None
+        stored = read_stored(folder.config_file)
+        self.config = stored.config
+        self.title = f"{short(stored.page)} on {self.config.get('env_id')}"
         self._supervisor = RecordReader(folder.supervisor_file)
         self._evaluator = RecordReader(folder.evaluator_file)
         self._row: dict[str, Any] = {}

@@ -15,12 +15,18 @@ from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import EnvironmentNotice
 from asyncrl.storage.files import disk_is_full
 from asyncrl.storage.run_folder import versions
+from asyncrl.storage.stored import Permission
 
 
 def version() -> str:
     """Of this package and of what its results depend on most."""
     names = ("asyncrl", "python", "torch", "numpy", "gymnasium", "ale-py")
     return ", ".join(f"{name} {found}" for name in names if (found := versions()[name]))
+
+
+def permission_of(env_id: str, trust: bool) -> Permission:
+    """What the flags --env-id and --trust allow a run's folder to import."""
+    return Permission({"env_id": env_id} if env_id else {}, trust)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import tyro
 
 from asyncrl.commands.evaluate import Film, check_film, find_writer, frame_rate, with_pictures
 from asyncrl.commands.live import follow, is_going_on
-from asyncrl.commands.program import run_command
+from asyncrl.commands.program import permission_of, run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.spec import EnvSpec
@@ -48,6 +48,10 @@ class Config:
     """Show only every n-th step, at the same speed of the game."""
     height: int = 400
     """Height of the picture in pixels."""
+    env_id: str = ""
+    """The run's environment, where it has another name here."""
+    trust: bool = False
+    """Import whatever the folder names, whoever made it."""
 
     def __post_init__(self) -> None:
         for name, least, most in (("skip", 0, 10**6), ("steps", 1, 10**5), ("every", 1, 1000), ("height", 160, 2160)):
@@ -101,7 +105,8 @@ def film(config: Config, file: Path) -> None:
             return spec
 
     greedy = config.greedy if config.greedy or config.sampled else None
-    loaded = load_run(config.run, config.checkpoint, config.seed, greedy, change)
+    permission = permission_of(config.env_id, config.trust)
+    loaded = load_run(config.run, config.checkpoint, config.seed, greedy, change, permission)
     spec, spaces = loaded.run.spec.environment, loaded.run.spec.spaces
     title = f"{short(loaded.run.spec.page)} on {spec.env_id}"
     look = Look(title, action_names(loaded), spaces.action_low, spaces.action_high, config.height // 2 * 2)

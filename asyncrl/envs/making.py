@@ -47,8 +47,7 @@ def _make_plain(spec: EnvSpec, seed: int, evaluation: bool) -> GymnasiumEnvironm
     In training there is always a limit; an evaluation cuts episodes itself, and counts them.
     """
     steps = spec.step_cap if evaluation else spec.training_step_cap
-    env_id, limit = spec.env_id, steps * spec.frames_per_step
-    arguments = dict(spec.env_kwargs)
+    env_id, limit, arguments = spec.env_id, steps * spec.frames_per_step, spec.arguments
     if is_name(env_id):
         environment = _from_factory(env_id, arguments)
         return GymnasiumEnvironment(environment, env_id, seed, limit)

@@ -10,12 +10,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from asyncrl.core.errors import UsageError
 from asyncrl.pages import short as page_name
 from asyncrl.plots.svg import Line, Point, histogram, line_chart
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import RunFolder
+from asyncrl.storage.stored import read_stored
 
 COLOURS = ("#2b7de0", "#e8770c", "#169b62", "#c13b8c", "#7c5cd6", "#a8870a", "#0a93a6", "#d5484f")
 PHASES = {
@@ -61,17 +61,15 @@ def read_runs(paths: Sequence[Path]) -> list[RunData]:
 
 def _read(path: Path) -> RunData:
     folder = RunFolder.open(path)
-    try:
-        stored = read_json(folder.config_file)
-        page, config, environment = page_name(stored["page"]), dict(stored["config"]), dict(stored["environment"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{folder.config_file} cannot be read: {error}") from None
+    stored = read_stored(folder.config_file)
+    config = stored.config
     supervisor = read_records(folder.supervisor_file)
     workers = {k: read_records(folder.worker_file(k)) for k in range(config["workers"])}
     learners = [row for file in sorted(folder.path.glob("learner*.jsonl")) for row in read_records(file)]
     evaluations = [row for row in read_records(folder.evaluator_file) if row.get("mean") is not None]
     return RunData(
-        "", "", page, config, environment, _json(folder.status_file), _json(folder.host_file), evaluations,
+        "", "", page_name(stored.page), config, stored.environment, _json(folder.status_file),
+        _json(folder.host_file), evaluations,
         [row for row in supervisor if "event" not in row], [row for row in supervisor if "event" in row],
         workers, learners,
     )  # fmt: skip

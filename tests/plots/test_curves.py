@@ -208,7 +208,7 @@ def test_a_run_whose_config_is_torn_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [1.0])
     (run / "config.json").write_text("{")
 
-    with pytest.raises(UsageError, match="no readable config"):
+    with pytest.raises(UsageError, match="config.json cannot be read"):
         read_curve(run)
 
 
