@@ -66,7 +66,11 @@ class Asked:
 
 
 def asked_for(
-    page: str | ModuleType | None, config: RunConfig | File | None, quiet: bool, settings: dict[str, Any], trust: bool
+    page: str | ModuleType | None,
+    config: RunConfig | File | None,
+    quiet: bool,
+    settings: dict[str, Any],
+    trust: bool = False,
 ) -> Asked:
     """The run that a call of `train` describes. `settings` override those of a file, which may name the page.
 

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from asyncrl.core.errors import UsageError
 from asyncrl.pages import short
 from asyncrl.storage.records import read_records
+from asyncrl.storage.run_folder import RunFolder
 from asyncrl.storage.stored import read_stored
 
 AXES = {
@@ -58,7 +59,7 @@ def read_curve(path: Path) -> Curve:
 
     Raises UsageError if it is not the folder of a run.
     """
-    stored = read_stored(path / "config.json")
+    stored = read_stored(RunFolder.open(path).config_file)
     rows = [row for row in read_records(path / "evaluator.jsonl") if row.get("mean") is not None]
     config = {"page": short(stored.page), **stored.config}
     if config.get("backend") != "ray" and not config.get("simulate_hosts"):
