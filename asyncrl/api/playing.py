@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from asyncrl.api.training import check_memory, make_spec
 from asyncrl.backends.handles import build_handles
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all
 from asyncrl.runtime.evaluator import play, side_by_side
 from asyncrl.runtime.protocols import EVALUATOR
@@ -162,5 +162,5 @@ def load_checkpoint(folder: RunFolder, name: str) -> Checkpoint:
         there = [path.name for kind in ("step", "best") for path in checkpoints.find(folder.checkpoints, kind)]
         raise UsageError(f"{error}; there are {', '.join(there) or 'none'}") from None
     for line in skipped:
-        print(line, file=sys.stderr)
+        print_line(line, error=True)
     return checkpoint

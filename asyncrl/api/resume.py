@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig, from_plain, to_plain
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.envs.spec import one_line
 from asyncrl.pages import module_of, name_of, short
 from asyncrl.runtime.monitor import TIME_IS_OVER
@@ -93,7 +93,7 @@ def load_for_resume(page: str, config: RunConfig, layout: Layout) -> Checkpoint:
     except BadCheckpoint as error:
         raise UsageError(f"nothing to resume in {config.resume}: {error}") from None
     for line in skipped:
-        print(line, file=sys.stderr)
+        print_line(line, error=True)
     check_fits(checkpoint, page, config.env_id, config.optimizer, layout)
     # A run that was killed after its last step still has to make its last evaluation.
     if checkpoint.steps >= config.total_steps and is_finished(Path(config.resume)):

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from asyncrl.backends.launch import Launch, interface_towards, own_address, tcp_address
 from asyncrl.backends.outcome import Signals
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.storage.run_folder import versions
 
 JOIN_SECONDS = 300.0
@@ -115,7 +115,7 @@ class Board:
                     and time.monotonic() - over_since > GRACE_SECONDS
                     and not self._closed.is_set()
                 ):
-                    print(f"asyncrl: rank {self.rank} hangs at the end of the run, and ends itself", file=sys.stderr)
+                    print_line(f"asyncrl: rank {self.rank} hangs at the end of the run, and ends itself", error=True)
                     end(1)
 
         self._thread = threading.Thread(target=live, daemon=True, name="beat")

@@ -38,6 +38,7 @@ from asyncrl.backends.handles import build_rank_handles
 from asyncrl.backends.launch import Launch
 from asyncrl.backends.outcome import Signals
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.experience.gathered import Gathered, Kept
 from asyncrl.parameters.replicas import Replicas
 from asyncrl.runtime.clock import ENDED, RUNNING, Clock
@@ -164,7 +165,7 @@ def attend_launched(launch: Launch, words: Sequence[str]) -> int:
         with Signals().caught() as signals:
             code = attend(board, signals)
     except (RanksLost, RuntimeError, UsageError) as error:
-        print(f"asyncrl: rank {launch.rank} on {socket.gethostname()}: {first_line(error)}", file=sys.stderr)
+        print_line(f"asyncrl: rank {launch.rank} on {socket.gethostname()}: {first_line(error)}", error=True)
         code = 1
     leave(code, stuck=code not in (0, 2))  # gloo's threads may wait for a rank that is gone
     return code
@@ -259,7 +260,7 @@ def _leave(board: Board, error: Exception, places: Places) -> None:
         trouble = "is gone, and the run with it"
     if speaks:
         host = places[0][0] if places else board.host
-        print(f"asyncrl: rank 0 on {host} {trouble} ({first_line(error)})", file=sys.stderr, flush=True)
+        print_line(f"asyncrl: rank 0 on {host} {trouble} ({first_line(error)})", error=True)
         time.sleep(SILENT_SECONDS)  # ranks that notice it later see that this one lives, and has said so
 
 

@@ -13,6 +13,7 @@ import tyro
 from asyncrl.commands.program import permission_of, run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 
 
@@ -68,7 +69,7 @@ def write(config: Config) -> int:
     model = exporting.Deciding(loaded)
     if config.safetensors:
         exporting.write_safetensors(loaded, model, Path(config.safetensors))
-        print(config.safetensors)
+        print_line(config.safetensors)
     good = True
     for name, write_file, read_file in (
         (config.torch, exporting.write_torch, exporting.read_torch),
@@ -78,7 +79,7 @@ def write(config: Config) -> int:
             continue
         write_file(loaded, model, Path(name))
         agreement = exporting.compare(loaded, model, read_file(Path(name))) if config.check else None
-        print(name if agreement is None else f"{name}: {agreement}")
+        print_line(name if agreement is None else f"{name}: {agreement}")
         good &= agreement is None or agreement.good
     return 0 if good else 1
 

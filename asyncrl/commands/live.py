@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 
+from asyncrl.core.output import print_line
 from asyncrl.pages import short
 from asyncrl.runtime.monitor import Summary
 from asyncrl.runtime.terminal import PlainView, number, panel
@@ -155,7 +155,7 @@ def follow(folder: RunFolder) -> int:
     if live is None:
         plain.close(summary)
     if reader.state in GOING:
-        print(f"asyncrl watch: nothing was heard for {STALE_SECONDS:.0f} s; was it killed?", file=sys.stderr)
+        print_line(f"asyncrl watch: nothing was heard for {STALE_SECONDS:.0f} s; was it killed?", error=True)
         return 1
-    print(f"{reader.state}: {reader.reason}; best evaluation {number(summary.best_score)}")
+    print_line(f"{reader.state}: {reader.reason}; best evaluation {number(summary.best_score)}")
     return 0

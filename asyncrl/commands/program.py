@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.envs.spec import EnvironmentNotice
 from asyncrl.storage.files import disk_is_full
 from asyncrl.storage.run_folder import versions
@@ -36,7 +37,7 @@ def _notices_in_one_line(program: str) -> Iterator[None]:
 
     def in_one_line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, EnvironmentNotice):
-            print(f"{program}: {message}", file=sys.stderr)
+            print_line(f"{program}: {message}", error=True)
         else:
             show(message, category, *place, **more)
 
@@ -58,7 +59,7 @@ def run_command(program: str, command: Callable[[], int]) -> int:
         with _notices_in_one_line(program):
             return command()
     except UsageError as error:
-        print(f"{program}: error: {error}", file=sys.stderr)
+        print_line(f"{program}: error: {' '.join(str(error).splitlines())}", error=True)
         return 2
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more as it ends
@@ -66,8 +67,8 @@ def run_command(program: str, command: Callable[[], int]) -> int:
     except OSError as error:
         if not disk_is_full(error):
             raise
-        print(f"{program}: error: the disk is full: {error}", file=sys.stderr)
+        print_line(f"{program}: error: the disk is full: {error}", error=True)
         return 1
     except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
+        print_line(f"{program}: interrupted", error=True)
         return 130

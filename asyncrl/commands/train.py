@@ -17,6 +17,7 @@ from asyncrl.config.commandline import parse
 from asyncrl.config.run_config import RunConfig
 from asyncrl.config.words import TRUST, permission_in, understood, value_of
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.pages import command_of
 from asyncrl.runtime.allocation import keep_freed_memory
 from asyncrl.runtime.run import load_page
@@ -99,7 +100,7 @@ def train_here(page: str, words: Sequence[str], meeting: collective.Meeting | No
         outcome = carry_out(settled, signals, speaks=True, meeting=meeting).outcome
     if outcome.traceback:
         with contextlib.suppress(OSError):  # the terminal may be gone
-            print(outcome.traceback, file=sys.stderr, flush=True)
+            print_line(outcome.traceback, error=True)
     return outcome.exit_code
 
 

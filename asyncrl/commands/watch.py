@@ -17,6 +17,7 @@ from asyncrl.commands.live import follow, is_going_on
 from asyncrl.commands.program import permission_of, run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage.run_folder import RunFolder
@@ -101,7 +102,7 @@ def film(config: Config, file: Path) -> None:
             return with_pictures(spec)
         except UsageError as error:
             shows = False
-            print(f"asyncrl watch: {error}; shown is what the agent sees", file=sys.stderr)
+            print_line(f"asyncrl watch: {error}; shown is what the agent sees", error=True)
             return spec
 
     greedy = config.greedy if config.greedy or config.sampled else None
@@ -137,8 +138,8 @@ def film(config: Config, file: Path) -> None:
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error}") from None
     score = moments[-1].score + moments[-1].reward
-    print(f"steps {config.skip} to {moments[-1].step} of an episode, score {score:g}")
-    print(f"{file} ({file.stat().st_size / 1e6:.1f} MB)")
+    print_line(f"steps {config.skip} to {moments[-1].step} of an episode, score {score:g}")
+    print_line(f"{file} ({file.stat().st_size / 1e6:.1f} MB)")
 
 
 def save_video(pictures: Iterator[Any], file: Path, writer: Any, rate: float) -> None:

@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import find, is_name
+from asyncrl.core.output import clean
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
 from asyncrl.envs.preprocessed import Preprocessed
 from asyncrl.envs.spec import EnvSpec, one_line
@@ -167,4 +168,4 @@ def _similar(env_id: str) -> list[str]:
 
 def _plain(text: str) -> str:
     """A warning of Gymnasium without colours and prefix."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", text).removeprefix("WARN: ")
+    return clean(text).removeprefix("WARN: ")

@@ -111,8 +111,7 @@ def make_page(runs: Sequence[RunData], title: str = "") -> str:
         PARTS.section("Settings", _settings(runs)),
         PARTS.section("Machine", _machines(runs)),
     ]
-    page: str = PARTS.page(title, sections, _counted(len(runs), "run"))
-    return page
+    return str(PARTS.page(title, sections, _counted(len(runs), "run")))  # no Markup: who has it may add what they like
 
 
 def _name(run: RunData) -> Markup:

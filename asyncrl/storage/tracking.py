@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.storage.files import read_json, write_json
 
 TRACKERS = ("wandb", "mlflow")
@@ -177,5 +177,5 @@ class Careful:
             call()
         except Exception as error:
             if not self._failed:
-                print(f"{self._name} is not told any more: {type(error).__name__}: {error}", file=sys.stderr)
+                print_line(f"{self._name} is not told any more: {type(error).__name__}: {error}", error=True)
             self._failed = True
