@@ -29,12 +29,15 @@ SIGNATURE = "config.signature"
 KEY_BYTES = 32
 REGISTRARS = ("ale_py", "gymnasium", "minigrid", "minatar")
 """Modules that only register environments with Gymnasium: `ale_py:ALE/Pong-v5` needs nobody's word."""
+OWN_PAGES = frozenset(map(module_of, PAGES))
 LOADED = ("env_id", "network")
 """Settings that name code which a run needs in order to be played."""
+CODE = (*LOADED, "exploration")
+"""The same for a run that is to train."""
 PLACES = ("address", "init_method")
 """Settings that name processes to connect to, whose messages are code as well (docs/ray.md)."""
-TRAINED = (*LOADED, "exploration", *PLACES)
-"""The same for a run that is to train."""
+TRAINED = (*CODE, *PLACES)
+"""Code and places that a run needs in order to train."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,12 @@ class Permission:
     """Its own settings, which replace a folder's, and `page`. Their modules may be imported."""
     trust: bool = False
     """Whether everything that the folder names may be imported."""
+
+    def modules(self) -> set[str]:
+        """The modules that the call names, other than asyncrl's own algorithms."""
+        given = {name: text for name, text in self.given.items() if isinstance(text, str)}
+        code = {text.partition(":")[0] for name, text in given.items() if name in CODE and ":" in text}
+        return code | ({given.get("page", "")} - OWN_PAGES)
 
 
 NONE_GIVEN = Permission()
@@ -67,7 +76,7 @@ class Stored:
     def usable_page(self, permission: Permission) -> str:
         """The module of the page, which may be imported. Raises UsageError."""
         page = module_of(self.page)
-        self._require_trust([] if page in map(module_of, PAGES) else [("page", page)], permission)
+        self._require_trust([] if page in OWN_PAGES else [("page", page)], permission)
         return page
 
     def usable_config(self, permission: Permission, trains: bool) -> dict[str, Any]:
@@ -89,7 +98,7 @@ class Stored:
         return config
 
     def _require_trust(self, foreign: list[tuple[str, str]], permission: Permission) -> None:
-        named = {text.partition(":")[0] for text in permission.given.values() if isinstance(text, str)}
+        named = permission.modules()
         refused = [_told(name, text) for name, text in foreign if text.partition(":")[0] not in named]
         if refused and not permission.trust and not self.is_own:
             trouble = _key(_key_file())[1]

@@ -170,7 +170,7 @@ def test_code_of_a_strangers_folder_needs_a_word(config: dict[str, str], state: 
     if trains:
         read_stored(file).usable_config(NONE_GIVEN, trains=False)
     read_stored(file).usable_config(Permission({name: "something else"}), trains)
-    if text != "__main__:main":
+    if text != "__main__:main" and name not in stored.PLACES:
         read_stored(file).usable_config(Permission({"page": text.partition(":")[0]}), trains)
         read_stored(file).usable_config(Permission(trust=True), trains)
 
@@ -182,6 +182,18 @@ def test_what_asyncrl_and_gymnasium_know_needs_none(config: dict[str, Any], stat
     forge(file, seed=7)
 
     assert read_stored(file).usable_config(NONE_GIVEN, trains=True)["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    "given", [{"run_name": "os"}, {"runs_dir": "os:system"}, {"network": "os"}, {"page": "asyncrl.a3c"}, {"seed": 3}]
+)
+def test_only_names_of_code_allow_it(given: dict[str, Any], state: Path, tmp_path: Path) -> None:
+    """Not whatever else a call says."""
+    file = write(tmp_path / "run", env_id="asyncrl.a3c:dataclass" if "page" in given else "os:system")
+    forge(file, seed=7)
+
+    with pytest.raises(UsageError, match="would import "):
+        read_stored(file).usable_config(Permission(given), trains=True)
 
 
 def test_a_page_outside_of_asyncrl_needs_a_word(state: Path, tmp_path: Path) -> None:
