@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from asyncrl.core.output import print_line
 from asyncrl.pages import PAGES, module_of, name_of
 from asyncrl.runtime.threads import request_one_thread
 
@@ -35,31 +36,31 @@ def main(words: Sequence[str] | None = None) -> int:
     request_one_thread()  # before numpy and torch are loaded
     words = sys.argv[1:] if words is None else words
     if not words or words[0] in ("-h", "--help"):
-        print("usage: asyncrl COMMAND [OPTIONS]\n\ncommands:")
+        print_line("usage: asyncrl COMMAND [OPTIONS]\n\ncommands:")
         for name, text in (PAGES | COMMANDS).items():
-            print(f"  {name:16}{text}")
-        print("\n`asyncrl COMMAND --help` lists the options; `python -m asyncrl COMMAND` is the same command.")
-        print("`asyncrl --version` says which this is.")
+            print_line(f"  {name:16}{text}")
+        print_line("\n`asyncrl COMMAND --help` lists the options; `python -m asyncrl COMMAND` is the same command.")
+        print_line("`asyncrl --version` says which this is.")
         return 0
     if words[0] == "--version":
         from asyncrl.commands.program import version
 
-        print(version())
+        print_line(version())
         return 0
     if words[0] not in PAGES | COMMANDS:
         near = difflib.get_close_matches(words[0], PAGES | COMMANDS, n=1)
         remedy = f"perhaps you meant {near[0]}" if near else f"there are {', '.join(PAGES | COMMANDS)}"
-        print(f"asyncrl: error: no command {words[0]!r}; {remedy}", file=sys.stderr)
+        print_line(f"asyncrl: error: no command {words[0]!r}; {remedy}", error=True)
         return 2
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while the command is imported, as in asyncrl/__init__.py
     if words[0] == "train":
         words = words[1:]
         if words[:1] in (["-h"], ["--help"]):
-            print("usage: asyncrl train PAGE [OPTIONS]\n\npages, or your own module:")
+            print_line("usage: asyncrl train PAGE [OPTIONS]\n\npages, or your own module:")
             for name, text in PAGES.items():
-                print(f"  {name:16}{text}")
-            print("\n`asyncrl train PAGE --help` lists the options.")
+                print_line(f"  {name:16}{text}")
+            print_line("\n`asyncrl train PAGE --help` lists the options.")
             return 0
         if not words or words[0].startswith("-"):
             from asyncrl.core.errors import UsageError
@@ -67,7 +68,7 @@ def main(words: Sequence[str] | None = None) -> int:
             try:
                 words = [page_in_config(words), *words]
             except UsageError as error:
-                print(f"asyncrl train: error: {error}", file=sys.stderr)
+                print_line(f"asyncrl train: error: {error}", error=True)
                 return 2
     elif words[0] in COMMANDS:
         module = ALIASES.get(words[0], words[0])
@@ -79,11 +80,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def page_in_config(words: Sequence[str]) -> str:
     """The page that the file behind `--config` names, where the command line names none. Raises UsageError."""
-    from asyncrl.config.words import read_file, value_of
+    from asyncrl.config.words import permission_in, read_file, value_of
     from asyncrl.core.errors import UsageError
 
     file = value_of("--config", words)
-    page = name_of(read_file(Path(file))[0]) if file else ""
+    page = name_of(read_file(Path(file), permission_in(words))[0]) if file else ""
     if not page:
         here = f", or in {file}" if file else ""
         raise UsageError(f"name a page first{here}: {', '.join(PAGES)}, or your own module")

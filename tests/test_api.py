@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import asyncrl
 from asyncrl.api.playing import load_run
@@ -673,3 +676,97 @@ def test_the_documentation_says_what_works(tmp_path: Path) -> None:
     assert done.stderr == ""
     scores = [float(line) for line in done.stdout.splitlines() if re.fullmatch(r"\d+\.\d", line)]
     assert scores[0] >= 300
+
+
+class Paid(gymnasium.Env[Any, Any]):
+    """Pays in its only step what it was given, a number or the sum of anything else."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def __init__(self, pay: Any) -> None:
+        self.pay = pay
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Begin."""
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Pay, and end."""
+        pay = float(np.sum(self.pay))
+        np.multiply(self.pay, 0, out=self.pay) if isinstance(self.pay, np.ndarray) else None
+        return np.zeros(3, np.float32), pay, True, False, {}
+
+    def __call__(self) -> Paid:
+        """An instance is a factory, too."""
+        return Paid(self.pay)
+
+    def again(self) -> Paid:
+        """And so is its method."""
+        return Paid(self.pay)
+
+
+def body(width: int, shape: tuple[int, ...]) -> nn.Module:
+    """A network's body."""
+    return nn.Sequential(nn.Linear(*shape, width), nn.Tanh())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda pay: partial(Paid, pay),
+        lambda pay: lambda: Paid(pay),
+        lambda pay: Paid(pay).again,
+        lambda pay: type("Pays", (), {"__call__": lambda self: Paid(pay)})(),
+        lambda pay: type("Paid", (Paid,), {"__init__": lambda self: Paid.__init__(self, pay)}),
+    ],
+)
+def test_runs_of_one_program_keep_what_each_was_given(make: Callable[[float], Any], tmp_path: Path) -> None:
+    """Environment and network, whatever kind of object they are."""
+    runs = [
+        asyncrl.train(
+            "a3c", env_id=make(pay), network=partial(body, width), **TINY, runs_dir=tmp_path, run_name=f"{width}"
+        )
+        for pay, width in ((1.0, 8), (2.0, 16))
+    ]
+
+    assert [run.best_score for run in runs] == [1.0, 2.0]
+    assert [run.evaluate(episodes=1).returns for run in runs] == [[1.0], [2.0]]
+    assert len({run.path.parent.name for run in runs}) == 2
+
+
+def test_what_a_program_handed_over_must_be_given_again_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the other one calls by the same name."""
+    monkeypatch.setattr("asyncrl.core.named._things", {})
+    run = asyncrl.train("a3c", env_id=partial(Paid, 1.0), **TINY, runs_dir=tmp_path)
+    monkeypatch.setattr("asyncrl.core.named._things", {})
+    monkeypatch.setattr("asyncrl.core.named.PROGRAM", "another")
+    monkeypatch.setattr("asyncrl.storage.stored.PROGRAM", "another")
+    other = asyncrl.train("a3c", env_id=partial(Paid, 2.0), **TINY, runs_dir=tmp_path, run_name="other")
+    assert other.path.parent == run.path.parent
+
+    for call in (run.evaluate, lambda: asyncrl.load(run), lambda: asyncrl.train("a3c", resume=run.path)):
+        with pytest.raises(asyncrl.UsageError, match="__main__:partial_Paid was handed over by another program"):
+            call()
+    assert asyncrl.load(run, env_id=partial(Paid, 1.0)).steps > 0
+    again = asyncrl.train("a3c", env_id=partial(Paid, 3.0), resume=run.path, total_steps=2000)
+    assert (again.evaluate(episodes=1).returns, other.evaluate(episodes=1).returns) == ([3.0], [2.0])
+
+
+def test_an_argument_that_is_an_array_reaches_all_processes(tmp_path: Path) -> None:
+    """Each environment has its own, whatever others do to theirs; another program must give it again."""
+    pays = np.array([1.0, 2.0])
+    settings = {"workers": 1, "total_steps": 300, "evaluation_episodes": 2, "runs_dir": tmp_path}
+    run = asyncrl.train("a3c", env_id=f"{HERE}:Paid", env_kwargs={"pay": pays}, **settings)
+    pays[:] = 5.0
+
+    assert run.best_score == 3.0
+    assert run.evaluate(episodes=1).returns == [3.0]
+    stored = json.loads((run.path / "config.json").read_text())
+    (run.path / "config.json").write_text(json.dumps(stored | {"program": "another"}))
+    with pytest.raises(asyncrl.UsageError, match="env_kwargs pay: give env_kwargs again"):
+        asyncrl.load(run, trust=True)
+    assert asyncrl.load(run, env_kwargs={"pay": 1.0}, trust=True).steps > 0

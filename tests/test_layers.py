@@ -14,11 +14,11 @@ from asyncrl.pages import PAGES
 ROOT = Path(asyncrl.__file__).parent
 MAY_IMPORT = {
     "core": {"core"},
-    "config": {"config", "core"},
+    "config": {"config", "storage", "core"},
     "presets": {"core"},
     "nets": {"nets", "config", "core"},
     "envs": {"envs", "config", "core"},
-    "storage": {"storage", "core"},
+    "storage": {"storage", "pages", "core"},
     "runtime": {"runtime", "envs", "storage", "config", "core"},
     "parameters": {"parameters", "runtime", "core"},
     "experience": {"experience", "runtime", "envs", "core"},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,13 +18,14 @@ from asyncrl.api.listening import Hooks
 from asyncrl.api.playing import Result, load_run
 from asyncrl.api.policy import Policy
 from asyncrl.api.runs import Rows, Run, RunFailed, random_numbers_kept, run_in, run_of
-from asyncrl.api.settings import File, asked_for
+from asyncrl.api.settings import File, asked_for, settings_for
 from asyncrl.api.training import carry_out, has_nothing_to_do
 from asyncrl.backends.outcome import PROGRAM, Signals
 from asyncrl.config.run_config import RunConfig
 from asyncrl.runtime.evaluator import Evaluation
 from asyncrl.runtime.monitor import Summary as Progress
 from asyncrl.runtime.threads import one_thread
+from asyncrl.storage.stored import Permission
 
 __all__ = [
     "Evaluation",
@@ -46,6 +47,7 @@ def train(
     *,
     config: RunConfig | File | None = None,
     quiet: bool = True,
+    trust: bool = False,
     on_evaluation: Callable[[Evaluation], Any] | None = None,
     on_progress: Callable[[Progress], Any] | None = None,
     **settings: Any,
@@ -56,6 +58,7 @@ def train(
     Config; the others default as in `python -m asyncrl.a3c`. `config` is a file with settings, like the command's
     `--config`: a run's config.json, its folder, or TOML. It may also name the page, and `settings` override it. Or
     `config` is a complete Config, which no preset changes. With `quiet` False the call prints what the command prints.
+    With `trust`, everything is imported that the folder behind `config` or `resume` names, whoever made it.
 
     `on_evaluation` is called with each evaluation, `on_progress` every two seconds. If one returns False, the run stops
     in order. If one raises, the run stops in order and the exception propagates.
@@ -66,7 +69,7 @@ def train(
     signals = Signals()
     hooks = Hooks(signals, on_evaluation, on_progress)
     with one_thread(), random_numbers_kept():
-        asked = asked_for(page, config, quiet, settings)
+        asked = asked_for(page, config, quiet, settings, trust)
         settled = asked.settled()
         if has_nothing_to_do(settled, asked.resume):
             return run_in(Path(settled.config.resume))
@@ -79,13 +82,26 @@ def train(
 
 
 def load(
-    run: Run | str | os.PathLike[str], checkpoint: str = "best", greedy: bool | None = None, seed: int = 0
+    run: Run | str | os.PathLike[str],
+    checkpoint: str = "best",
+    greedy: bool | None = None,
+    seed: int = 0,
+    *,
+    env_id: str | Callable[..., Any] | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    network: str | Callable[..., Any] | None = None,
+    trust: bool = False,
 ) -> Policy:
     """The policy that a run has learnt, for use in your program.
 
     `checkpoint` is "best", "newest" or a checkpoint's name; `greedy` None means as in the run's own evaluations; `seed`
-    is for sampled actions. Raises UsageError.
+    is for sampled actions. `env_id`, `env_kwargs` and `network`, as `train` takes them, replace the run's own, which
+    another program may have handed over. What somebody else's folder names is imported only with `trust`. Raises
+    UsageError.
     """
     path = run.path if isinstance(run, Run) else Path(run)
     with one_thread(), random_numbers_kept():
-        return Policy(load_run(path, checkpoint, seed, greedy))
+        own = {"env_id": env_id, "env_kwargs": env_kwargs, "network": network}
+        given = settings_for(RunConfig, {name: value for name, value in own.items() if value is not None})
+        permission = Permission(given, trust)
+        return Policy(load_run(path, checkpoint, seed, greedy, permission=permission))

@@ -27,6 +27,7 @@ def training(
     *,
     config: RunConfig | File | None = None,
     quiet: bool = True,
+    trust: bool = False,
     **settings: Any,
 ) -> Training:
     """Start to train in the background, and return when the workers are running.
@@ -41,7 +42,7 @@ def training(
                     break
         print(training.run.best_score)
     """
-    return Training(asked_for(page, config, quiet, settings), speaks=not quiet)
+    return Training(asked_for(page, config, quiet, settings, trust), speaks=not quiet)
 
 
 class Training(Iterator[Evaluation]):

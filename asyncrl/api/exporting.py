@@ -32,7 +32,8 @@ from asyncrl.envs.spec import BadEnvironment, EpisodeLost, close_all
 from asyncrl.runtime.collect import for_environments, reset_state
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import build_agent, build_environments, build_normalizer
-from asyncrl.storage.files import disk_is_full, plain, read_json, replace_file
+from asyncrl.storage.files import disk_is_full, plain, replace_file
+from asyncrl.storage.stored import read_stored
 
 CHECKED = 1000
 """Observations on which an exported file is compared with the agent."""
@@ -94,7 +95,7 @@ def describe(loaded: Loaded) -> dict[str, str]:
         "env_id": spec.environment.env_id,
         "steps": str(checkpoint.steps),
         "spaces": json.dumps(plain(dataclasses.asdict(spec.spaces))),
-        "config": json.dumps(read_json(spec.folder.config_file)["config"]),
+        "config": json.dumps(read_stored(spec.folder.config_file).config),
     }
 
 

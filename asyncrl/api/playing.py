@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from asyncrl.api.training import check_memory, make_spec
 from asyncrl.backends.handles import build_handles
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.core.user_code import watched
 from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all, one_line
 from asyncrl.runtime.evaluator import play, side_by_side
@@ -26,8 +26,8 @@ from asyncrl.runtime.seeding import NO_PART
 from asyncrl.runtime.snapshots import check_fits, flat_parameters
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
-from asyncrl.storage.files import read_json
 from asyncrl.storage.run_folder import RunFolder
+from asyncrl.storage.stored import NONE_GIVEN, Permission, Stored, read_stored
 
 
 @dataclass(frozen=True)
@@ -78,21 +78,26 @@ def load_run(
     seed: int = 0,
     greedy: bool | None = None,
     change: Callable[[EnvSpec], EnvSpec] = lambda spec: spec,
+    permission: Permission = NONE_GIVEN,
 ) -> Loaded:
     """Load the run in a folder; `checkpoint` is "best", "newest" or a checkpoint's name.
 
-    `greedy` None means as in the run's own evaluations; `change` may replace the environment.
+    `greedy` None means as in the run's own evaluations; `change` may replace the environment; `permission` has the
+    settings that replace the run's, and says what its folder may import.
     Raises UsageError when the run, its checkpoint or its environment cannot be used.
     """
     folder = RunFolder.open(path)
-    page = page_of(folder)
-    settings = own_settings(stored_config(page, folder.path), seed, greedy)
+    stored = read_stored(folder.config_file)
+    page = page_of(stored, permission)
+    settings = stored_config(page, stored, permission, trains=False)
+    settings = own_settings(dataclasses.replace(settings, **permission.given), seed, greedy)
     with watched(settings.hang_seconds):
         environment = change(make_spec(settings))
         spaces = environment.probe()
         _, layout = initial_parameters(page, settings, spaces)
     found = load_checkpoint(folder, checkpoint)
-    check_fits(found, page, settings.env_id, settings.optimizer, layout)
+    env_id = stored.config.get("env_id", settings.env_id)  # the same environment, if it is called otherwise here
+    check_fits(found, page, env_id, settings.optimizer, layout)
     theta = flat_parameters(found, layout)
     check_memory(page, settings, environment, spaces, theta.numel(), experience=0)  # nobody learns
     spec = RunSpec(page, settings, environment, spaces, folder, layout, NO_PART)
@@ -133,17 +138,14 @@ def play_run(
     )
 
 
-def page_of(folder: RunFolder) -> str:
-    """The module of the run's page. Raises UsageError if there is none; imports nothing that cannot be a page."""
+def page_of(stored: Stored, permission: Permission) -> str:
+    """The module of the run's page, imported. Raises UsageError if there is none, or if it may not be imported."""
+    page = stored.usable_page(permission)
     try:
-        page = read_json(folder.config_file)["page"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"{folder.config_file} cannot be read: {one_line(error)}") from None
-    try:
-        pages.load(str(page))
+        pages.load(page)
     except UsageError as error:
-        raise UsageError(f"{folder.path} is a run of {page!r}, which cannot be used: {error}") from None
-    return str(page)
+        raise UsageError(f"{stored.path.parent} is a run of {page!r}, which cannot be used: {error}") from None
+    return page
 
 
 def own_settings(run: RunConfig, seed: int, greedy: bool | None) -> RunConfig:
@@ -163,5 +165,5 @@ def load_checkpoint(folder: RunFolder, name: str) -> Checkpoint:
         there = [path.name for kind in ("step", "best") for path in checkpoints.find(folder.checkpoints, kind)]
         raise UsageError(f"{error}; there are {', '.join(there) or 'none'}") from None
     for line in skipped:
-        print(line, file=sys.stderr)
+        print_line(line, error=True)
     return checkpoint

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig, from_plain, to_plain
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.envs.spec import one_line
-from asyncrl.pages import name_of, short
+from asyncrl.pages import module_of, name_of, short
 from asyncrl.runtime.monitor import TIME_IS_OVER
 from asyncrl.runtime.run import Layout, load_page
 from asyncrl.runtime.snapshots import check_fits
@@ -19,6 +19,7 @@ from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from asyncrl.storage.files import read_json
 from asyncrl.storage.run_folder import RunFolder, default_name, runs_of, started_at
 from asyncrl.storage.status import read_status
+from asyncrl.storage.stored import Permission, Stored, read_stored
 
 AUTO = "auto"
 """--resume auto: the newest run of the same name, or a new one."""
@@ -52,8 +53,8 @@ def newest(page: str, config: RunConfig) -> Path | None:
 def _backend_of(run: RunFolder) -> str | None:
     """The backend on which a run was started; None if its configuration cannot be read."""
     try:
-        return str(read_json(run.config_file)["config"]["backend"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(read_stored(run.config_file).config.get("backend"))
+    except UsageError:
         return None
 
 
@@ -63,16 +64,18 @@ def is_finished(path: Path) -> bool:
     return status.get("state") == "finished" and status.get("reason", TIME_IS_OVER) != TIME_IS_OVER
 
 
-def stored_config(page: str, path: Path) -> RunConfig:
-    """The configuration of the run in `path`. Raises UsageError if it is not a run of this page."""
-    folder = RunFolder.open(path)
+def stored_config(page: str, stored: Stored, permission: Permission, trains: bool) -> RunConfig:
+    """The configuration of a run, to be resumed or, unless it `trains`, to be played.
+
+    Raises UsageError if it is not a run of this page, or names code that may not be imported.
+    """
+    if module_of(stored.page) != page:
+        raise UsageError(f"{stored.path.parent} is a run of {name_of(stored.page)}; resume it with that command")
+    config = stored.usable_config(permission, trains)
     try:
-        stored = read_json(folder.config_file)
-        if stored["page"] != page:
-            raise UsageError(f"{path} is a run of {name_of(stored['page'])}; resume it with that command")
-        return from_plain(load_page(page).Config, stored["config"])
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"{folder.config_file} cannot be read: {one_line(error)}") from None
+        return from_plain(load_page(page).Config, config)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"{stored.path} cannot be read: {one_line(error)}") from None
 
 
 def differences(stored: RunConfig, config: RunConfig) -> list[str]:
@@ -89,7 +92,7 @@ def load_for_resume(page: str, config: RunConfig, layout: Layout) -> Checkpoint:
     except BadCheckpoint as error:
         raise UsageError(f"nothing to resume in {config.resume}: {error}") from None
     for line in skipped:
-        print(line, file=sys.stderr)
+        print_line(line, error=True)
     check_fits(checkpoint, page, config.env_id, config.optimizer, layout)
     # A run that was killed after its last step still has to make its last evaluation.
     if checkpoint.steps >= config.total_steps and is_finished(Path(config.resume)):

@@ -14,11 +14,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from asyncrl import pages
 from asyncrl.api.training import Settled, settle
 from asyncrl.backends.launch import launched
+from asyncrl.config.arguments import write_argument
 from asyncrl.config.commandline import read_text
-from asyncrl.config.run_config import RunConfig
+from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.config.words import ALIASES, ENVIRONMENTS, read_count, read_file, settings_in, share_environments
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import name_for
+from asyncrl.storage.stored import Permission
 
 OWN = ("env_id", "network", "exploration")
 """Settings that may be a class or a function."""
@@ -35,6 +37,8 @@ class Asked:
     config: RunConfig | None
     """A complete Config; None: `settings` has those that were given."""
     settings: dict[str, Any]
+    trust: bool = False
+    """Whether everything may be imported that the folder of a resumed run names."""
 
     @property
     def resume(self) -> str:
@@ -51,7 +55,8 @@ class Asked:
             made: RunConfig = replace(self.config or default or cls(), **given | more)
             return made
 
-        settled = settle(self.page, read, self.resume)
+        own = {} if self.config is None else to_plain(self.config)
+        settled = settle(self.page, read, self.resume, Permission({"page": self.page, **own, **given}, self.trust))
         if settled.config.backend == "collective" and (launch := launched(os.environ)) is not None:
             raise UsageError(
                 f"under {launch.by} use the command, python -m asyncrl.{pages.short(self.page)} --backend collective: "
@@ -61,9 +66,15 @@ class Asked:
 
 
 def asked_for(
-    page: str | ModuleType | None, config: RunConfig | File | None, quiet: bool, settings: dict[str, Any]
+    page: str | ModuleType | None,
+    config: RunConfig | File | None,
+    quiet: bool,
+    settings: dict[str, Any],
+    trust: bool = False,
 ) -> Asked:
     """The run that a call of `train` describes. `settings` override those of a file, which may name the page.
+
+    `trust`: a folder may name any code.
 
     Raises UsageError.
     """
@@ -72,16 +83,18 @@ def asked_for(
         module = _module_name(page)
         cls = pages.load(module).Config
         if config is None:
-            return Asked(module, None, settings | own)
+            return Asked(module, None, settings | own, trust)
         if not isinstance(config, cls):
             raise UsageError(f"config is a {type(config).__module__}.Config, {module} takes a {cls.__module__}.Config")
         if settings:
             raise UsageError("give the settings one by one or a config, not both")
-        return Asked(module, config, own)
-    file = Path(config)
-    module = _module_name(page or read_file(file)[0])
-    stored = _from_text(pages.load(module).Config, own_names(settings_in(file, module)))
-    return Asked(module, None, stored | own_names(settings) | own)
+        return Asked(module, config, own, trust)
+    file, given = Path(config), own_names(settings)
+    named = {"page": _module_name(page)} if page else {}
+    permission = Permission(given | named, trust)
+    module = _module_name(page or read_file(file, permission)[0])
+    stored = _from_text(pages.load(module).Config, own_names(settings_in(file, module, permission)))
+    return Asked(module, None, stored | given | own, trust)
 
 
 def _from_text(cls: type[RunConfig], stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,7 +161,7 @@ def _fitting(name: str, kind: Any, value: Any) -> Any:
         raise UsageError(f"{name} takes {', '.join(map(str, arguments))}, got {value!r}")
     if get_origin(kind) is tuple:
         if isinstance(value, Mapping):
-            value = [f"{key}={item!r}" for key, item in value.items()]
+            value = [write_argument(key, item, hands_over=True) for key, item in value.items()]
         if not isinstance(value, list | tuple):
             raise UsageError(f"{name} takes several values, got {value!r}")
         return tuple(_fitting(name, arguments[0], item) for item in value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import os
@@ -37,11 +36,12 @@ from asyncrl.backends.looking import look
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
+from asyncrl.config.arguments import parse_argument
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.devices import CPU, require_device
 from asyncrl.core.errors import UsageError
-from asyncrl.core.named import parcels
+from asyncrl.core.named import Handed, parcels
 from asyncrl.core.precision import INSTRUCTIONS
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import user_code, watched
@@ -56,6 +56,7 @@ from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
 from asyncrl.storage.holding import FolderLost, Hold
 from asyncrl.storage.run_folder import RunExists, RunFolder, cpu_instructions, default_name, host_facts
+from asyncrl.storage.stored import Permission, read_stored, write_stored
 from asyncrl.storage.tracking import make_trackers, require
 
 MOST_AT_A_TIME = 100
@@ -92,22 +93,22 @@ Read = Callable[[RunConfig | None, str], RunConfig]
 not empty, replaces `resume`. Raises UsageError."""
 
 
-def settle(page: str, read: Read, resume: str = "") -> Settled:
+def settle(page: str, read: Read, resume: str, permission: Permission) -> Settled:
     """Settings, environment and changes on resume, for the run in `resume`, the newest one, or a new one.
 
-    Raises UsageError.
+    `permission`: what of a resumed run's folder may be imported. Raises UsageError.
     """
     if resume != AUTO:
-        return _settle(page, read, resume)
-    settled = _settle(page, read, "")
+        return _settle(page, read, resume, permission)
+    settled = _settle(page, read, "", permission)
     path = newest(page, settled.config)
-    return settled if path is None else _settle(page, read, str(path))
+    return settled if path is None else _settle(page, read, str(path), permission)
 
 
-def _settle(page: str, read: Read, resume: str) -> Settled:
+def _settle(page: str, read: Read, resume: str, permission: Permission) -> Settled:
     module = load_page(page)
     if resume:
-        stored = stored_config(page, Path(resume))
+        stored = stored_config(page, read_stored(RunFolder.open(Path(resume)).config_file), permission, trains=True)
         config = read(stored, resume)
         changes = differences(stored, config)
         spec = make_spec(config)
@@ -265,7 +266,7 @@ def carry_out(
         tell(f"run folder: {folder.path}")
         for line in introduction(run, settled.facts["description"], settled.changes):
             view.say(line)
-        write_json(folder.config_file, {"page": settled.page, "config": to_plain(config), "environment": settled.facts})
+        write_stored(folder.config_file, settled.page, to_plain(config), settled.facts)
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
         title = f"{short(settled.page)} {config.env_id} {folder.path.name}"
         try:
@@ -309,7 +310,8 @@ def prepare(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) 
     exact = exact_state(checkpoint, config) if checkpoint and config.backend == "serial" else None
     if checkpoint:
         theta = flat_parameters(checkpoint, layout)
-    own = parcels([config.env_id, config.network, getattr(config, "exploration", "")])
+    values = [value.name for _, value in environment.env_kwargs if isinstance(value, Handed)]
+    own = parcels([config.env_id, config.network, getattr(config, "exploration", ""), *values])
     spec = RunSpec(page, config, environment, spaces, open_folder(page, config), layout, part, exact, parcels=own)
     return Run(spec, build_handles(spec, theta, checkpoint))
 
@@ -399,17 +401,6 @@ def make_spec(config: RunConfig) -> EnvSpec:
         full_action_space=config.full_action_space,
         max_episode_steps=config.max_episode_steps,
     )
-
-
-def parse_argument(word: str) -> tuple[str, Any]:
-    """A key=value word of --env-kwargs: a Python literal if it is one, else text."""
-    key, equals, value = word.partition("=")
-    if not equals or not key.isidentifier():
-        raise UsageError(f"--env-kwargs takes key=value, got {word!r}")
-    try:
-        return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # all that literal_eval raises
-        return key, value
 
 
 def open_folder(page: str, config: RunConfig) -> RunFolder:

@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from asyncrl.backends.launch import LOOPBACK, Launch, interface_towards, own_add
 from asyncrl.backends.outcome import Signals
 from asyncrl.backends.seals import SECRET, Sealed
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.runtime.silence import Watch
 from asyncrl.storage.run_folder import versions
 
@@ -134,7 +134,7 @@ class Board:
                     over = True
                 over_since = (over_since or time.monotonic()) if over else None
                 if over_since is not None and watch.silence(over_since) > GRACE_SECONDS and not self._closed.is_set():
-                    print(f"asyncrl: rank {self.rank} hangs at the end of the run, and ends itself", file=sys.stderr)
+                    print_line(f"asyncrl: rank {self.rank} hangs at the end of the run, and ends itself", error=True)
                     end(1)
 
         self._thread = threading.Thread(target=live, daemon=True, name="beat")

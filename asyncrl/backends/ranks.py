@@ -39,6 +39,7 @@ from asyncrl.backends.launch import LOOPBACK, Launch
 from asyncrl.backends.outcome import Signals
 from asyncrl.config.run_config import RunConfig, from_plain, to_plain
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.gathered import Gathered, Kept
@@ -210,7 +211,7 @@ def attend_launched(launch: Launch, page: str, words: Sequence[str], make_spec: 
         with Signals().caught() as signals:
             code = attend(board, signals, lambda beginning: beginning.spec(page, make_spec))
     except (RanksLost, RuntimeError, UsageError) as error:
-        print(f"asyncrl: rank {launch.rank} on {socket.gethostname()}: {first_line(error)}", file=sys.stderr)
+        print_line(f"asyncrl: rank {launch.rank} on {socket.gethostname()}: {first_line(error)}", error=True)
         code = 2 if isinstance(error, UsageError) else 1
     leave(code, at_once=code not in (0, 2))  # gloo's threads may wait for a rank that is gone
     return code
@@ -301,7 +302,7 @@ def _leave(board: Board, error: Exception, places: Places) -> None:
         trouble = "is gone, and the run with it"
     if speaks:
         host = places[0][0] if places else board.host
-        print(f"asyncrl: rank 0 on {host} {trouble} ({first_line(error)})", file=sys.stderr, flush=True)
+        print_line(f"asyncrl: rank 0 on {host} {trouble} ({first_line(error)})", error=True)
         time.sleep(SILENT_SECONDS)  # ranks that notice it later see that this one lives, and has said so
 
 

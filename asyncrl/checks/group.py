@@ -37,6 +37,7 @@ from asyncrl.backends.outcome import Signals
 from asyncrl.backends.seals import SECRET
 from asyncrl.checks.finding import Finding, advise, judge
 from asyncrl.core.cores import usable_cores
+from asyncrl.core.output import print_line
 from asyncrl.runtime.threads import left_by_launcher
 
 TIMEOUT_SECONDS = 60.0
@@ -61,7 +62,7 @@ def attend(launch: Launch, words: Sequence[str]) -> int:
             time_exchanges(board, parameters)
         board.put(f"ended/{board.rank}", True)
     except (RanksLost, RuntimeError) as error:
-        print(f"asyncrl doctor: rank {launch.rank} on {socket.gethostname()}: {error}", file=sys.stderr)
+        print_line(f"asyncrl doctor: rank {launch.rank} on {socket.gethostname()}: {error}", error=True)
         return 1
     return 0
 

@@ -11,6 +11,7 @@ from asyncrl import pages
 from asyncrl.commands.program import run_command
 from asyncrl.config.groups import flag
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 
 SHELLS = ("bash", "zsh")
 BASH = """\
@@ -42,13 +43,13 @@ def main(words: Sequence[str] | None = None) -> int:
 def completion(words: Sequence[str]) -> int:
     """The same. Raises UsageError for another shell."""
     if {"-h", "--help"} & set(words):
-        print(
+        print_line(
             'usage: asyncrl completion {bash,zsh}\n\nPut into ~/.bashrc or ~/.zshrc: eval "$(asyncrl completion bash)"'
         )
         return 0
     if len(words) != 1 or words[0] not in SHELLS:
         raise UsageError(f"name a shell: {' or '.join(SHELLS)}")
-    print((ZSH if words[0] == "zsh" else "") + script(), end="")
+    print_line((ZSH if words[0] == "zsh" else "") + script().rstrip())
     return 0
 
 
@@ -66,7 +67,7 @@ def script() -> str:
 def flags_of_page(page: str) -> list[str]:
     """All flags of a page, those with another name under their own."""
     fields = dataclasses.fields(importlib.import_module(pages.module_of(page)).Config)
-    return [*(flag(field.name) for field in fields), "--config", "--help", "--version"]
+    return [*(flag(field.name) for field in fields), "--config", "--trust", "--help", "--version"]
 
 
 def flags_of_command(name: str) -> list[str]:

@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from asyncrl import pages
 from asyncrl.api.training import check_together, make_spec, prepare
@@ -40,11 +39,13 @@ from asyncrl.config.commandline import parse
 from asyncrl.config.groups import default_workers
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import HANG_SECONDS
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.normalize import moments_shape, moments_size
 from asyncrl.runtime.run import Run, initial_parameters, load_page
+from asyncrl.runtime.terminal import shown
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 
 WANTED = "forkserver" if sys.platform == "linux" else "spawn"
@@ -376,7 +377,9 @@ def show(findings: Sequence[Finding], config: Config) -> None:
     failed = [finding for finding in findings if finding.verdict == "FAIL"]
     if config.json:
         checks = [dataclasses.asdict(finding) for finding in findings]
-        print(json.dumps({"page": config.page, "env_id": config.env_id, "ok": not failed, "checks": checks}, indent=2))
+        print_line(
+            json.dumps({"page": config.page, "env_id": config.env_id, "ok": not failed, "checks": checks}, indent=2)
+        )
         return
     console = Console(
         width=None if sys.stdout.isatty() else max(80, shutil.get_terminal_size().columns), highlight=False
@@ -398,10 +401,10 @@ def table(findings: Sequence[Finding]) -> Table:
     grid.add_column()
     grid.add_column()
     for finding in findings:
-        figure = Text(finding.figure)
+        figure = shown(finding.figure)
         if finding.remedy:
-            figure.append(f"\n-> {finding.remedy}", style=COLOURS[finding.verdict])
-        grid.add_row(Text(finding.verdict, style=COLOURS[finding.verdict]), Text(finding.check), figure)
+            figure.append(shown(f"\n-> {finding.remedy}", COLOURS[finding.verdict]))
+        grid.add_row(shown(finding.verdict, COLOURS[finding.verdict]), shown(finding.check), figure)
     return grid
 
 

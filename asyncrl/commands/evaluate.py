@@ -19,11 +19,13 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncrl.api.playing import Result, load_run, play_run
-from asyncrl.commands.program import prints_aside, run_command
+from asyncrl.commands.program import permission_of, prints_aside, run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.envs.spec import NOOP_MAX, BadEnvironment, Environment, EnvSpec
 from asyncrl.runtime.evaluator import cut_in_words
+from asyncrl.runtime.terminal import shown
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage import checkpoints
 from asyncrl.storage.run_folder import RunFolder
@@ -61,6 +63,10 @@ class Config:
     """File (.mp4) for a film of the first episode; needs imageio-ffmpeg, the extra [video]."""
     json: bool = False
     """Print the results as JSON."""
+    env_id: str = ""
+    """The run's environment, where it has another name here."""
+    trust: bool = False
+    """Import whatever the folder names, whoever made it."""
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -131,7 +137,7 @@ def play_all(chosen: Sequence[tuple[Path, str]], config: Config) -> list[Result]
         try:
             results.append(play_what(run, name, config))
         except UsageError as error:
-            print(f"left out: {run}: {error}", file=sys.stderr)
+            print_line(f"left out: {run}: {error}", error=True)
     if not results:
         raise UsageError("none of these runs can be played")
     return results
@@ -146,7 +152,7 @@ def play_what(run: Path, checkpoint: str, config: Config, writer: Any = None) ->
         return to_be_filmed(spec, Path(config.video)) if config.video else spec
 
     greedy = config.greedy if config.greedy or config.sampled else None
-    loaded = load_run(run, checkpoint, config.seed, greedy, change)
+    loaded = load_run(run, checkpoint, config.seed, greedy, change, permission_of(config.env_id, config.trust))
     rate = frame_rate(loaded.run.spec.environment)
     return play_run(loaded, config.episodes, lambda first: filming(first, config.video, writer, rate))
 
@@ -216,23 +222,23 @@ def show(result: Result, config: Config) -> None:
     """Print the result as text, or as JSON."""
     summary = judged(result, config)
     if config.json:
-        print(json.dumps(dataclasses.asdict(result) | summary, indent=2))
+        print_line(json.dumps(dataclasses.asdict(result) | summary, indent=2))
         return
-    print(f"{result.page} on {result.env_id}, {result.checkpoint} checkpoint, trained for {result.steps:,} steps")
-    print(f"{len(result.returns)} episodes, {result.policy} policy, seed {result.seed}{_protocol(config)}")
-    print("returns: " + " ".join(f"{score:g}" for score in result.returns))
-    print("lengths: " + " ".join(str(length) for length in result.lengths))
-    print(
+    print_line(f"{result.page} on {result.env_id}, {result.checkpoint} checkpoint, trained for {result.steps:,} steps")
+    print_line(f"{len(result.returns)} episodes, {result.policy} policy, seed {result.seed}{_protocol(config)}")
+    print_line("returns: " + " ".join(f"{score:g}" for score in result.returns))
+    print_line("lengths: " + " ".join(str(length) for length in result.lengths))
+    print_line(
         f"mean {summary['mean']:.2f}{_interval_in_words(summary['interval'], '.2f')}, "
         f"standard deviation {summary['std']:.2f}, "
         f"min {summary['min']:g}, max {summary['max']:g}, mean length {summary['mean_length']:.1f} steps"
     )
     if "human_normalized" in summary:
-        print(f"human-normalised {summary['human_normalized']:.1f} % ({SOURCES[config.human]})")
+        print_line(f"human-normalised {summary['human_normalized']:.1f} % ({SOURCES[config.human]})")
     if result.cut:
-        print(cut_in_words(result.cut, result.lengths))
+        print_line(cut_in_words(result.cut, result.lengths))
     if config.video:
-        print(config.video)
+        print_line(config.video)
 
 
 def show_all(results: Sequence[Result], config: Config) -> None:
@@ -243,15 +249,15 @@ def show_all(results: Sequence[Result], config: Config) -> None:
     together = [] if config.checkpoint == "all" else totals(scores, config.human)
     if config.json:
         said = [dataclasses.asdict(result) | row for result, row in zip(results, rows, strict=True)]
-        print(json.dumps({"results": said, "totals": list(map(_total_as_data, together))}, indent=2))
+        print_line(json.dumps({"results": said, "totals": list(map(_total_as_data, together))}, indent=2))
         return
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     console.print(_table(results, rows))
-    print(f"{config.episodes} episodes each, seed {config.seed}{_protocol(config)}")
+    print_line(f"{config.episodes} episodes each, seed {config.seed}{_protocol(config)}")
     if any("human_normalized" in row for row in rows):
-        print(f"human %: {SOURCES[config.human]}; random play is 0 in Video Pinball")
+        print_line(f"human %: {SOURCES[config.human]}; random play is 0 in Video Pinball")
     for total in together:
-        print(_total_in_words(total))
+        print_line(_total_in_words(total))
 
 
 def _table(results: Sequence[Result], rows: Sequence[dict[str, Any]]) -> Table:
@@ -264,8 +270,8 @@ def _table(results: Sequence[Result], rows: Sequence[dict[str, Any]]) -> Table:
         percent = f"{row['human_normalized']:.1f}" if "human_normalized" in row else "-"
         interval = "-" if row["interval"] is None else "{:.2f} to {:.2f}".format(*row["interval"])
         table.add_row(
-            f"{result.page} {Path(result.run).name}", result.env_id, result.checkpoint, f"{result.steps:,}",
-            result.policy, f"{row['mean']:.2f}", interval, f"{row['min']:g}", f"{row['max']:g}",
+            *map(shown, (f"{result.page} {Path(result.run).name}", result.env_id, result.checkpoint)),
+            f"{result.steps:,}", result.policy, f"{row['mean']:.2f}", interval, f"{row['min']:g}", f"{row['max']:g}",
             *([percent] if human else []),
         )  # fmt: skip
     return table

@@ -10,9 +10,10 @@ from typing import Annotated
 
 import tyro
 
-from asyncrl.commands.program import run_command
+from asyncrl.commands.program import permission_of, run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 
 
@@ -32,6 +33,10 @@ class Config:
     """best, newest, or the name of one, such as step_000000500000."""
     check: bool = True
     """Let the agent play for 1,000 observations, and compare what the ONNX model and the program say to each."""
+    env_id: str = ""
+    """The run's environment, where it has another name here."""
+    trust: bool = False
+    """Import whatever the folder names, whoever made it."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -59,11 +64,12 @@ def write(config: Config) -> int:
     from asyncrl.api import exporting
     from asyncrl.api.playing import load_run
 
-    loaded = load_run(config.run, config.checkpoint, greedy=True)
+    permission = permission_of(config.env_id, config.trust)
+    loaded = load_run(config.run, config.checkpoint, greedy=True, permission=permission)
     model = exporting.Deciding(loaded)
     if config.safetensors:
         exporting.write_safetensors(loaded, model, Path(config.safetensors))
-        print(config.safetensors)
+        print_line(config.safetensors)
     good = True
     for name, write_file, read_file in (
         (config.torch, exporting.write_torch, exporting.read_torch),
@@ -73,7 +79,7 @@ def write(config: Config) -> int:
             continue
         write_file(loaded, model, Path(name))
         agreement = exporting.compare(loaded, model, read_file(Path(name))) if config.check else None
-        print(name if agreement is None else f"{name}: {agreement}")
+        print_line(name if agreement is None else f"{name}: {agreement}")
         good &= agreement is None or agreement.good
     return 0 if good else 1
 

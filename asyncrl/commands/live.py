@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 
-from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.pages import short
 from asyncrl.runtime.monitor import Summary
 from asyncrl.runtime.terminal import PlainView, number, panel
@@ -20,6 +20,7 @@ from asyncrl.storage.files import read_json
 from asyncrl.storage.records import RecordReader
 from asyncrl.storage.run_folder import RunFolder
 from asyncrl.storage.status import DIED, GOING, read_status
+from asyncrl.storage.stored import read_stored
 
 POLL_SECONDS = 1.0
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -45,12 +46,9 @@ class Reader:
     def __init__(self, folder: RunFolder) -> None:
         """Raises UsageError if the folder's settings cannot be read."""
         self.folder = folder
-        try:
-            stored = read_json(folder.config_file)
-            self.config: dict[str, Any] = stored["config"]
-            self.title = f"{short(stored['page'])} on {self.config['env_id']}"
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{folder.config_file} cannot be read: {error}") from None
+        stored = read_stored(folder.config_file)
+        self.config = stored.config
+        self.title = f"{short(stored.page)} on {self.config.get('env_id')}"
         self._supervisor = RecordReader(folder.supervisor_file)
         self._evaluator = RecordReader(folder.evaluator_file)
         self._row: dict[str, Any] = {}
@@ -147,5 +145,5 @@ def follow(folder: RunFolder) -> int:
             live.stop()
     if live is None:
         plain.close(summary)
-    print(f"{reader.state}: {reader.reason}; best evaluation {number(summary.best_score)}")
+    print_line(f"{reader.state}: {reader.reason}; best evaluation {number(summary.best_score)}")
     return 1 if reader.state == DIED else 0

@@ -14,6 +14,7 @@ import tyro
 from asyncrl.commands.program import run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ def main(words: Sequence[str] | None = None) -> int:
             raise UsageError("none of these runs has an evaluation yet")
         for run in runs:
             if not run.rows:
-                print(f"left out: {run.path} has no evaluations yet", file=sys.stderr)
+                print_line(f"left out: {run.path} has no evaluations yet", error=True)
         save_figure(draw_curves(curves, config.x, config.title, references), config.out)
-        print(config.out)
+        print_line(config.out)
         return 0
 
     return run_command(program, draw)

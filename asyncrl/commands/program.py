@@ -13,15 +13,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.envs.spec import EnvironmentNotice
 from asyncrl.storage.files import disk_trouble
 from asyncrl.storage.run_folder import versions
+from asyncrl.storage.stored import Permission
 
 
 def version() -> str:
     """Of this package and of what its results depend on most."""
     names = ("asyncrl", "python", "torch", "numpy", "gymnasium", "ale-py")
     return ", ".join(f"{name} {found}" for name in names if (found := versions()[name]))
+
+
+def permission_of(env_id: str, trust: bool) -> Permission:
+    """What the flags --env-id and --trust allow a run's folder to import."""
+    return Permission({"env_id": env_id} if env_id else {}, trust)
 
 
 @contextlib.contextmanager
@@ -31,7 +38,7 @@ def _notices_in_one_line(program: str) -> Iterator[None]:
 
     def in_one_line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, EnvironmentNotice):
-            print(f"{program}: {message}", file=sys.stderr)
+            print_line(f"{program}: {message}", error=True)
         else:
             show(message, category, *place, **more)
 
@@ -77,7 +84,7 @@ def run_command(program: str, command: Callable[[], int]) -> int:
         with _notices_in_one_line(program):
             return command()
     except UsageError as error:
-        print(f"{program}: error: {error}", file=sys.stderr)
+        print_line(f"{program}: error: {' '.join(str(error).splitlines())}", error=True)
         return 2
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more as it ends
@@ -85,8 +92,8 @@ def run_command(program: str, command: Callable[[], int]) -> int:
     except OSError as error:
         if (trouble := disk_trouble(error)) is None:
             raise
-        print(f"{program}: error: {trouble}: {error}", file=sys.stderr)
+        print_line(f"{program}: error: {trouble}: {error}", error=True)
         return 1
     except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
+        print_line(f"{program}: interrupted", error=True)
         return 130

@@ -25,6 +25,7 @@ from asyncrl.commands.program import run_command
 from asyncrl.commands.speedup import check_algorithms, split, spread
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.studies.axes import group_words
 from asyncrl.studies.jobs import alone_in, run_jobs
 from asyncrl.studies.races import Conditions, Entrant, RaceFile, Start
@@ -90,21 +91,21 @@ def race(config: Config, further: Sequence[str], command: str) -> int:
         for entrant in entrants
     ]
     failures: list[str] = []
-    with alone_in(config.runs_dir, print) as lock:
+    with alone_in(config.runs_dir, print_line) as lock:
         file = RaceFile(config.runs_dir)
         if not config.report_only:
             file.add(command, conditions, starts)
             try_words(file, starts)
             file.save()
-            failures = run_jobs([file.job(start) for start in starts], config.runs_dir, config.jobs, lock, print)
+            failures = run_jobs([file.job(start) for start in starts], config.runs_dir, config.jobs, lock, print_line)
         elif not file.starts:
             raise UsageError(f"{config.runs_dir} holds no race to report on")
         from asyncrl.studies.race_report import write_report
 
-        report = write_report(file, config.runs_dir, print)
+        report = write_report(file, config.runs_dir, print_line)
     for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
-    print(report)
+        print_line(f"failed: {failure}", error=True)
+    print_line(report)
     return 1 if failures else 0
 
 

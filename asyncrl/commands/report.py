@@ -13,6 +13,8 @@ import tyro
 from asyncrl.commands.program import run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
+from asyncrl.envs.spec import one_line
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,16 @@ def main(words: Sequence[str] | None = None) -> int:
         config = parse(Config, words, program)
         from asyncrl.plots.report import make_page, read_runs
 
-        page = make_page(read_runs(config.runs), config.title)
+        try:
+            page = make_page(read_runs(config.runs), config.title)
+        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
+            raise UsageError(f"the records of these runs cannot be shown: {one_line(error)}") from None
         try:
             config.out.parent.mkdir(parents=True, exist_ok=True)
             config.out.write_text(page, encoding="utf-8")
         except OSError as error:
             raise UsageError(f"cannot write {config.out}: {error}") from None
-        print(f"{config.out} ({config.out.stat().st_size / 1000:.0f} kB)")
+        print_line(f"{config.out} ({config.out.stat().st_size / 1000:.0f} kB)")
         return 0
 
     return run_command(program, report)

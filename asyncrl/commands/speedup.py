@@ -25,6 +25,7 @@ from asyncrl.commands.program import run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.pages import GRADIENT_PAGES
 from asyncrl.studies.axes import group_words
 from asyncrl.studies.jobs import alone_in, run_jobs
@@ -122,7 +123,7 @@ def study(config: Config, further: Sequence[str], command: str) -> int:
         for env_id, steps in zip(config.env_ids, budgets, strict=True)
     }
     failures: list[str] = []
-    with alone_in(config.runs_dir, print) as lock:
+    with alone_in(config.runs_dir, print_line) as lock:
         file = StudyFile(config.runs_dir)
         if not config.report_only:
             file.add(command, ablation, environments, fixed, cells)
@@ -131,7 +132,7 @@ def study(config: Config, further: Sequence[str], command: str) -> int:
             slots = config.jobs or (len(usable_cores()) if config.backend == "serial" else 1)
 
             def make(some: list[Cell]) -> list[str]:
-                return run_jobs([file.job(cell) for cell in some], config.runs_dir, slots, lock, print)
+                return run_jobs([file.job(cell) for cell in some], config.runs_dir, slots, lock, print_line)
 
             failures = make([cell for cell in cells if cell.workers == 1])
             set_references(file, config)
@@ -142,8 +143,8 @@ def study(config: Config, further: Sequence[str], command: str) -> int:
 
         report = write_report(file, config.runs_dir, config.price_per_core_hour)
     for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
-    print(report)
+        print_line(f"failed: {failure}", error=True)
+    print_line(report)
     return 1 if failures else 0
 
 
@@ -242,7 +243,7 @@ def set_references(file: StudyFile, config: Config) -> None:
     for key, group in groups.items():
         if reference := choose_reference(group, config.reference_fraction, config.reference_evaluations):
             file.references[key] = reference
-            print(f"{key[1]} on {key[0]}: reference score {reference.score:g}, {reference.how}")
+            print_line(f"{key[1]} on {key[0]}: reference score {reference.score:g}, {reference.how}")
     file.save()
 
 

@@ -35,6 +35,7 @@ from asyncrl.config.commandline import parse
 from asyncrl.config.words import understood
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.studies.axes import Axis, Point, combine, group_words, make_axis, words_of
 from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs, run_state
 from asyncrl.studies.search import STORAGE, Plan, Search, import_optuna
@@ -98,10 +99,10 @@ def sweep(words: Sequence[str], program: str) -> int:
         print_jobs(trials, config.runs_dir)
         return 0
     failures: list[str] = []
-    with alone_in(config.runs_dir, print) as lock:
+    with alone_in(config.runs_dir, print_line) as lock:
         if not config.collect:
             slots = slots_for(config, axes, try_words([trial for trial in trials if trial.seed == 1]))
-            failures = run_jobs([trial.job for trial in trials], config.runs_dir, slots, lock, print)
+            failures = run_jobs([trial.job for trial in trials], config.runs_dir, slots, lock, print_line)
         rows = [row_of(trial, config.runs_dir) for trial in trials]
         return report(rows, axes, config.runs_dir, words, failures)
 
@@ -120,12 +121,12 @@ def search(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> int:
         for env_id in env_ids_of(algorithm, axes)
     }
     failures: list[str] = []
-    with alone_in(config.runs_dir, print) as lock:
+    with alone_in(config.runs_dir, print_line) as lock:
         if not config.collect:
             slots = slots_for(config, axes, try_words([trial for s in searches for trial in corners(*s, axes)]))
             plan = Plan(config.trials, config.seeds, config.prune, config.draw_seed, slots)
             for one in searches.values():
-                failures += one.run(plan, lock, print)
+                failures += one.run(plan, lock, print_line)
         rows = [
             row_of(make_trial(algorithm, point, seed, axes), config.runs_dir, state)
             for (algorithm, _), one in searches.items()
@@ -192,7 +193,7 @@ def slots_for(config: Config, axes: Sequence[Axis], kinds: Collection[str]) -> i
     if given.get("backend") == ("serial",):
         return cores
     if cores > 1 and not {"workers", "backend"} & given.keys() and not {"atari", "screen"} & set(kinds):
-        print(f"small environments: {cores} runs at a time, on a core each; --jobs 1 gives each run all cores")
+        print_line(f"small environments: {cores} runs at a time, on a core each; --jobs 1 gives each run all cores")
         return cores
     return 1
 
@@ -209,10 +210,10 @@ def report(rows: Sequence[Row], axes: Sequence[Axis], runs_dir: Path, words: Seq
 
     path = write_report(rows, axes, runs_dir, shlex.join(["python", "-m", "asyncrl", "sweep", *words]))
     for line in best_rows(rows, axes):
-        print(line)
+        print_line(line)
     for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
-    print(path)
+        print_line(f"failed: {failure}", error=True)
+    print_line(path)
     return 1 if failures else 0
 
 
@@ -290,9 +291,9 @@ def print_jobs(trials: Sequence[Trial], runs_dir: Path) -> None:
         if is_done(trial.job, runs_dir):
             continue
         if folder.exists():
-            print(f"left out: {folder} was begun ({run_state(folder) or 'no status'})", file=sys.stderr)
+            print_line(f"left out: {folder} was begun ({run_state(folder) or 'no status'})", error=True)
         else:
-            print(shlex.join(["python", "-m", "asyncrl", "train", trial.job.page, *trial.job.arguments(runs_dir)]))
+            print_line(shlex.join(["python", "-m", "asyncrl", "train", trial.job.page, *trial.job.arguments(runs_dir)]))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from asyncrl.backends.outcome import Signals
 from asyncrl.commands.program import run_command, version
 from asyncrl.config.commandline import parse
 from asyncrl.config.run_config import RunConfig
-from asyncrl.config.words import understood, value_of
+from asyncrl.config.words import TRUST, permission_in, understood, value_of
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.pages import command_of
 from asyncrl.runtime.allocation import keep_freed_memory
 from asyncrl.runtime.run import load_page
@@ -100,7 +101,7 @@ def train_here(page: str, words: Sequence[str], meeting: collective.Meeting | No
         outcome = carry_out(settled, signals, speaks=True, meeting=meeting).outcome
     if outcome.traceback:
         with contextlib.suppress(OSError):  # the terminal may be gone
-            print(outcome.traceback, file=sys.stderr, flush=True)
+            print_line(outcome.traceback, error=True)
     return outcome.exit_code
 
 
@@ -108,8 +109,10 @@ def configure(page: str, words: Sequence[str]) -> Settled:
     """What the command line says, settled. Raises UsageError."""
     cls = load_page(page).Config
 
+    own = [word for word in words if word != TRUST]
+
     def read(default: RunConfig | None, resume: str) -> RunConfig:
         more = ["--resume", resume] if resume else []
-        return parse(cls, [*words, *more], command_of(page), default)
+        return parse(cls, [*own, *more], command_of(page), default)
 
-    return settle(page, read, value_of("--resume", words))
+    return settle(page, read, value_of("--resume", words), permission_in(words, page))

@@ -13,9 +13,10 @@ import tyro
 
 from asyncrl.commands.evaluate import Film, check_film, find_writer, frame_rate, with_pictures
 from asyncrl.commands.live import follow, is_going_on
-from asyncrl.commands.program import run_command
+from asyncrl.commands.program import permission_of, run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
+from asyncrl.core.output import print_line
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage.run_folder import RunFolder
@@ -47,6 +48,10 @@ class Config:
     """Show only every n-th step, at the same speed of the game."""
     height: int = 400
     """Height of the picture in pixels."""
+    env_id: str = ""
+    """The run's environment, where it has another name here."""
+    trust: bool = False
+    """Import whatever the folder names, whoever made it."""
 
     def __post_init__(self) -> None:
         for name, least, most in (("skip", 0, 10**6), ("steps", 1, 10**5), ("every", 1, 1000), ("height", 160, 2160)):
@@ -96,11 +101,12 @@ def film(config: Config, file: Path) -> None:
             return with_pictures(spec)
         except UsageError as error:
             shows = False
-            print(f"asyncrl watch: {error}; shown is what the agent sees", file=sys.stderr)
+            print_line(f"asyncrl watch: {error}; shown is what the agent sees", error=True)
             return spec
 
     greedy = config.greedy if config.greedy or config.sampled else None
-    loaded = load_run(config.run, config.checkpoint, config.seed, greedy, change)
+    permission = permission_of(config.env_id, config.trust)
+    loaded = load_run(config.run, config.checkpoint, config.seed, greedy, change, permission)
     spec, spaces = loaded.run.spec.environment, loaded.run.spec.spaces
     title = f"{short(loaded.run.spec.page)} on {spec.env_id}"
     look = Look(title, action_names(loaded), spaces.action_low, spaces.action_high, config.height // 2 * 2)
@@ -131,8 +137,8 @@ def film(config: Config, file: Path) -> None:
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error}") from None
     score = moments[-1].score + moments[-1].reward
-    print(f"steps {config.skip} to {moments[-1].step} of an episode, score {score:g}")
-    print(f"{file} ({file.stat().st_size / 1e6:.1f} MB)")
+    print_line(f"steps {config.skip} to {moments[-1].step} of an episode, score {score:g}")
+    print_line(f"{file} ({file.stat().st_size / 1e6:.1f} MB)")
 
 
 def save_video(pictures: Iterator[Any], file: Path, writer: Any, rate: float) -> None:

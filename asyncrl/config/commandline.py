@@ -57,6 +57,7 @@ MOST_USED = (
 )  # fmt: skip
 """Those that help shows first, in the order of their use."""
 CONFIG_HELP = "Take settings from a run's config.json, or from TOML; those on the command line override them."
+TRUST_HELP = "Import whatever the folder behind --resume or --config names, whoever made it."
 TEXTS = {COMMON: "The settings used most often.", METHOD: "Settings of this method."}
 
 
@@ -185,6 +186,8 @@ def _grouped(cls: type[Any], default: Settings) -> type[Any]:
     members[COMMON].sort(key=lambda member: MOST_USED.index(member[0]))
     config = annotated[Path | None, tyro.conf.arg(help=CONFIG_HELP, metavar="FILE")]
     members[COMMON].append(("config", config, dataclasses.field(default=None)))
+    trust = annotated[bool, tyro.conf.arg(help=TRUST_HELP), tyro.conf.FlagCreatePairsOff]
+    members[COMMON].append(("trust", trust, dataclasses.field(default=False)))
     parts = []
     for title, own in members.items():
         text = group.__doc__ if (group := GROUPS[title]) else TEXTS[title]

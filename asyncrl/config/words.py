@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.arguments import write_argument
 from asyncrl.config.groups import default_workers
 from asyncrl.core.errors import UsageError
+from asyncrl.storage.stored import TRAINED, Permission, read_stored
 
 ALIASES = {
     "lr": "learning_rate",
@@ -26,6 +27,8 @@ ALIASES = {
 t_max I_AsyncUpdate."""
 ENVIRONMENTS = ("n_envs", "num_envs")
 """What others call all environments together; the first is the name that stays."""
+TRUST = "--trust"
+"""The flag that allows everything that a run's folder names."""
 NOT_TAKEN = ("resume", "run_name", "runs_dir", "quiet")
 """Of a run's settings, those that another run does not take from its config.json."""
 
@@ -47,7 +50,7 @@ def understood(words: Sequence[str], page: str = "") -> list[str]:
         file = attached if equals else next(left, "")
         if not file or file.startswith("--"):
             raise UsageError("--config needs a value")
-        from_files += spelled_out(words_in(Path(file), page))
+        from_files += spelled_out(words_in(Path(file), page, permission_in(words, page)))
     return spread_environments([*from_files, *rest])
 
 
@@ -132,9 +135,16 @@ def value_of(flag: str, words: Sequence[str]) -> str:
     return value
 
 
-def settings_in(path: Path, page: str) -> dict[str, Any]:
+def permission_in(words: Sequence[str], page: str = "") -> Permission:
+    """What a command line says itself about the code that it needs; `page` is the module that it names."""
+    words = list(spelled_out(words))
+    given = {name: value_of("--" + name.replace("_", "-"), words) for name in (*TRAINED, "env_kwargs")}
+    return Permission({name: text for name, text in (given | {"page": page}).items() if text}, TRUST in words)
+
+
+def settings_in(path: Path, page: str, permission: Permission) -> dict[str, Any]:
     """The settings in a file for the page of module `page` ("": any). Raises UsageError."""
-    own, settings = read_file(path)
+    own, settings = read_file(path, permission)
     if page and own and page not in (own, f"asyncrl.{own}"):
         raise UsageError(
             f"{path} has settings of {own.removeprefix('asyncrl.')}, not of {page.removeprefix('asyncrl.')}"
@@ -142,10 +152,10 @@ def settings_in(path: Path, page: str) -> dict[str, Any]:
     return settings
 
 
-def words_in(path: Path, page: str) -> list[str]:
+def words_in(path: Path, page: str, permission: Permission) -> list[str]:
     """The settings in a file as words of a command line. Raises UsageError."""
     words: list[str] = []
-    for name, value in settings_in(path, page).items():
+    for name, value in settings_in(path, page, permission).items():
         if (name, value) == ("track", []):
             continue  # the flag alone says something else
         flag = "--" + name.replace("_", "-")
@@ -154,31 +164,35 @@ def words_in(path: Path, page: str) -> list[str]:
         elif isinstance(value, list):
             words += [flag, *map(str, value)]
         elif isinstance(value, dict):
-            words += [flag, *(f"{key}={item!r}" for key, item in value.items())]
+            words += [flag, *(write_argument(key, item) for key, item in value.items())]
         else:
             words += [flag, "none" if value is None else str(value)]
     return words
 
 
-def read_file(path: Path) -> tuple[str, dict[str, Any]]:
+def read_file(path: Path, permission: Permission) -> tuple[str, dict[str, Any]]:
     """The page that a file names ("" if none) and its settings: a run's config.json, or TOML. Raises UsageError.
 
-    In TOML settings stand by themselves or in tables, whose names say nothing; `env_kwargs` may be a table.
+    In TOML settings stand by themselves or in tables, whose names say nothing; `env_kwargs` may be a table. It is
+    written by hand and may name any code; what a config.json names must be allowed.
     """
     if path.is_dir():
         path = path / "config.json"
+    if path.suffix == ".json":
+        try:
+            stored = read_stored(path, flat=True)
+            settings = stored.usable_config(permission, trains=True)
+            page = stored.page and stored.usable_page(permission)
+        except UsageError as error:
+            raise UsageError(f"--config {error}") from None
+        return page, {name: value for name, value in settings.items() if name not in NOT_TAKEN}
     try:
-        content = path.read_text()
-        data = json.loads(content) if path.suffix == ".json" else tomllib.loads(content)
+        data = tomllib.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"--config {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UsageError(f"--config {path} cannot be read: {type(error).__name__}: {error}") from None
-    if not isinstance(data, dict):
-        raise UsageError(f"--config {path} holds no settings")
     page = str(data.pop("page", ""))
-    if path.suffix == ".json" and isinstance(data.get("config"), dict):
-        return page, {name: value for name, value in data["config"].items() if name not in NOT_TAKEN}
     flat: dict[str, Any] = {}
     for name, value in data.items():
         flat |= value if isinstance(value, dict) and name.replace("-", "_") != "env_kwargs" else {name: value}

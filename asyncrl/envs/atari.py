@@ -263,7 +263,7 @@ def make_atari(spec: EnvSpec, seed: int, evaluation: bool) -> AtariEnvironment:
     """Make the game of a spec. Raises `UsageError` for an id or a setting that does not exist."""
     rom = roms.get_rom_path(find_game(spec.env_id))
     assert rom is not None  # find_game knows only games whose ROM comes with ale-py
-    settings = dict(spec.env_kwargs)
+    settings = spec.arguments
     for name in settings:
         if name not in ("mode", "difficulty"):
             raise UsageError(f"{spec.env_id} takes mode and difficulty in env_kwargs, not {name}{_ours(name)}")

@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import find, is_name
+from asyncrl.core.output import clean
 from asyncrl.core.user_code import Own, user_code
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
 from asyncrl.envs.preprocessed import Preprocessed
@@ -48,8 +49,7 @@ def _make_plain(spec: EnvSpec, seed: int, evaluation: bool) -> GymnasiumEnvironm
     In training there is always a limit; an evaluation cuts episodes itself, and counts them.
     """
     steps = spec.step_cap if evaluation else spec.training_step_cap
-    env_id, limit = spec.env_id, steps * spec.frames_per_step
-    arguments = dict(spec.env_kwargs)
+    env_id, limit, arguments = spec.env_id, steps * spec.frames_per_step, spec.arguments
     notices: tuple[str, ...] = ()
     own: Own = {}
     if is_name(env_id):
@@ -172,4 +172,4 @@ def _similar(env_id: str) -> list[str]:
 
 def _plain(text: str) -> str:
     """A warning of Gymnasium without colours and prefix."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", text).removeprefix("WARN: ")
+    return clean(text).removeprefix("WARN: ")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.errors import one_line as one_line
+from asyncrl.core.named import Handed
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import changed
 
@@ -224,6 +225,11 @@ class EnvSpec:
     def training_step_cap(self) -> int:
         """Step limit of a training episode in agent steps; there always is one."""
         return self.step_cap or LONGEST_EPISODE
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """`env_kwargs` for one environment, with a copy of each value that a program has handed over."""
+        return {key: value.copy() if isinstance(value, Handed) else value for key, value in self.env_kwargs}
 
     def make(self, seed: int, evaluation: bool) -> Environment:
         """Make one environment. Equal seeds and actions give equal episodes.

@@ -165,7 +165,7 @@ class Catch:
 def make_toy(spec: EnvSpec, seed: int) -> Chain | Catch:
     """Make the toy of a spec; the spec's `max_episode_steps` replaces the toy's own limit if it is shorter."""
     toy: type[Chain | Catch] = Chain if spec.env_id == "Chain" else Catch
-    arguments = dict(spec.env_kwargs)
+    arguments = spec.arguments
     try:
         if spec.max_episode_steps:
             arguments["limit"] = min(arguments.get("limit", toy.LIMIT), spec.max_episode_steps)

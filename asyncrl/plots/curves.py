@@ -20,8 +20,9 @@ from matplotlib.figure import Figure
 
 from asyncrl.core.errors import UsageError
 from asyncrl.pages import short
-from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
+from asyncrl.storage.run_folder import RunFolder
+from asyncrl.storage.stored import read_stored
 
 AXES = {
     "steps": ("steps", "agent steps, all workers"),
@@ -58,12 +59,9 @@ def read_curve(path: Path) -> Curve:
 
     Raises UsageError if it is not the folder of a run.
     """
-    try:
-        stored = read_json(path / "config.json")
-    except (OSError, ValueError):
-        raise UsageError(f"{path} is not the folder of a run: it has no readable config.json") from None
+    stored = read_stored(RunFolder.open(path).config_file)
     rows = [row for row in read_records(path / "evaluator.jsonl") if row.get("mean") is not None]
-    config = {"page": short(stored["page"]), **stored["config"]}
+    config = {"page": short(stored.page), **stored.config}
     if config.get("backend") != "ray" and not config.get("simulate_hosts"):
         config = {key: value for key, value in config.items() if key not in OF_HOSTS}
     return Curve(path, config, rows)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
+
+from asyncrl.plots.templates import Markup, Parts
 
 WIDTH, HEIGHT = 460, 270
 LEFT, RIGHT, TOP, BOTTOM = 60, 12, 12, 40
 MOST_POINTS, MOST_ROBUST_POINTS = 240, 80
 """Of a line: neighbours of longer ones are averaged, in a robust chart until its noise no longer hides its course."""
 
+SIZE = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "bottom": HEIGHT - BOTTOM}
+PARTS = Parts("plots/chart.svg")
 Point = tuple[float, float]
+Label = tuple[float, str]
+"""A place along an axis, and its text."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ def short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def line_chart(lines: Sequence[Line], x_label: str, y_label: str, robust: bool = False) -> str:
+def line_chart(lines: Sequence[Line], x_label: str, y_label: str, robust: bool = False) -> Markup:
     """Curves over a common axis; "" if none has a point.
 
     A `robust` one leaves its axis to the middle 90 of 100 points: what the first update did would flatten all others.
@@ -67,7 +72,7 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, robust: bool =
     shown = [Line(thinned(line.points, most), line.colour, line.name, line.faint, line.marks) for line in lines]
     points = [point for line in shown for point in line.points]
     if not points:
-        return ""
+        return Markup("")
     x_low, x_high = _range([x for x, _ in points])
     heights = sorted(y for _, y in points)
     left_out = len(heights) // 20 if robust else 0
@@ -82,33 +87,24 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, robust: bool =
         y = HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
         return round(x, 1), round(y, 1)
 
-    parts = []
-    for value in ticks(y_low, y_high):
-        _, y = at((x_low, value))
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{short(value)}</text>')
-    for value in ticks(x_low, x_high, 4):
-        x, _ = at((value, y_low))
-        parts.append(f'<text x="{x}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{short(value)}</text>')
+    rows = [(at((x_low, value))[1], short(value)) for value in ticks(y_low, y_high)]
+    columns = [(at((value, y_low))[0], short(value)) for value in ticks(x_low, x_high, 4)]
+    drawn = []
     for line in shown:
-        path = " ".join(f"{x},{y}" for x, y in map(at, line.points))
-        kind = "faint" if line.faint else "line"
-        parts.append(f'<polyline class="{kind}" style="stroke:{line.colour}" points="{path}"/>')
-        for point in line.points if line.marks else ():
-            x, y = at(point)
-            told = escape(f"{line.name}: {point[1]:.4g} at {short(point[0])}")
-            parts.append(f'<circle cx="{x}" cy="{y}" r="3.2" style="fill:{line.colour}"><title>{told}</title></circle>')
-    return _framed(parts, x_label, y_label)
+        marked = line.points if line.marks else ()
+        marks = [(*at(point), f"{line.name}: {point[1]:.4g} at {short(point[0])}") for point in marked]
+        drawn.append(PARTS.line("faint" if line.faint else "line", line.colour, map(at, line.points), marks))
+    return _framed(x_label, y_label, rows, columns, drawn)
 
 
-def histogram(groups: Sequence[tuple[str, str, dict[int, int]]], x_label: str) -> str:
+def histogram(groups: Sequence[tuple[str, str, dict[int, int]]], x_label: str) -> Markup:
     """How often each whole number came, as shares, for several (name, colour, counts) beside each other; "" for none.
 
     Numbers that make up the last hundredth are put together at the right end.
     """
     groups = [group for group in groups if sum(group[2].values())]
     if not groups:
-        return ""
+        return Markup("")
     end = max(_quantile(counts, 0.99) for _, _, counts in groups)
     per_bar = max(1, math.ceil((end + 1) / 24))
     bars = end // per_bar + 1
@@ -121,27 +117,20 @@ def histogram(groups: Sequence[tuple[str, str, dict[int, int]]], x_label: str) -
     top = max(map(max, shares))
     each = (WIDTH - LEFT - RIGHT) / bars
     width = 0.86 * each / len(groups)
-    parts = []
-    for share in ticks(0.0, top, 4):
-        y = round(HEIGHT - BOTTOM - share / top * (HEIGHT - TOP - BOTTOM), 1)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{100 * share:.3g} %</text>')
+    height = HEIGHT - TOP - BOTTOM
+    lines = [(round(HEIGHT - BOTTOM - share / top * height, 1), f"{100 * share:.3g} %") for share in ticks(0.0, top, 4)]
+    columns, drawn = [], []
     labelled = max(1, math.ceil(bars / 8))
     for i in range(bars):
         if i % labelled == 0:
-            x = round(LEFT + (i + 0.5) * each, 1)
             text = str(i * per_bar) + ("+" if i == bars - 1 and end < max(max(g[2]) for g in groups) else "")
-            parts.append(f'<text x="{x}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{text}</text>')
+            columns.append((round(LEFT + (i + 0.5) * each, 1), text))
         for k, (name, colour, _) in enumerate(groups):
-            height = shares[k][i] / top * (HEIGHT - TOP - BOTTOM)
-            x, y = round(LEFT + i * each + 0.07 * each + k * width, 1), round(HEIGHT - BOTTOM - height, 1)
+            long = shares[k][i] / top * height
+            x, y = round(LEFT + i * each + 0.07 * each + k * width, 1), round(HEIGHT - BOTTOM - long, 1)
             span = str(i * per_bar) if per_bar == 1 else f"{i * per_bar} to {(i + 1) * per_bar - 1}"
-            told = escape(f"{name}: {100 * shares[k][i]:.3g} % at {span}")
-            parts.append(
-                f'<rect x="{x}" y="{y}" width="{width:.1f}" height="{height:.1f}" style="fill:{colour}">'
-                f"<title>{told}</title></rect>"
-            )
-    return _framed(parts, x_label, "share")
+            drawn.append(PARTS.bar(x, y, width, long, colour, f"{name}: {100 * shares[k][i]:.3g} % at {span}"))
+    return _framed(x_label, "share", lines, columns, drawn)
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
@@ -162,11 +151,8 @@ def _quantile(counts: dict[int, int], share: float) -> int:
     return max(counts)
 
 
-def _framed(parts: Sequence[str], x_label: str, y_label: str) -> str:
-    axis = f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>'
-    label = f'<text class="label" x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{escape(x_label)}</text>'
-    name = escape(f"{y_label} over {x_label}")
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}" xmlns="http://www.w3.org/2000/svg">'
-        + "".join(parts) + axis + label + "</svg>"
-    )  # fmt: skip
+def _framed(
+    x_label: str, y_label: str, rows: Sequence[Label], columns: Sequence[Label], drawn: Sequence[Markup]
+) -> Markup:
+    """What is drawn, on its axes; `rows` and `columns` have the labels of these."""
+    return PARTS.frame(SIZE, x_label, y_label, rows, columns, Markup("").join(drawn))

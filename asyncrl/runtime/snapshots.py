@@ -9,6 +9,7 @@ from torch import Tensor
 
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import NotFinite, UsageError
+from asyncrl.core.named import is_name
 from asyncrl.runtime.protocols import Counts, in_theta
 from asyncrl.runtime.run import Layout, Run
 from asyncrl.storage.checkpoints import Checkpoint
@@ -96,7 +97,8 @@ def check_fits(checkpoint: Checkpoint, page: str, env_id: str, optimizer: str, l
     """
     facts = checkpoint.facts
     for key, value in {"page": page, "env_id": env_id, "optimizer": optimizer}.items():
-        if facts.get(key) != value:
+        handed = key == "env_id" and str(facts.get(key)).startswith("__main__:") and is_name(value)
+        if facts.get(key) != value and not handed:  # another program may call what it hands over otherwise
             raise UsageError(f"the checkpoint's {key} is {facts.get(key)}, this run's is {value}")
     for key, kind in {"part": int, **dict.fromkeys(DROPPED, int), "config": dict}.items():
         if not isinstance(facts.get(key), kind):

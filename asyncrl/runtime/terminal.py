@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.core.output import clean, print_line
 from asyncrl.runtime.monitor import Summary
 
 PLAIN_INTERVAL_SECONDS, COUNT_INTERVAL_SECONDS = 10.0, 5.0
@@ -36,7 +37,12 @@ def even_if_nobody_reads() -> Iterator[None]:
 def say(line: str) -> None:
     """Print a line at once."""
     with even_if_nobody_reads():
-        print(line, flush=True)
+        print_line(line)
+
+
+def shown(text: str, style: str = "") -> Text:
+    """Somebody's text as rich shows it: as it is, without control characters and without markup."""
+    return Text(clean(text), style)
 
 
 class View(Protocol):
@@ -117,7 +123,7 @@ class LiveView:
     def say(self, line: str) -> None:
         """Print the line above the panel."""
         with even_if_nobody_reads():
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
 
     def count(self, ready: int, workers: int) -> None:
         """Count in the place of the panel."""
@@ -251,7 +257,7 @@ def panel(summary: Summary, title: str = "asyncrl") -> Panel:
     scores = f"{number(summary.evaluation)}  (best {number(summary.best_score)})"
     grid.add_row("evaluation", scores + next_evaluation(summary))
     if summary.remark:
-        grid.add_row("", Text(summary.remark, style="yellow"))
+        grid.add_row("", shown(summary.remark, "yellow"))
     grid.add_row(
         "updates",
         ", ".join(
@@ -267,7 +273,7 @@ def panel(summary: Summary, title: str = "asyncrl") -> Panel:
         grid.add_row("losses", Text(text, style="yellow"))
     if not summary.ended:
         grid.add_row("workers", lamps(summary))
-    return Panel(grid, title=title, title_align="left", border_style="cyan", expand=False)
+    return Panel(grid, title=shown(title), title_align="left", border_style="cyan", expand=False)
 
 
 def lamps(summary: Summary) -> Text:

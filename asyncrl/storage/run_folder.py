@@ -1,7 +1,7 @@
 """The folder of a run: where it lies, which files it holds, and what it says about its host.
 
     runs/<page>/<environment>/<name>/
-        config.json  host.json  status.json  run.lock
+        config.json  config.signature  host.json  status.json  run.lock
         worker-00.jsonl ...  evaluator.jsonl  supervisor.jsonl     records, one writer each
         <role>.traceback.txt                                       only when something failed
         checkpoints/  tb/

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import base64
-import html
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a;
-       background: #fff; }
-h1, h2 { line-height: 1.2; } h2 { margin-top: 2.2rem; }
-table { border-collapse: collapse; font-size: 0.82rem; display: block; overflow-x: auto; }
-th, td { padding: 0.25rem 0.6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
-th.words, td.words { text-align: left; } tr.marked { font-weight: 600; background: #fff7d6; }
-img { max-width: 100%; height: auto; } figure { margin: 1.5rem 0; } figcaption { font-size: 0.85rem; color: #444; }
-pre { background: #f4f4f4; padding: 0.8rem; overflow-x: auto; font-size: 0.82rem; }
-"""
+from asyncrl.plots.templates import Markup, Parts
+
+PARTS = Parts("studies/document.html")
 
 
 @dataclass(frozen=True)
@@ -32,9 +24,9 @@ class Heading:
         """As Markdown."""
         return f"{'#' * self.level} {self.text}"
 
-    def html(self, folder: Path) -> str:
+    def html(self, folder: Path) -> Markup:
         """As HTML."""
-        return f"<h{self.level}>{html.escape(self.text)}</h{self.level}>"
+        return PARTS.heading(self.level, self.text)
 
 
 @dataclass(frozen=True)
@@ -47,9 +39,9 @@ class Text:
         """As Markdown."""
         return self.text
 
-    def html(self, folder: Path) -> str:
+    def html(self, folder: Path) -> Markup:
         """As HTML."""
-        return f"<p>{html.escape(self.text)}</p>"
+        return PARTS.paragraph(self.text)
 
 
 @dataclass(frozen=True)
@@ -62,9 +54,9 @@ class Items:
         """As Markdown."""
         return "\n".join(f"- {item}" for item in self.items)
 
-    def html(self, folder: Path) -> str:
+    def html(self, folder: Path) -> Markup:
         """As HTML."""
-        return "<ul>" + "".join(f"<li>{html.escape(item)}</li>" for item in self.items) + "</ul>"
+        return PARTS.items(self.items)
 
 
 @dataclass(frozen=True)
@@ -77,9 +69,9 @@ class Code:
         """As Markdown."""
         return f"```bash\n{self.text}\n```"
 
-    def html(self, folder: Path) -> str:
+    def html(self, folder: Path) -> Markup:
         """As HTML."""
-        return f"<pre>{html.escape(self.text)}</pre>"
+        return PARTS.code(self.text)
 
 
 @dataclass(frozen=True)
@@ -99,19 +91,9 @@ class Table:
         lines = [self.titles, ["---" if words else "--:" for words in self._of_words()], *rows]
         return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
-    def html(self, folder: Path) -> str:
+    def html(self, folder: Path) -> Markup:
         """As HTML."""
-
-        classes = [' class="words"' if words else "" for words in self._of_words()]
-
-        def line(cells: Sequence[str], tag: str, bold: bool = False) -> str:
-            marked = zip(cells, classes, strict=True)
-            style = ' class="marked"' if bold else ""
-            inner = "".join(f"<{tag}{mark}>{html.escape(cell)}</{tag}>" for cell, mark in marked)
-            return f"<tr{style}>{inner}</tr>"
-
-        rows = "".join(line(row, "td", i in self.marked) for i, row in enumerate(self.rows))
-        return "<table>" + line(self.titles, "th") + rows + "</table>"
+        return PARTS.table(self.titles, self.rows, self._of_words(), self.marked)
 
     def _of_words(self) -> list[bool]:
         """For each column, whether none of its cells begins with a number."""
@@ -131,14 +113,10 @@ class Picture:
         """As Markdown: a link to the file."""
         return f"![{Path(self.file).stem}]({self.file})\n\n{self.caption}"
 
-    def html(self, folder: Path) -> str:
+    def html(self, folder: Path) -> Markup:
         """As HTML: the picture itself."""
         content = base64.b64encode((folder / self.file).read_bytes()).decode()
-        text = html.escape(self.caption)
-        name = html.escape(Path(self.file).stem)
-        return (
-            f'<figure><img alt="{name}" src="data:image/png;base64,{content}"><figcaption>{text}</figcaption></figure>'
-        )
+        return PARTS.picture(Path(self.file).stem, content, self.caption)
 
 
 Block = Heading | Text | Items | Code | Table | Picture
@@ -148,8 +126,4 @@ def write_pages(folder: Path, blocks: Sequence[Block]) -> None:
     """Write report.md and report.html into the folder that holds the pictures."""
     (folder / "report.md").write_text("\n\n".join(block.markdown(folder) for block in blocks) + "\n")
     title = next((block.text for block in blocks if isinstance(block, Heading)), "Report")
-    body = "\n".join(block.html(folder) for block in blocks)
-    (folder / "report.html").write_text(
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
-        f"<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
+    (folder / "report.html").write_text(PARTS.page(title, [block.html(folder) for block in blocks]))

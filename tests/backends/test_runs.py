@@ -85,7 +85,7 @@ def test_the_run_folder_holds_what_the_documentation_says(tmp_path: Path) -> Non
 
     assert run == tmp_path / "a3c" / "Catch" / "here"
     assert {path.name for path in run.iterdir()} == {
-        "config.json", "host.json", "status.json", "supervisor.jsonl", "evaluator.jsonl",
+        "config.json", "config.signature", "host.json", "status.json", "supervisor.jsonl", "evaluator.jsonl",
         "worker-00.jsonl", "worker-01.jsonl", "checkpoints", "tb", "run.lock",
     }  # fmt: skip
     status = status_of(run)

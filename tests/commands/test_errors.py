@@ -496,7 +496,7 @@ def test_the_program_lists_its_commands(capfd: pytest.CaptureFixture[str]) -> No
         ("export nothing --onnx x.onnx", "asyncrl export: error: nothing is not a run: no such folder"),
         ("evaluate nothing --episodse 3", "asyncrl evaluate: error: there is no --episodse; perhaps you meant --ep"),
         ("report", "asyncrl report: error: give the folder of at least one run"),
-        ("plot nothing", "asyncrl plot: error: nothing is not the folder of a run"),
+        ("plot nothing", "asyncrl plot: error: nothing is not a run: no such folder"),
         ("doctor --env-id Nowhere-v0", "asyncrl doctor: error: no environment has the id Nowhere-v0"),
         ("race --algoritms a3c", "asyncrl race: error: there is no --algoritms; perhaps you meant --algorithms"),
         ("speedup --worker 1 2", "asyncrl speedup: error: there is no --worker; perhaps you meant --workers"),

@@ -341,7 +341,8 @@ class TestBrokenRuns:
         settings = json.loads((broken / "config.json").read_text())
         (broken / "config.json").write_text(json.dumps(settings | {"page": "antigravity"}))
 
-        assert "uses nothing of asyncrl" in refusal([str(broken)], capsys)
+        assert "would import antigravity (page)" in refusal([str(broken)], capsys)
+        assert "uses nothing of asyncrl" in refusal([str(broken), "--trust"], capsys)
         assert "antigravity" not in sys.modules
 
     def test_another_network_is_refused(self, broken: Path, capsys: pytest.CaptureFixture[str]) -> None:

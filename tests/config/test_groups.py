@@ -87,7 +87,9 @@ def test_help_shows_the_groups_in_order(
     assert list(shown) == ["", *GROUPS]
     for title, group in GROUPS.items():
         names = [field.name for field in dataclasses.fields(group)] if group else OWN[page].split()
-        names = [*MOST_USED, "config"] if title == COMMON else [name for name in names if name not in MOST_USED]
+        names = (
+            [*MOST_USED, "config", "trust"] if title == COMMON else [name for name in names if name not in MOST_USED]
+        )
         flags = re.findall(r"^│ (--[\w-]+)", shown[title], re.MULTILINE)
         assert sorted(flags) == sorted(groups.flag(name) for name in names)
     assert re.findall(r"^│ (--[\w-]+)", shown[COMMON], re.MULTILINE)[:3] == ["--env-id", "--total-steps", "--workers"]

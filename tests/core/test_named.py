@@ -9,11 +9,12 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncrl.core import named
 from asyncrl.core.errors import UsageError
-from asyncrl.core.named import find, is_name, name_for, parcels
+from asyncrl.core.named import find, hand_over, is_name, known_here, name_for, parcels
 
 
 def double(number: int) -> int:
@@ -25,14 +26,14 @@ def double(number: int) -> int:
 def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test hands over is forgotten."""
     monkeypatch.setattr(named, "_things", {})
-    monkeypatch.setattr(named, "_arrived", {})
+    monkeypatch.setattr(named, "_packed", {})
 
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch, *sent: named.Parcel) -> None:
     """Go on as a process that knows nothing but what was sent to it."""
     content = pickle.dumps(sent)
     monkeypatch.setattr(named, "_things", {})
-    monkeypatch.setattr(named, "_arrived", {})
+    monkeypatch.setattr(named, "_packed", {})
     pickle.loads(content)
 
 
@@ -59,7 +60,7 @@ def local(factor: int) -> Callable[[int], int]:
     [
         (local(3), "__main__:local_locals_times"),
         (lambda number: 3 * number, "__main__:lambda"),
-        (partial(local(1), 6), "__main__:partial"),
+        (partial(local(1), 6), "__main__:partial_local_locals_times"),
     ],
 )
 def test_what_cannot_be_imported_travels_as_bytes(
@@ -91,29 +92,103 @@ def test_a_class_of_the_program_is_found_again_by_whoever_defines_it(monkeypatch
         find(name)
 
 
-def test_the_newest_class_of_a_name_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cell that is run again defines it anew; a process that had the old one gets the new one."""
+def test_a_class_that_is_defined_again_leaves_the_older_one_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell that is run again: earlier runs keep what they were handed."""
     program = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", program)
-    sent = []
+    names = []
     for number in (2, 5):
         exec(f"def answer(): return {number}", program.__dict__)
-        name = name_for(program.answer)
-        sent.append(parcels([name]))
+        names.append(name_for(program.answer))
 
-    elsewhere(monkeypatch, *sent[0])
-    assert find(name)() == 2
-    pickle.loads(pickle.dumps(sent[1]))
-    assert find(name)() == 5
+    assert names == ["__main__:answer", "__main__:answer_2"]
+    assert [find(name)() for name in names] == [2, 5]
+    elsewhere(monkeypatch, *parcels(names))
+    assert [find(name)() for name in names] == [2, 5]
 
 
-def test_functions_without_a_name_do_not_take_each_others() -> None:
-    """Two lambdas of one call."""
-    first, second = (lambda: 1), (lambda: 2)
-    names = [name_for(first), name_for(second), name_for(first)]
+class Maker:
+    """Its instances can be called, and so can its methods."""
 
-    assert names == [names[0], f"{names[0]}_2", names[0]]
-    assert [find(name)() for name in names] == [1, 2, 1]
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self) -> int:
+        """The number."""
+        return self.number
+
+    make = __call__
+
+
+def nested(number: int) -> type:
+    """A class within a function."""
+
+    class Number(int):
+        def __new__(cls) -> int:  # type: ignore[misc]
+            return number
+
+    return Number
+
+
+@pytest.mark.parametrize(
+    ("make", "called"),
+    [
+        (lambda number: lambda: number, "__main__:lambda_locals_lambda"),
+        (lambda number: partial(int, number), "__main__:partial_int"),
+        (lambda number: partial(partial(int), number), "__main__:partial_int"),
+        (Maker, "__main__:Maker_object"),
+        (lambda number: Maker(number).make, "__main__:Maker___call"),
+        (nested, "__main__:nested_locals_Number"),
+    ],
+)
+def test_no_two_things_have_one_name(
+    make: Callable[[int], Callable[[], int]], called: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither here nor in another process; each keeps its own."""
+    things = [make(number) for number in (1, 2, 3)]
+    names = [name_for(thing) for thing in things]
+
+    assert names == [called, f"{called}_2", f"{called}_3"]
+    assert [name_for(thing) for thing in things] == names
+    assert [find(name)() for name in names] == [1, 2, 3]
+    elsewhere(monkeypatch, *parcels(names))
+    assert [find(name)() for name in names] == [1, 2, 3]
+
+
+def test_a_bound_method_keeps_its_name_each_time_that_it_is_asked_for() -> None:
+    """Python makes a new object each time."""
+    maker = Maker(4)
+
+    assert name_for(maker.make) == name_for(maker.make)
+    assert name_for(maker.make) != name_for(Maker(4).make)
+
+
+def test_what_another_program_calls_by_the_same_name_is_another_thing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is a class or a function that this program has under that name."""
+    mine = name_for(partial(int, 5))
+    assert known_here(mine, named.PROGRAM) == mine
+    with pytest.raises(UsageError, match=r"__main__:partial_int was handed over by another program or notebook"):
+        known_here(mine, "another")
+
+    program = ModuleType("__main__")
+    exec("class Lamps: pass", program.__dict__)
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    assert find(known_here("__main__:Lamps", "another")) is program.Lamps
+
+
+def test_each_asker_gets_a_copy_of_a_value_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the program or an environment does to theirs; equal values have one name."""
+    value = np.array([1.0, 2.0])
+    handed = hand_over(value)
+    assert hand_over(value.copy()) == handed
+    value[0] = 7.0
+    assert hand_over(value) != handed
+
+    elsewhere(monkeypatch, *parcels([handed.name]))
+    handed.copy()[1] = 9.0
+    assert handed.copy().tolist() == [1.0, 2.0]
+    with pytest.raises(UsageError, match="handed over by another program"):
+        named.Handed("__main__:nobody").copy()
 
 
 def test_what_cannot_travel_is_refused() -> None:

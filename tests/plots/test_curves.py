@@ -163,9 +163,9 @@ def test_the_command_draws_a_picture(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{tmp}/nowhere"], "is not the folder of a run"),
+        (["{tmp}/nowhere"], "is not a run: no such folder"),
         (["{tmp}/empty", "{tmp}/empty"], "none of these runs has an evaluation yet"),
-        (["{tmp}/run", "{tmp}/empty", "{tmp}/nowhere"], "is not the folder of a run"),
+        (["{tmp}/run", "{tmp}/empty", "{tmp}/nowhere"], "is not a run: no such folder"),
         (["{tmp}/run", "--x", "hours"], "--x takes steps, frames or minutes, got 'hours'"),
         (["{tmp}/run", "--out", "{tmp}/out.abc"], "cannot write"),
         (["{tmp}/run", "--reference", "{tmp}/none.csv"], "is no file of reference curves"),
@@ -208,7 +208,7 @@ def test_a_run_whose_config_is_torn_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [1.0])
     (run / "config.json").write_text("{")
 
-    with pytest.raises(UsageError, match="no readable config"):
+    with pytest.raises(UsageError, match=r"config\.json cannot be read"):
         read_curve(run)
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -100,8 +101,8 @@ def test_workers_are_told_apart_by_their_exploration(runs: list[Path]) -> None:
     """With the steps that each of them made."""
     told = section(make_page(read_runs(runs[:1])), "Workers")
 
-    assert "entropy&nbsp;weight&nbsp;0.1<" in told
-    assert "entropy&nbsp;weight&nbsp;0.2<" in told
+    assert "entropy\xa0weight\xa00.1<" in told
+    assert "entropy\xa0weight\xa00.2<" in told
     for steps in status_of(runs[0])["worker_steps"]:
         assert f"<td class=n>{steps:,}</td>" in told
 
@@ -130,6 +131,73 @@ def test_seeds_of_one_method_are_named_by_their_seed(runs: list[Path], tmp_path:
     stored["config"]["seed"] = 9
     (copies[1] / "config.json").write_text(json.dumps(stored))
     assert [run.name for run in read_runs(copies)] == ["a3c, seed 1", "a3c, seed 9"]
+
+
+NASTY = "<script>alert(1)</script>\"><img src=x onerror=alert(1)>'&"
+
+
+class Built(HTMLParser):
+    """The tags of a page with their attributes, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[tuple[str, tuple[str, ...]]] = set()
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.add((tag, tuple(name for name, _ in attributes)))
+        self.text += " ".join(value or "" for name, value in attributes if name in ("title", "aria-label"))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def spoilt(data: dict[str, Any]) -> dict[str, Any]:
+    """The same with the nasty text in every text, and as a key."""
+    return {key: NASTY if isinstance(value, str) and key != "event" else value for key, value in data.items()} | {
+        NASTY: NASTY
+    }
+
+
+def test_nothing_that_a_folder_says_becomes_html(runs: list[Path], tmp_path: Path) -> None:
+    """Whichever of its texts, keys and settings is a script; what is no number where one should be is one line."""
+    copies = [Path(shutil.copytree(run, tmp_path / run.parent.parent.name)) for run in runs]
+    plain = Built(make_page(read_runs(copies)))
+    for copy in copies:
+        stored = json.loads((copy / "config.json").read_text())
+        config = {key: value if key == "workers" else NASTY for key, value in stored["config"].items()}
+        environment = spoilt(stored["environment"])
+        (copy / "config.json").write_text(json.dumps({"page": NASTY, "config": config, "environment": environment}))
+        status = spoilt(status_of(copy)) | {"traceback": NASTY, "unrecorded": {NASTY: 3}}
+        (copy / "status.json").write_text(json.dumps(status))
+        (copy / "host.json").write_text(json.dumps(spoilt(json.loads((copy / "host.json").read_text()))))
+        for file in copy.glob("*.jsonl"):
+            rows = [spoilt(json.loads(line)) | {"time": {NASTY: 1.0}} for line in file.read_text().splitlines()]
+            rows = [row | ({"exploration": {NASTY: 1.0}} if "exploration" in row else {}) for row in rows]
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        with (copy / "supervisor.jsonl").open("a") as opened:
+            opened.write(json.dumps({"event": NASTY, "who": NASTY, "cause": NASTY}) + "\n")
+            opened.write(json.dumps({"event": "lost", "who": NASTY, "cause": NASTY}) + "\n")
+
+    for some in (copies, copies[:1]):
+        page = make_page(read_runs(some), NASTY)
+        built = Built(page)
+        assert {tag for tag, _ in built.tags} <= {tag for tag, _ in plain.tags} | {"pre"}
+        assert not any("onerror" in names or "src" in names for _, names in built.tags)
+        assert built.text.count("<script>alert(1)</script>") > 20
+
+
+def test_records_that_are_no_numbers_are_one_line(
+    runs: list[Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No traceback."""
+    run = Path(shutil.copytree(runs[0], tmp_path / "run"))
+    (run / "status.json").write_text(json.dumps(status_of(run) | {"steps": NASTY}))
+
+    assert main([str(run), "--out", str(tmp_path / "report.html")]) == 2
+    assert capfd.readouterr().err.startswith("asyncrl report: error: the records of these runs cannot be shown: ")
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_run_that_was_killed_at_its_start_has_a_page(runs: list[Path], tmp_path: Path) -> None:

@@ -1,0 +1,22 @@
+"""Lines for the terminal. Whatever this package prints goes through here, since much of it is other people's text."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+_CONTROLS = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, movements of the cursor
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # the others, except for the end of a line and tabs
+    r"|[\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"  # that which turns the direction of reading around
+)
+
+
+def clean(text: str) -> str:
+    """The text without anything that would make a terminal do something else than show it."""
+    return _CONTROLS.sub("", text)
+
+
+def print_line(text: object = "", error: bool = False) -> None:
+    """Print a line at once, to stdout or, if it is an `error`, to stderr."""
+    print(clean(str(text)), file=sys.stderr if error else sys.stdout, flush=True)

@@ -1,0 +1,212 @@
+"""config.json of a run as data: who wrote it, and which code it may make this process import.
+
+A run's folder may come from anybody. So config.json is signed with a key that only this user has on this machine: what
+it names is imported if the signature is right, if the call at hand names it itself, or if the user says that the folder
+is to be trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asyncrl.core.errors import UsageError
+from asyncrl.core.named import PROGRAM, is_name, known_here
+from asyncrl.pages import PAGES, module_of
+from asyncrl.storage.files import plain, replace_file
+
+SIGNATURE = "config.signature"
+KEY_BYTES = 32
+REGISTRARS = ("ale_py", "gymnasium", "minigrid", "minatar")
+"""Modules that only register environments with Gymnasium: `ale_py:ALE/Pong-v5` needs nobody's word."""
+OWN_PAGES = frozenset(map(module_of, PAGES))
+LOADED = ("env_id", "network")
+"""Settings that name code which a run needs in order to be played."""
+CODE = (*LOADED, "exploration")
+"""The same for a run that is to train."""
+PLACES = ("address", "init_method")
+"""Settings that name processes to connect to, whose messages are code as well (docs/ray.md)."""
+TRAINED = (*CODE, *PLACES)
+"""Code and places that a run needs in order to train."""
+
+
+@dataclass(frozen=True)
+class Permission:
+    """What a call says itself about the code that it needs."""
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Its own settings, which replace a folder's, and `page`. Their modules may be imported."""
+    trust: bool = False
+    """Whether everything that the folder names may be imported."""
+
+    def modules(self) -> set[str]:
+        """The modules that the call names, other than asyncrl's own algorithms."""
+        given = {name: text for name, text in self.given.items() if isinstance(text, str)}
+        code = {text.partition(":")[0] for name, text in given.items() if name in CODE and ":" in text}
+        return code | ({given.get("page", "")} - OWN_PAGES)
+
+
+NONE_GIVEN = Permission()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a run's config.json holds. Nothing that it names has been imported."""
+
+    path: Path
+    """The file."""
+    page: str
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    program: str
+    """Who handed over what is called `__main__:attribute`."""
+    is_own: bool
+    """Whether this user has written it on this machine."""
+
+    def usable_page(self, permission: Permission) -> str:
+        """The module of the page, which may be imported. Raises UsageError."""
+        page = module_of(self.page)
+        self._require_trust([] if page in OWN_PAGES else [("page", page)], permission)
+        return page
+
+    def usable_config(self, permission: Permission, trains: bool) -> dict[str, Any]:
+        """The settings, of which everything they name may be imported; what a program handed over has its name here.
+
+        Raises UsageError, with one line that says what would be imported and how to allow it. Settings that the call
+        gives are left as they are.
+        """
+        named = [(name, self.config.get(name)) for name in (TRAINED if trains else LOADED)]
+        kept = [(name, text) for name, text in named if isinstance(text, str) and name not in permission.given]
+        self._require_trust([(name, text) for name, text in kept if _is_foreign(name, text)], permission)
+        config = self.config | {
+            name: known_here(text, self.program) for name, text in kept if text.startswith("__main__:")
+        }
+        for word in config.get("env_kwargs") or () if "env_kwargs" not in permission.given else ():
+            key, _, text = str(word).partition("=@")
+            if text.startswith("__main__:") and self.program != PROGRAM:
+                raise UsageError(f"{self.path}: the program handed over env_kwargs {key}: give env_kwargs again")
+        return config
+
+    def _require_trust(self, foreign: list[tuple[str, str]], permission: Permission) -> None:
+        named = permission.modules()
+        refused = [_told(name, text) for name, text in foreign if text.partition(":")[0] not in named]
+        if refused and not permission.trust and not self.is_own:
+            trouble = _key(_key_file())[1]
+            raise UsageError(
+                f"{self.path.parent} was made by somebody else or on another machine, and would {', '.join(refused)}: "
+                f"if you know what that does, add --trust (in Python trust=True), or name it in this call"
+                f"{f' ({trouble})' if trouble else ''}"
+            )
+
+
+def _is_foreign(name: str, text: str) -> bool:
+    """Whether a setting names code that neither asyncrl nor Gymnasium knows, or a place to connect to."""
+    if name in PLACES:
+        return text not in ("", "auto")
+    module, colon, _ = text.partition(":")
+    return bool(colon) and (is_name(text) or module not in REGISTRARS)
+
+
+def _told(name: str, text: str) -> str:
+    return f"{'connect to' if name in PLACES else 'import'} {text} ({name})"
+
+
+def read_stored(file: Path, flat: bool = False) -> Stored:
+    """Read a run's config.json; `flat`: the settings may also stand by themselves. Raises UsageError if it cannot."""
+    try:
+        content = file.read_bytes()
+        data = json.loads(content)
+        if flat and not isinstance(data.get("config"), dict):
+            data = {"page": data.pop("page", ""), "config": data}
+        page, config, environment = data["page"], dict(data["config"]), dict(data.get("environment") or {})
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UsageError(f"{file} cannot be read: {type(error).__name__}: {error}") from None
+    return Stored(file, str(page), config, environment, str(data.get("program", "")), _is_signed(file, content))
+
+
+def write_stored(file: Path, page: str, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+    """Write and sign a run's config.json.
+
+    The signatures of the old file and of the new one are written first, so that no kill leaves a file without its own.
+    """
+    data = {"page": page, "config": config, "environment": environment}
+    if "__main__:" in str(config):
+        data["program"] = PROGRAM
+    content = (json.dumps(plain(data), indent=2, allow_nan=False) + "\n").encode()
+    signatures = [_signature(content)]
+    with contextlib.suppress(OSError):
+        before = file.read_bytes()
+        signatures += [_signature(before)] if _is_signed(file, before) else []
+    replace_file(file.with_name(SIGNATURE), b"\n".join(dict.fromkeys(signatures)) + b"\n")
+    replace_file(file, content)
+
+
+def _is_signed(file: Path, content: bytes) -> bool:
+    try:
+        signatures = file.with_name(SIGNATURE).read_bytes().split()
+    except OSError:
+        return False
+    return any(hmac.compare_digest(_signature(content), signature) for signature in signatures)
+
+
+def _signature(content: bytes) -> bytes:
+    return hmac.new(_key(_key_file())[0], content, hashlib.sha256).hexdigest().encode()
+
+
+def _key_file() -> Path | None:
+    """Where this user's key lies; None for a user without a home."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        place = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    except RuntimeError:
+        return None
+    return place / "asyncrl" / "key"
+
+
+@functools.cache
+def _key(file: Path | None) -> tuple[bytes, str]:
+    """The key in a file, made if there is none, and ""; or a key of this process alone, and why none can be kept."""
+    try:
+        if file is None:
+            raise FileNotFoundError(0, "there is no home folder")
+        if not file.exists():
+            _make_key(file)
+        return _read_key(file), ""
+    except OSError as error:
+        return secrets.token_bytes(KEY_BYTES), f"your own runs are not recognised either: {error.strerror}, {file}"
+
+
+def _make_key(file: Path) -> None:
+    """Make a key that only this user may read. Of several processes that do so at once, the first one's counts."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=file.parent)
+    try:
+        with open(descriptor, "wb") as opened:
+            opened.write(secrets.token_bytes(KEY_BYTES))
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, file)
+    finally:
+        os.unlink(temporary)
+
+
+def _read_key(file: Path) -> bytes:
+    """The key. Raises OSError if others may know it."""
+    with open(file, "rb") as opened:
+        facts, key = os.fstat(opened.fileno()), opened.read()
+    if os.name == "posix" and (facts.st_uid != os.geteuid() or facts.st_mode & 0o077):
+        raise PermissionError(0, "the key must be yours alone (chmod 600)")
+    if len(key) < KEY_BYTES:
+        raise OSError(0, "the key is damaged")
+    return key
