@@ -18,7 +18,7 @@ from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.core.user_code import watched
-from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all, one_line
+from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all
 from asyncrl.runtime.evaluator import play, side_by_side
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import Run, RunSpec, build_agent, build_environments, build_normalizer, initial_parameters

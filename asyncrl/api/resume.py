@@ -16,7 +16,6 @@ from asyncrl.runtime.run import Layout, load_page
 from asyncrl.runtime.snapshots import check_fits
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
-from asyncrl.storage.files import read_json
 from asyncrl.storage.run_folder import RunFolder, default_name, runs_of, started_at
 from asyncrl.storage.status import read_status
 from asyncrl.storage.stored import Permission, Stored, read_stored

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -156,7 +157,7 @@ class Board:
         """Say once for all ranks that there is a stranger."""
         if self.rank == 0 and not self._warned:
             self._warned = True
-            print(f"asyncrl: a message without this run's secret was ignored ({key})", file=sys.stderr, flush=True)
+            print_line(f"asyncrl: a message without this run's secret was ignored ({key})", error=True)
 
 
 def _serve_store(host: str, port: int) -> TCPStore:

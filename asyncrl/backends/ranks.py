@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -16,7 +16,6 @@ from asyncrl.core.output import print_line
 from asyncrl.pages import short
 from asyncrl.runtime.monitor import Summary
 from asyncrl.runtime.terminal import PlainView, number, panel
-from asyncrl.storage.files import read_json
 from asyncrl.storage.records import RecordReader
 from asyncrl.storage.run_folder import RunFolder
 from asyncrl.storage.status import DIED, GOING, read_status

@@ -8,13 +8,10 @@ is to be trusted.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import hmac
 import json
-import os
 import secrets
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +21,9 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.named import PROGRAM, is_name, known_here
 from asyncrl.pages import PAGES, module_of
 from asyncrl.storage.files import plain, replace_file
+from asyncrl.storage.user_key import KEY_BYTES, user_key
 
 SIGNATURE = "config.signature"
-KEY_BYTES = 32
 REGISTRARS = ("ale_py", "gymnasium", "minigrid", "minatar")
 """Modules that only register environments with Gymnasium: `ale_py:ALE/Pong-v5` needs nobody's word."""
 OWN_PAGES = frozenset(map(module_of, PAGES))
@@ -38,6 +35,7 @@ PLACES = ("address", "init_method")
 """Settings that name processes to connect to, whose messages are code as well (docs/ray.md)."""
 TRAINED = (*CODE, *PLACES)
 """Code and places that a run needs in order to train."""
+_OF_THIS_PROCESS = secrets.token_bytes(KEY_BYTES)
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ class Stored:
         named = permission.modules()
         refused = [_told(name, text) for name, text in foreign if text.partition(":")[0] not in named]
         if refused and not permission.trust and not self.is_own:
-            trouble = _key(_key_file())[1]
+            trouble = _key()[1]
             raise UsageError(
                 f"{self.path.parent} was made by somebody else or on another machine, and would {', '.join(refused)}: "
                 f"if you know what that does, add --trust (in Python trust=True), or name it in this call"
@@ -162,51 +160,13 @@ def _is_signed(file: Path, content: bytes) -> bool:
 
 
 def _signature(content: bytes) -> bytes:
-    return hmac.new(_key(_key_file())[0], content, hashlib.sha256).hexdigest().encode()
+    return hmac.new(_key()[0], content, hashlib.sha256).hexdigest().encode()
 
 
-def _key_file() -> Path | None:
-    """Where this user's key lies; None for a user without a home."""
-    state = os.environ.get("XDG_STATE_HOME", "")
+def _key() -> tuple[bytes, str]:
+    """The user's key and ""; or a key of this process alone, and why none can be kept."""
     try:
-        place = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
-    except RuntimeError:
-        return None
-    return place / "asyncrl" / "key"
-
-
-@functools.cache
-def _key(file: Path | None) -> tuple[bytes, str]:
-    """The key in a file, made if there is none, and ""; or a key of this process alone, and why none can be kept."""
-    try:
-        if file is None:
-            raise FileNotFoundError(0, "there is no home folder")
-        if not file.exists():
-            _make_key(file)
-        return _read_key(file), ""
+        return user_key(), ""
     except OSError as error:
-        return secrets.token_bytes(KEY_BYTES), f"your own runs are not recognised either: {error.strerror}, {file}"
-
-
-def _make_key(file: Path) -> None:
-    """Make a key that only this user may read. Of several processes that do so at once, the first one's counts."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=file.parent)
-    try:
-        with open(descriptor, "wb") as opened:
-            opened.write(secrets.token_bytes(KEY_BYTES))
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, file)
-    finally:
-        os.unlink(temporary)
-
-
-def _read_key(file: Path) -> bytes:
-    """The key. Raises OSError if others may know it."""
-    with open(file, "rb") as opened:
-        facts, key = os.fstat(opened.fileno()), opened.read()
-    if os.name == "posix" and (facts.st_uid != os.geteuid() or facts.st_mode & 0o077):
-        raise PermissionError(0, "the key must be yours alone (chmod 600)")
-    if len(key) < KEY_BYTES:
-        raise OSError(0, "the key is damaged")
-    return key
+        where = f", {error.filename}" if error.filename else ""
+        return _OF_THIS_PROCESS, f"your own runs are not recognised either: {error.strerror}{where}"

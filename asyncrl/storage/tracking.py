@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from asyncrl.core.errors import UsageError
-from asyncrl.core.output import print_line
 from asyncrl.storage.backlog import Backlog
 from asyncrl.storage.files import read_json, write_json
 
