@@ -41,7 +41,7 @@ from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.devices import CPU, require_device
 from asyncrl.core.errors import UsageError
-from asyncrl.core.named import Handed, parcels
+from asyncrl.core.named import parcels
 from asyncrl.core.precision import INSTRUCTIONS
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import user_code, watched
@@ -310,8 +310,7 @@ def prepare(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) 
     exact = exact_state(checkpoint, config) if checkpoint and config.backend == "serial" else None
     if checkpoint:
         theta = flat_parameters(checkpoint, layout)
-    values = [value.name for _, value in environment.env_kwargs if isinstance(value, Handed)]
-    own = parcels([config.env_id, config.network, getattr(config, "exploration", ""), *values])
+    own = parcels([*environment.own_names, config.network, getattr(config, "exploration", "")])
     spec = RunSpec(page, config, environment, spaces, open_folder(page, config), layout, part, exact, parcels=own)
     return Run(spec, build_handles(spec, theta, checkpoint))
 

@@ -62,7 +62,7 @@ def _ask(spec: EnvSpec, page: str, seconds: float, steps: bool) -> Seen:
     """Start the process, and wait for its answer."""
     context = start_context(page)
     receiver, sender = context.Pipe(duplex=False)
-    arguments = (sender, spec, parcels([spec.env_id]), steps, families.TOKEN)
+    arguments = (sender, spec, parcels(spec.own_names), steps, families.TOKEN)
     process: BaseProcess = context.Process(target=_look, args=arguments, name="look")  # type: ignore[attr-defined]
     with receiver, sender:
         try:

@@ -191,6 +191,11 @@ class EnvSpec:
                 raise UsageError(f"--{name} means nothing in {self.env_id}: leave it out")
 
     @property
+    def own_names(self) -> list[str]:
+        """The names of what a program may have handed over: the factory, and arguments for it."""
+        return [self.env_id, *(value.name for _, value in self.env_kwargs if isinstance(value, Handed))]
+
+    @property
     def is_atari(self) -> bool:
         """Whether the id looks like that of an Atari game."""
         return _ATARI_ID.fullmatch(self.env_id) is not None

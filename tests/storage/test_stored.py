@@ -119,7 +119,8 @@ def test_without_a_key_of_ones_own_runs_are_known_to_their_process_only(
     file = write(tmp_path / "run", env_id="mine:make")
     assert read_stored(file).is_own
 
-    user_key._key_in.cache_clear()  # as another process
+    user_key._key_in.cache_clear()
+    monkeypatch.setattr(stored, "_OF_THIS_PROCESS", b"of another process".ljust(user_key.KEY_BYTES))
     reason = {"others read it": "chmod 600", "damaged": "the key is damaged", "no folder": "Not a directory"}[spoil]
     with pytest.raises(UsageError, match=f"your own runs are not recognised either: .*{reason}"):
         read_stored(file).usable_config(NONE_GIVEN, trains=False)
