@@ -94,7 +94,7 @@ def test_a_run_needs_no_stdout_at_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["local", pytest.param("serial", marks=pytest.mark.slow)])
 def test_records_that_find_no_room_do_not_end_a_run(tmp_path: Path, backend: str) -> None:
     """Workers fill it: the run makes all its steps, and says at the end how many rows and steps are missing."""
-    words = ("--total-steps", "15000", "--record-interval-seconds", "0", "--envs-per-worker", "1", "--t-max", "5")
+    words = ("--total-steps", "8000", "--record-interval-seconds", "0", "--envs-per-worker", "1", "--t-max", "5")
     with no_file_beyond(200 * KILOBYTE):  # inherited; room for checkpoints and the start of the records
         process = begin(tmp_path, *words, "--quiet", "--backend", backend)
     out, errors = process.communicate(timeout=200)

@@ -124,6 +124,7 @@ def test_simulators_end_when_the_command_is_killed(tmp_path: Path) -> None:
         assert soon(lambda: not folders[0].exists())
 
 
+@pytest.mark.slow
 def test_a_worker_that_raises_closes_its_environments_and_may_hang_there(tmp_path: Path) -> None:
     """The first close ends, the second does not: the worker is killed, and what it raised is told all the same."""
     with engines(tmp_path, trouble="raises") as run:
@@ -135,6 +136,7 @@ def test_a_worker_that_raises_closes_its_environments_and_may_hang_there(tmp_pat
         assert run.simulators() == []
 
 
+@pytest.mark.slow
 def test_simulators_that_close_leaves_end_with_the_run(tmp_path: Path) -> None:
     """A normal end, of environments whose close() ends nothing."""
     with engines(tmp_path, "--total-steps", "1000") as run:

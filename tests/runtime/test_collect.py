@@ -10,7 +10,7 @@ from torch import Tensor
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Extras, Rollout, State
 from asyncrl.core.spaces import Spaces
-from asyncrl.runtime.clock import Clock
+from asyncrl.runtime.clock import RUNNING, Clock
 from asyncrl.runtime.collect import Collector, Episode, for_environments
 from asyncrl.runtime.moments import RunMoments
 from asyncrl.runtime.normalize import Normalizer
@@ -35,6 +35,23 @@ def test_rollouts_run_on_within_an_episode() -> None:
     second = next(collector).observations[:, 0, 0].tolist()
 
     assert (first, second) == ([0, 1, 2], [2, 3, 4])
+
+
+def test_each_step_and_reset_of_an_environment_is_a_sign_of_life() -> None:
+    """Nobody knows how long one takes: two environments are begun, make three steps each, and begin once more."""
+    clock, beats = Clock(1, 10_000), []
+    pulse = clock.pulse(0)
+
+    def beat() -> None:
+        clock.vouch(0, RUNNING, silence=1000.0)
+        pulse()
+        beats.append(clock.heartbeat_age(0))
+
+    environments = [Counting(2, truncates=False) for _ in range(2)]
+    next(Collector(environments, FixedAgent(), COUNTING, t_max=3, gamma=0.5, clock=clock, beat=beat))
+
+    assert len(beats) == 2 + 2 * 3 + 2
+    assert max(beats) < 500
 
 
 @pytest.mark.parametrize("environments", [1, 2, 3])
