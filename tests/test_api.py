@@ -673,3 +673,28 @@ def test_the_documentation_says_what_works(tmp_path: Path) -> None:
     assert done.stderr == ""
     scores = [float(line) for line in done.stdout.splitlines() if re.fullmatch(r"\d+\.\d", line)]
     assert scores[0] >= 300
+
+
+@pytest.mark.parametrize("backend", ["local", "serial"])
+def test_several_threads_of_a_program_train_at_a_time(tmp_path: Path, backend: str) -> None:
+    """Each run is as it would be alone, and the program's own settings are as before."""
+    before = (dict(os.environ), torch.get_num_threads(), sys.modules["__main__"])
+    first: dict[int, bytes] = {}
+
+    def go(number: int) -> None:
+        run = asyncrl.train(
+            "a3c", env_id="Chain", seed=5, workers=1, backend=backend, total_steps=200, evaluation_interval_steps=0,
+            runs_dir=str(tmp_path),
+        )  # fmt: skip
+        (beginning,) = run.path.glob("checkpoints/step_000000000000*/model.safetensors")
+        first[number] = beginning.read_bytes()
+
+    threads = [threading.Thread(target=go, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(first) == 4
+    assert len(set(first.values())) == 1
+    assert before == (dict(os.environ), torch.get_num_threads(), sys.modules["__main__"])
