@@ -770,3 +770,28 @@ def test_an_argument_that_is_an_array_reaches_all_processes(tmp_path: Path) -> N
     with pytest.raises(asyncrl.UsageError, match="env_kwargs pay: give env_kwargs again"):
         asyncrl.load(run, trust=True)
     assert asyncrl.load(run, env_kwargs={"pay": 1.0}, trust=True).steps > 0
+
+
+@pytest.mark.parametrize("backend", ["local", "serial"])
+def test_several_threads_of_a_program_train_at_a_time(tmp_path: Path, backend: str) -> None:
+    """Each run is as it would be alone, and the program's own settings are as before."""
+    before = (dict(os.environ), torch.get_num_threads(), sys.modules["__main__"])
+    first: dict[int, bytes] = {}
+
+    def go(number: int) -> None:
+        run = asyncrl.train(
+            "a3c", env_id="Chain", seed=5, workers=1, backend=backend, total_steps=200, evaluation_interval_steps=0,
+            runs_dir=str(tmp_path),
+        )  # fmt: skip
+        (beginning,) = run.path.glob("checkpoints/step_000000000000*/model.safetensors")
+        first[number] = beginning.read_bytes()
+
+    threads = [threading.Thread(target=go, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(first) == 4
+    assert len(set(first.values())) == 1
+    assert before == (dict(os.environ), torch.get_num_threads(), sys.modules["__main__"])

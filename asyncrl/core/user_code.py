@@ -211,8 +211,8 @@ def kept(own: Own) -> Iterator[None]:
     switches = _switches()
     before = {name: switch.get() for name, switch in switches.items()}
     handlers, variables = _handlers(), dict(os.environ)
-    for name, value in own.items():
-        switches[name].set(value)
+    for name in own.keys() & switches.keys():
+        switches[name].set(own[name])
     inside = before | own
     try:
         yield
@@ -224,18 +224,20 @@ def kept(own: Own) -> Iterator[None]:
                 _changed.add(name)
             if value != before[name]:
                 switch.set(before[name])
-        _put_back(handlers, variables)
+        for name in _put_back(handlers, variables):
+            own[name] = None  # so that it is known to do so
+            _changed.add(name)
 
 
-def _put_back(handlers: dict[int, Any], variables: dict[str, str]) -> None:
+def _put_back(handlers: dict[int, Any], variables: dict[str, str]) -> Iterator[str]:
     """Handlers of signals, and variables that were removed: what user code adds to them may be meant for others."""
     for number, handler in _handlers().items():
         if handler != handlers[number] and handlers[number] is not None:
             signal.signal(number, handlers[number])
-            _changed.add("handlers of signals")
+            yield "handlers of signals"
     if missing := variables.keys() - os.environ.keys():
         os.environ.update({name: variables[name] for name in missing})
-        _changed.add("variables of the environment")
+        yield "variables of the environment"
 
 
 def _handlers() -> dict[int, Any]:

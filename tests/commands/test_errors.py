@@ -359,7 +359,7 @@ def test_a_missing_extra_is_named(refuse: Callable[..., Refusal], monkeypatch: p
     monkeypatch.setitem(sys.modules, "minatar", None)
 
     line = 'MinAtar/Breakout-v1 needs an extra: pip install "asyncrl[minatar]"'
-    assert refuse("--env-id", "MinAtar/Breakout-v1") == Refusal(2, line)
+    assert refuse("--env-id", "MinAtar/Breakout-v1", "--backend", "serial") == Refusal(2, line)
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,7 @@ def test_a_start_makes_no_environment_only_to_describe_it(tmp_path: Path, monkey
     """One probe for the preset and, where the preset leaves the environment as it is, none besides."""
     probed = []
     probe = EnvSpec.probe
-    monkeypatch.setattr(EnvSpec, "probe", lambda spec: probed.append(spec.env_id) or probe(spec))
+    monkeypatch.setattr(EnvSpec, "probe", lambda spec, *more: probed.append(spec.env_id) or probe(spec, *more))
     words = ["--env-id", "Catch", "--backend", "serial", "--workers", "1", "--total-steps", "100"]
 
     assert main("asyncrl.a3c", [*words, "--runs-dir", str(tmp_path), "--normalize-observations"]) == 0

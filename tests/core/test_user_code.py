@@ -122,6 +122,16 @@ def test_its_own_switches_hold_again_in_its_next_call(tmp_path: Path) -> None:
     assert {"the working folder", "torch's default dtype"} <= changed()
 
 
+def test_who_removes_variables_is_known_to_do_so() -> None:
+    """It has to be looked after in its next calls too."""
+    own: Own = {}
+    for _ in range(2):
+        with user_code("it", own=own):
+            os.environ.pop("HOME", None)
+        assert own
+        assert "HOME" in os.environ
+
+
 def test_variables_that_it_sets_stay() -> None:
     """Libraries read them later: SDL_VIDEODRIVER, MUJOCO_GL."""
     try:
@@ -177,5 +187,7 @@ def test_several_calls_may_take_longer_together() -> None:
 
 def test_a_ctrl_c_while_user_code_is_watched_is_a_ctrl_c() -> None:
     """It is not taken for the end of patience."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job in the background
     with pytest.raises(KeyboardInterrupt), watched(60), user_code("it", lambda e: Complaint(str(e))):
         signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
