@@ -17,6 +17,7 @@ from asyncrl.commands.live import follow, is_going_on
 from asyncrl.commands.program import run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
+from asyncrl.envs.pictures import resized
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage.run_folder import RunFolder
@@ -114,6 +115,8 @@ def film(config: Config, file: Path) -> None:
     def drawn(i: int) -> Any:
         moment = moments[i]
         picture = None if moment.picture is None else moment.picture.unpacked()
+        if picture is not None and moments[0].picture is not None and picture.shape != moments[0].picture.shape:
+            picture = resized(picture, moments[0].picture.shape)
         begin = max(0, i - 1000)
         sight = Sight(
             picture, moment.observation, moment.thought, moment.action, moment.score, moment.step,
