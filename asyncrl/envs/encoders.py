@@ -54,16 +54,19 @@ def encoder_of(space: spaces.Space[Any], env_id: str) -> tuple[tuple[int, ...], 
         return _vector_encoder(space.shape, env_id)
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _parts_encoder(space, env_id)
-    _refuse_old_gym(space, env_id, "observation_space")
+    refuse_old_gym(space, env_id, "observation_space")
     raise UsageError(f"{env_id} observes a {type(space).__name__}, which is not supported: wrap it to observe a Box")
 
 
-def _refuse_old_gym(space: Any, env_id: str, name: str) -> None:
-    """Raise UsageError for a space of the package from which Gymnasium was forked: its classes have the same names."""
-    if any(cls.__module__.split(".")[0] == "gym" for cls in type(space).__mro__):
+def refuse_old_gym(thing: Any, env_id: str, name: str) -> None:
+    """Raise UsageError for a space or an environment of the package from which Gymnasium was forked.
+
+    Its classes have the same names as Gymnasium's, so that they look right in any other message.
+    """
+    if any(cls.__module__.split(".")[0] == "gym" for cls in type(thing).__mro__):
         raise UsageError(
-            f"{env_id} has an {name} of the old package gym: make it with gymnasium.spaces, or convert the whole "
-            "environment with the package shimmy (GymV26CompatibilityV0, GymV21CompatibilityV0)"
+            f"{env_id} has an {name} of the old package gym: make it with gymnasium, or convert the whole environment "
+            "with the package shimmy (GymV26CompatibilityV0, GymV21CompatibilityV0)"
         )
 
 
@@ -356,7 +359,7 @@ def actions_of(space: spaces.Space[Any], env_id: str) -> tuple[int, tuple[float,
         return number, (), ()
     if isinstance(space, spaces.Box) and number > 0:
         return 0, tuple(map(float, space.low.ravel())), tuple(map(float, space.high.ravel()))
-    _refuse_old_gym(space, env_id, "action_space")
+    refuse_old_gym(space, env_id, "action_space")
     raise UsageError(
         f"{env_id} has actions in {_short(space)}, which is not supported: wrap it to take Discrete, MultiDiscrete, "
         "MultiBinary or Box"

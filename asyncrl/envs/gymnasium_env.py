@@ -172,9 +172,12 @@ class GymnasiumEnvironment:
         vector = np.asarray(action, np.float64).reshape(box.shape)
         if not np.isfinite(vector).all():
             raise ValueError(f"{self.env_id} was given an action that is not finite: {action}")
+        high = box.high
         if box.dtype.kind in "biu":
             vector = np.rint(vector)
-        return np.asarray(vector.clip(box.low, box.high), box.dtype)
+        if box.dtype.kind in "iu":  # the largest 64-bit integers have no float64: rounded up, they would be too large
+            high = np.minimum(high, np.nextafter(2.0 ** (8 * box.dtype.itemsize - (box.dtype.kind == "i")), 0.0))
+        return np.asarray(vector.clip(box.low, high), box.dtype)
 
     def _reward(self, reward: Any) -> float:
         try:

@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import find, is_name
+from asyncrl.envs.encoders import refuse_old_gym
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
 from asyncrl.envs.preprocessed import Preprocessed
 from asyncrl.envs.spec import EnvSpec, one_line
@@ -63,6 +64,7 @@ def _from_factory(env_id: str, arguments: dict[str, Any]) -> gymnasium.Env[Any, 
     except Exception as error:
         raise UsageError(f"{env_id}: {attribute}() failed: {one_line(error)}") from error
     if not isinstance(environment, gymnasium.Env):
+        refuse_old_gym(environment, env_id, "environment")
         raise UsageError(f"{env_id}: {attribute}() returned a {type(environment).__name__}, not a gymnasium.Env")
     return environment
 
