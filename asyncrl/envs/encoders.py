@@ -36,6 +36,8 @@ MOST_ACTIONS = 100_000
 MOST_COMBINATIONS = 4096
 """Most combinations of the parts of an action. Parts multiply unnoticed, so these are fewer."""
 _FLOAT32, _UINT8 = np.dtype(np.float32), np.dtype(np.uint8)
+_LARGEST = np.finfo(np.float32).max
+_NOT_FINITE = "the observation holds a NaN or an infinity, or a number too large for float32"
 
 Encoder = Callable[[Any], NDArray[Any]]
 """Converts a Gymnasium observation to ours. Raises ValueError, with the reason, for one that is not in its space."""
@@ -132,24 +134,39 @@ def kind_of(shape: tuple[int, ...]) -> Kind:
 
 
 def _numbers(observation: Any, shape: tuple[int, ...], dtype: np.dtype[Any] = _FLOAT32) -> NDArray[Any]:
-    """An observation as an array of this shape and dtype, uint8 or float32. Raises ValueError if it is none.
-
-    What is finite as float64 may be infinite as float32, so this is checked last.
-    """
+    """An observation as a finite array of this shape and dtype, uint8 or float32. Raises ValueError if it is none."""
     array = _as_array(observation)
     if array.shape != shape:
         raise ValueError(f"the observation has the shape {list(array.shape)}, not {list(shape)}")
     if array.dtype != dtype:
-        array = _converted(array, dtype)
+        return _as_bytes(array) if dtype is _UINT8 else _as_floats(array)
     if dtype is _FLOAT32 and not np.isfinite(array).all():
-        raise ValueError("the observation holds a NaN or an infinity, or a number too large for float32")
+        raise ValueError(_NOT_FINITE)
     return array
 
 
-def _short(thing: Any) -> str:
-    """A space or an observation on one line: those of many parts are long."""
-    text = " ".join(str(thing).split())
-    return text if len(text) <= 100 else text[:97] + "..."
+def _as_floats(array: NDArray[Any]) -> NDArray[np.float32]:
+    """Numbers of another type as float32. Raises ValueError for what it cannot hold, finite though it may be."""
+    if array.dtype.kind == "O":
+        try:
+            array = array.astype(np.float64)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"the observation holds what is no number: {one_line(error)}") from error
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"the observation is {array.dtype}, not numbers")
+    if array.dtype.kind == "f" and not (np.abs(array) <= _LARGEST).all():  # nor NaN
+        raise ValueError(_NOT_FINITE)
+    return array.astype(np.float32)
+
+
+def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Integers of another type as uint8. Raises ValueError for other numbers, and for integers that are no bytes."""
+    if array.dtype.kind not in "biu":
+        # Casting would silently turn an image scaled to 0..1 into zeros.
+        raise ValueError(f"the observation is {array.dtype}, not uint8")
+    if array.min() < 0 or array.max() > 255:
+        raise ValueError(f"the observation holds {array.min()} to {array.max()}, and its space is uint8: 0 to 255")
+    return array.astype(np.uint8)
 
 
 def _as_array(observation: Any) -> NDArray[Any]:
@@ -159,21 +176,10 @@ def _as_array(observation: Any) -> NDArray[Any]:
         raise ValueError(f"the observation is no array: {one_line(error)}") from error
 
 
-def _converted(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Numbers as uint8 or float32. Raises ValueError for what are none, and for what uint8 cannot hold."""
-    if array.dtype.kind not in "biufO":
-        raise ValueError(f"the observation is {array.dtype}, not numbers")
-    if dtype == _UINT8:
-        # Casting would silently turn an image scaled to 0..1 into zeros.
-        if array.dtype.kind not in "biu":
-            raise ValueError(f"the observation is {array.dtype}, not uint8")
-        if array.min() < 0 or array.max() > 255:
-            raise ValueError(f"the observation holds {array.min()} to {array.max()}, and its space is uint8: 0 to 255")
-    try:
-        with np.errstate(over="ignore"):
-            return array.astype(dtype)
-    except (TypeError, ValueError, OverflowError) as error:  # the objects of an array
-        raise ValueError(f"the observation holds what is no number: {one_line(error)}") from error
+def _short(thing: Any) -> str:
+    """A space or an observation on one line: those of many parts are long."""
+    text = " ".join(str(thing).split())
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 def _vector_encoder(shape: tuple[int, ...], env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
