@@ -99,6 +99,6 @@ class Policy:
         for place, observation in zip(seen, batch, strict=True):
             try:
                 self._translation.observe(place, observation)
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 raise UsageError(f"{self.env_id}: {error}") from error
         return seen

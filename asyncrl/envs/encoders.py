@@ -76,10 +76,8 @@ def check_size(shape: tuple[int, ...], env_id: str) -> None:
     """Raise UsageError for observations of a shape that is empty or too large for any network."""
     numbers, most = math.prod(shape), MOST_PIXELS if len(shape) > 1 else MOST_NUMBERS
     if not 0 < numbers <= most:
-        raise UsageError(
-            f"{env_id} observes {numbers:_} numbers, at least 1 and at most {most:_} are supported (one-hot vectors "
-            "have one for each value of a Discrete): wrap it to observe fewer"
-        )
+        what = "pixels" if len(shape) > 1 else "numbers (one for each value of a Discrete)"
+        raise UsageError(f"{env_id} observes {numbers:_} {what}, 1 to {most:_} are supported: wrap it to observe fewer")
 
 
 def _box_encoder(space: spaces.Box, env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
