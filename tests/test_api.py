@@ -619,10 +619,12 @@ def test_a_memory_remembers(tmp_path: Path) -> None:
     assert not torch.equal(first.memory[0], second.memory[0])  # type: ignore[index]
 
 
-@pytest.mark.parametrize("page", ["a3c", "n_step_q"])
-def test_observations_and_actions_of_several_parts_are_acted_in_as_they_are(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize(("page", "on_env_error"), [("a3c", "stop"), ("n_step_q", "rebuild")])
+def test_observations_and_actions_of_several_parts_are_acted_in_as_they_are(
+    tmp_path: Path, page: str, on_env_error: str
+) -> None:
     """A Dict alone or as a batch, whose parts are batches; actions are what the environment takes."""
-    run = asyncrl.train(page, env_id=f"{HERE}:Levers", **TINY, runs_dir=tmp_path)
+    run = asyncrl.train(page, env_id=f"{HERE}:Levers", **TINY, on_env_error=on_env_error, runs_dir=tmp_path)
     policy, environment = asyncrl.load(run), Levers()
     seen = [environment.reset(seed=1)[0]]
     for _ in range(4):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,8 +15,7 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.encoders import rows_of
-from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
-from asyncrl.envs.preprocessed import Preprocessed
+from asyncrl.envs.translation import translation_of
 from asyncrl.runtime.collect import for_environments, reset_state
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import build_agent, build_environments, build_normalizer
@@ -55,13 +53,9 @@ class Policy:
         self._agent, replica = build_agent(run, EVALUATOR)
         replica.pull(run.handles.store)
         self._normalizer = build_normalizer(run, EVALUATOR)
-        environment: Any = build_environments(run, EVALUATOR, 1, evaluation=True)[0]
+        environment = build_environments(run, EVALUATOR, 1, evaluation=True)[0]
         environment.close()
-        self._stacked = environment if isinstance(environment, Preprocessed) else None
-        below = environment.environment if self._stacked else environment
-        self._native = below if isinstance(below, GymnasiumEnvironment) else None
-        own = gymnasium.spaces.Box(-np.inf, np.inf, self.spaces.observation_shape)
-        self._space: gymnasium.Space[Any] = self._native.native.observation_space if self._native else own
+        self._translation = translation_of(environment, self.spaces)
 
     def act(self, observation: Any, state: PolicyState | None = None) -> tuple[Any, PolicyState]:
         """The action for one observation, or the actions `[B, ...]` for a batch `[B, ...]`, and the next state.
@@ -71,7 +65,7 @@ class Policy:
         episode. Raises UsageError for an observation that cannot be the environment's.
         """
         try:
-            batch, single = rows_of(self._space, observation)
+            batch, single = rows_of(self._translation.space, observation)
         except ValueError as error:
             raise UsageError(f"not an observation of {self.env_id}: {error}") from None
         if state is None:
@@ -84,7 +78,7 @@ class Policy:
             if self._normalizer is not None:
                 observations = self._normalizer.observe(observations)
             chosen, memory, _ = self._agent.act(observations, state.memory, self.steps)
-        actions = [self._native.native_action(one) if self._native else one for one in self._by_place(chosen)]
+        actions = [self._translation.act(one) for one in for_environments(chosen, self.spaces)]
         return (actions[0] if single else np.array(actions)), PolicyState(memory, seen)
 
     def restart(self, state: PolicyState, ended: Any) -> PolicyState:
@@ -102,16 +96,9 @@ class Policy:
     def _encoded(self, batch: Sequence[Any], before: NDArray[Any]) -> NDArray[Any]:
         """Observations as the network takes them, `[B, *shape]`, in a new array."""
         seen = before.copy()
-        for place, raw in zip(seen, batch, strict=True):
+        for place, observation in zip(seen, batch, strict=True):
             try:
-                newest = raw if self._native is None else self._native.encode(raw)
+                self._translation.observe(place, observation)
             except (TypeError, ValueError) as error:
                 raise UsageError(f"{self.env_id}: {error}") from error
-            if self._stacked is not None:
-                self._stacked.push(place, self._stacked.shrink(newest))
-            else:
-                place[...] = newest
         return seen
-
-    def _by_place(self, chosen: torch.Tensor) -> list[Any]:
-        return list(for_environments(chosen, self.spaces))

@@ -271,12 +271,11 @@ def _remedy_of_reward(problem: str) -> str:
 def _native_findings(spec: EnvSpec, steps: int, seed: int) -> Iterator[Finding]:
     """What a Gymnasium environment returns, before it is converted; nothing for those of our own."""
     environment = spec.make(seed, evaluation=False)
-    native = getattr(environment, "native", None)
-    if native is None:
+    if not hasattr(environment, "wrap_native"):
         environment.close()
         return
-    listener = Listener(native)
-    environment.native = listener  # type: ignore[attr-defined]
+    environment.wrap_native(Listener)
+    listener: Listener = environment.native  # type: ignore[attr-defined]
     done = 0
     try:
         actions = _actions(spaces_of(environment), seed)

@@ -23,7 +23,9 @@ from asyncrl.commands.program import permission_of, prints_aside, run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
+from asyncrl.envs.pictures import resized
 from asyncrl.envs.spec import NOOP_MAX, BadEnvironment, Environment, EnvSpec
+from asyncrl.envs.wrapper import Wrapper
 from asyncrl.runtime.evaluator import cut_in_words
 from asyncrl.runtime.terminal import shown
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
@@ -37,6 +39,8 @@ FILMS = (".mp4", ".mkv", ".mov")
 """Files that can hold what is filmed."""
 LEAST_HEIGHT = 400
 """Smaller pictures are magnified in a film, by a whole number."""
+MOST_WIDTH = 4096
+"""Pictures are not magnified beyond this width."""
 
 
 @dataclass(frozen=True)
@@ -298,17 +302,21 @@ def _total_in_words(total: Total) -> str:
 
 
 class Film:
-    """A film that is begun by its first picture, whose size is that of all others."""
+    """A film whose first picture determines its size; others are resized to it."""
 
     def __init__(self, file: str, writer: Any, rate: float) -> None:
         """`rate` is in pictures per second."""
         self._file, self._writer, self._rate = file, writer, rate
         self._frames: Any = None
+        self._shape: tuple[int, ...] | None = None
 
     def add(self, picture: NDArray[np.uint8]) -> None:
         """Append a picture `[height, width, 3]`."""
         large = magnified(picture)
+        if self._shape is not None and large.shape != self._shape:
+            large = resized(large, self._shape)
         if self._frames is None:
+            self._shape = large.shape
             height, width, _ = large.shape
             self._frames = self._writer.write_frames(
                 self._file, (width, height), fps=self._rate, macro_block_size=2, ffmpeg_log_level="error"
@@ -325,38 +333,34 @@ class Film:
             self._frames.close()
 
 
-class Filmed:
+class Filmed(Wrapper):
     """An environment whose first episode is filmed, a picture per step."""
 
     def __init__(self, environment: Environment, film: Film) -> None:
-        self._environment, self._film = environment, film
-        self._episodes = 0
+        super().__init__(environment)
+        self._film, self._episodes = film, 0
 
     def reset(self) -> NDArray[Any]:
         """As the environment does."""
         self._episodes += 1
-        observation = self._environment.reset()
+        observation = super().reset()
         self._shoot()
         return observation
 
     def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool, bool]:
         """As the environment does."""
-        result = self._environment.step(action)
+        result = super().step(action)
         self._shoot()
         return result
 
-    def close(self) -> None:
-        """As the environment does."""
-        self._environment.close()
-
     def _shoot(self) -> None:
         if self._episodes == 1:
-            self._film.add(self._environment.picture())  # type: ignore[attr-defined]
+            self._film.add(self.picture())
 
 
 def magnified(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The picture [height, width, 3] at least LEAST_HEIGHT pixels high, each pixel a square of them."""
-    times = -(-LEAST_HEIGHT // len(picture))
+    """The picture [height, width, 3], magnified to LEAST_HEIGHT rows or more unless it is too wide for that."""
+    times = max(1, min(-(-LEAST_HEIGHT // len(picture)), MOST_WIDTH // picture.shape[1]))
     return np.ascontiguousarray(picture.repeat(times, 0).repeat(times, 1))
 
 

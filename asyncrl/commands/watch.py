@@ -17,6 +17,7 @@ from asyncrl.commands.program import permission_of, run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
+from asyncrl.envs.pictures import resized
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage.run_folder import RunFolder
@@ -119,6 +120,8 @@ def film(config: Config, file: Path) -> None:
     def drawn(i: int) -> Any:
         moment = moments[i]
         picture = None if moment.picture is None else moment.picture.unpacked()
+        if picture is not None and moments[0].picture is not None and picture.shape != moments[0].picture.shape:
+            picture = resized(picture, moments[0].picture.shape)
         begin = max(0, i - 1000)
         sight = Sight(
             picture, moment.observation, moment.thought, moment.action, moment.score, moment.step,

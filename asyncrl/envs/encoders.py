@@ -2,13 +2,14 @@
 
 Images and planes [rows, columns, channels] become [C, H, W] (uint8 stays uint8, everything else becomes float32),
 vectors float32, Discrete, MultiDiscrete and MiniGrid's symbols one-hot float32, and a Dict or Tuple of these one vector
-of all its parts. Discrete actions count from 0 whatever the start of the space is; each combination of MultiDiscrete
-and MultiBinary actions is an action.
+of all its parts. An image with fewer than 3 rows or columns is a vector. Discrete actions count from 0 whatever the
+start of the space is; each combination of MultiDiscrete and MultiBinary actions is an action.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -21,11 +22,22 @@ from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Kind
+from asyncrl.envs.spec import one_line
 
-SMALLEST_SCREEN = 36
-"""Images with fewer rows are boards."""
+SMALLEST_SCREEN, NARROWEST_SCREEN = 36, 11
+"""Images with fewer rows or columns are boards: the kernels for screens need 11."""
+SMALLEST_BOARD = 3
+"""Images with fewer rows or columns are vectors: the kernels for boards need 3."""
+MOST_NUMBERS, MOST_PIXELS = 1_000_000, 2**25
+"""Largest vector, and image, that is observed. A network has 64 weights or more for each number of a vector; 2^25 are
+a third more than a 4K screen has in colour."""
+MOST_ACTIONS = 100_000
+"""Most values of a Discrete action, or components of a Box: a network has an output for each."""
 MOST_COMBINATIONS = 4096
-"""Most combinations of the parts of an action: a network has an output for each."""
+"""Most combinations of the parts of an action. Parts multiply unnoticed, so these are fewer."""
+_FLOAT32, _UINT8 = np.dtype(np.float32), np.dtype(np.uint8)
+_LARGEST = np.finfo(np.float32).max
+_NOT_FINITE = "the observation holds a NaN or an infinity, or a number too large for float32"
 
 Encoder = Callable[[Any], NDArray[Any]]
 """Converts a Gymnasium observation to ours. Raises ValueError, with the reason, for one that is not in its space."""
@@ -34,80 +46,144 @@ Encoder = Callable[[Any], NDArray[Any]]
 def encoder_of(space: spaces.Space[Any], env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
     """Shape, dtype and conversion of the observations of a space. Raises `UsageError` if no network can use them."""
     if isinstance(space, spaces.Box):
-        return _scaled(space, *_box_encoder(space, env_id))
+        return _box_encoder(space, env_id)
     if isinstance(space, spaces.Discrete):
         # One category is a MultiDiscrete of one: the same one-hot vector.
-        return _one_hot_encoder(np.array([space.n]), np.array([space.start]))
+        return _one_hot_encoder([int(space.n)], [int(space.start)], env_id)
     if isinstance(space, spaces.MultiDiscrete):
-        return _one_hot_encoder(space.nvec.ravel(), space.start.ravel())
+        return _one_hot_encoder(space.nvec.ravel().tolist(), space.start.ravel().tolist(), env_id)
     if isinstance(space, spaces.MultiBinary):
-        return _vector_encoder(space.shape)
+        return _vector_encoder(space.shape, env_id)
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _parts_encoder(space, env_id)
+    refuse_old_gym(space, env_id, "observation_space")
     raise UsageError(f"{env_id} observes a {type(space).__name__}, which is not supported: wrap it to observe a Box")
+
+
+def refuse_old_gym(thing: Any, env_id: str, name: str) -> None:
+    """Raise UsageError for a space or an environment of the package from which Gymnasium was forked.
+
+    Its classes have the same names as Gymnasium's, so that they look right in any other message.
+    """
+    if any(cls.__module__.split(".")[0] == "gym" for cls in type(thing).__mro__):
+        raise UsageError(
+            f"{env_id} has an {name} of the old package gym: make it with gymnasium, or convert the whole environment "
+            "with the package shimmy (GymV26CompatibilityV0, GymV21CompatibilityV0)"
+        )
+
+
+def check_size(shape: tuple[int, ...], env_id: str) -> None:
+    """Raise UsageError for observations of a shape that is empty or too large for any network."""
+    numbers, most = math.prod(shape), MOST_PIXELS if len(shape) > 1 else MOST_NUMBERS
+    if not 0 < numbers <= most:
+        what = "pixels" if len(shape) > 1 else "numbers (one for each value of a Discrete)"
+        raise UsageError(f"{env_id} observes {numbers:_} {what}, 1 to {most:_} are supported: wrap it to observe fewer")
 
 
 def _box_encoder(space: spaces.Box, env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
     shape = space.shape
     if 0 in shape or len(shape) > 3:
-        raise UsageError(f"{env_id} observes an array {list(shape)}: wrap it to observe a vector or an image [H, W, C]")
+        raise UsageError(
+            f"{env_id} observes an array {list(shape)}: wrap it to observe a vector or an image [H, W, C]; "
+            "--frame-stack stacks images"
+        )
+    check_size(shape, env_id)
     if len(shape) < 2:
-        return _vector_encoder(shape)
-    dtype = np.uint8 if space.dtype == np.uint8 else np.float32
-    if len(shape) == 2:
-        return (1, *shape), dtype.__name__, lambda image: _array(image, shape, space.dtype, dtype)[np.newaxis]
+        return _vector_encoder(shape, env_id)
+    dtype = _UINT8 if space.dtype == np.uint8 else _FLOAT32
     # Channels come last in Gymnasium, first after wrappers that stack frames or follow torch.
-    if shape[0] < min(shape[1:]):
-        return shape, dtype.__name__, lambda image: _array(image, shape, space.dtype, dtype)
-    height, width, channels = shape
-    return (
-        (channels, height, width),
-        dtype.__name__,
-        lambda image: _array(image, shape, space.dtype, dtype).transpose(2, 0, 1),
-    )
+    last = len(shape) == 3 and shape[0] >= min(shape[1:])
+    planes = (1, *shape) if len(shape) == 2 else (shape[2], *shape[:2]) if last else shape
+
+    def encode(image: Any) -> NDArray[Any]:
+        array = _numbers(image, shape, dtype)
+        return array.transpose(2, 0, 1) if last else array.reshape(planes)
+
+    return _fitted(*_scaled(space, planes, dtype.name, encode), env_id)
 
 
 def _scaled(
     space: spaces.Box, shape: tuple[int, ...], dtype: str, encode: Encoder
 ) -> tuple[tuple[int, ...], str, Encoder]:
-    """Scale uint8 boards with an upper bound below 255 to 0..1: divided by 255 their symbols would look alike."""
-    largest = int(space.high.max()) if dtype == "uint8" and kind_of(shape) == "board" else 255
-    if not 0 < largest < 255:
+    """Scale uint8 boards with an upper bound below 255 to 0..1: divided by 255 their symbols would look alike.
+
+    What is to be a vector is scaled whatever its bound: only images are divided by 255 later.
+    """
+    kind = kind_of(shape)
+    largest = int(space.high.max()) if dtype == "uint8" and kind != "screen" else 0
+    if largest == 0 or (kind == "board" and largest == 255):
         return shape, dtype, encode
     return shape, "float32", lambda board: encode(board) * np.float32(1 / largest)
 
 
+def _fitted(shape: tuple[int, ...], dtype: str, encode: Encoder, env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
+    """Flatten images [C, H, W] that are too small for kernels."""
+    if kind_of(shape) != "vector":
+        return shape, dtype, encode
+    check_size((math.prod(shape),), env_id)
+    return (math.prod(shape),), "float32", lambda image: np.ravel(encode(image)).astype(np.float32, copy=False)
+
+
 def kind_of(shape: tuple[int, ...]) -> Kind:
     """The kind of observations of this shape."""
-    if len(shape) != 3:
+    if len(shape) != 3 or min(shape[1:]) < SMALLEST_BOARD:
         return "vector"
-    return "board" if shape[1] < SMALLEST_SCREEN else "screen"
+    return "screen" if shape[1] >= SMALLEST_SCREEN and shape[2] >= NARROWEST_SCREEN else "board"
 
 
-def _array(observation: Any, shape: tuple[int, ...], promised: Any, dtype: type[np.generic]) -> NDArray[Any]:
-    array = np.asarray(observation)
+def _numbers(observation: Any, shape: tuple[int, ...], dtype: np.dtype[Any] = _FLOAT32) -> NDArray[Any]:
+    """An observation as a finite array of this shape and dtype, uint8 or float32. Raises ValueError if it is none."""
+    array = _as_array(observation)
     if array.shape != shape:
         raise ValueError(f"the observation has the shape {list(array.shape)}, not {list(shape)}")
-    if dtype is np.uint8 and array.dtype != np.uint8:
+    if array.dtype != dtype:
+        return _as_bytes(array) if dtype is _UINT8 else _as_floats(array)
+    if dtype is _FLOAT32 and not np.isfinite(array).all():
+        raise ValueError(_NOT_FINITE)
+    return array
+
+
+def _as_floats(array: NDArray[Any]) -> NDArray[np.float32]:
+    """Numbers of another type as float32. Raises ValueError for what it cannot hold, finite though it may be."""
+    if array.dtype.kind == "O":
+        try:
+            array = array.astype(np.float64)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"the observation holds what is no number: {one_line(error)}") from error
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"the observation is {array.dtype}, not numbers")
+    if array.dtype.kind == "f" and not (np.abs(array) <= _LARGEST).all():  # nor NaN
+        raise ValueError(_NOT_FINITE)
+    return array.astype(np.float32)
+
+
+def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Integers of another type as uint8. Raises ValueError for other numbers, and for integers that are no bytes."""
+    if array.dtype.kind not in "biu":
         # Casting would silently turn an image scaled to 0..1 into zeros.
-        raise ValueError(f"the observation is {array.dtype}, not {promised}")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError("the observation holds a NaN or an infinity")
-    return array.astype(dtype, copy=False)
+        raise ValueError(f"the observation is {array.dtype}, not uint8")
+    if array.min() < 0 or array.max() > 255:
+        raise ValueError(f"the observation holds {array.min()} to {array.max()}, and its space is uint8: 0 to 255")
+    return array.astype(np.uint8)
 
 
-def _vector_encoder(shape: tuple[int, ...]) -> tuple[tuple[int, ...], str, Encoder]:
+def _as_array(observation: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(observation)
+    except Exception as error:  # an object's own __array__ may raise anything, as torch's does for a GPU's tensors
+        raise ValueError(f"the observation is no array: {one_line(error)}") from error
+
+
+def _short(thing: Any) -> str:
+    """A space or an observation on one line: those of many parts are long."""
+    text = " ".join(str(thing).split())
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _vector_encoder(shape: tuple[int, ...], env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
     size = math.prod(shape)
-
-    def encode(observation: Any) -> NDArray[Any]:
-        vector = np.asarray(observation, np.float32)
-        if vector.shape != shape:
-            raise ValueError(f"the observation has the shape {list(vector.shape)}, not {list(shape)}")
-        if not np.isfinite(vector).all():
-            raise ValueError("the observation holds a NaN or an infinity")
-        return vector.reshape(size)
-
-    return (size,), "float32", encode
+    check_size((size,), env_id)
+    return (size,), "float32", lambda observation: _numbers(observation, shape).reshape(size)
 
 
 def _parts_encoder(space: spaces.Dict | spaces.Tuple[Any], env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
@@ -123,8 +199,9 @@ def _parts_encoder(space: spaces.Dict | spaces.Tuple[Any], env_id: str) -> tuple
             )
         encoders[key] = encode
         size += math.prod(shape)
-    if not size:
+    if not encoders:
         raise UsageError(f"{env_id} observes a {type(space).__name__} of no parts: there is nothing to learn from")
+    check_size((size,), env_id)
 
     def encode_all(observation: Any) -> NDArray[Any]:
         try:
@@ -169,22 +246,36 @@ def rows_of(space: spaces.Space[Any], observation: Any) -> tuple[list[Any], bool
     return list(batch), single
 
 
-def _one_hot_encoder(sizes: NDArray[Any], starts: NDArray[Any]) -> tuple[tuple[int, ...], str, Encoder]:
+def _one_hot_encoder(sizes: list[int], starts: list[int], env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
     """One-hot vectors of several categories, side by side."""
-    offsets = np.cumsum(sizes) - sizes
-    vector = np.zeros(int(sizes.sum()), np.float32)
+    check_size((sum(sizes),), env_id)
+    first = np.array(starts, np.int64)
+    last = first + np.array(sizes, np.int64) - 1
+    zeros = np.cumsum(sizes) - sizes - first
+    """Where the value 0 of each category would be."""
+    vector = np.zeros(sum(sizes), np.float32)
 
     def encode(observation: Any) -> NDArray[Any]:
-        values = np.asarray(observation).reshape(sizes.shape) - starts
-        if values.dtype.kind not in "iu":
-            raise ValueError(f"the observation {observation} is {values.dtype}, not integers")
-        if not ((values >= 0) & (values < sizes)).all():
-            raise ValueError(f"the observation {observation} is not in its space")
+        values = _integers(observation, len(sizes))
+        if not ((values >= first) & (values <= last)).all():
+            raise ValueError(f"the observation {_short(observation)} is not in its space")
         vector.fill(0.0)
-        vector[offsets + values] = 1.0
+        vector[zeros + values] = 1.0
         return vector
 
     return vector.shape, "float32", encode
+
+
+def _integers(observation: Any, count: int) -> NDArray[np.int64]:
+    """An observation as `count` integers `[count]`. Raises ValueError if it is not that."""
+    values = _as_array(observation)
+    if values.dtype.kind not in "biu":
+        raise ValueError(f"the observation {_short(observation)} is {values.dtype}, not integers")
+    if values.size != count:
+        raise ValueError(f"the observation has the shape {list(values.shape)}, not {count} numbers")
+    if values.dtype == np.uint64:
+        values = np.minimum(values, np.iinfo(np.int64).max)  # larger ones would become negative
+    return values.reshape(count).astype(np.int64, copy=False)
 
 
 def _planes_encoder(shape: tuple[int, ...], categories: tuple[int, ...]) -> tuple[tuple[int, ...], str, Encoder]:
@@ -195,7 +286,7 @@ def _planes_encoder(shape: tuple[int, ...], categories: tuple[int, ...]) -> tupl
     planes = np.zeros((sum(categories), height, width), np.float32)
 
     def encode(observation: Any) -> NDArray[Any]:
-        values = _array(observation, shape, np.uint8, np.uint8)
+        values = _numbers(observation, shape, _UINT8)
         if not (values < categories).all():
             raise ValueError(
                 f"the observation holds {values.max((0, 1))}, beyond the {categories} values of its planes"
@@ -207,39 +298,91 @@ def _planes_encoder(shape: tuple[int, ...], categories: tuple[int, ...]) -> tupl
     return planes.shape, "float32", encode
 
 
-def minigrid_encoder(environment: gymnasium.Env[Any, Any]) -> tuple[tuple[int, ...], str, Encoder] | None:
+def minigrid_encoder(environment: gymnasium.Env[Any, Any], env_id: str) -> tuple[tuple[int, ...], str, Encoder] | None:
     """Like `encoder_of`, for MiniGrid's symbols: kind of object, colour and state. None for other environments."""
     minigrid = sys.modules.get("minigrid.minigrid_env")
     if minigrid is None or not isinstance(environment.unwrapped, minigrid.MiniGridEnv):
         return None
     space = environment.observation_space
-    if not isinstance(space, spaces.Box) or len(space.shape) != 3 or space.shape[0] >= SMALLEST_SCREEN:
-        return None  # pictures of the grid
+    if not isinstance(space, spaces.Box) or len(space.shape) != 3 or space.dtype != np.uint8:
+        return None
+    maker = _image_maker(environment)
+    if type(maker).__name__ == "OneHotPartialObsWrapper":
+        return encoder_of(spaces.Box(0, 1, space.shape, np.uint8), env_id)  # it promises numbers up to 255
+    if space.shape[2] != 3 or maker is not environment.unwrapped:
+        return None
     constants = importlib.import_module("minigrid.core.constants")
-    return _planes_encoder(space.shape, (len(constants.OBJECT_TO_IDX), len(constants.COLOR_TO_IDX), _MINIGRID_STATES))
+    categories = (len(constants.OBJECT_TO_IDX), len(constants.COLOR_TO_IDX), _MINIGRID_STATES)
+    return _fitted(*_planes_encoder(space.shape, categories), env_id)
 
 
 _MINIGRID_STATES = 4
 """A door is open, closed or locked; in a view of the whole grid the agent faces one of four directions."""
+_SYMBOL_WRAPPERS = (
+    "ImgObsWrapper", "FullyObsWrapper", "ViewSizeWrapper", "DictObservationSpaceWrapper", "DirectionObsWrapper",
+)  # fmt: skip
+"""MiniGrid's own wrappers whose image holds kinds of objects, colours and states, if that of the environment does."""
+
+
+def _image_maker(environment: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """The wrapper from which MiniGrid's image has its meaning; the environment without wrappers if none changes it."""
+    while isinstance(environment, gymnasium.Wrapper) and _passes_image(environment):
+        environment = environment.env
+    return environment
+
+
+def _passes_image(wrapper: gymnasium.Wrapper[Any, Any, Any, Any]) -> bool:
+    """Whether the image that a wrapper of MiniGrid shows means what it means below the wrapper.
+
+    A wrapper of somebody else is taken to do so if it leaves shape, type and bounds as they are.
+    """
+    if type(wrapper).__module__ == "minigrid.wrappers" and isinstance(wrapper, gymnasium.ObservationWrapper):
+        return type(wrapper).__name__ in _SYMBOL_WRAPPERS
+    return bool(_image_of(wrapper.observation_space) == _image_of(wrapper.env.observation_space))
+
+
+def _image_of(space: spaces.Space[Any]) -> spaces.Space[Any] | None:
+    return space.spaces.get("image") if isinstance(space, spaces.Dict) else space
 
 
 def actions_of(space: spaces.Space[Any], env_id: str) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
     """Number of discrete actions, or the bounds of continuous ones. Raises `UsageError` for other spaces."""
-    if isinstance(space, spaces.Discrete):
-        return int(space.n), (), ()
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
-        combinations = math.prod(_sizes(space).ravel().tolist())
-        if combinations > MOST_COMBINATIONS:
-            raise UsageError(
-                f"{env_id} has {combinations:_} combinations of actions in {space}, at most {MOST_COMBINATIONS:_} are "
-                "supported: wrap it to take fewer, or a Box"
-            )
-        return combinations, (), ()
-    if isinstance(space, spaces.Box) and math.prod(space.shape) > 0:
+        return _combinations(space, env_id), (), ()
+    number = 0
+    if isinstance(space, spaces.Discrete):
+        number = int(space.n)
+    elif isinstance(space, spaces.Box):
+        number = math.prod(space.shape)
+    if number > MOST_ACTIONS:
+        raise UsageError(
+            f"{env_id} has {number:_} actions in {_short(space)}, at most {MOST_ACTIONS:_} are supported: wrap it to "
+            "take fewer"
+        )
+    if isinstance(space, spaces.Discrete):
+        return number, (), ()
+    if isinstance(space, spaces.Box) and number > 0:
         return 0, tuple(map(float, space.low.ravel())), tuple(map(float, space.high.ravel()))
+    refuse_old_gym(space, env_id, "action_space")
     raise UsageError(
-        f"{env_id} has actions in {space}, which is not supported: wrap it to take Discrete, MultiDiscrete, "
+        f"{env_id} has actions in {_short(space)}, which is not supported: wrap it to take Discrete, MultiDiscrete, "
         "MultiBinary or Box"
+    )
+
+
+def _combinations(space: spaces.MultiDiscrete | spaces.MultiBinary, env_id: str) -> int:
+    """The number of combinations of the parts of an action. Raises `UsageError` if there are too many."""
+    if isinstance(space, spaces.MultiBinary):
+        exponent = math.prod(space.shape) * math.log10(2)
+    else:
+        exponent = float(np.log10(space.nvec.astype(np.float64)).sum())
+    number = math.prod(_sizes(space).ravel().tolist()) if exponent < 15 else 0  # 0: too many to be counted
+    if 0 < number <= MOST_COMBINATIONS:
+        return number
+    many = f"{number:_}" if number else f"10^{exponent:.0f}"
+    raise UsageError(
+        f"{env_id} has {many} combinations of actions in {_short(space)}, at most {MOST_COMBINATIONS:_} are supported: "
+        "wrap it to take fewer, or a Box"
     )
 
 
@@ -257,5 +400,5 @@ def choices_of(space: spaces.Space[Any]) -> list[Any]:
     assert isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary)
     sizes = _sizes(space)
     start = space.start if isinstance(space, spaces.MultiDiscrete) else 0
-    combinations = np.indices(tuple(sizes.ravel())).reshape(sizes.size, -1).T
-    return [(one.reshape(sizes.shape) + start).astype(space.dtype) for one in combinations]
+    combinations = itertools.product(*map(range, sizes.ravel().tolist()))
+    return [(np.array(one).reshape(sizes.shape) + start).astype(space.dtype) for one in combinations]

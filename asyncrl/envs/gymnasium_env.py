@@ -6,7 +6,7 @@ Every step is checked, since a NaN or a wrong shape would poison the shared netw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
@@ -20,10 +20,10 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import Own, say, user_code, watched
 from asyncrl.envs.encoders import Encoder, actions_of, choices_of, encoder_of, kind_of, minigrid_encoder
-from asyncrl.envs.spec import BadEnvironment, one_line
+from asyncrl.envs.pictures import as_picture
+from asyncrl.envs.spec import LARGEST_REWARD, BadEnvironment, one_line
+from asyncrl.envs.translation import Translation
 
-_LARGEST_REWARD = float(np.finfo(np.float32).max)
-"""Rewards are stored as float32, where a larger one would become infinite."""
 CLOSE_SECONDS = 3.0
 """Seconds after which an environment that does not close is left as it is."""
 _hanging: set[str] = set()
@@ -48,14 +48,14 @@ class GymnasiumEnvironment:
         self.env_id = env_id
         self._seed: int | None = seed
         self._max_episode_steps = max_episode_steps
-        self.notices = notices
-        """Gymnasium's warnings when the environment was made."""
-        space = environment.observation_space
+        self.notices = (*notices, *_notices_of(environment, env_id))
+        """What to tell a user once: Gymnasium's warnings when the environment was made, and our own."""
+        space = _space_of(environment, "observation_space", env_id)
+        self._action_space = _space_of(environment, "action_space", env_id)
         self.encode: Encoder
         """Converts a Gymnasium observation to ours, which the next call may overwrite."""
-        symbols = minigrid_encoder(environment)
+        symbols = minigrid_encoder(environment, env_id)
         shape, dtype, self.encode = symbols or encoder_of(space, env_id)
-        self._action_space = environment.action_space
         actions, low, high = actions_of(self._action_space, env_id)
         self.spaces = Spaces(shape, dtype, actions, low, high, kind_of(shape))
         self._choices = [] if self.spaces.is_continuous else choices_of(self._action_space)
@@ -98,11 +98,10 @@ class GymnasiumEnvironment:
         """The environment's picture, uint8 [height, width, 3]. Raises `UsageError` if it has none."""
         with user_code(f"{self.env_id}'s render()", self._not_drawn, self._own):
             picture: Any = self.native.render()
-        if isinstance(picture, np.ndarray) and picture.dtype.kind == "f":  # MinAtar's, from 0 to 1
-            picture = (255 * picture.clip(0.0, 1.0)).astype(np.uint8)
-        if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.shape[2:] == (3,)):
-            raise UsageError(f"{self.env_id} cannot be filmed: it needs render_mode rgb_array and render() a picture")
-        return picture
+        try:
+            return as_picture(picture)
+        except ValueError as error:
+            raise UsageError(f"{self.env_id} cannot be filmed: render() returned {error}") from None
 
     def close(self) -> None:
         """Close the environment. Nothing depends on it any more: what it raises is ignored, and what hangs is left."""
@@ -145,6 +144,19 @@ class GymnasiumEnvironment:
         limit._elapsed_steps = state["limit"]
         self._seed, self._elapsed, self._running = state["seed"], state["elapsed"], state["running"]
 
+    @property
+    def translation(self) -> Translation:
+        """Between Gymnasium's observations and actions and ours."""
+
+        def observe(seen: NDArray[Any], observation: Any) -> None:
+            seen[...] = self.encode(observation)
+
+        return Translation(self.native.observation_space, observe, self.native_action)
+
+    def wrap_native(self, wrap: Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]) -> None:
+        """Put a Gymnasium wrapper around the Gymnasium environment; the spaces must stay as they are."""
+        self.native = wrap(self.native)
+
     def native_action(self, action: int | NDArray[Any]) -> Any:
         """Convert an action of ours to Gymnasium's. Raises ValueError for one outside the space."""
         if self.spaces.is_continuous:
@@ -171,9 +183,12 @@ class GymnasiumEnvironment:
         vector = np.asarray(action, np.float64).reshape(box.shape)
         if not np.isfinite(vector).all():
             raise ValueError(f"{self.env_id} was given an action that is not finite: {action}")
-        if np.issubdtype(box.dtype, np.integer):
+        high = box.high
+        if box.dtype.kind in "biu":
             vector = np.rint(vector)
-        return vector.clip(box.low, box.high).astype(box.dtype)
+        if box.dtype.kind in "iu":  # the largest 64-bit integers have no float64: rounded up, they would be too large
+            high = np.minimum(high, np.nextafter(2.0 ** (8 * box.dtype.itemsize - (box.dtype.kind == "i")), 0.0))
+        return np.asarray(vector.clip(box.low, high), box.dtype)
 
     def _reward(self, reward: Any) -> float:
         try:
@@ -183,14 +198,14 @@ class GymnasiumEnvironment:
             number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
         except (TypeError, ValueError, OverflowError):
             raise self._bad(f"the reward is {type(reward).__name__}, not a number") from None
-        if not -_LARGEST_REWARD <= number <= _LARGEST_REWARD:  # nor NaN
+        if not -LARGEST_REWARD <= number <= LARGEST_REWARD:  # nor NaN
             raise self._bad(f"the reward is {number}")
         return number
 
     def _observe(self, observation: Any) -> NDArray[Any]:
         try:
             return self.encode(observation)
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise self._bad(str(error)) from error
 
     def _call(self, where: str, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -220,6 +235,34 @@ class GymnasiumEnvironment:
         return BadEnvironment(f"{self.env_id} broke its contract in step {self._elapsed} of an episode: {what}")
 
 
+def _space_of(environment: gymnasium.Env[Any, Any], name: str, env_id: str) -> spaces.Space[Any]:
+    """A space of an environment. Raises UsageError if it has none."""
+    space: spaces.Space[Any] | None = getattr(environment, name, None)
+    if space is None:
+        raise UsageError(f"{env_id} has no {name}: set it to one of gymnasium.spaces")
+    return space
+
+
+def _notices_of(environment: gymnasium.Env[Any, Any], env_id: str) -> Iterator[str]:
+    """A line for each of Gymnasium's wrappers that learn statistics, which no checkpoint holds."""
+    while isinstance(environment, gymnasium.Wrapper):
+        for wrapper, remedy, consequence in _NORMALIZING:
+            if isinstance(environment, wrapper):
+                yield (
+                    f"{env_id} uses gymnasium.wrappers.{wrapper.__name__}, whose statistics are separate in every "
+                    f"environment and saved nowhere: {consequence}; leave it out and use {remedy} instead"
+                )
+        environment = environment.env
+
+
+_NORMALIZING: tuple[tuple[type[gymnasium.Wrapper[Any, Any, Any, Any]], str, str], ...] = (
+    (
+        gymnasium.wrappers.NormalizeObservation,
+        "--normalize-observations",
+        "workers, evaluations and saved policies see differently scaled observations",
+    ),
+    (gymnasium.wrappers.NormalizeReward, "--normalize-returns", "scores are those of normalised rewards"),
+)
 _CLASSIC_STATE = ("state", "steps_beyond_terminated", "last_u")
 """The attributes that change during an episode in classic control."""
 

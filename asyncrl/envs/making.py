@@ -19,6 +19,7 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.named import find, is_name
 from asyncrl.core.output import clean
 from asyncrl.core.user_code import Own, user_code
+from asyncrl.envs.encoders import refuse_old_gym
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
 from asyncrl.envs.preprocessed import Preprocessed
 from asyncrl.envs.spec import EnvSpec, one_line
@@ -69,6 +70,7 @@ def _from_factory(env_id: str, arguments: dict[str, Any], own: Own) -> gymnasium
     ):
         environment = factory(**arguments)
     if not isinstance(environment, gymnasium.Env):
+        refuse_old_gym(environment, env_id, "environment")
         raise UsageError(f"{env_id}: {attribute}() returned a {type(environment).__name__}, not a gymnasium.Env")
     return environment
 

@@ -9,6 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
+from asyncrl.envs.encoders import check_size
+from asyncrl.envs.spec import LARGEST_REWARD, BadEnvironment
+from asyncrl.envs.translation import Translation
+from asyncrl.envs.wrapper import Wrapper
 
 if TYPE_CHECKING:
     from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
@@ -17,13 +21,15 @@ _STICKY = 1
 """Separates the random stream of sticky actions from the environment's own, which has the same seed."""
 
 
-class Preprocessed:
+class Preprocessed(Wrapper):
     """An environment whose step holds an action for several frames, and whose observation stacks the latest images.
 
     Rewards of the frames are summed; the end of an episode cuts the step short. Sticky actions are sampled per frame,
     so an action may take effect late; the first action of an episode always takes effect. Images are shrunk to a grey
     square and stacked along their channels, vectors concatenated, oldest first; an episode begins with zeros.
     """
+
+    environment: GymnasiumEnvironment
 
     def __init__(
         self,
@@ -36,9 +42,7 @@ class Preprocessed:
         frame_stack: int = 1,
     ) -> None:
         """Raises `UsageError` if `pixels`, the height and width of an image, is not 0 and there are no such images."""
-        self.environment = environment
-        """The environment below."""
-        self.notices = environment.notices
+        super().__init__(environment)
         self._frame_skip = frame_skip
         self._sticky_actions = sticky_actions
         self._pixels = pixels
@@ -52,6 +56,7 @@ class Preprocessed:
             )
         single = (1, pixels, pixels) if pixels else inner.observation_shape
         self._one = single[0]
+        check_size((frame_stack * single[0], *single[1:]), environment.env_id)
         self._stack = np.zeros((frame_stack * single[0], *single[1:]), inner.observation_dtype)
         self.spaces = replace(inner, observation_shape=self._stack.shape)
 
@@ -72,15 +77,9 @@ class Preprocessed:
             total += reward
             if terminated or truncated:
                 break
+        if abs(total) > LARGEST_REWARD:
+            raise BadEnvironment(f"{self.environment.env_id}: the rewards of one step add up to {total:g}")
         return self._observe(observation), total, terminated, truncated, False
-
-    def picture(self) -> NDArray[np.uint8]:
-        """The environment's picture, without preprocessing."""
-        return self.environment.picture()
-
-    def close(self) -> None:
-        """Close the environment."""
-        self.environment.close()
 
     def state(self) -> dict[str, Any] | None:
         """Everything the future depends on, as plain data; None if the environment cannot return its own state."""
@@ -102,15 +101,22 @@ class Preprocessed:
         self._stack[:] = state["stack"]
 
     def _observe(self, observation: NDArray[Any]) -> NDArray[Any]:
-        self.push(self._stack, self.shrink(observation))
+        self._push(self._stack, observation)
         return self._stack
 
-    def shrink(self, observation: NDArray[Any]) -> NDArray[Any]:
-        """One image or vector of a stack, from an observation of the environment below."""
-        return _shrunk(observation, self._pixels) if self._pixels else observation
+    @property
+    def translation(self) -> Translation:
+        """As that of the environment below, with the latest images or vectors stacked."""
+        below = self.environment.translation
 
-    def push(self, stack: NDArray[Any], newest: NDArray[Any]) -> None:
-        """Append the newest image or vector to a stack, and drop the oldest."""
+        def observe(seen: NDArray[Any], observation: Any) -> None:
+            self._push(seen, self.environment.encode(observation))
+
+        return Translation(below.space, observe, below.act)
+
+    def _push(self, stack: NDArray[Any], observation: NDArray[Any]) -> None:
+        """Append an observation of the environment below to a stack, and drop the oldest."""
+        newest = _shrunk(observation, self._pixels) if self._pixels else observation
         stack[: -self._one] = stack[self._one :]
         stack[-self._one :] = newest
 

@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.envs.spec import BadEnvironment, Environment, EpisodeLost, close_all, restore, state_of
+from asyncrl.envs.wrapper import Wrapper
 
 MOST_BREAKS = 10
 """How often an environment may break without finishing an episode in between."""
 
 
-class Rebuilding:
-    """A wrapper that rebuilds its environment when it raises `BadEnvironment`.
+class Rebuilding(Wrapper):
+    """Rebuilds its environment when it raises `BadEnvironment`.
 
     In training the broken episode is truncated, as by a time limit: the step's reward is unknown and counts as 0, and
     its observation is the last one seen. In evaluation `EpisodeLost` is raised instead, since the episode has no score.
@@ -26,7 +27,7 @@ class Rebuilding:
         """`make(n)` makes the n-th environment, from 0; `say` is called for each that was replaced."""
         self._make, self._evaluation, self._say = make, evaluation, say
         self._made = self._breaks = 0
-        self._inner = make(0)
+        super().__init__(make(0))
         self._first: NDArray[Any] | None = None
         """The first observation of a rebuilt environment, until the next `reset` returns it."""
         self._seen: NDArray[Any] = np.empty(0)
@@ -36,7 +37,7 @@ class Rebuilding:
         observation, self._first = self._first, None
         if observation is None:
             try:
-                observation = self._inner.reset()
+                observation = self.environment.reset()
             except BadEnvironment as error:
                 observation = self._replace(error)
         self._seen = np.array(observation)
@@ -45,7 +46,7 @@ class Rebuilding:
     def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool, bool]:
         """Like the environment's; if it breaks the episode is truncated, or lost."""
         try:
-            result = self._inner.step(action)
+            result = self.environment.step(action)
         except BadEnvironment as error:
             self._first = self._replace(error)
             if self._evaluation:
@@ -56,25 +57,16 @@ class Rebuilding:
             self._breaks = 0
         return result
 
-    def picture(self) -> NDArray[np.uint8]:
-        """Like the environment's, if it has pictures."""
-        picture: NDArray[np.uint8] = self._inner.picture()  # type: ignore[attr-defined]
-        return picture
-
-    def close(self) -> None:
-        """Close the environment."""
-        self._inner.close()
-
     def state(self) -> dict[str, Any] | None:
         """The environment's state, with the number of replacements; None if it cannot return its state."""
-        inner = state_of(self._inner)
+        inner = state_of(self.environment)
         if inner is None:
             return None
         return {"inner": inner, "made": self._made, "breaks": self._breaks, "first": self._first, "seen": self._seen}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""
-        restore(self._inner, state["inner"])
+        restore(self.environment, state["inner"])
         self._made, self._breaks = state["made"], state["breaks"]
         self._first, self._seen = state["first"], state["seen"]
 
@@ -84,11 +76,11 @@ class Rebuilding:
             self._breaks += 1
             if self._breaks > MOST_BREAKS:
                 raise error
-            close_all([self._inner])  # it is broken, so another error does not matter
+            close_all([self.environment])  # it is broken, so another error does not matter
             self._made += 1
-            self._inner = self._make(self._made)
+            self.environment = self._make(self._made)
             self._say(f"rebuilt: {error}")
             try:
-                return np.array(self._inner.reset())
+                return np.array(self.environment.reset())
             except BadEnvironment as again:
                 error = again

@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,8 @@ ATARI_FRAME_SKIP, ATARI_FRAME_STACK = 4, 4
 ATARI_IMAGE_SIZE = 42
 NOOP_MAX = 30
 
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+"""Rewards are stored as float32, where a larger one would become infinite."""
 LONGEST_EPISODE = 100_000
 """Steps after which an episode is cut by default. A deterministic policy may walk into the same wall for ever, and an
 environment without a time limit would let it."""
@@ -79,28 +81,15 @@ class Environment(Protocol):
         ...
 
 
-@runtime_checkable
-class Restorable(Environment, Protocol):
-    """An environment that may be able to return its state."""
-
-    def state(self) -> dict[str, Any] | None:
-        """Everything the future depends on, as plain data, arrays and bytes; None if that is not possible."""
-        ...
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` of an environment of the same spec returned."""
-        ...
-
-
 def state_of(environment: Environment) -> dict[str, Any] | None:
-    """The state of an environment; None if it cannot return it."""
-    return environment.state() if isinstance(environment, Restorable) else None
+    """Everything an environment's future depends on, as plain data, arrays and bytes; None if it cannot return it."""
+    state: dict[str, Any] | None = getattr(environment, "state", lambda: None)()
+    return state
 
 
 def restore(environment: Environment, state: dict[str, Any]) -> None:
     """Restore what `state_of` an environment of the same spec returned."""
-    assert isinstance(environment, Restorable)
-    environment.restore(state)
+    environment.restore(state)  # type: ignore[attr-defined]
 
 
 def close_all(environments: Iterable[Environment]) -> None:

@@ -29,6 +29,14 @@ class Convolutions:
     width: int
     """Units of the fully connected layer after them."""
 
+    @property
+    def least(self) -> int:
+        """Least height and width of an image."""
+        size = 1
+        for _, kernel, stride, padding in reversed(self.layers):
+            size = max(1, (size - 1) * stride + kernel - 2 * padding)
+        return size
+
 
 CONVOLUTIONS = {
     # Mnih et al. 2013; figures 1 to 4 of Mnih et al. 2016
@@ -78,12 +86,15 @@ class ConvolutionalBody(Body, Taped):
         super().__init__()
         self.scale = 1 / 255 if raw_pixels else 1.0
         channels, height, width = shape
+        if min(height, width) < convolutions.least:
+            raise UsageError(
+                f"an image of {height}x{width} pixels is too small for this --network, which needs at least "
+                f"{convolutions.least}x{convolutions.least}: use --network auto or a larger --image-size"
+            )
         layers: list[nn.Conv2d] = []
         self._shapes: list[tuple[int, ...]] = [shape]
         for out, kernel, stride, padding in convolutions.layers:
             height, width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
-            if min(height, width) < 1:
-                raise UsageError(f"an image of {shape[1]}x{shape[2]} pixels is too small for this --network")
             layers.append(nn.Conv2d(channels, out, kernel, stride, padding))
             channels = out
             self._shapes.append((channels, height, width))

@@ -90,8 +90,8 @@ def scene(sight: Sight, height: int) -> Image.Image:
 
 
 def scaled(picture: Image.Image, height: int) -> Image.Image:
-    """The picture at a height: pixels stay squares when they are magnified."""
-    width = max(2, round(picture.width * height / picture.height))
+    """The picture at a height, squeezed if it is very wide: pixels stay rectangles when they are magnified."""
+    width = min(max(2, round(picture.width * height / picture.height)), 4 * height)
     larger = height > picture.height
     return picture.resize((width, height), Image.Resampling.NEAREST if larger else Image.Resampling.LANCZOS)
 

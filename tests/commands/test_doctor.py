@@ -942,6 +942,13 @@ class TestEnvironment:
         assert said in found[check].figure
         assert found[check].remedy
 
+    def test_a_broken_promise_is_seen_below_a_stack(self) -> None:
+        """What an environment returns is inspected before it is preprocessed."""
+        spec = dataclasses.replace(spec_of("info"), frame_stack=2)
+        found = verdicts_of(environment.inspect(spec, steps=20, seed=1))
+
+        assert found["info is a dict"] == "FAIL"
+
     @pytest.mark.parametrize(
         ("wrong", "remedy"),
         [

@@ -455,6 +455,18 @@ class TestVideo:
         assert magnified(pictures[0]).shape == (420, 320, 3)
         assert not (pictures[0] == pictures[0][0, 0]).all()  # it is not blank
 
+    def test_pictures_that_change_their_size_are_all_in_the_film(self, tmp_path: Path) -> None:
+        """Resized to the first one's size, which real ffmpeg needs."""
+        ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra [video]")
+        file = str(tmp_path / "film.mp4")
+        film = Film(file, ffmpeg, 15)
+        for shape in ((51, 33, 3), (60, 33, 3), (500, 90, 3), (7, 400, 3)):
+            film.add(np.full(shape, 200, np.uint8))
+        film.close()
+
+        check_film(file, 4, ffmpeg)
+        assert magnified(np.zeros((1, 5000, 3), np.uint8)).shape == (1, 5000, 3)
+
     def test_filming_changes_no_result(self, tmp_path: Path, catch: Path) -> None:
         """A real film, of CartPole, which real ffmpeg writes and reads back."""
         ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra [video]")

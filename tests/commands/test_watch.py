@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -112,6 +113,38 @@ def test_an_environment_that_breaks_is_told_in_one_line(
 
     assert main([str(the_run(tmp_path / "runs"))]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "asyncrl watch: error: the pole is gone"
+
+
+class Growing(gymnasium.Env[Any, Any]):
+    """Its pictures grow in each of its five steps, and are grey lists of numbers."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.at = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.at += 1
+        return np.zeros(2, np.float32), 0.0, self.at == 5, False, {}
+
+    def render(self) -> Any:
+        return np.full((20 + 7 * self.at, 30), 40 * self.at).tolist()
+
+
+def test_pictures_of_other_forms_and_sizes_become_a_film_of_one_size(tmp_path: Path) -> None:
+    """That of the first."""
+    words = ["--env-id", f"{__name__}:Growing", *WORDS, "--total-steps", "50", "--evaluation-interval-steps", "0"]
+    assert train("asyncrl.a3c", [*words, "--runs-dir", str(tmp_path / "runs")]) == 0
+
+    assert main([str(the_run(tmp_path / "runs")), "--out", str(tmp_path / "film.gif")]) == 0
+
+    with Image.open(tmp_path / "film.gif") as film:
+        assert (film.n_frames, film.size) == (5, (600 + 332, 400))
 
 
 def test_a_picture_comes_out_as_it_went_in() -> None:

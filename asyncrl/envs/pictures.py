@@ -1,0 +1,73 @@
+"""What `render()` of an environment returns, as a picture of a film."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_CHANNELS = {1: 1, 2: 1, 3: 3, 4: 3}
+"""How many channels of 1 to 4 are colours: grey, grey and alpha, RGB, RGB and alpha."""
+
+
+def as_picture(rendered: Any) -> NDArray[np.uint8]:
+    """A picture, uint8 [height, width, 3], of whatever shows one: the newest of several, grey, with alpha, in numbers.
+
+    Real numbers up to 1 are taken as 0 to 1, others as 0 to 255. Raises ValueError, which says what was given, if it
+    is no picture.
+    """
+    if isinstance(rendered, list | tuple) and rendered and not isinstance(rendered[-1], list | tuple | int | float):
+        rendered = rendered[-1]  # of render_mode rgb_array_list; other lists are rows of one picture
+    if rendered is None or isinstance(rendered, str):
+        what = "text" if isinstance(rendered, str) else "nothing"
+        raise ValueError(f"{what}; it needs render_mode rgb_array and a picture, uint8 [height, width, 3]")
+    try:
+        array = np.asarray(rendered)
+    except Exception:  # rows of different lengths, or an object of its own kind
+        array = np.array(rendered, object)
+    if array.ndim == 4 and len(array):  # several pictures in one array
+        array = array[-1]
+    if array.ndim == 2:
+        array = array[:, :, np.newaxis]
+    if array.ndim == 3 and array.shape[2] not in _CHANNELS and array.shape[0] in _CHANNELS:
+        array = array.transpose(1, 2, 0)
+    if array.ndim != 3 or array.shape[2] not in _CHANNELS or array.size == 0 or array.dtype.kind not in "biuf":
+        raise ValueError(f"{_described(rendered)}, not a picture, uint8 [height, width, 3]")
+    colours = _as_bytes(array[:, :, : _CHANNELS[array.shape[2]]])
+    return np.ascontiguousarray(np.broadcast_to(colours, (*colours.shape[:2], 3)))
+
+
+def resized(picture: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """A picture as large as possible within the `shape` [height, width, 3], black around it."""
+    import cv2  # a slow import, rarely needed
+
+    height, width, _ = shape
+    scale = min(height / picture.shape[0], width / picture.shape[1])
+    rows, columns = (max(1, round(size * scale)) for size in picture.shape[:2])
+    scaled = cv2.resize(picture, (columns, rows), interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_NEAREST)
+    whole = np.zeros((height, width, 3), np.uint8)
+    top, left = (height - rows) // 2, (width - columns) // 2
+    whole[top : top + rows, left : left + columns] = scaled
+    return whole
+
+
+def _as_bytes(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Brightness as bytes. Raises ValueError for numbers that are none."""
+    if values.dtype == np.uint8:
+        return values
+    if values.dtype.kind == "b":
+        return values.astype(np.uint8) * np.uint8(255)
+    low, high = values.min(), values.max()
+    if not (low > -1 and high < 256):  # nor NaN
+        raise ValueError(f"a picture of numbers from {low} to {high}; they must lie between 0 and 255, or 0 and 1")
+    if values.dtype.kind == "f":
+        values = np.rint(values * (255 if high <= 1.001 else 1))
+    return values.clip(0, 255).astype(np.uint8)
+
+
+def _described(rendered: Any) -> str:
+    """The type of what is no picture, and its shape if it has one."""
+    if isinstance(rendered, np.ndarray):
+        return f"an array {rendered.dtype} {list(rendered.shape)}"
+    return f"a {type(rendered).__name__}"

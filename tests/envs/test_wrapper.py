@@ -1,0 +1,57 @@
+"""A wrapper is taken for the environment that it wraps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncrl.commands.evaluate import Film, Filmed
+from asyncrl.envs.rebuilding import Rebuilding
+from asyncrl.envs.spec import Environment, EnvSpec, restore, state_of
+from asyncrl.envs.wrapper import Wrapper
+
+AROUND: list[Callable[[Environment], Environment]] = [
+    Wrapper,
+    lambda inner: Rebuilding(lambda number: inner, False, print),
+    lambda inner: Filmed(inner, Film("film.mp4", None, 30.0)),
+    lambda inner: Wrapper(Rebuilding(lambda number: Wrapper(inner), False, print)),
+]
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize(
+    ("env_id", "stack"), [("Chain", 0), ("ALE/Pong-v5", 0), ("CartPole-v1", 0), ("CartPole-v1", 3)]
+)
+def test_all_that_an_environment_has_its_wrapper_has(
+    around: Callable[[Environment], Environment], env_id: str, stack: int
+) -> None:
+    """And nothing else, so that asking whether there is something gives the same answer."""
+    inner = EnvSpec(env_id, frame_stack=stack).make(1, evaluation=True)
+    wrapped: Any = around(inner)
+    own = {"reset", "step", "close", "state", "restore", "environment"}
+
+    for name in {*dir(inner), "picture", "translation", "action_names", "native"} - own:
+        if not name.startswith("_"):
+            assert hasattr(wrapped, name) == hasattr(inner, name), name
+    assert wrapped.spaces == inner.spaces  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("around", AROUND[:2])
+def test_a_state_is_that_of_the_environment(around: Callable[[Environment], Environment]) -> None:
+    """None where it has none."""
+    first, second = (around(EnvSpec("Chain").make(1, evaluation=True)) for _ in "ab")
+    first.reset()
+    first.step(1)
+    state = state_of(first)
+    assert state is not None
+    restore(second, state)
+    assert second.step(1)[0].argmax() == 2
+    assert state_of(around(object())) is None  # type: ignore[arg-type]
+
+
+def test_the_names_of_actions_go_through_a_stack() -> None:
+    """A film shows them."""
+    plain, stacked = (EnvSpec("FrozenLake-v1", frame_stack=stack).make(1, evaluation=True) for stack in (0, 2))
+    assert stacked.action_names == plain.action_names == ("action 0", "action 1", "action 2", "action 3")  # type: ignore[attr-defined]
