@@ -28,11 +28,12 @@ from asyncrl.backends.memory import Kills
 from asyncrl.backends.outcome import STOPPING, Signals
 from asyncrl.core.errors import NotFinite
 from asyncrl.runtime.allocation import keep_freed_memory
-from asyncrl.runtime.clock import DISK_FULL, NOT_FINITE, RAISED, UNKNOWN, Clock
+from asyncrl.runtime.clock import DISK_FAILS, DISK_FULL, NOT_FINITE, RAISED, UNKNOWN, Clock
 from asyncrl.runtime.protocols import name_of
 from asyncrl.runtime.run import Run, RunSpec
 from asyncrl.runtime.silence import Watch
 from asyncrl.runtime.threads import enforce_one_thread
+from asyncrl.storage.checkpoints import NotSaved
 from asyncrl.storage.files import disk_is_full
 from asyncrl.storage.run_folder import RunFolder
 
@@ -69,7 +70,7 @@ class End:
     """How a child has ended."""
 
     kind: int
-    """What it told itself: RAISED, NOT_FINITE or DISK_FULL; else UNKNOWN."""
+    """What it told itself: RAISED, NOT_FINITE, DISK_FULL or DISK_FAILS; else UNKNOWN."""
     cause: str
     """In words."""
     traceback: str | None = None
@@ -183,11 +184,18 @@ def explaining(part: Part, worker: int, name: str, clock: Clock) -> Iterator[Non
         yield
     except BaseException as error:
         if clock.cause(worker) == UNKNOWN:
-            cause = DISK_FULL if disk_is_full(error) else NOT_FINITE if isinstance(error, NotFinite) else RAISED
+            cause = _kind_of(error)
             with contextlib.suppress(OSError):
                 part.spec.folder.traceback_file(name).write_text(traceback.format_exc())
             clock.explain(worker, cause)
         raise
+
+
+def _kind_of(error: BaseException) -> int:
+    """What a process tells of an exception that ends it. Only a checkpoint that cannot be saved is due to the disk."""
+    if isinstance(error, NotSaved):
+        return DISK_FULL if disk_is_full(error) else DISK_FAILS
+    return NOT_FINITE if isinstance(error, NotFinite) else RAISED
 
 
 @contextlib.contextmanager
@@ -233,8 +241,8 @@ def end_of(process: BaseProcess, clock: Clock, worker: int, folder: RunFolder) -
     kind = clock.cause(worker)
     if kind == UNKNOWN:
         return End(kind, how_it_died(process))
-    if kind == DISK_FULL:
-        return End(kind, "could not write its records: the disk is full")
+    if kind in (DISK_FULL, DISK_FAILS):
+        return End(kind, f"could not save a checkpoint: the disk {'is full' if kind == DISK_FULL else 'fails'}")
     try:
         text = folder.traceback_file(process.name).read_text()
     except OSError:

@@ -26,7 +26,7 @@ from asyncrl.backends.processes import (
     start_context,
 )
 from asyncrl.core.errors import UsageError
-from asyncrl.runtime.clock import BUILDING, DISK_FULL, ENDED, NOT_FINITE, RAISED, RUNNING, UNKNOWN
+from asyncrl.runtime.clock import BUILDING, DISK_FAILS, DISK_FULL, ENDED, NOT_FINITE, RAISED, RUNNING, UNKNOWN
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, name_of
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.silence import Watch
@@ -187,7 +187,7 @@ class Supervisor:
             return None
         ended = end_of(process, clock, slot.worker, spec.folder)
         stops = slot is not self.evaluator and spec.config.on_worker_error == "stop"
-        if ended.kind in (DISK_FULL, NOT_FINITE) or (ended.kind == RAISED and stops):
+        if ended.kind in (DISK_FULL, DISK_FAILS, NOT_FINITE) or (ended.kind == RAISED and stops):
             return failed(f"{slot.name} {ended.cause}", ended.traceback if ended.kind == RAISED else None)
         remove_if_empty(spec.folder.stack_file(slot.name))
         self._lose(slot, ended.cause)

@@ -21,7 +21,7 @@ STOP, STARTED_AT, BASE_STEPS, BASE_MILLISECONDS = range(4)
 """Columns of the supervisor's row."""
 BUILDING, READY, RUNNING, ENDED = range(4)
 """Phases of a worker or the evaluator."""
-UNKNOWN, RAISED, NOT_FINITE, DISK_FULL = range(4)
+UNKNOWN, RAISED, NOT_FINITE, DISK_FULL, DISK_FAILS = range(5)
 """Causes of a process's end that it told itself: it left a traceback; it met numbers no restart can fix; it could write
 nothing because the disk is full."""
 GO_ON, FINISH, LEAVE = range(3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +14,13 @@ import torch
 
 from asyncrl.backends import local
 from asyncrl.backends.outcome import Signals
+from asyncrl.backends.processes import end_of, explaining
 from asyncrl.core.updates import UpdateRule
 from asyncrl.parameters.shared import SharedStore
-from asyncrl.runtime.clock import BUILDING, READY
+from asyncrl.runtime.clock import BUILDING, READY, UNKNOWN
+from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.storage import checkpoints
+from asyncrl.storage.checkpoints import NotSaved
 from tests.seams.running import train
 from tests.support import make_run
 
@@ -83,3 +88,19 @@ def test_the_learner_computes_with_as_many_threads_as_it_is_given(
 
     assert (tmp_path / "threads").read_text() == str(threads)
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(("number", "told"), [(errno.ENOSPC, "is full"), (errno.EIO, "fails"), (errno.ESTALE, "fails")])
+def test_a_process_that_could_not_save_a_checkpoint_says_so(tmp_path: Path, number: int, told: str) -> None:
+    """An evaluator saves the best one. Other errors of files are exceptions like any other."""
+    run = make_run(tmp_path)
+    process, clock = SimpleNamespace(name="evaluator", exitcode=1), run.handles.clock
+    for error, cause in (
+        (NotSaved(7, OSError(number, os.strerror(number))), f"could not save a checkpoint: the disk {told}"),
+        (OSError(number, "of user code"), f"raised OSError: [Errno {number}] of user code"),
+    ):
+        clock.explain(EVALUATOR, UNKNOWN)
+        with pytest.raises(OSError), explaining(run, EVALUATOR, "evaluator", clock):  # noqa: PT011
+            raise error
+
+        assert end_of(process, clock, EVALUATOR, run.spec.folder).cause == cause  # type: ignore[arg-type]
