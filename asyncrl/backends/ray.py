@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from asyncrl.backends import sockets
 from asyncrl.backends.families import lead_session
 from asyncrl.backends.local import await_last_evaluation, evaluator_process, learner_process, worker_process
 from asyncrl.backends.outcome import STOPPING, Outcome, Signals, failed, finished, stopped
@@ -35,6 +36,8 @@ LEAVE_SECONDS = 30.0
 """Time for all hosts to leave and for Ray to end, before the driver is killed."""
 REACH_SECONDS = 5.0
 """Time to open a connection to a port."""
+LONGEST_TMPDIR = 40
+"""Bytes in the path below which Ray makes a session's folder, since a socket's path there has 67 more."""
 VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # Ray's default of 15 would put workers behind everything else
@@ -174,6 +177,8 @@ def connect(address: str) -> None:
         os.environ.setdefault(variable, value)
     if address == "local":  # private: only this run's processes may connect
         os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
+        for folder in sockets.short_folders(LONGEST_TMPDIR)[:1]:  # of its sockets; by default it is that of TMPDIR
+            os.environ.setdefault("RAY_TMPDIR", folder)
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and not is_reached(host.strip("[]"), int(port)):  # Ray would end this process
         raise ConnectionError(f"there is no Ray cluster at {address}: start one by ray start --head")

@@ -18,6 +18,12 @@ NAME = "listener-12345678"
 """A name as multiprocessing gives it."""
 
 
+def short_folders(longest: int) -> list[str]:
+    """Folders for temporary files with paths of at most `longest` bytes: that of TMPDIR first, if it is one of them."""
+    found = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp", "/var/tmp", "/dev/shm"]
+    return [folder for folder in dict.fromkeys(found) if folder and len(os.fsencode(folder)) <= longest]
+
+
 def make_place() -> None:
     """Make a folder for this process's sockets that nobody else may enter, unless there is one.
 
@@ -25,22 +31,19 @@ def make_place() -> None:
     and can be written to.
     """
     settings = process.current_process()._config  # type: ignore[attr-defined]
-    made = settings.get("tempdir")
-    if sys.platform != "linux" or (made is not None and _fits(made) and os.path.isdir(made)):
+    made, longest = settings.get("tempdir"), LONGEST_PATH - len(f"/{NAME}")
+    if sys.platform != "linux" or (made is not None and len(os.fsencode(made)) <= longest and os.path.isdir(made)):
         return  # there is no fork server, or this folder will do
-    found = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp", "/var/tmp", "/dev/shm"]
-    places = [place for place in dict.fromkeys(found) if place]
     prefix = _prefix(os.getpid())
-    for place in places:
-        if _fits(os.path.join(place, f"{prefix}12345678")):
-            with contextlib.suppress(OSError):
-                settings["tempdir"] = folder = tempfile.mkdtemp(prefix=prefix, dir=place)
-                # After everything else that multiprocessing has to end or remove.
-                util.Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-100)
-                return
+    for place in short_folders(longest - len(f"/{prefix}12345678")):
+        with contextlib.suppress(OSError):
+            settings["tempdir"] = folder = tempfile.mkdtemp(prefix=prefix, dir=place)
+            # After everything else that multiprocessing has to end or remove.
+            util.Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-100)
+            return
     raise UsageError(
-        f"there is no place for a socket: of {', '.join(places)}, none can be written to and has a path short enough; "
-        "set TMPDIR to a folder that has"
+        "there is no folder for a socket: neither TMPDIR nor /tmp, /var/tmp and /dev/shm can be written to with a path "
+        "short enough; set TMPDIR to a folder that can"
     )
 
 
@@ -53,7 +56,3 @@ def remove_place() -> None:
 
 def _prefix(pid: int | None) -> str:
     return f"asyncrl-{pid}-"
-
-
-def _fits(folder: str) -> bool:
-    return len(os.fsencode(os.path.join(folder, NAME))) <= LONGEST_PATH

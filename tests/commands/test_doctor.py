@@ -246,6 +246,7 @@ def test_a_child_may_end_between_two_looks(tmp_path: Path, monkeypatch: pytest.M
 
     class Child:
         name = "worker-00"
+        pid = None
         codes = iter([None, None])
 
         @property
