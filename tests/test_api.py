@@ -785,7 +785,7 @@ def test_several_threads_of_a_program_train_at_a_time(tmp_path: Path, backend: s
             "a3c", env_id="Chain", seed=5, workers=1, backend=backend, total_steps=200, evaluation_interval_steps=0,
             runs_dir=str(tmp_path),
         )  # fmt: skip
-        (beginning,) = run.path.glob("checkpoints/step_000000000000*/model.safetensors")
+        (beginning,) = run.path.glob("checkpoints/step_000000000000/weights.safetensors")
         first[number] = beginning.read_bytes()
 
     threads = [threading.Thread(target=go, args=(number,)) for number in range(4)]

@@ -209,6 +209,8 @@ def _interrupt_main() -> None:
 def kept(own: Own) -> Iterator[None]:
     """Put back what the block changes for the whole process, and keep it in `own`, whose switches hold in the block."""
     switches = _switches()
+    if threading.current_thread() is not threading.main_thread():  # the program may change these meanwhile
+        switches = {name: switch for name, switch in switches.items() if switch.matters}
     before = {name: switch.get() for name, switch in switches.items()}
     handlers, variables = _handlers(), dict(os.environ)
     for name in own.keys() & switches.keys():

@@ -81,7 +81,8 @@ class GymnasiumEnvironment:
             raise RuntimeError("step() before reset(): no episode is running")
         native = self.native_action(action)
         result = self._call("step()", self.native.step, native)
-        self._trusted = not self._own
+        if not self._trusted:
+            self._trusted = not self._own
         if not (isinstance(result, tuple) and len(result) == 5):
             raise self._bad("step() must return (observation, reward, terminated, truncated, info)")
         self._elapsed += 1

@@ -12,6 +12,7 @@ import pytest
 from asyncrl.commands.evaluate import main as evaluate
 from asyncrl.commands.train import main
 from asyncrl.core.user_code import changed
+from asyncrl.envs import gymnasium_env
 from asyncrl.storage.records import read_records
 from tests.faults.running import environment_of, running
 from tests.support import evaluations_of, status_of, the_run
@@ -325,6 +326,22 @@ def test_an_environment_that_changes_its_process_or_does_not_close_can_be_traine
     assert Path.cwd() == tmp_path
     if line not in told_before:
         assert line in capsys.readouterr().err
+
+
+def test_an_environment_whose_close_does_not_return_is_left(
+    tmp_path: Path,
+    module: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """One of them: nobody waits for the others."""
+    monkeypatch.setattr(gymnasium_env, "CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr(gymnasium_env, "_hanging", set())
+    module("close", "hang")
+
+    assert main("asyncrl.a3c", words(tmp_path / "runs", *OWN, "--total-steps", "300")) == 0
+
+    assert capfd.readouterr().err.count("module:Env's close() did not return within 0.5 seconds") == 1
 
 
 def test_what_an_environment_prints_does_not_spoil_the_results_of_a_command(
