@@ -106,6 +106,8 @@ class DifferenceLane(Lane[Exchanger]):
 
     def ask(self, made: int, report: Report | None) -> Call:
         """The change until now, and how many updates it is of."""
+        if not self.exchanger.idle:
+            return self.exchanger.call()
         theta, counts = self.store.counted_copy(self.part)
         return self.exchanger.call(counts.updates, report, theta.numpy())
 

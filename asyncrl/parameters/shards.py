@@ -393,7 +393,7 @@ class Account:
         if "incarnations" not in state:  # it has not been heard of since it was filled
             return 0
         brought = _brought(state).sum(1)
-        missing = np.zeros(len(brought), np.int64) - brought
+        missing = -brought
         for (host, incarnation), most in self._most.items():
             gone = ended or incarnation < state["incarnations"][host]
             missing[host] += most.max() if gone else most[shard]

@@ -60,17 +60,15 @@ def made(run: Running) -> int:
     return sum(row.get("updates", 0) for row in rows) + int(run.status["unrecorded"]["updates"])
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("push", ["exchange", "every-update"])
+@pytest.mark.parametrize(("push", "shards"), [("exchange", 1), ("exchange", 2), ("every-update", 2)])
 def test_what_a_killed_shard_has_lost_is_counted_and_all_else_is_in_theta(
     tmp_path: Path, push: str, shards: int
 ) -> None:
     """Twice the same shard: it comes back with fewer updates than it had, which are counted as lost."""
     with counting(tmp_path, "--push", push, "--parameter-shards", str(shards)) as run:
-        for time_lost in (1, 2):
-            shard = actors("ShardActor")[-1]
-            shard.send_signal(signal.SIGKILL)
-            run.until(lambda times=time_lost: len(events_of(run, "shard_lost")) == times, "the shard's loss")  # type: ignore[misc]
+        for times in (1, 2):
+            actors("ShardActor")[-1].send_signal(signal.SIGKILL)
+            run.until(lambda: len(events_of(run, "shard_lost")) == times, "the shard's loss")  # noqa: B023
             further(run, 50)
         in_theta, updates, lost = stop(run)
 
