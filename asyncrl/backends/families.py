@@ -58,7 +58,9 @@ def lead_session() -> None:
 
 
 def end(families: Sequence[str]) -> None:
-    """Kill all members of families, the heads included."""
+    """Kill all members of families, the heads included. Does nothing on systems without process groups."""
+    if not hasattr(os, "killpg"):
+        return
     for _ in range(MOST_ROUNDS):
         if not (found := _marked(families)):
             break
@@ -90,9 +92,8 @@ def _send(pid: int, number: int) -> None:
 
 
 def _send_group(leader: int, number: int) -> None:
-    if hasattr(os, "killpg"):
-        with contextlib.suppress(OSError):
-            os.killpg(leader, number)
+    with contextlib.suppress(OSError):
+        os.killpg(leader, number)
 
 
 @contextlib.contextmanager
