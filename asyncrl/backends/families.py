@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 VARIABLE = "ASYNCRL_FAMILIES"
-"""The families to which a process belongs: that of the child of a run, and those of children above it."""
+"""The families to which a process belongs, each with a semicolon: that of the child of a run, and of those above it."""
 TOKEN = secrets.token_hex(8)
 """Tells this process's children from those of all others, in other containers too."""
 MOST_ROUNDS = 5
@@ -40,7 +40,7 @@ def add(process: BaseProcess) -> None:
 def lead(token: str) -> str:
     """Make this process, a child, the head of a family; returns the family's name. `token` is the parent's TOKEN."""
     family = f"{token}-{os.getpid()}"
-    os.environ[VARIABLE] = f"{os.environ.get(VARIABLE, '')} {family}".strip()
+    os.environ[VARIABLE] = f"{os.environ.get(VARIABLE, '')}{family};"
     lead_session()
     if sys.platform == "linux":
         # A child that is stopped could not notice that the command is gone. The fork server notices, once no child
@@ -58,7 +58,9 @@ def lead_session() -> None:
 
 
 def end(families: Sequence[str]) -> None:
-    """Kill all members of families, the heads included."""
+    """Kill all members of families, the heads included. Does nothing on systems without process groups."""
+    if not hasattr(os, "killpg"):
+        return
     for _ in range(MOST_ROUNDS):
         if not (found := _marked(families)):
             break
@@ -75,7 +77,7 @@ def end_those_of(pids: Sequence[int]) -> None:
 
 def _marked(families: Sequence[str]) -> list[int]:
     """Living processes with the mark of one of these families, except this one."""
-    marks, found = [family.encode() for family in families], []
+    marks, found = [f"{family};".encode() for family in families], []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it is gone, or somebody else's
             variables = (folder / "environ").read_bytes()
@@ -90,9 +92,8 @@ def _send(pid: int, number: int) -> None:
 
 
 def _send_group(leader: int, number: int) -> None:
-    if hasattr(os, "killpg"):
-        with contextlib.suppress(OSError):
-            os.killpg(leader, number)
+    with contextlib.suppress(OSError):
+        os.killpg(leader, number)
 
 
 @contextlib.contextmanager

@@ -267,7 +267,7 @@ def how_it_died(process: BaseProcess) -> str:
 
 def is_lost(process: BaseProcess) -> bool:
     """Whether the fork server has died, and this child lives: nobody waits for it any more."""
-    if process.exitcode != LOST or process.pid is None:
+    if sys.platform != "linux" or process.exitcode != LOST or process.pid is None:
         return False
     try:
         os.kill(process.pid, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from tempfile import gettempdir
 import psutil
 import pytest
 
+from asyncrl.backends import families
 from tests.faults.running import SECONDS, Running, environment_of, running
 
 pytestmark = pytest.mark.faults
@@ -88,6 +90,22 @@ def soon(condition: Callable[[], bool]) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
     return condition()
+
+
+def test_a_family_ends_alone() -> None:
+    """Not those whose heads have ids that begin with the same digits, nor those of another command."""
+    one, other = "a-99999912", "a-999999123"  # no process has such an id
+    names = ["", f"{one};", f"b-9;{one};", f"{other};", "b-99999912;"]
+    started = [subprocess.Popen(["sleep", "1000"], env={families.VARIABLE: name}) for name in names]
+    try:
+        families.end([one])
+
+        assert [process.wait(SECONDS) for process in started[1:3]] == [-signal.SIGKILL] * 2
+        assert [process.poll() for process in (started[0], *started[3:])] == [None] * 3
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def test_simulators_end_with_a_killed_worker_and_after_a_second_ctrl_c(tmp_path: Path) -> None:
