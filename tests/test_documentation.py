@@ -191,3 +191,17 @@ def test_every_page_of_the_documentation_is_listed() -> None:
         listed |= {(docs / page).parent / link for link in links}
 
     assert {page for page in docs.rglob("*.md") if "_build" not in page.parts} - listed == set()
+
+
+def test_every_fault_names_tests_that_exist() -> None:
+    """The last cell of each row of docs/faults.md, unless it says that there is none."""
+    text = (ROOT / "docs" / "faults.md").read_text()
+    tables = re.findall(r"^\| fault \|.*\| test \|\n\|-.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    for row in "".join(tables).splitlines():
+        cells = row.strip("| ").split(" | ")
+        names = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", cells[-1])
+        assert len(cells) == 4, row
+        assert cells[-1] == "none" or len(names) == cells[-1].count("::") > 0, row
+        for file, name in names:
+            found = re.search(rf"^ *(def|class) {name}\b|^{name} = ", (ROOT / file).read_text(), re.MULTILINE)
+            assert found, f"{file}::{name}"
