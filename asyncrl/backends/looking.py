@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
 import warnings
@@ -15,11 +14,10 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from asyncrl.backends import families
-from asyncrl.backends.outcome import STOPPING
 from asyncrl.backends.processes import (
+    begin,
     end,
     how_it_died,
-    leave_with_parent,
     no_main_module,
     signals_held_back,
     start_context,
@@ -29,7 +27,6 @@ from asyncrl.core.named import Parcel, parcels
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import SAY_SECONDS, say_waiting, told, too_long, watched
 from asyncrl.envs.spec import EnvironmentNotice, EnvSpec, one_line
-from asyncrl.runtime.threads import enforce_one_thread
 
 POLL_SECONDS = 0.2
 
@@ -101,12 +98,7 @@ def _answer(receiver: Connection, process: BaseProcess, spec: EnvSpec, seconds: 
 
 def _look(sender: Connection, spec: EnvSpec, own: tuple[Parcel, ...], steps: bool, token: str) -> None:
     """The main function of the process. Its Ctrl-C is for the process that waits."""
-    for number in STOPPING:
-        signal.signal(number, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    leave_with_parent(families.lead(token))
-    enforce_one_thread()
+    begin(token)
     os.dup2(2, 1)
     notices: list[str] = []
     show: Callable[..., Any] = warnings.showwarning

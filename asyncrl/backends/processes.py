@@ -157,8 +157,8 @@ def no_main_module() -> Iterator[None]:
             sys.modules["__main__"] = main
 
 
-def child(target: Callable[[PartT, int], None], part: PartT, worker: int, name: str, clock: Clock, token: str) -> None:
-    """The frame of every child: signals, threads, parent watch, and a stack or traceback that survives it."""
+def begin(token: str) -> None:
+    """What every child process does first: signals, its family, the parent watch, and one thread."""
     # The supervisor decides when to end; a signal to all processes of a job must not tear rollouts apart.
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
@@ -166,6 +166,11 @@ def child(target: Callable[[PartT, int], None], part: PartT, worker: int, name: 
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     leave_with_parent(families.lead(token))
     enforce_one_thread()
+
+
+def child(target: Callable[[PartT, int], None], part: PartT, worker: int, name: str, clock: Clock, token: str) -> None:
+    """The frame of every child of a run: how it begins, and a stack or traceback that survives it."""
+    begin(token)
     keep_freed_memory()
     try:
         with stack_on_request(part.spec.folder.stack_file(name)), explaining(part, worker, name, clock):
