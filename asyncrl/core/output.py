@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import TextIO
 
 _CONTROLS = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, movements of the cursor
@@ -17,6 +18,6 @@ def clean(text: str) -> str:
     return _CONTROLS.sub("", text)
 
 
-def print_line(text: object = "", error: bool = False) -> None:
-    """Print a line at once, to stdout or, if it is an `error`, to stderr."""
-    print(clean(str(text)), file=sys.stderr if error else sys.stdout, flush=True)
+def print_line(text: object = "", to: TextIO | None = None, error: bool = False) -> None:
+    """Print a line at once, to stdout, or to stderr if it is an `error`, or to another stream."""
+    print(clean(str(text)), file=to or (sys.stderr if error else sys.stdout), flush=True)

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from asyncrl.core.errors import UsageError, one_line
-from asyncrl.core.output import clean
+from asyncrl.core.output import print_line
 
 HANG_SECONDS = 120.0
 """Seconds after which user code is taken to hang, unless somebody says otherwise."""
@@ -146,7 +146,7 @@ def say_waiting(what: str) -> None:
 def say(line: str) -> None:
     """Print a line to stderr, whatever user code has put in its place."""
     with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
-        print(clean(f"asyncrl: {line}"), file=sys.__stderr__, flush=True)
+        print_line(f"asyncrl: {line}", sys.__stderr__)
 
 
 class _Watch(threading.Thread):

@@ -96,7 +96,7 @@ class Summary:
 class Rate:
     """How fast a count grows: from its last growth to this one, so that what is known late does not count as fast."""
 
-    def __init__(self, count: int, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, count: int, now: Callable[[], float] = lambda: time.monotonic()) -> None:
         self._count, self._now = count, now
         self._grew = now()
 

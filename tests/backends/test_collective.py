@@ -278,7 +278,7 @@ def test_the_newest_run_is_the_last_one_that_began(tmp_path: Path, monkeypatch: 
     for name in ("w8-s1-20260101-120000", "w16-s1-20260601-120000", "w9-s1-20260301-120000"):
         folder = tmp_path / "a3c" / "Catch" / name
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps({"config": {"backend": "collective"}}))
+        (folder / "config.json").write_text(json.dumps({"page": "asyncrl.a3c", "config": {"backend": "collective"}}))
 
     found = resume.newest("asyncrl.a3c", RunConfig(env_id="Catch", backend="collective", runs_dir=str(tmp_path)))
 

@@ -133,7 +133,10 @@ def test_every_flag_refuses_a_wrong_word(page: str, name: str, refuse: Callable[
         ("--stop-at-score high", "--stop-at-score takes a number, got 'high'"),
         ("--hidden-sizes 64 wide", "--hidden-sizes takes a whole number, got 'wide'"),
         ("--backend lokal", "--backend takes local, serial, collective or ray, got 'lokal'"),
-        ("--optimizer sgd", "--optimizer takes rmsprop, centred-rmsprop, adam, momentum-sgd or adagrad, got 'sgd'"),
+        (
+            "--optimizer sgd",
+            "--optimizer takes rmsprop, centred-rmsprop, adam, momentum-sgd or adagrad, got 'sgd'",
+        ),
         ("--seed", "--seed needs a value"),
         ("--quiet often", "--quiet takes no value, got 'often'"),
         ("--quiet=often", "--quiet takes no value, got 'often'"),
