@@ -96,17 +96,16 @@ class Summary:
 class Rate:
     """How fast a count grows: from its last growth to this one, so that what is known late does not count as fast."""
 
-    def __init__(self, count: int, now: Callable[[], float] = lambda: time.monotonic()) -> None:
-        self._count, self._now = count, now
-        self._grew = now()
+    def __init__(self, count: int) -> None:
+        self._count, self._grew = count, time.monotonic()
 
     def begin(self) -> None:
         """Measure from now on."""
-        self._grew = self._now()
+        self._grew = time.monotonic()
 
     def of(self, count: int) -> float:
         """Its growth per second; 0 if it has not grown since the last call."""
-        now, growth = self._now(), count - self._count
+        now, growth = time.monotonic(), count - self._count
         if growth == 0:
             return 0.0
         elapsed, self._count, self._grew = max(1e-9, now - self._grew), count, now
