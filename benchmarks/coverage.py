@@ -1,4 +1,4 @@
-"""Do the intervals of `asyncrl.studies.statistics` cover what they say?
+"""Do the intervals of `asyncrl.core.statistics` cover what they say?
 
 Draws many small samples from distributions whose true figure is known, and counts how often the 95 % interval holds it.
 Beside it stands the percentile bootstrap, which all of them used to be. Takes a few minutes:
@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.studies.statistics import (
+from asyncrl.core.statistics import (
     LEVEL,
     Estimate,
     Sample,

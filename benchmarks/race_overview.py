@@ -23,9 +23,9 @@ from statistics import geometric_mean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from asyncrl.core.statistics import Sample
 from asyncrl.plots.curves import save_figure
 from asyncrl.studies.documents import Table
-from asyncrl.studies.statistics import Sample
 
 Row = Mapping[str, str]
 MARKERS = "osD^vP*X"

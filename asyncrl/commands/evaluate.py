@@ -23,6 +23,7 @@ from asyncrl.commands.program import permission_of, prints_aside, run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
+from asyncrl.core.statistics import Estimate, mean_of
 from asyncrl.envs.pictures import resized
 from asyncrl.envs.spec import NOOP_MAX, BadEnvironment, Environment, EnvSpec
 from asyncrl.envs.wrapper import Wrapper
@@ -33,7 +34,6 @@ from asyncrl.storage import checkpoints
 from asyncrl.storage.run_folder import RunFolder
 from asyncrl.studies.human import SOURCES, Reference, human_normalized
 from asyncrl.studies.scores import Score, Total, totals
-from asyncrl.studies.statistics import Estimate, mean_of
 
 FILMS = (".mp4", ".mkv", ".mov")
 """Files that can hold what is filmed."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncrl.core.aggregates import normalized, optimality_gap, probability_of_improvement
+from asyncrl.core.statistics import LEAST, over_games
 from asyncrl.pages import short as page_name
 from asyncrl.plots.svg import Line, Point, histogram, line_chart
 from asyncrl.plots.templates import Markup, Parts
@@ -103,6 +105,7 @@ def make_page(runs: Sequence[RunData], title: str = "") -> str:
     sections = [
         PARTS.section("", _cards(runs[0]) if len(runs) == 1 else _overview(runs)),
         PARTS.section("Learning", PARTS.legend(runs) + _curves(runs)),
+        PARTS.section("Run against run", _comparison(runs)),
         PARTS.section("Evaluations", _each(runs, _evaluations)),
         PARTS.section("Workers", _each(runs, _workers)),
         PARTS.section("How old what is learnt from was", PARTS.legend(runs) + _ages(runs)),
@@ -216,6 +219,41 @@ def _scores(runs: Sequence[RunData], key: str, size: float) -> list[Line]:
         points = sorted((row[key] / size, row["mean"]) for row in run.evaluations)
         drawn.append(Line(points, run.colour, run.name, marks=True))
     return drawn
+
+
+def _comparison(runs: Sequence[RunData]) -> Markup:
+    """Methods over all environments and seeds (Agarwal et al. 2021); nothing unless all have runs in each of them."""
+    scores = _last_scores(runs)
+    methods = list(dict.fromkeys(run.page for run in runs))
+    environments = list(dict.fromkeys(str(run.config["env_id"]) for run in runs))
+    if len(methods) < 2 or any((method, env_id) not in scores for method in methods for env_id in environments):
+        return Markup("")
+    worth: dict[str, list[list[float]]] = {method: [] for method in methods}
+    for env_id in environments:
+        together = [score for method in methods for score in scores[method, env_id]]
+        for method in methods:
+            worth[method].append(normalized(scores[method, env_id], min(together), max(together)))
+    rows = []
+    for method, own in worth.items():
+        every = [score for found in own for score in found]
+        chances = ["" if other == method else str(probability_of_improvement(own, worth[other])) for other in methods]
+        rows.append([method, str(len(every)), str(over_games(own)), f"{optimality_gap(every):.2f}", *chances])
+    head = ["method", "runs", "interquartile mean", "optimality gap", *(f"better than {other}" for other in methods)]
+    return PARTS.table(head, rows) + PARTS.note(
+        "Each run's score is the mean of its last three evaluations, with the lowest run of an environment as 0 and "
+        "the highest as 1; the gap is how far runs fall short of 1. The last columns say how likely a run of the "
+        f"method scores more than a run of the other, over environments. 95 % intervals from {LEAST} runs on."
+    )
+
+
+def _last_scores(runs: Sequence[RunData]) -> dict[tuple[str, str], list[float]]:
+    """The mean of the last three evaluations of each run, by method and environment."""
+    scores: dict[tuple[str, str], list[float]] = {}
+    for run in runs:
+        if run.evaluations:
+            last = statistics.fmean(row["mean"] for row in run.evaluations[-3:])
+            scores.setdefault((run.page, str(run.config["env_id"])), []).append(last)
+    return scores
 
 
 def _evaluations(run: RunData) -> Markup:

@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from asyncrl.core.aggregates import performance_profile
+from asyncrl.core.statistics import Sample
 from asyncrl.plots.curves import unit_of
-from asyncrl.studies.aggregates import performance_profile
 from asyncrl.studies.figures import colours_of
 from asyncrl.studies.race_results import LAST, MINUTE, Result, equal_time, name_of, time_unit
 from asyncrl.studies.races import Entrant
-from asyncrl.studies.statistics import Sample
 
 WIDE = 30
 """From this ratio of the largest value to the smallest on, an axis of arrivals is logarithmic."""

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from asyncrl.core.aggregates import optimality_gap, probability_of_improvement
+from asyncrl.core.statistics import LEAST, Sample, median, over_games
 from asyncrl.plots.curves import Curve, draw_curves, read_curve, save_figure
 from asyncrl.storage.run_folder import safe_name
-from asyncrl.studies.aggregates import optimality_gap, probability_of_improvement
 from asyncrl.studies.documents import Block, Code, Heading, Items, Picture, Table, Text, write_pages
 from asyncrl.studies.figures import colours_of
 from asyncrl.studies.measure import hardware
@@ -34,7 +35,6 @@ from asyncrl.studies.race_results import (
     told_time,
 )
 from asyncrl.studies.races import OWN, Conditions, Entrant, RaceFile
-from asyncrl.studies.statistics import LEAST, Sample, median, over_games
 
 
 def write_report(file: RaceFile, runs_dir: Path, say: Callable[[str], None]) -> Path:

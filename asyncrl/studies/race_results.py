@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from asyncrl.core.aggregates import normalized
+from asyncrl.core.statistics import Sample
 from asyncrl.plots.curves import unit_of
-from asyncrl.studies.aggregates import normalized
 from asyncrl.studies.figures import NAMES
 from asyncrl.studies.human import human_normalized
 from asyncrl.studies.measure import Measurement, measure
 from asyncrl.studies.plan import Cell, Reference
 from asyncrl.studies.races import Entrant, RaceFile, Start
-from asyncrl.studies.statistics import Sample
 
 LAST = 3
 """Evaluations at the end of a run whose mean is its last score."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from asyncrl.core.statistics import LEAST, Estimate
 from asyncrl.plots.curves import save_figure
 from asyncrl.studies.documents import Block, Code, Heading, Items, Picture, Table, Text, write_pages
 from asyncrl.studies.figures import Data, all_figures, laws_of, name_of, phase_mean, who
@@ -14,7 +15,6 @@ from asyncrl.studies.laws import Law
 from asyncrl.studies.measure import Measurement, hardware, measure
 from asyncrl.studies.plan import Series, StudyFile
 from asyncrl.studies.speedups import CLOCKED, KINDS, MEAN, Point, make_points, write_runs, write_table
-from asyncrl.studies.statistics import LEAST, Estimate
 
 MEANINGS = {
     "throughput": "steps per second",

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from asyncrl.core.statistics import Estimate, over_games
 from asyncrl.studies.human import Reference, game_of, human_normalized
-from asyncrl.studies.statistics import Estimate, over_games
 
 
 @dataclass(frozen=True)

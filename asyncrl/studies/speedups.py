@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from asyncrl.core.statistics import Estimate, Sample, mean, ratio, unity
 from asyncrl.studies.measure import Measurement, add_staleness
 from asyncrl.studies.plan import Reference, References, Series
-from asyncrl.studies.statistics import Estimate, Sample, mean, ratio, unity
 
 KINDS = ("throughput", "data", "time")
 """throughput: steps per second. data: steps to the reference score. time: seconds to the reference score."""

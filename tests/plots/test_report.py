@@ -122,6 +122,21 @@ def test_runs_stand_side_by_side_by_what_tells_them_apart(runs: list[Path]) -> N
     assert "all runs" in section(page, "Machine")
 
 
+def test_methods_are_compared_run_against_run(runs: list[Path], tmp_path: Path) -> None:
+    """Copies with made-up evaluations: PPO's two runs are above A3C's; with one method there is nothing to compare."""
+    copies = []
+    for number, (page, score) in enumerate((("a3c", 0.0), ("a3c", 1.0), ("ppo", 3.0), ("ppo", 4.0))):
+        copies.append(tmp_path / f"{page}-{number}")
+        shutil.copytree(runs[("a3c", "ppo").index(page)], copies[-1])
+        row = {"steps": 100, "seconds": 1.0, "mean": score, "returns": [score], "lengths": [9]}
+        (copies[-1] / "evaluator.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(4)))
+
+    told = section(make_page(read_runs(copies)), "Run against run")
+    assert "<td>a3c</td><td class=n>2</td><td class=n>0.12</td><td class=n>0.88</td><td class=n></td>" in told
+    assert "<td>ppo</td><td class=n>2</td><td class=n>0.88</td><td class=n>0.12</td><td class=n>1.00</td>" in told
+    assert "Run against run" not in make_page(read_runs(copies[:2]))
+
+
 def test_seeds_of_one_method_are_named_by_their_seed(runs: list[Path], tmp_path: Path) -> None:
     """And runs that differ in nothing by their folders."""
     copies = [Path(shutil.copytree(runs[0], tmp_path / name)) for name in ("one", "two")]

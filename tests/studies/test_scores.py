@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asyncrl.core.statistics import interquartile_mean, mean_of, over_games
 from asyncrl.envs.atari import games
 from asyncrl.studies import human
 from asyncrl.studies.human import REFERENCES, human_normalized, reference_scores
 from asyncrl.studies.scores import Score, totals
-from asyncrl.studies.statistics import interquartile_mean, mean_of, over_games
 
 
 def test_a_random_player_has_0_percent_and_a_human_one_100() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from asyncrl.studies.aggregates import normalized, optimality_gap, performance_profile, probability_of_improvement
+from asyncrl.core.aggregates import normalized, optimality_gap, performance_profile, probability_of_improvement
 
 
 def test_the_probability_of_improvement_is_mann_whitneys_u_over_all_pairs() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.studies.statistics import LEAST, LEVEL, RESAMPLES, Estimate
+from asyncrl.core.statistics import LEAST, LEVEL, RESAMPLES, Estimate
 
 
 def normalized(runs: Sequence[float], low: float, high: float) -> list[float]:

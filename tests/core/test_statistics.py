@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from asyncrl.studies.statistics import RESAMPLES, Sample, mean, mean_of, median, ratio, unity
+from asyncrl.core.statistics import RESAMPLES, Sample, mean, mean_of, median, ratio, unity
 
 
 def test_a_censored_run_counts_as_slower_than_all_others() -> None:
