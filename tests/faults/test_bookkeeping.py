@@ -134,6 +134,7 @@ def test_a_folder_that_is_deleted_ends_the_run_in_one_line(tmp_path: Path, backe
     assert not Path(folder).exists()
 
 
+@pytest.mark.slow
 def test_a_killed_command_has_died_for_all_who_read(tmp_path: Path) -> None:
     """The report, the live view and --resume auto; a copy of its folder too. It can be resumed."""
     words = ("--run-name", "job", "--evaluation-interval-steps", "1000")

@@ -108,6 +108,7 @@ def test_a_family_ends_alone() -> None:
             process.wait()
 
 
+@pytest.mark.slow
 def test_simulators_end_with_a_killed_worker_and_after_a_second_ctrl_c(tmp_path: Path) -> None:
     """Those of the worker alone; then, while nobody has had time to close anything, all."""
     with engines(tmp_path) as run:
@@ -177,6 +178,7 @@ def test_simulators_end_with_a_worker_that_hangs(tmp_path: Path) -> None:
         assert run.simulators() == []
 
 
+@pytest.mark.slow
 def test_ctrl_z_stops_everybody_and_leaves_nobody_to_a_killed_command(tmp_path: Path) -> None:
     """All go on together, stopped for longer than a hang may take though they were; stopped again, all end."""
     with engines(tmp_path, "--hang-seconds", "2") as run:

@@ -67,6 +67,7 @@ def test_a_disk_that_is_nearly_full_is_told_before_anything_starts(tmp_path: Pat
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_during_the_run_ends_it_and_spares_the_last_checkpoint(tmp_path: Path) -> None:
     """The disk had room at the start; somebody else took it. Records wait, and the next checkpoint finds no room."""
     folder, copy = tmp_path / "small", tmp_path / "copy"
