@@ -314,7 +314,8 @@ def end_now(processes: Sequence[BaseProcess]) -> None:
         if process.exitcode is None:
             process.kill()
         elif is_lost(process):  # it goes on as if nothing had happened
-            os.kill(cast(int, process.pid), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # or has ended just now
+                os.kill(cast(int, process.pid), signal.SIGKILL)
     for process in processes:
         process.join()
     families.end_those_of([process.pid for process in processes if process.pid is not None])
