@@ -6,6 +6,7 @@ them: tables of contents, made of the links on the pages that list others, and l
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from typing import Any
@@ -72,7 +73,7 @@ def where_listed(app: Sphinx, module: str, name: str) -> str | None:
     value: Any = sys.modules.get(module)
     for part in name.split("."):
         value = getattr(value, part, None)
-    return module if getattr(value, "__module__", None) in (None, "builtins") else None
+    return None if inspect.isclass(value) or inspect.isroutine(value) else module
 
 
 def without_dead_links(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:

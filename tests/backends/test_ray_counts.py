@@ -90,8 +90,8 @@ def test_what_a_mute_host_has_brought_to_one_of_two_shards_is_counted_as_lost(tm
         further(run, 50)
         in_theta, updates, lost = stop(run)
 
-        assert in_theta[0] == updates <= made(run)
-        # A host reports what it has made to the first shard: what only another one has may be in no record.
+        # Workers' records say nothing here: those of the killed host end with its last report, before its last delta.
+        assert in_theta[0] == updates
         assert in_theta[-1] == updates + lost
 
 
