@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncrl import a2c, a3c, apex, gorila, impala, n_step_q, one_step_q, one_step_sarsa, ppo, reinforce
+    from asyncrl.algorithm import Algorithm
     from asyncrl.api import Evaluation, Policy, Progress, Result, Run, RunFailed, Training, load, train
     from asyncrl.api.background import training
     from asyncrl.core.errors import UsageError
 
 __all__ = [
-    "Evaluation", "Policy", "Progress", "Result", "Run", "RunFailed", "Training", "UsageError", "a2c", "a3c", "apex",
-    "gorila", "impala", "load", "n_step_q", "one_step_q", "one_step_sarsa", "ppo", "reinforce", "train", "training",
+    "Algorithm", "Evaluation", "Policy", "Progress", "Result", "Run", "RunFailed", "Training", "UsageError", "a2c",
+    "a3c", "apex", "gorila", "impala", "load", "n_step_q", "one_step_q", "one_step_sarsa", "ppo", "reinforce", "train",
+    "training",
 ]  # fmt: skip
 
 
@@ -49,6 +51,8 @@ def __getattr__(name: str) -> Any:
     """Import what is public when it is asked for first: torch takes a second."""
     if name == "UsageError":
         return import_module("asyncrl.core.errors").UsageError
+    if name == "Algorithm":
+        return import_module("asyncrl.algorithm").Algorithm
     if name == "training":  # of which asyncrl.api has a module
         return import_module("asyncrl.api.background").training
     if name not in __all__:

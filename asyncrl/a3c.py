@@ -14,103 +14,56 @@ actor-learner, with theta' its own copy of the shared parameters theta:
         update theta with d theta, asynchronously and without a lock
     until T > T_max
 
-The loop itself is `asyncrl.runtime.loops.actor_learner`; this page is what makes it A3C. Run it with
+The loop itself is `asyncrl.runtime.loops.actor_learner`; this class is what makes it A3C. Run it with
 `python -m asyncrl.a3c`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 
+from asyncrl import presets
+from asyncrl.algorithm import ActorCriticMethod
 from asyncrl.config.policy import PolicyConfig
-from asyncrl.core.losses import Metrics, explained_variance, normalized, policy_gradient_loss, squared_error
+from asyncrl.core.losses import Metrics, policy_gradient_loss, squared_error
 from asyncrl.core.returns import lambda_returns
-from asyncrl.core.rollout import Extras, Rollout, State
-from asyncrl.core.spaces import Spaces
-from asyncrl.nets.actor_critic import ActorCritic
-from asyncrl.nets.gaussian import GaussianActorCritic
-from asyncrl.nets.policies import make_actor_critic
-from asyncrl.presets import preset_of
-
-HAS_TARGET = False
-TAKES_CONTINUOUS = True
-PRIVATE_COPY = True
-LOOKS_AHEAD = False
-EXPERIENCE = "gradient"
-EXTRAS = ()
+from asyncrl.core.rollout import Rollout
 
 
-@dataclass(frozen=True)
-class Config(PolicyConfig):
-    """A3C: asynchronous advantage actor-critic (Mnih et al. 2016, Algorithm S3)."""
-
-
-def preset(name: str, spaces: Spaces) -> dict[str, Any]:
-    """The settings of a preset, as far as they differ from the fields' defaults."""
-    return preset_of("a3c", name, spaces)
-
-
-make_network = make_actor_critic
-
-
-class A3C:
+class A3C(ActorCriticMethod):
     """One worker's policy and value, and its loss."""
 
-    def __init__(
-        self,
-        config: Config,
-        network: ActorCritic | GaussianActorCritic,
-        target: None,
-        worker: int,
-        generator: torch.Generator,
-    ) -> None:
-        self.config = config
-        self.network = network
-        self.generator = generator
-        self.choose_best = worker == -1 and config.evaluation_policy == "greedy"
-        self.entropy_weight = config.entropy_weights[max(worker, 0) % len(config.entropy_weights)]
-        self.exploration = {"entropy_weight": self.entropy_weight}
+    presets = presets.A3C
 
-    def initial_state(self, environments: int) -> State:
-        """The LSTM's state with which episodes begin, or None."""
-        return self.network.initial_state(environments)
-
-    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
-        """a_t ~ pi(a_t | s_t; theta'), `[E]`."""
-        policy, state = self.network.policy_at(observations, state)
-        return policy.mode() if self.choose_best else policy.sample(self.generator), state, {}
+    @dataclass(frozen=True)
+    class Config(PolicyConfig):
+        """A3C: asynchronous advantage actor-critic (Mnih et al. 2016, Algorithm S3)."""
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Summed over the T steps, as the paper accumulates its gradient, and averaged over the E environments."""
+        losses, metrics = self.losses(rollout)
+        return losses.sum() / losses.shape[1], metrics
+
+    def losses(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
+        """The loss of each step `[T, E]`, and the figures for the records."""
         config = self.config
         # One pass over all T + 1 observations: the last one is only there for the bootstrap.
         policy, values, states = self.network(rollout.observations, rollout.state, rollout.last)
         next_values = rollout.next_values(values[1:].detach(), self.network.values_of(rollout, states))
         policy, values = policy[:-1], values[:-1]
         rewards = rollout.learning_rewards(config.reward_clip)
-        returns = lambda_returns(rewards, rollout.discounts, next_values, rollout.last, config.gae_lambda)
-        advantages = returns - values.detach()
-        if config.normalize_advantages:
-            advantages = normalized(advantages)
+        returns = lambda_returns(rewards, rollout.discounts, next_values, rollout.last, config.gae_lambda)  # R
+        advantages = self.scaled(returns - values.detach())
 
         policy_loss = policy_gradient_loss(policy.log_probability(rollout.actions), advantages)
         value_loss = squared_error(values, returns)
         entropy = policy.entropy()
-        environments = values.shape[1]
-        loss = (policy_loss + config.value_cost * value_loss - self.entropy_weight * entropy).sum() / environments
-        return loss, lambda: {
-            "policy_gradient_loss": policy_loss.detach().mean(),
-            "value_loss": value_loss.detach().mean(),
-            "entropy": entropy.detach().mean(),
-            "explained_variance": explained_variance(values.detach(), returns),
-        }
-
-
-make_agent = A3C
+        return (
+            self.weighted(policy_loss, value_loss, entropy),
+            self.figures(policy_loss, value_loss, entropy, values, returns),
+        )
 
 
 if __name__ == "__main__":

@@ -13,122 +13,76 @@ Horgan et al. 2018 (arXiv 1803.00933). Many actors, each with its own epsilon, o
         every I_target updates: theta^- <- theta;  new steps overwrite the oldest ones
     until T > T_max,   with Q from a dueling network (Wang et al. 2016)
 
-The loops are `actor` and `learner` in `asyncrl.runtime.loops`, the memory is `asyncrl.experience.replay`; this page is
+The loops are `actor` and `learner` in `asyncrl.runtime.loops`, the memory is `asyncrl.experience.replay`; this class is
 what makes them Ape-X. Run it with `python -m asyncrl.apex`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from asyncrl import presets
+from asyncrl.algorithm import MEMORY, ActionValueMethod, taken
 from asyncrl.config.replay import ReplayConfig
 from asyncrl.core.losses import Metrics, clipped_error
-from asyncrl.core.returns import best_values, n_step_targets
+from asyncrl.core.returns import n_step_targets
 from asyncrl.core.rollout import Extras, State, Transitions
-from asyncrl.core.spaces import Spaces
-from asyncrl.nets.q_network import QNetwork, make_q_network
-from asyncrl.presets import preset_of
-
-HAS_TARGET = True
-TAKES_CONTINUOUS = False
-PRIVATE_COPY = True
-LOOKS_AHEAD = False
-EXPERIENCE = "replay"
-EXTRAS = ("action_value", "state_value")
 
 
-@dataclass(frozen=True)
-class Config(ReplayConfig):
-    """Ape-X: one learner samples from one memory by priority (Horgan et al. 2018)."""
-
-    exploration: Literal["drawn", "ladder", "boltzmann", "equal"] = "ladder"
-    """How workers differ: final epsilon drawn per worker, Ape-X's ladder, temperatures, or not at all."""
-    double_q: bool = True
-    """Let theta choose the action that theta^- values (van Hasselt et al. 2016)."""
-    dueling: bool = True
-    """Split Q into two streams, the state's value and the actions' advantages (Wang et al. 2016)."""
-    n_step: int = 3
-    """Steps of a transition, after which its return bootstraps."""
-    priority_exponent: float = 0.6
-    """alpha: how much more often steps with large errors are sampled; 0: uniform sampling."""
-    importance_exponent: float = 0.4
-    """beta: how much of the resulting bias the weights in the loss correct; 1: all of it."""
-
-    def check(self) -> None:
-        """Raise UsageError for the first impossible value."""
-        super().check()
-        self._require("priority_exponent", 0 <= self.priority_exponent < math.inf, "must not be negative")
-        self._require("importance_exponent", 0 <= self.importance_exponent < math.inf, "must not be negative")
-
-
-def preset(name: str, spaces: Spaces) -> dict[str, Any]:
-    """The settings of a preset, as far as they differ from the fields' defaults."""
-    return preset_of("apex", name, spaces)
-
-
-make_network = make_q_network
-
-
-class ApeX:
+class ApeX(ActionValueMethod):
     """The action values of an actor or of the learner, its exploration, and its loss."""
 
-    def __init__(
-        self,
-        config: Config,
-        network: QNetwork,
-        target: QNetwork,
-        worker: int,
-        generator: torch.Generator,
-    ) -> None:
-        self.config = config
-        self.network = network
-        self.target = target
-        self.generator = generator
-        self.policy = config.exploration_of(worker)
-        self.exploration = self.policy.facts()
-        self.errors = torch.zeros(0)
+    experience = MEMORY
+    extras = ("action_value", "state_value")
+    presets = presets.APEX
+    errors = torch.zeros(0)
 
-    def initial_state(self, environments: int) -> State:
-        """None: the networks are feed-forward."""
-        return self.network.trunk.initial_state(environments)
+    @dataclass(frozen=True)
+    class Config(ReplayConfig):
+        """Ape-X: one learner samples from one memory by priority (Horgan et al. 2018)."""
+
+        exploration: Literal["drawn", "ladder", "boltzmann", "equal"] = "ladder"
+        """How workers differ: final epsilon drawn per worker, Ape-X's ladder, temperatures, or not at all."""
+        double_q: bool = True
+        """Let theta choose the action that theta^- values (van Hasselt et al. 2016)."""
+        dueling: bool = True
+        """Split Q into two streams, the state's value and the actions' advantages (Wang et al. 2016)."""
+        n_step: int = 3
+        """Steps of a transition, after which its return bootstraps."""
+        priority_exponent: float = 0.6
+        """alpha: how much more often steps with large errors are sampled; 0: uniform sampling."""
+        importance_exponent: float = 0.4
+        """beta: how much of the resulting bias the weights in the loss correct; 1: all of it."""
+
+        def check(self) -> None:
+            """Raise UsageError for the first impossible value."""
+            super().check()
+            self._require("priority_exponent", 0 <= self.priority_exponent < math.inf, "must not be negative")
+            self._require("importance_exponent", 0 <= self.importance_exponent < math.inf, "must not be negative")
+
+    config: Config
 
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
         """a_t `[E]` by this actor's exploration, and the values for its initial priority."""
-        q, _ = self.network.values_at(observations)
+        q, state = self.network.values_at(observations, state)
         actions = self.policy.choose(q, steps, self.generator)
-        return actions, state, {"action_value": q.gather(-1, actions[:, None])[:, 0], "state_value": q.amax(-1)}
-
-    def passes(self, batch: Transitions) -> Iterator[Transitions]:
-        """The whole minibatch, once."""
-        yield batch
+        return actions, state, {"action_value": taken(q, actions), "state_value": q.amax(-1)}
 
     def loss(self, part: Transitions) -> tuple[Tensor, Metrics]:
         """Weighted squared errors, averaged over the minibatch."""
         q, _ = self.network(part.observations[None])
-        values = q[0].gather(-1, part.actions[:, None])[:, 0]
+        values = taken(q[0], part.actions)
         rewards = part.learning_rewards(self.config.reward_clip)
-        targets = n_step_targets(rewards, part.discounts, part.last, self._best_value(part.following))  # G
+        following = self.best_value(part.following[None])[0]
+        targets = n_step_targets(rewards, part.discounts, part.last, following)  # G
         self.errors = targets - values.detach()
         errors = clipped_error(values, targets, self.config.error_clip)
-        return (part.weights * errors).mean(), lambda: {
-            "value_loss": errors.detach().mean(),
-            "q_mean": values.detach().mean(),
-        }
-
-    @torch.no_grad()
-    def _best_value(self, observations: Tensor) -> Tensor:
-        """Q(s, argmax_a Q(s, a; theta); theta^-) `[B]`; without double Q max_a Q(s, a; theta^-)."""
-        online = self.network(observations[None])[0][0] if self.config.double_q else None
-        return best_values(self.target(observations[None])[0][0], online)
-
-
-make_agent = ApeX
+        return (part.weights * errors).mean(), self.figures(errors, values)
 
 
 if __name__ == "__main__":

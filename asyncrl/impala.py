@@ -11,103 +11,59 @@ Espeholt et al. 2018 (arXiv 1802.01561). Actors run free, and one learner correc
             - rho_s log pi(a_s | s_s) (r_s + gamma v_{s+1} - V(s_s)) + value_cost (v_s - V(s_s))^2 - beta H(pi(s_s))
     until T > T_max,   with rho = min(rho_bar, pi / mu) and c = lambda min(c_bar, pi / mu)
 
-The loops are `actor` and `learner` in `asyncrl.runtime.loops`; this page is what makes them IMPALA. Run it with
+The loops are `actor` and `learner` in `asyncrl.runtime.loops`; this class is what makes them IMPALA. Run it with
 `python -m asyncrl.impala`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 
+from asyncrl import presets
+from asyncrl.algorithm import QUEUE, ActorCriticMethod
 from asyncrl.config.groups import LearnerSettings
 from asyncrl.config.policy import PolicyConfig
-from asyncrl.core.losses import Metrics, explained_variance, policy_gradient_loss, squared_error
-from asyncrl.core.rollout import Extras, Rollout, State
-from asyncrl.core.spaces import Spaces
+from asyncrl.core.losses import Metrics, policy_gradient_loss, squared_error
+from asyncrl.core.rollout import Rollout
 from asyncrl.core.vtrace import vtrace
-from asyncrl.nets.actor_critic import ActorCritic
-from asyncrl.nets.gaussian import GaussianActorCritic
-from asyncrl.nets.policies import make_actor_critic
-from asyncrl.presets import preset_of
-
-HAS_TARGET = False
-TAKES_CONTINUOUS = True
-PRIVATE_COPY = True
-LOOKS_AHEAD = False
-EXPERIENCE = "queue"
-EXTRAS = ("log_probability",)
 
 
-@dataclass(frozen=True)
-class Config(PolicyConfig, LearnerSettings):
-    """IMPALA: free-running actors, one learner, V-trace (Espeholt et al. 2018)."""
-
-    gae_lambda: float = 1.0
-    """lambda of V-trace: 1 looks as far as the rollout goes."""
-    entropy_weights: tuple[float, ...] = (0.003,)
-    """beta: weight of the policy's entropy; the first of several counts."""
-    rho_bar: float = 1.0
-    """Most that a step's importance weight counts in the error of its value."""
-    c_bar: float = 1.0
-    """Most that it counts in how far errors are carried back."""
-    queue_length: int = 2
-    """Rollouts of each actor that may wait for the learner; then the actor waits."""
-    batch_rollouts: int = 0
-    """Most rollouts of one update, of what is there; 0: as many as there are workers."""
-
-    def check(self) -> None:
-        """Raise UsageError for the first impossible value."""
-        super().check()
-        self._require("normalize_advantages", not self.normalize_advantages, "is for methods without V-trace")
-        self._require("rho_bar", self.rho_bar > 0, "must be a positive number")
-        self._require("c_bar", self.c_bar > 0, "must be a positive number")
-        self._require("queue_length", 1 <= self.queue_length <= 10_000, "must be 1 to 10_000")
-        self._require("batch_rollouts", 0 <= self.batch_rollouts <= 100_000, "must be 0 to 100_000")
-
-
-def preset(name: str, spaces: Spaces) -> dict[str, Any]:
-    """The settings of a preset, as far as they differ from the fields' defaults."""
-    return preset_of("impala", name, spaces)
-
-
-make_network = make_actor_critic
-
-
-class Impala:
+class Impala(ActorCriticMethod):
     """Policy and value of an actor or of the learner, and the learner's loss."""
 
-    def __init__(
-        self,
-        config: Config,
-        network: ActorCritic | GaussianActorCritic,
-        target: None,
-        worker: int,
-        generator: torch.Generator,
-    ) -> None:
-        self.config = config
-        self.network = network
-        self.generator = generator
-        self.choose_best = worker == -1 and config.evaluation_policy == "greedy"
-        self.exploration = {"entropy_weight": config.entropy_weights[0]}
+    experience = QUEUE
+    extras = ("log_probability",)
+    presets = presets.IMPALA
 
-    def initial_state(self, environments: int) -> State:
-        """The LSTM's state with which episodes begin, or None."""
-        return self.network.initial_state(environments)
+    @dataclass(frozen=True)
+    class Config(PolicyConfig, LearnerSettings):
+        """IMPALA: free-running actors, one learner, V-trace (Espeholt et al. 2018)."""
 
-    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
-        """a_t ~ mu(a_t | s_t), `[E]`, and its log-probability."""
-        policy, state = self.network.policy_at(observations, state)
-        actions = policy.mode() if self.choose_best else policy.sample(self.generator)
-        return actions, state, {"log_probability": policy.log_probability(actions)}
+        gae_lambda: float = 1.0
+        """lambda of V-trace: 1 looks as far as the rollout goes."""
+        entropy_weights: tuple[float, ...] = (0.003,)
+        """beta: weight of the policy's entropy; the first of several counts."""
+        rho_bar: float = 1.0
+        """Most that a step's importance weight counts in the error of its value."""
+        c_bar: float = 1.0
+        """Most that it counts in how far errors are carried back."""
+        queue_length: int = 2
+        """Rollouts of each actor that may wait for the learner; then the actor waits."""
+        batch_rollouts: int = 0
+        """Most rollouts of one update, of what is there; 0: as many as there are workers."""
 
-    def passes(self, batch: Rollout) -> Iterator[Rollout]:
-        """The whole batch, once."""
-        yield batch
+        def check(self) -> None:
+            """Raise UsageError for the first impossible value."""
+            super().check()
+            self._require("normalize_advantages", not self.normalize_advantages, "is for methods without V-trace")
+            self._require("rho_bar", self.rho_bar > 0, "must be a positive number")
+            self._require("c_bar", self.c_bar > 0, "must be a positive number")
+            self._require("queue_length", 1 <= self.queue_length <= 10_000, "must be 1 to 10_000")
+            self._require("batch_rollouts", 0 <= self.batch_rollouts <= 100_000, "must be 0 to 100_000")
+
+    config: Config
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Summed over the T steps and averaged over the E environments."""
@@ -125,17 +81,8 @@ class Impala:
         policy_loss = policy_gradient_loss(log_probability, trace.advantages)
         value_loss = squared_error(values, trace.targets)
         entropy = policy.entropy()
-        environments = values.shape[1]
-        total = (policy_loss + config.value_cost * value_loss - config.entropy_weights[0] * entropy).sum()
-        return total / environments, lambda: {
-            "policy_gradient_loss": policy_loss.detach().mean(),
-            "value_loss": value_loss.detach().mean(),
-            "entropy": entropy.detach().mean(),
-            "explained_variance": explained_variance(values.detach(), trace.targets),
-        }
-
-
-make_agent = Impala
+        total = self.weighted(policy_loss, value_loss, entropy).sum()
+        return total / values.shape[1], self.figures(policy_loss, value_loss, entropy, values, trace.targets)
 
 
 if __name__ == "__main__":

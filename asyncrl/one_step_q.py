@@ -12,96 +12,45 @@ actor-learner, with theta the shared parameters and theta^- the shared target ne
         every I_AsyncUpdate steps: update theta with d theta, asynchronously and without a lock
     until T > T_max
 
-The loop itself is `asyncrl.runtime.loops.actor_learner`; this page is what makes it one-step Q-learning. Run it with
+The loop itself is `asyncrl.runtime.loops.actor_learner`; this class is what makes it one-step Q-learning. Run it with
 `python -m asyncrl.one_step_q`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 
+from asyncrl import presets
+from asyncrl.algorithm import ActionValueMethod, taken
 from asyncrl.config.value import ValueConfig
 from asyncrl.core.losses import Metrics, squared_error
-from asyncrl.core.returns import best_values
-from asyncrl.core.rollout import Extras, Rollout, State
-from asyncrl.core.spaces import Spaces
-from asyncrl.nets.q_network import QNetwork, make_q_network
-from asyncrl.presets import preset_of
-
-HAS_TARGET = True
-TAKES_CONTINUOUS = False
-PRIVATE_COPY = False
-LOOKS_AHEAD = False
-EXPERIENCE = "gradient"
-EXTRAS = ()
+from asyncrl.core.rollout import Rollout
 
 
-@dataclass(frozen=True)
-class Config(ValueConfig):
-    """Asynchronous one-step Q-learning (Mnih et al. 2016, Algorithm 1)."""
-
-
-def preset(name: str, spaces: Spaces) -> dict[str, Any]:
-    """The settings of a preset, as far as they differ from the fields' defaults."""
-    return preset_of("one_step_q", name, spaces)
-
-
-make_network = make_q_network
-
-
-class OneStepQ:
+class OneStepQ(ActionValueMethod):
     """One worker's action values, its exploration, and its loss."""
 
-    def __init__(
-        self,
-        config: Config,
-        network: QNetwork,
-        target: QNetwork,
-        worker: int,
-        generator: torch.Generator,
-    ) -> None:
-        self.config = config
-        self.network = network
-        self.target = target
-        self.generator = generator
-        self.policy = config.exploration_of(worker)
-        self.exploration = self.policy.facts()
+    private_copy = False
+    presets = presets.ONE_STEP_Q
 
-    def initial_state(self, environments: int) -> State:
-        """Nothing to remember: the networks are feed-forward."""
-        return self.network.trunk.initial_state(environments)
-
-    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
-        """a_t `[E]` by this worker's exploration over Q(s_t, a; theta)."""
-        q, _ = self.network.values_at(observations)
-        return self.policy.choose(q, steps, self.generator), state, {}
+    @dataclass(frozen=True)
+    class Config(ValueConfig):
+        """Asynchronous one-step Q-learning (Mnih et al. 2016, Algorithm 1)."""
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Squared errors, summed over the T steps and averaged over the E environments."""
-        config = self.config
         q, _ = self.network(rollout.observations[:-1])
-        values = q.gather(-1, rollout.actions.unsqueeze(-1)).squeeze(-1)
-        rewards = rollout.learning_rewards(config.reward_clip)
-        next_values = rollout.next_values(self._best_value(rollout.observations[1:]), self._best_value)
-        targets = rewards + rollout.discounts * next_values  # y
+        values = taken(q, rollout.actions)
+        rewards = rollout.learning_rewards(self.config.reward_clip)
+        targets = rewards + rollout.discounts * self.next_values(rollout)  # y
         errors = squared_error(values, targets)
-        return errors.sum() / values.shape[1], lambda: {
-            "value_loss": errors.detach().mean(),
-            "q_mean": values.detach().mean(),
-        }
+        return errors.sum() / values.shape[1], self.figures(errors, values)
 
-    @torch.no_grad()
-    def _best_value(self, observations: Tensor) -> Tensor:
-        """max_a Q(s, a; theta^-) `[T, E]`; with double Q the maximum is where theta has it."""
-        online = self.network(observations)[0] if self.config.double_q else None
-        return best_values(self.target(observations)[0], online)
-
-
-make_agent = OneStepQ
+    def next_values(self, rollout: Rollout) -> Tensor:
+        """max_a Q(s_{t+1}, a; theta^-) `[T, E]`."""
+        return rollout.next_values(self.best_value(rollout.observations[1:]), self.best_value)
 
 
 if __name__ == "__main__":

@@ -12,111 +12,57 @@ actor-learner, with theta the shared parameters and theta^- the shared target ne
         every I_AsyncUpdate steps: update theta with d theta, asynchronously and without a lock
     until T > T_max
 
-The loop itself is `asyncrl.runtime.loops.actor_learner`; this page is what makes it one-step Sarsa. Run it with
+The loop itself is `asyncrl.runtime.loops.actor_learner`; this class is what makes it one-step Sarsa. Run it with
 `python -m asyncrl.one_step_sarsa`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from asyncrl import one_step_q
+from asyncrl.algorithm import taken
 from asyncrl.config.value import ValueConfig
-from asyncrl.core.losses import Metrics, squared_error
-from asyncrl.core.rollout import Extras, Rollout, State
-from asyncrl.core.spaces import Spaces
-from asyncrl.nets.q_network import QNetwork, make_q_network
-from asyncrl.presets import preset_of
-
-HAS_TARGET = True
-TAKES_CONTINUOUS = False
-PRIVATE_COPY = False
-LOOKS_AHEAD = True
-EXPERIENCE = "gradient"
-EXTRAS = ()
+from asyncrl.core.rollout import Rollout
 
 
-@dataclass(frozen=True)
-class Config(ValueConfig):
-    """Asynchronous one-step Sarsa (Mnih et al. 2016, section 4 and Algorithm 1)."""
+class OneStepSarsa(one_step_q.OneStepQ):
+    """One worker's action values, its exploration, and its loss: Q-learning's, with the value of what is done next."""
 
-    def check(self) -> None:
-        """Raise UsageError for the first impossible value."""
-        super().check()
-        self._require("double_q", not self.double_q, "is for Q-learning: Sarsa takes no maximum")
+    looks_ahead = True
 
+    @dataclass(frozen=True)
+    class Config(ValueConfig):
+        """Asynchronous one-step Sarsa (Mnih et al. 2016, section 4 and Algorithm 1)."""
 
-def preset(name: str, spaces: Spaces) -> dict[str, Any]:
-    """The settings of a preset, as far as they differ from the fields' defaults."""
-    return preset_of("one_step_sarsa", name, spaces)
+        def check(self) -> None:
+            """Raise UsageError for the first impossible value."""
+            super().check()
+            self._require("double_q", not self.double_q, "is for Q-learning: Sarsa takes no maximum")
 
-
-make_network = make_q_network
-
-
-class OneStepSarsa:
-    """One worker's action values, its exploration, and its loss."""
-
-    def __init__(
-        self,
-        config: Config,
-        network: QNetwork,
-        target: QNetwork,
-        worker: int,
-        generator: torch.Generator,
-    ) -> None:
-        self.config = config
-        self.network = network
-        self.target = target
-        self.generator = generator
-        self.policy = config.exploration_of(worker)
-        self.exploration = self.policy.facts()
-
-    def initial_state(self, environments: int) -> State:
-        """Nothing to remember: the networks are feed-forward."""
-        return self.network.trunk.initial_state(environments)
-
-    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
-        """a_t `[E]` by this worker's exploration over Q(s_t, a; theta)."""
-        q, _ = self.network.values_at(observations)
-        return self.policy.choose(q, steps, self.generator), state, {}
-
-    def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
-        """Squared errors, summed over the T steps and averaged over the E environments."""
-        config = self.config
-        q, _ = self.network(rollout.observations[:-1])
-        values = q.gather(-1, rollout.actions.unsqueeze(-1)).squeeze(-1)
-        rewards = rollout.learning_rewards(config.reward_clip)
-        next_values = rollout.next_values(
+    def next_values(self, rollout: Rollout) -> Tensor:
+        """Q(s_{t+1}, a_{t+1}; theta^-) `[T, E]`, of the actions really taken next."""
+        assert rollout.next_actions is not None
+        return rollout.next_values(
             self._value_taken(rollout.observations[1:], rollout.next_actions),
             lambda final: self._value_expected(final, rollout.acted_at),
         )
-        targets = rewards + rollout.discounts * next_values  # y
-        errors = squared_error(values, targets)
-        return errors.sum() / values.shape[1], lambda: {
-            "value_loss": errors.detach().mean(),
-            "q_mean": values.detach().mean(),
-        }
 
     @torch.no_grad()
-    def _value_taken(self, observations: Tensor, actions: Tensor | None) -> Tensor:
-        """Q(s_{t+1}, a_{t+1}; theta^-) `[T, E]`, of the actions really taken next."""
-        assert actions is not None
-        q_target: Tensor = self.target(observations)[0]
-        return q_target.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    def _value_taken(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Q(s, a; theta^-) `[T, E]`."""
+        return taken(self.target(observations)[0], actions)
 
     @torch.no_grad()
     def _value_expected(self, observations: Tensor, steps: int) -> Tensor:
         """Where a time limit cut an episode no action followed: the mean over what the policy would have done."""
         q_target: Tensor = self.target(observations)[0]
         q, _ = self.network(observations)
-        return (self.policy.probabilities(q, steps) * q_target).sum(-1)
-
-
-make_agent = OneStepSarsa
+        expected: Tensor = (self.policy.probabilities(q, steps) * q_target).sum(-1)
+        return expected
 
 
 if __name__ == "__main__":

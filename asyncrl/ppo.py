@@ -12,7 +12,7 @@ with the parameters theta of one learner:
               r = pi(a | s; theta) / pi(a | s; theta_old)                                    (equations 7 and 9)
     until T > T_max
 
-The loops are `actor` and `learner` in `asyncrl.runtime.loops`; this page is what makes them PPO. Run it with
+The loops are `actor` and `learner` in `asyncrl.runtime.loops`; this class is what makes them PPO. Run it with
 `python -m asyncrl.ppo`.
 """
 
@@ -20,116 +20,73 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from asyncrl import presets
+from asyncrl.algorithm import IN_STEP, ActorCriticMethod
 from asyncrl.config.policy import InStepConfig
-from asyncrl.core.losses import (
-    Metrics,
-    clipped_surrogate,
-    clipped_value_loss,
-    explained_variance,
-    normalized,
-    squared_error,
-)
+from asyncrl.core.losses import Metrics, clipped_surrogate, clipped_value_loss, squared_error
 from asyncrl.core.returns import lambda_returns
-from asyncrl.core.rollout import Extras, Minibatch, Rollout, State
+from asyncrl.core.rollout import Minibatch, Rollout
 from asyncrl.core.schedules import linear
-from asyncrl.core.spaces import Spaces
-from asyncrl.nets.actor_critic import ActorCritic
-from asyncrl.nets.gaussian import GaussianActorCritic
-from asyncrl.nets.policies import make_actor_critic
-from asyncrl.presets import preset_of
-
-HAS_TARGET = False
-TAKES_CONTINUOUS = True
-PRIVATE_COPY = True
-LOOKS_AHEAD = False
-EXPERIENCE = "in step"
-EXTRAS = ("log_probability",)
 
 
-@dataclass(frozen=True)
-class Config(InStepConfig):
-    """PPO: proximal policy optimisation (Schulman et al. 2017)."""
-
-    t_max: int = 128
-    """Steps of each environment between two batches (T)."""
-    learning_rate: float = 2.5e-4
-    """eta at the first step."""
-    optimizer_epsilon: float = 1e-5
-    """rmsprop: inside the root. adam: outside the root."""
-    max_gradient_norm: float = 0.5
-    """A gradient with a larger L2 norm is scaled down to it; 0: never."""
-    entropy_weights: tuple[float, ...] = (0.01,)
-    """beta: weight of the policy's entropy; the first of several counts."""
-    normalize_advantages: bool = True
-    """Scale the advantages of a minibatch to mean 0 and standard deviation 1."""
-    epochs: int = 4
-    """Passes over each batch (K)."""
-    minibatches: int = 4
-    """Parts of a batch, shuffled in each pass, each for one update. With an LSTM they consist of whole sequences."""
-    clip: float = 0.1
-    """epsilon: how far the ratio of probabilities may be from 1."""
-    anneal_clip: bool = True
-    """Decrease epsilon linearly to 0 over total_steps, like the learning rate."""
-    value_clip: float = 0.0
-    """Largest change of values, clipped as in OpenAI Baselines; 0: not clipped."""
-
-    @property
-    def fewest(self) -> int:
-        """Fewest steps of a minibatch, or sequences with an LSTM: one step cannot be normalised."""
-        return 2 if self.normalize_advantages and (self.t_max == 1 or not self.lstm_cells) else 1
-
-    def check(self) -> None:
-        """Raise UsageError for the first impossible value."""
-        super().check()
-        self._require("epochs", 1 <= self.epochs <= 10_000, "must be 1 to 10_000")
-        steps = self.workers * self.envs_per_worker * self.t_max
-        self._require("minibatches", 1 <= self.minibatches <= steps, f"must be 1 to the {steps} steps of a batch")
-        if not self.lstm_cells:
-            most = steps // self.fewest
-            self._require("minibatches", self.minibatches <= most, f"must be 1 to {most}: one step is not normalized")
-        self._require("clip", 0 < self.clip < float("inf"), "must be a positive number")
-        self._require("value_clip", 0 <= self.value_clip < float("inf"), "must not be negative")
-
-
-def preset(name: str, spaces: Spaces) -> dict[str, Any]:
-    """The settings of a preset, as far as they differ from the fields' defaults."""
-    return preset_of("ppo", name, spaces)
-
-
-make_network = make_actor_critic
-
-
-class PPO:
+class PPO(ActorCriticMethod):
     """Policy and value of an actor or of the learner, the learner's passes, and its loss."""
 
-    def __init__(
-        self,
-        config: Config,
-        network: ActorCritic | GaussianActorCritic,
-        target: None,
-        worker: int,
-        generator: torch.Generator,
-    ) -> None:
-        self.config = config
-        self.network = network
-        self.generator = generator
-        self.choose_best = worker == -1 and config.evaluation_policy == "greedy"
-        self.exploration = {"entropy_weight": config.entropy_weights[0]}
+    experience = IN_STEP
+    extras = ("log_probability",)
+    presets = presets.PPO
 
-    def initial_state(self, environments: int) -> State:
-        """The LSTM's state with which episodes begin, or None."""
-        return self.network.initial_state(environments)
+    @dataclass(frozen=True)
+    class Config(InStepConfig):
+        """PPO: proximal policy optimisation (Schulman et al. 2017)."""
 
-    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
-        """a_t ~ pi(a_t | s_t; theta_old), `[E]`, and its log-probability."""
-        policy, state = self.network.policy_at(observations, state)
-        actions = policy.mode() if self.choose_best else policy.sample(self.generator)
-        return actions, state, {"log_probability": policy.log_probability(actions)}
+        t_max: int = 128
+        """Steps of each environment between two batches (T)."""
+        learning_rate: float = 2.5e-4
+        """eta at the first step."""
+        optimizer_epsilon: float = 1e-5
+        """rmsprop: inside the root. adam: outside the root."""
+        max_gradient_norm: float = 0.5
+        """A gradient with a larger L2 norm is scaled down to it; 0: never."""
+        entropy_weights: tuple[float, ...] = (0.01,)
+        """beta: weight of the policy's entropy; the first of several counts."""
+        normalize_advantages: bool = True
+        """Scale the advantages of a minibatch to mean 0 and standard deviation 1."""
+        epochs: int = 4
+        """Passes over each batch (K)."""
+        minibatches: int = 4
+        """Parts of a batch, shuffled in each pass, each for one update. With an LSTM they are of whole sequences."""
+        clip: float = 0.1
+        """epsilon: how far the ratio of probabilities may be from 1."""
+        anneal_clip: bool = True
+        """Decrease epsilon linearly to 0 over total_steps, like the learning rate."""
+        value_clip: float = 0.0
+        """Largest change of values, clipped as in OpenAI Baselines; 0: not clipped."""
+
+        @property
+        def fewest(self) -> int:
+            """Fewest steps of a minibatch, or sequences with an LSTM: one step cannot be normalised."""
+            return 2 if self.normalize_advantages and (self.t_max == 1 or not self.lstm_cells) else 1
+
+        def check(self) -> None:
+            """Raise UsageError for the first impossible value."""
+            super().check()
+            self._require("epochs", 1 <= self.epochs <= 10_000, "must be 1 to 10_000")
+            steps = self.workers * self.envs_per_worker * self.t_max
+            self._require("minibatches", 1 <= self.minibatches <= steps, f"must be 1 to the {steps} steps of a batch")
+            if not self.lstm_cells:
+                most = steps // self.fewest
+                self._require(
+                    "minibatches", self.minibatches <= most, f"must be 1 to {most}: one step is not normalized"
+                )
+            self._require("clip", 0 < self.clip < float("inf"), "must be a positive number")
+            self._require("value_clip", 0 <= self.value_clip < float("inf"), "must not be negative")
+
+    config: Config
 
     def passes(self, batch: Rollout) -> Iterator[Minibatch]:
         """Advantages once, then epochs of shuffled minibatches: of single steps, or with memory of whole sequences."""
@@ -160,7 +117,7 @@ class PPO:
         """The mean over a minibatch."""
         config, old = self.config, part.extras
         policy, values, _ = self.network(part.observations, part.state, part.last)
-        advantages = normalized(old["advantage"]) if config.normalize_advantages else old["advantage"]
+        advantages = self.scaled(old["advantage"])
         epsilon = linear(config.clip, 0.0, part.acted_at, config.total_steps) if config.anneal_clip else config.clip
         log_probability = policy.log_probability(part.actions)
 
@@ -170,23 +127,16 @@ class PPO:
         else:
             value_loss = squared_error(values, old["return"])
         entropy = policy.entropy()
-        loss = (policy_loss + config.value_cost * value_loss - config.entropy_weights[0] * entropy).mean()
+        figures = self.figures(policy_loss, value_loss, entropy, old["value"], old["return"])
 
         def metrics() -> dict[str, Tensor]:
             log_ratio = (log_probability - old["log_probability"]).detach()
-            return {
-                "policy_gradient_loss": policy_loss.detach().mean(),
-                "value_loss": value_loss.detach().mean(),
-                "entropy": entropy.detach().mean(),
-                "explained_variance": explained_variance(old["value"], old["return"]),
+            return figures() | {
                 "approx_kl": (log_ratio.exp() - 1 - log_ratio).mean(),
                 "clip_fraction": ((log_ratio.exp() - 1).abs() > epsilon).float().mean(),
             }
 
-        return loss, metrics
-
-
-make_agent = PPO
+        return self.weighted(policy_loss, value_loss, entropy).mean(), metrics
 
 
 if __name__ == "__main__":

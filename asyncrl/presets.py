@@ -1,24 +1,16 @@
-"""Every tuned table of settings, by page, preset and kind of environment, with what justifies it.
+"""Every tuned table of settings, by preset and kind of environment, with what justifies it.
 
-A table holds what differs from the page's plain defaults. Those were chosen on Pong (docs/results/pong.md) and are
+A table holds what differs from the algorithm's plain defaults. Those were chosen on Pong (docs/results/pong.md) and are
 what screens have. Kinds of environments are those of `Spaces`, and "continuous" for vectors with continuous actions.
-A page outside this package brings its own `preset`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from asyncrl.core.spaces import Spaces
-
 Settings = dict[str, Any]
-
-
-def preset_of(page: str, name: str, spaces: Spaces) -> Settings:
-    """What preset `name` of a page sets for such an environment."""
-    kind = "continuous" if spaces.kind == "vector" and spaces.is_continuous else spaces.kind
-    return dict(TABLES[page][name][kind])
-
+Presets = dict[str, dict[str, Settings]]
+"""By preset and kind of environment."""
 
 # ------------------------------------------------------------------------------------------------------------ defaults
 
@@ -465,49 +457,44 @@ def _default(atari: Settings, screen: Settings, board: Settings, vector: Setting
     return {"atari": atari, "screen": screen, "board": board, "vector": vector, "continuous": continuous}
 
 
-ONE_STEP = {
+ONE_STEP_Q: Presets = {
     "default": _default(VALUE_ATARI, VALUE_SCREEN, ONE_STEP_BOARD, VALUE_VECTOR, VALUE_VECTOR),
     "paper": _mnih(VALUE_PAPER),
 }
 N_STEP_VECTOR = VALUE_VECTOR | {"t_max": 8}
 """docs/results/cartpole.md has what 4 did instead."""
 
-TABLES: dict[str, dict[str, dict[str, Settings]]] = {
-    "a3c": {
-        "default": _default(ATARI, {}, A3C_BOARD, A3C_VECTOR, A3C_CONTINUOUS),
-        "paper": _mnih(A3C_PAPER) | {"continuous": A3C_PAPER_CONTINUOUS},
-    },
-    "one_step_q": ONE_STEP,
-    "one_step_sarsa": ONE_STEP,
-    "n_step_q": {
-        "default": _default(VALUE_ATARI, VALUE_SCREEN, VALUE_BOARD | {"t_max": 8}, N_STEP_VECTOR, N_STEP_VECTOR),
-        "paper": _mnih(VALUE_PAPER),
-    },
-    "a2c": {
-        "default": _default(ATARI | A2C_SCREEN, A2C_SCREEN, A2C_BOARD, A2C_VECTOR, A2C_CONTINUOUS),
-        "paper": _nature(A2C_PAPER),
-    },
-    "ppo": {
-        "default": _default(ATARI | PPO_SCREEN, PPO_SCREEN, PPO_BOARD, PPO_VECTOR, PPO_CONTINUOUS),
-        "paper": {"atari": PPO_PAPER_ATARI}
-        | dict.fromkeys(("screen", "board", "vector", "continuous"), PPO_PAPER_CONTINUOUS),
-    },
-    "gorila": {
-        "default": _default(ATARI | GORILA_SCREEN, GORILA_SCREEN, GORILA_BOARD, GORILA_VECTOR, GORILA_VECTOR),
-        "paper": _nature(GORILA_PAPER),
-    },
-    "apex": {
-        "default": _default(ATARI | REPLAY_SCREEN, REPLAY_SCREEN, REPLAY_BOARD, REPLAY_VECTOR, REPLAY_VECTOR),
-        "paper": _nature(APEX_PAPER),
-    },
-    "reinforce": {
-        "default": _default(ATARI, {}, REINFORCE_BOARD, REINFORCE_VECTOR, REINFORCE_CONTINUOUS),
-        "paper": {"atari": REINFORCE_PAPER | ATARI}
-        | dict.fromkeys(("screen", "board", "vector", "continuous"), REINFORCE_PAPER),
-    },
-    "impala": {
-        "default": _default(ATARI | IMPALA_SCREEN, IMPALA_SCREEN, IMPALA_BOARD, IMPALA_VECTOR, IMPALA_CONTINUOUS),
-        "paper": _nature(IMPALA_PAPER),
-    },
+A3C: Presets = {
+    "default": _default(ATARI, {}, A3C_BOARD, A3C_VECTOR, A3C_CONTINUOUS),
+    "paper": _mnih(A3C_PAPER) | {"continuous": A3C_PAPER_CONTINUOUS},
 }
-"""Page, preset, kind of environment."""
+N_STEP_Q: Presets = {
+    "default": _default(VALUE_ATARI, VALUE_SCREEN, VALUE_BOARD | {"t_max": 8}, N_STEP_VECTOR, N_STEP_VECTOR),
+    "paper": _mnih(VALUE_PAPER),
+}
+A2C: Presets = {
+    "default": _default(ATARI | A2C_SCREEN, A2C_SCREEN, A2C_BOARD, A2C_VECTOR, A2C_CONTINUOUS),
+    "paper": _nature(A2C_PAPER),
+}
+PPO: Presets = {
+    "default": _default(ATARI | PPO_SCREEN, PPO_SCREEN, PPO_BOARD, PPO_VECTOR, PPO_CONTINUOUS),
+    "paper": {"atari": PPO_PAPER_ATARI}
+    | dict.fromkeys(("screen", "board", "vector", "continuous"), PPO_PAPER_CONTINUOUS),
+}
+GORILA: Presets = {
+    "default": _default(ATARI | GORILA_SCREEN, GORILA_SCREEN, GORILA_BOARD, GORILA_VECTOR, GORILA_VECTOR),
+    "paper": _nature(GORILA_PAPER),
+}
+APEX: Presets = {
+    "default": _default(ATARI | REPLAY_SCREEN, REPLAY_SCREEN, REPLAY_BOARD, REPLAY_VECTOR, REPLAY_VECTOR),
+    "paper": _nature(APEX_PAPER),
+}
+REINFORCE: Presets = {
+    "default": _default(ATARI, {}, REINFORCE_BOARD, REINFORCE_VECTOR, REINFORCE_CONTINUOUS),
+    "paper": {"atari": REINFORCE_PAPER | ATARI}
+    | dict.fromkeys(("screen", "board", "vector", "continuous"), REINFORCE_PAPER),
+}
+IMPALA: Presets = {
+    "default": _default(ATARI | IMPALA_SCREEN, IMPALA_SCREEN, IMPALA_BOARD, IMPALA_VECTOR, IMPALA_CONTINUOUS),
+    "paper": _nature(IMPALA_PAPER),
+}

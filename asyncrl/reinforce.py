@@ -12,64 +12,29 @@ running baseline; what Karpathy's "Pong from pixels" trains. Each worker, with t
         update theta with d theta
     until T > T_max
 
-The loop itself is `asyncrl.runtime.loops.actor_learner`; this page is what makes it REINFORCE. Run it with
+The loop itself is `asyncrl.runtime.loops.actor_learner`; this class is what makes it REINFORCE. Run it with
 `python -m asyncrl.reinforce`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from asyncrl import presets
+from asyncrl.algorithm import ActorCriticMethod
 from asyncrl.config.policy import PolicyConfig
-from asyncrl.core.losses import Metrics, normalized, policy_gradient_loss
+from asyncrl.core.losses import Metrics, policy_gradient_loss
 from asyncrl.core.returns import lambda_returns
-from asyncrl.core.rollout import Extras, Rollout, State
+from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.nets.actor_critic import ActorCritic
 from asyncrl.nets.gaussian import GaussianActorCritic
-from asyncrl.nets.policies import make_actor_critic
-from asyncrl.presets import preset_of
-
-HAS_TARGET = False
-TAKES_CONTINUOUS = True
-PRIVATE_COPY = True
-LOOKS_AHEAD = False
-EXPERIENCE = "gradient"
-EXTRAS = ()
-WHOLE_EPISODES = True
 
 BASELINE_UNIT = 50.0
 """theta holds the baseline in this unit: an update moves a single number by about eta, and returns go to hundreds."""
-
-
-@dataclass(frozen=True)
-class Config(PolicyConfig):
-    """REINFORCE: the policy gradient of whole episodes (Williams 1992)."""
-
-    t_max: int = 1000
-    """The longest piece of an episode that is learnt from at once; what follows it does not count for its returns."""
-    max_gradient_norm: float = 0.5
-    """A gradient with a larger L2 norm is scaled down to it; 0: never."""
-    gae_lambda: float = 1.0
-    """Returns are of whole episodes: always 1."""
-    value_cost: float = 0.5
-    """Weight of the baseline's squared error."""
-    normalize_advantages: bool = True
-    """Scale the advantages of an update to mean 0 and standard deviation 1."""
-
-    def check(self) -> None:
-        """Raise UsageError for the first impossible value."""
-        super().check()
-        self._require("gae_lambda", self.gae_lambda == 1, "must be 1: returns are of whole episodes")
-
-
-def preset(name: str, spaces: Spaces) -> dict[str, Any]:
-    """The settings of a preset, as far as they differ from the fields' defaults."""
-    return preset_of("reinforce", name, spaces)
 
 
 class RunningBaseline(nn.Module):
@@ -84,41 +49,40 @@ class RunningBaseline(nn.Module):
         return self.baseline.expand(*features.shape[:-1], 1)
 
 
-def make_network(config: Config, spaces: Spaces) -> ActorCritic | GaussianActorCritic:
-    """A policy, with the baseline where others have a value of states."""
-    network = make_actor_critic(config, spaces)
-    network.value = RunningBaseline()
-    if isinstance(network, GaussianActorCritic):
-        network.value_trunk = network.policy_trunk  # a number needs no layers of its own
-    return network
-
-
-class Reinforce:
+class Reinforce(ActorCriticMethod):
     """One worker's policy, and its loss."""
 
-    def __init__(
-        self,
-        config: Config,
-        network: ActorCritic | GaussianActorCritic,
-        target: None,
-        worker: int,
-        generator: torch.Generator,
-    ) -> None:
-        self.config = config
-        self.network = network
-        self.generator = generator
-        self.choose_best = worker == -1 and config.evaluation_policy == "greedy"
-        self.entropy_weight = config.entropy_weights[max(worker, 0) % len(config.entropy_weights)]
-        self.exploration = {"entropy_weight": self.entropy_weight}
+    whole_episodes = True
+    presets = presets.REINFORCE
 
-    def initial_state(self, environments: int) -> State:
-        """The LSTM's state with which episodes begin, or None."""
-        return self.network.initial_state(environments)
+    @dataclass(frozen=True)
+    class Config(PolicyConfig):
+        """REINFORCE: the policy gradient of whole episodes (Williams 1992)."""
 
-    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
-        """a_t ~ pi(a_t | s_t; theta'), `[E]`."""
-        policy, state = self.network.policy_at(observations, state)
-        return policy.mode() if self.choose_best else policy.sample(self.generator), state, {}
+        t_max: int = 1000
+        """Longest piece of an episode that is learnt from at once; what follows does not count for its returns."""
+        max_gradient_norm: float = 0.5
+        """A gradient with a larger L2 norm is scaled down to it; 0: never."""
+        gae_lambda: float = 1.0
+        """Returns are of whole episodes: always 1."""
+        value_cost: float = 0.5
+        """Weight of the baseline's squared error."""
+        normalize_advantages: bool = True
+        """Scale the advantages of an update to mean 0 and standard deviation 1."""
+
+        def check(self) -> None:
+            """Raise UsageError for the first impossible value."""
+            super().check()
+            self._require("gae_lambda", self.gae_lambda == 1, "must be 1: returns are of whole episodes")
+
+    @classmethod
+    def make_network(cls, config: Config, spaces: Spaces) -> ActorCritic | GaussianActorCritic:
+        """A policy, with the baseline where others have a value of states."""
+        network = super().make_network(config, spaces)
+        network.value = RunningBaseline()
+        if isinstance(network, GaussianActorCritic):
+            network.value_trunk = network.policy_trunk  # a number needs no layers of its own
+        return network
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Summed over the steps of an episode, averaged over the episodes; padding counts for nothing."""
@@ -127,23 +91,17 @@ class Reinforce:
         rewards = rollout.learning_rewards(config.reward_clip)
         returns = lambda_returns(rewards, rollout.discounts, torch.zeros_like(rewards), rollout.last)[played]
         baselines = baselines[played]
-        advantages = returns - BASELINE_UNIT * baselines.detach()
-        if config.normalize_advantages:
-            advantages = normalized(advantages)
+        advantages = self.scaled(returns - BASELINE_UNIT * baselines.detach())
 
         policy_loss = policy_gradient_loss(policy.log_probability(rollout.actions)[played], advantages)
         baseline_loss = torch.square(returns / BASELINE_UNIT - baselines)
         entropy = policy.entropy()[played]
-        episodes = played.shape[1]
-        loss = (policy_loss + config.value_cost * baseline_loss - self.entropy_weight * entropy).sum() / episodes
+        loss = self.weighted(policy_loss, baseline_loss, entropy).sum() / played.shape[1]
         return loss, lambda: {
             "policy_gradient_loss": policy_loss.detach().mean(),
             "value_loss": BASELINE_UNIT**2 * baseline_loss.detach().mean(),
             "entropy": entropy.detach().mean(),
         }
-
-
-make_agent = Reinforce
 
 
 if __name__ == "__main__":

@@ -33,10 +33,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from asyncrl.algorithm import algorithm_of
 from asyncrl.api.training import make_spec
 from asyncrl.config.commandline import parse
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.runtime.run import load_page
 from asyncrl.runtime.shared_memory import shared_zeros
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage.records import read_records
@@ -129,7 +129,7 @@ def training_rate(
 
 def phases_of(page: str) -> tuple[str, ...]:
     """The phases of a page's processes, in the records' words."""
-    return PHASES if load_page(f"asyncrl.{page}").EXPERIENCE == "gradient" else PHASES + OF_ACTORS_AND_LEARNER
+    return PHASES if algorithm_of(f"asyncrl.{page}").experience == "gradient" else PHASES + OF_ACTORS_AND_LEARNER
 
 
 def compare_bookkeeping(
@@ -203,7 +203,7 @@ def main() -> None:
         compare_bookkeeping(arguments.page, arguments.env_id, (16, 4, 20), repeats, seconds, flags)
         return
     # The very environment that training will make, flags included.
-    phases, config = phases_of(arguments.page), load_page(f"asyncrl.{arguments.page}").Config
+    phases, config = phases_of(arguments.page), algorithm_of(f"asyncrl.{arguments.page}").Config
     spec = make_spec(parse(config, ["--env-id", arguments.env_id, *flags], "throughput"))
     skip = spec.frames_per_step
     print(

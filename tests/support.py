@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from asyncrl.algorithm import algorithm_of
 from asyncrl.backends.handles import build_handles
 from asyncrl.core.rollout import Extras, State
 from asyncrl.core.spaces import Spaces
@@ -23,7 +24,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.protocols import Receipt, Update
-from asyncrl.runtime.run import Run, RunSpec, initial_parameters, load_page
+from asyncrl.runtime.run import Run, RunSpec, initial_parameters
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import RunFolder
 
@@ -69,7 +70,7 @@ class FixedAgent:
 
 def make_run(folder: Path, page: str = "a3c", **settings: Any) -> Run:
     """A run of a page (its name, or its module) on Catch, with its handles, ready to begin."""
-    module = load_page(page if "." in page else f"asyncrl.{page}")
+    module = algorithm_of(page if "." in page else f"asyncrl.{page}")
     defaults = {"env_id": "Catch", "workers": 2, "total_steps": 2000, "backend": "serial", "quiet": True}
     config = module.Config(**(module.preset("default", COUNTING) | defaults | settings))
     environment = EnvSpec(config.env_id)

@@ -18,7 +18,8 @@ import pytest
 
 from asyncrl.commands import doctor, evaluate, export, plot, race, report, speedup, sweep, watch
 from asyncrl.config.commandline import parse
-from asyncrl.pages import PAGES, load, module_of
+from asyncrl.algorithm import load
+from asyncrl.pages import PAGES, module_of
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

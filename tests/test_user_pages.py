@@ -15,6 +15,7 @@ from typing import TypeAlias
 import pytest
 
 from asyncrl import pages
+from asyncrl.algorithm import load
 from asyncrl.__main__ import main
 from asyncrl.core.errors import UsageError
 from asyncrl.pages import EXPERIENCE, GRADIENT_PAGES, PAGES
@@ -220,11 +221,11 @@ def test_a_run_of_a_page_that_is_not_here_cannot_be_evaluated(home: Path, run: P
 
 def test_there_is_one_list_of_the_packages_own_pages() -> None:
     """All of them are pages, and the gradient methods are those that say so."""
-    modules = {name: pages.load(pages.module_of(name)) for name in PAGES}
+    modules = {name: load(pages.module_of(name)) for name in PAGES}
 
-    gradient = [name for name, page in modules.items() if page.EXPERIENCE == "gradient"]
+    gradient = [name for name, page in modules.items() if page.experience == "gradient"]
     assert gradient == [*GRADIENT_PAGES, "reinforce"]
-    assert {page.EXPERIENCE for page in modules.values()} == set(EXPERIENCE)
+    assert {page.experience for page in modules.values()} == set(EXPERIENCE)
     assert [pages.name_of(page.__name__) for page in modules.values()] == list(PAGES)
 
 
@@ -236,6 +237,6 @@ def test_a_page_that_lacks_something_is_told_what(tmp_path: Path, monkeypatch: p
     importlib.invalidate_caches()
 
     with pytest.raises(UsageError, match=r"lacking_page is no page: it lacks make_agent$"):
-        pages.load("lacking_page")
+        load("lacking_page")
     with pytest.raises(UsageError, match="EXPERIENCE is 'gradient', 'in step', 'queue', 'replay', not 'nowhere'"):
-        pages.load("lost_page")
+        load("lost_page")

@@ -10,9 +10,9 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from asyncrl.algorithm import Algorithm
 from asyncrl.api.background import Training
 from asyncrl.api.listening import Hooks
 from asyncrl.api.playing import Result, load_run
@@ -43,7 +43,7 @@ __all__ = [
 
 
 def train(
-    page: str | ModuleType | None = None,
+    algorithm: str | type[Algorithm] | None = None,
     *,
     config: RunConfig | File | None = None,
     quiet: bool = True,
@@ -54,11 +54,12 @@ def train(
 ) -> Run:
     """Train, and return when the run has ended.
 
-    `page` is "a3c" or another page of the package, or your own module or its name. `settings` are fields of the page's
-    Config; the others default as in `python -m asyncrl.a3c`. `config` is a file with settings, like the command's
-    `--config`: a run's config.json, its folder, or TOML. It may also name the page, and `settings` override it. Or
-    `config` is a complete Config, which no preset changes. With `quiet` False the call prints what the command prints.
-    With `trust`, everything is imported that the folder behind `config` or `resume` names, whoever made it.
+    `algorithm` is "a3c" or another of the package's names, your own class, or the name of its module. `settings` are
+    fields of its Config; the others default as in `python -m asyncrl.a3c`. `config` is a file with settings, like the
+    command's `--config`: a run's config.json, its folder, or TOML. It may also name the algorithm, and `settings`
+    override it. Or `config` is a complete Config, which no preset changes. With `quiet` False the call prints what the
+    command prints. With `trust`, everything is imported that the folder behind `config` or `resume` names, whoever made
+    it.
 
     `on_evaluation` is called with each evaluation, `on_progress` every two seconds. If one returns False, the run stops
     in order. If one raises, the run stops in order and the exception propagates.
@@ -69,7 +70,7 @@ def train(
     signals = Signals()
     hooks = Hooks(signals, on_evaluation, on_progress)
     with one_thread(), random_numbers_kept():
-        asked = asked_for(page, config, quiet, settings, trust)
+        asked = asked_for(algorithm, config, quiet, settings, trust)
         settled = asked.settled()
         if has_nothing_to_do(settled, asked.resume):
             return run_in(Path(settled.config.resume))

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any, cast
 
+from asyncrl.algorithm import Algorithm
 from asyncrl.api.runs import Run, random_numbers_kept, run_in, run_of
 from asyncrl.api.settings import Asked, File, asked_for
 from asyncrl.api.training import carry_out, has_nothing_to_do
@@ -23,7 +24,7 @@ from asyncrl.runtime.threads import one_thread
 
 
 def training(
-    page: str | ModuleType | None = None,
+    algorithm: str | type[Algorithm] | None = None,
     *,
     config: RunConfig | File | None = None,
     quiet: bool = True,
@@ -42,7 +43,7 @@ def training(
                     break
         print(training.run.best_score)
     """
-    return Training(asked_for(page, config, quiet, settings, trust), speaks=not quiet)
+    return Training(asked_for(algorithm, config, quiet, settings, trust), speaks=not quiet)
 
 
 class Training(Iterator[Evaluation]):

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from asyncrl.algorithm import algorithm_of
 from asyncrl.backends.handles import learners_of, pushes_every_update
 from asyncrl.backends.outcome import Outcome
 from asyncrl.config.groups import default_workers
@@ -15,7 +16,7 @@ from asyncrl.core.cores import usable_cores
 from asyncrl.experience.replay import Replay
 from asyncrl.pages import name_of, short
 from asyncrl.runtime.monitor import Summary
-from asyncrl.runtime.run import Run, load_page
+from asyncrl.runtime.run import Run
 from asyncrl.runtime.terminal import number
 from asyncrl.storage import checkpoints
 
@@ -63,7 +64,7 @@ def how_updated(run: Run) -> str:
 
 def chosen_by_preset(run: Run) -> str:
     """The settings in which the preset differs from the page's defaults, and the command line did not override it."""
-    module, config, spaces = load_page(run.spec.page), run.spec.config, run.spec.spaces
+    module, config, spaces = algorithm_of(run.spec.page), run.spec.config, run.spec.spaces
     plain = module.Config()
     chosen = {
         name: value

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from asyncrl import pages
+from asyncrl.algorithm import load
 from asyncrl.api.resume import stored_config
 from asyncrl.api.training import check_memory, make_spec
 from asyncrl.backends.handles import build_handles
@@ -142,7 +143,7 @@ def page_of(stored: Stored, permission: Permission) -> str:
     """The module of the run's page, imported. Raises UsageError if there is none, or if it may not be imported."""
     page = stored.usable_page(permission)
     try:
-        pages.load(page)
+        load(page)
     except UsageError as error:
         raise UsageError(f"{stored.path.parent} is a run of {page!r}, which cannot be used: {error}") from None
     return page
@@ -159,8 +160,8 @@ def load_checkpoint(folder: RunFolder, name: str) -> Checkpoint:
     try:
         if name not in ("best", "newest"):
             return checkpoints.load(folder.checkpoints / name)
-        load = checkpoints.load_best if name == "best" else checkpoints.load_newest
-        checkpoint, skipped = load(folder.checkpoints)
+        loads = checkpoints.load_best if name == "best" else checkpoints.load_newest
+        checkpoint, skipped = loads(folder.checkpoints)
     except BadCheckpoint as error:
         there = [path.name for kind in ("step", "best") for path in checkpoints.find(folder.checkpoints, kind)]
         raise UsageError(f"{error}; there are {', '.join(there) or 'none'}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from asyncrl.algorithm import algorithm_of
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig, from_plain, to_plain
 from asyncrl.core.errors import UsageError
@@ -12,7 +13,7 @@ from asyncrl.core.output import print_line
 from asyncrl.envs.spec import one_line
 from asyncrl.pages import module_of, name_of, short
 from asyncrl.runtime.monitor import TIME_IS_OVER
-from asyncrl.runtime.run import Layout, load_page
+from asyncrl.runtime.run import Layout
 from asyncrl.runtime.snapshots import check_fits
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
@@ -72,7 +73,7 @@ def stored_config(page: str, stored: Stored, permission: Permission, trains: boo
         raise UsageError(f"{stored.path.parent} is a run of {name_of(stored.page)}; resume it with that command")
     config = stored.usable_config(permission, trains)
     try:
-        return from_plain(load_page(page).Config, config)
+        return from_plain(algorithm_of(page).Config, config)
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"{stored.path} cannot be read: {one_line(error)}") from None
 

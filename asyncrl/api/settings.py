@@ -8,10 +8,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from asyncrl import pages
+from asyncrl.algorithm import Algorithm, load, name_of_class
 from asyncrl.api.training import Settled, settle
 from asyncrl.backends.launch import launched
 from asyncrl.config.arguments import write_argument
@@ -33,7 +33,7 @@ class Asked:
     """The run that a program asks for."""
 
     page: str
-    """Name of the page's module."""
+    """Name of the algorithm."""
     config: RunConfig | None
     """A complete Config; None: `settings` has those that were given."""
     settings: dict[str, Any]
@@ -47,7 +47,7 @@ class Asked:
 
     def settled(self) -> Settled:
         """The run with all settings resolved. Raises UsageError."""
-        cls = pages.load(self.page).Config
+        cls = load(self.page).Config
         given = settings_for(cls, self.settings)
 
         def read(default: RunConfig | None, resume: str) -> RunConfig:
@@ -66,13 +66,13 @@ class Asked:
 
 
 def asked_for(
-    page: str | ModuleType | None,
+    algorithm: str | type[Algorithm] | None,
     config: RunConfig | File | None,
     quiet: bool,
     settings: dict[str, Any],
     trust: bool = False,
 ) -> Asked:
-    """The run that a call of `train` describes. `settings` override those of a file, which may name the page.
+    """The run that a call of `train` describes. `settings` override those of a file, which may name the algorithm.
 
     `trust`: a folder may name any code.
 
@@ -80,21 +80,21 @@ def asked_for(
     """
     own = {"quiet": quiet}
     if config is None or isinstance(config, RunConfig):
-        module = _module_name(page)
-        cls = pages.load(module).Config
+        name = _name(algorithm)
+        cls = load(name).Config
         if config is None:
-            return Asked(module, None, settings | own, trust)
+            return Asked(name, None, settings | own, trust)
         if not isinstance(config, cls):
-            raise UsageError(f"config is a {type(config).__module__}.Config, {module} takes a {cls.__module__}.Config")
+            raise UsageError(f"config is a {_told(type(config))}, {name} takes a {_told(cls)}")
         if settings:
             raise UsageError("give the settings one by one or a config, not both")
-        return Asked(module, config, own, trust)
+        return Asked(name, config, own, trust)
     file, given = Path(config), own_names(settings)
-    named = {"page": _module_name(page)} if page else {}
+    named = {"page": _name(algorithm)} if algorithm else {}
     permission = Permission(given | named, trust)
-    module = _module_name(page or read_file(file, permission)[0])
-    stored = _from_text(pages.load(module).Config, own_names(settings_in(file, module, permission)))
-    return Asked(module, None, stored | given | own, trust)
+    name = _name(algorithm or read_file(file, permission)[0])
+    stored = _from_text(load(name).Config, own_names(settings_in(file, name, permission)))
+    return Asked(name, None, stored | given | own, trust)
 
 
 def _from_text(cls: type[RunConfig], stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,13 +186,15 @@ def _fitting(name: str, kind: Any, value: Any) -> Any:
     return value
 
 
-def _module_name(page: str | ModuleType | None) -> str:
-    if not page:
-        raise UsageError(f"name a page first: {', '.join(pages.PAGES)}, or your own module")
-    if isinstance(page, str):
-        return pages.module_of(page)
-    if page.__name__ != "__main__":
-        return page.__name__
-    if page.__spec__ is None:
-        raise UsageError("a page must be a module that workers can import: put it into its own file")
-    return page.__spec__.name
+def _told(config: type[RunConfig]) -> str:
+    return f"{config.__module__}.{config.__qualname__}"
+
+
+def _name(algorithm: str | type[Algorithm] | None) -> str:
+    if not algorithm:
+        raise UsageError(f"name an algorithm first: {', '.join(pages.PAGES)}, or your own")
+    if isinstance(algorithm, str):
+        return pages.module_of(algorithm)
+    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+        return name_of_class(algorithm)
+    raise UsageError(f"{algorithm!r} is no algorithm: give a name, or a class derived from asyncrl.Algorithm")

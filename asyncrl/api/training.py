@@ -16,14 +16,12 @@ from typing import Any
 
 import torch
 
+from asyncrl.algorithm import GRADIENT, IN_STEP, MEMORY, algorithm_of
 from asyncrl.api.narration import conclusion, introduction, what_next
 from asyncrl.api.resume import AUTO, differences, is_finished, is_resumed, load_for_resume, newest, stored_config
 from asyncrl.backends import collective, local, ray, serial, sockets
 from asyncrl.backends.families import stopping_together
 from asyncrl.backends.handles import (
-    GRADIENT,
-    IN_STEP,
-    MEMORY,
     as_one_machine,
     build_handles,
     experience_bytes,
@@ -49,7 +47,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.pages import command_of, short
 from asyncrl.runtime.monitor import Listener, Monitor, Summary
 from asyncrl.runtime.normalize import moments_shape, moments_size
-from asyncrl.runtime.run import Run, RunSpec, initial_parameters, load_page
+from asyncrl.runtime.run import Run, RunSpec, initial_parameters
 from asyncrl.runtime.snapshots import exact_state, flat_parameters, keeps_replay
 from asyncrl.runtime.terminal import View, make_view, say
 from asyncrl.storage import checkpoints
@@ -106,7 +104,7 @@ def settle(page: str, read: Read, resume: str, permission: Permission) -> Settle
 
 
 def _settle(page: str, read: Read, resume: str, permission: Permission) -> Settled:
-    module = load_page(page)
+    module = algorithm_of(page)
     if resume:
         stored = stored_config(page, read_stored(RunFolder.open(Path(resume)).config_file), permission, trains=True)
         config = read(stored, resume)
@@ -143,14 +141,14 @@ def has_nothing_to_do(settled: Settled, resume: str) -> bool:
 
 def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
     """Raise UsageError for settings that do not fit the environment, each other or this system."""
-    if spaces.is_continuous and not load_page(page).TAKES_CONTINUOUS:
+    if spaces.is_continuous and not algorithm_of(page).takes_continuous:
         raise UsageError(f"{config.env_id} has continuous actions; {command_of(page)} chooses between discrete ones")
     if config.backend == "serial" and config.on_worker_error == "restart":
         raise UsageError("--on-worker-error restart is for --backend local: a serial run has no process to replace")
     threads, device = getattr(config, "learner_threads", 1), getattr(config, "learner_device", CPU)
     if config.backend == "serial" and threads > 1:
         raise UsageError("--learner-threads is not for --backend serial, which repeats itself in one thread")
-    if config.statistics == "per-worker" and load_page(page).EXPERIENCE != GRADIENT:
+    if config.statistics == "per-worker" and algorithm_of(page).experience != GRADIENT:
         who = "one learner does" if learners_of(page, config) == 1 else "learners do"
         raise UsageError(f"--statistics per-worker is for workers that learn; in {command_of(page)} {who}")
     if config.overlap:
@@ -173,7 +171,7 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
         _check_device(config, device)
     if config.backend == "ray":
         _check_ray(page, config)
-    if config.simulated_hosts and load_page(page).EXPERIENCE != GRADIENT:
+    if config.simulated_hosts and algorithm_of(page).experience != GRADIENT:
         raise UsageError(f"--simulate-hosts is for methods whose workers learn; in {command_of(page)} a learner does")
     if config.update == "locked" and sys.platform == "win32":
         raise UsageError("--update locked needs a POSIX system")
@@ -181,7 +179,7 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
 
 def _check_overlap(page: str, config: RunConfig) -> None:
     """Raise UsageError for methods in which no process waits for others."""
-    kind = load_page(page).EXPERIENCE
+    kind = algorithm_of(page).experience
     if kind not in (GRADIENT, IN_STEP):
         raise UsageError(f"--overlap is for actors that wait for the learner; those of {command_of(page)} do not")
     if kind == GRADIENT and config.backend != "collective":
@@ -200,7 +198,7 @@ def _check_device(config: RunConfig, device: str) -> None:
 
 def _check_ray(page: str, config: RunConfig) -> None:
     """Raise UsageError for methods and settings that do not run on hosts, or if Ray is not installed."""
-    kind = load_page(page).EXPERIENCE
+    kind = algorithm_of(page).experience
     if kind == MEMORY:
         if keeps_replay(config):
             raise UsageError("--checkpoint-replay is for one machine: the memory of hosts is not saved")
@@ -224,12 +222,12 @@ def _check_ray(page: str, config: RunConfig) -> None:
 
 def _check_collective(page: str, config: RunConfig) -> None:
     """Raise UsageError for methods and settings that ranks in step do not support."""
-    if load_page(page).EXPERIENCE not in (GRADIENT, IN_STEP):
+    if algorithm_of(page).experience not in (GRADIENT, IN_STEP):
         raise UsageError(
             f"{command_of(page)} does not wait for its actors, and the ranks of --backend collective wait for each "
             "other: it runs with --backend local and serial"
         )
-    if config.reduce == "gradients" and load_page(page).EXPERIENCE == GRADIENT:
+    if config.reduce == "gradients" and algorithm_of(page).experience == GRADIENT:
         raise UsageError(f"--reduce says where a learner learns; {command_of(page)} reduces gradients in any case")
     if getattr(config, "learner_threads", 1) > 1:
         raise UsageError("--learner-threads is not for --backend collective: each rank computes in one thread")
@@ -310,7 +308,7 @@ def prepare(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) 
     exact = exact_state(checkpoint, config) if checkpoint and config.backend == "serial" else None
     if checkpoint:
         theta = flat_parameters(checkpoint, layout)
-    own = parcels([*environment.own_names, config.network, getattr(config, "exploration", "")])
+    own = parcels([page, *environment.own_names, config.network, getattr(config, "exploration", "")])
     spec = RunSpec(page, config, environment, spaces, open_folder(page, config), layout, part, exact, parcels=own)
     return Run(spec, build_handles(spec, theta, checkpoint))
 
@@ -321,11 +319,11 @@ def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, para
         sockets.make_place()
     experience = experience_bytes(page, config, spec, spaces)
     available = machine.available_bytes()
-    if load_page(page).EXPERIENCE == MEMORY:
+    if algorithm_of(page).experience == MEMORY:
         steps = config.memory_steps // max(1, replay_hosts_of(config))  # type: ignore[attr-defined]
         demand(machine.check_replay(steps, experience, available))
     check_memory(page, config, spec, spaces, parameters, experience)
-    target = load_page(page).HAS_TARGET
+    target = algorithm_of(page).has_target
     learners = learners_of(page, config)
     workers = config.workers if config.backend == "local" else 0  # ranks may be on other machines
     place = Path(config.resume if is_resumed(config) else config.runs_dir)
@@ -340,7 +338,7 @@ def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, para
 def check_memory(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int, experience: int) -> None:
     """Raise UsageError if there is not enough shared memory for the store of a run with these settings."""
     moments = moments_size(moments_shape(config, spec, spaces))
-    needed = machine.shared_bytes(config, parameters, moments, load_page(page).HAS_TARGET, experience)
+    needed = machine.shared_bytes(config, parameters, moments, algorithm_of(page).has_target, experience)
     demand(machine.check_shared_memory(needed * max(1, config.simulated_hosts)))
 
 

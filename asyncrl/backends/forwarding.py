@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from asyncrl.algorithm import IN_STEP, MEMORY, algorithm_of
 from asyncrl.backends.calls import Answer, Question
 from asyncrl.backends.exchange import ALONE_SECONDS, ANSWER_SECONDS, LAST_SECONDS, PAUSE_SECONDS
-from asyncrl.backends.handles import IN_STEP, MEMORY, replay_hosts_of, rollout_shape
+from asyncrl.backends.handles import replay_hosts_of, rollout_shape
 from asyncrl.backends.reports import Wire
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.credit import Forwarder, Parcel, Taken
@@ -29,7 +30,6 @@ from asyncrl.experience.messages import FIRST, copied
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import Retired
 from asyncrl.runtime.protocols import Counts
-from asyncrl.runtime.run import load_page
 from asyncrl.runtime.silence import Watch
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Forwarding:
         self._rings = cast(Batches, handles.experience).rings
         self._store = cast(Mirror, handles.store)
         self._shape = rollout_shape(spec.page, spec.config, spec.environment, spec.spaces)
-        kind = load_page(spec.page).EXPERIENCE
+        kind = algorithm_of(spec.page).experience
         self._pace, self._poll = (0.0, LOOK_SECONDS) if kind == IN_STEP else (GATHER_SECONDS, GATHER_SECONDS)
         self._theta_seconds = THETA_SECONDS if kind == MEMORY else 0.0
         self._keeper, self._keeper_name = LEARNER_KEEPER, "learner"

@@ -7,6 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
+from asyncrl.algorithm import GRADIENT, IN_STEP, MEMORY, algorithm_of
 from asyncrl.config.replay import ReplayConfig
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.spaces import Spaces
@@ -25,12 +26,10 @@ from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.moments import RunMoments
 from asyncrl.runtime.normalize import make_normalizer, moments_shape, moments_size
 from asyncrl.runtime.protocols import LEARNER, Experience
-from asyncrl.runtime.run import Handles, RunSpec, load_page, state_shapes
+from asyncrl.runtime.run import Handles, RunSpec, state_shapes
 from asyncrl.runtime.snapshots import REPLAY, counts_of, lost_before
 from asyncrl.storage.checkpoints import Checkpoint
 
-GRADIENT, IN_STEP, QUEUE, MEMORY = "gradient", "in step", "queue", "replay"
-"""Values of a page's EXPERIENCE."""
 ON_THE_WAY = 2
 """Several hosts: rollouts of each actor for which there is room on the way to a replay memory."""
 
@@ -57,7 +56,7 @@ def build_shared_handles(
     spec: RunSpec, theta: Tensor, trains: bool = True, steps: int = 0, seconds: float = 0.0, shards: int = 0
 ) -> Handles:
     """What the processes of one machine share; begun as `build_clock` says. `shards`: those that apply gradients."""
-    config, page = spec.config, load_page(spec.page)
+    config, page = spec.config, algorithm_of(spec.page)
     clock = build_clock(spec, steps, seconds)
     lock_file = str(spec.folder.path / "store.lock") if config.update == "locked" else None
     if shards:
@@ -66,7 +65,7 @@ def build_shared_handles(
         store = SharedStore(theta, config.descent, config.workers, clock, lock_file)
     moments = RunMoments(config.workers, moments_size(moments_shape(config, spec.environment, spec.spaces)))
     experience = None
-    if trains and page.EXPERIENCE != GRADIENT:
+    if trains and page.experience != GRADIENT:
         experience = build_experience(spec, clock, moments)
     return Handles(store, clock, moments, experience)
 
@@ -104,7 +103,7 @@ def with_decays_of(config: RunConfig, hosts: int) -> RunConfig:
 
 def learns_on_hosts(page: str, config: RunConfig) -> bool:
     """Whether each of several hosts learns, and theta is in shards between them; else one learner has it."""
-    return load_page(page).EXPERIENCE == GRADIENT or is_bundled(config) or learners_of(page, config) > 1
+    return algorithm_of(page).experience == GRADIENT or is_bundled(config) or learners_of(page, config) > 1
 
 
 def replay_hosts_of(config: RunConfig) -> int:
@@ -127,7 +126,7 @@ def build_host_handles(spec: RunSpec, theta: Tensor, shards: int = 0) -> Handles
     clock = build_clock(spec)
     store = Mirror(theta, spec.config.descent, spec.config.workers, clock)
     moments = RunMoments(spec.config.workers, moments_size(moments_shape(spec.config, spec.environment, spec.spaces)))
-    if load_page(spec.page).EXPERIENCE != MEMORY:
+    if algorithm_of(spec.page).experience != MEMORY:
         return Handles(store, clock, moments, build_experience(spec, clock, moments))
     shape = rollout_shape(spec.page, spec.config, spec.environment, spec.spaces)
     queue = Batches(shape, spec.config.workers, clock, in_step=False, capacity=ON_THE_WAY)
@@ -148,17 +147,17 @@ def build_clock(spec: RunSpec, steps: int = 0, seconds: float = 0.0) -> Clock:
 
 def build_rank_handles(spec: RunSpec, theta: Tensor, rank: int, steps: int = 0, seconds: float = 0.0) -> Handles:
     """What one rank of the collective backend has, the transport still missing; begun as `build_clock` says."""
-    config, page = spec.config, load_page(spec.page)
+    config, page = spec.config, algorithm_of(spec.page)
     clock = build_clock(spec, steps, seconds)
     accord = Accord()
-    reduces = config.reduce == "gradients" and page.EXPERIENCE != GRADIENT
-    overlap = config.overlap and page.EXPERIENCE == GRADIENT
+    reduces = config.reduce == "gradients" and page.experience != GRADIENT
+    overlap = config.overlap and page.experience == GRADIENT
     store = Replicas(
         theta, config.descent, config.workers, rank, clock, accord, config.check_replicas, reduces, overlap
     )
     size = moments_size(moments_shape(config, spec.environment, spec.spaces))
     experience: Gathered | Kept | None = None
-    if page.EXPERIENCE != GRADIENT:
+    if page.experience != GRADIENT:
         shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
         experience = Kept(shape, clock) if reduces else Gathered(shape, config.workers, rank, clock, store, accord)
     return Handles(store, clock, RunMoments(config.workers, size, rank=True), experience, accord)
@@ -176,13 +175,13 @@ def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint) -> None:
 
 def build_experience(spec: RunSpec, clock: Clock, moments: RunMoments) -> Experience:
     """Where rollouts of a run go on their way to a learner."""
-    page, config = load_page(spec.page), spec.config
-    if page.EXPERIENCE == MEMORY:
+    page, config = algorithm_of(spec.page), spec.config
+    if page.experience == MEMORY:
         make = partial(make_normalizer, moments, LEARNER, config, spec.environment, spec.spaces)
         place = (spec.part, *([spec.first_worker] if spec.first_worker else []))
         return Replay(replay_plan(spec.page, config, spec.environment, spec.spaces, place), clock, make)
     shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
-    in_step, length = page.EXPERIENCE == IN_STEP, queue_length(spec.page, config)
+    in_step, length = page.experience == IN_STEP, queue_length(spec.page, config)
     most = 0 if in_step else config.batch_rollouts  # type: ignore[attr-defined]
     return Batches(shape, config.workers, clock, in_step, length, most, config.backend == "serial")
 
@@ -194,7 +193,7 @@ def is_bundled(config: RunConfig) -> bool:
 
 def learners_of(page: str, config: RunConfig) -> int:
     """Number of learner processes, on all hosts."""
-    if load_page(page).EXPERIENCE == GRADIENT or is_bundled(config):
+    if algorithm_of(page).experience == GRADIENT or is_bundled(config):
         return 0
     learners = int(getattr(config, "learners", 1))
     return learners * config.most_hosts if config.backend == "ray" and learners > 1 else learners
@@ -202,7 +201,7 @@ def learners_of(page: str, config: RunConfig) -> int:
 
 def queue_length(page: str, config: RunConfig) -> int:
     """Rollouts of each actor for which there is room on the way to the learner."""
-    if load_page(page).EXPERIENCE == IN_STEP:
+    if algorithm_of(page).experience == IN_STEP:
         return 2 if config.overlap else 1
     return int(config.queue_length)  # type: ignore[attr-defined]
 
@@ -212,7 +211,7 @@ def experience_bytes(page: str, config: RunConfig, environment: EnvSpec, spaces:
 
     Of several replay hosts it is the memory of the first: the others may be on other machines.
     """
-    kind = load_page(page).EXPERIENCE
+    kind = algorithm_of(page).experience
     if kind == GRADIENT or config.backend == "collective":
         return 0
     if kind == MEMORY:
@@ -266,4 +265,4 @@ def rollout_shape(page: str, config: RunConfig, environment: EnvSpec, spaces: Sp
     """What all rollouts of a run have in common."""
     moments = moments_shape(config, environment, spaces)
     state = state_shapes(page, config, spaces)
-    return RolloutShape(config.t_max, config.envs_per_worker, spaces, state, load_page(page).EXTRAS, moments)
+    return RolloutShape(config.t_max, config.envs_per_worker, spaces, state, algorithm_of(page).extras, moments)

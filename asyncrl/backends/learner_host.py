@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from asyncrl.algorithm import MEMORY, algorithm_of
 from asyncrl.backends.calls import Answer, Question
-from asyncrl.backends.handles import MEMORY, as_one_machine, build_shared_handles, replay_hosts_of, rollout_shape
+from asyncrl.backends.handles import as_one_machine, build_shared_handles, replay_hosts_of, rollout_shape
 from asyncrl.backends.local import follow
 from asyncrl.backends.outcome import Outcome, failed
 from asyncrl.backends.remote_replay import RemoteReplay
@@ -41,7 +42,7 @@ from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import BUILDING, FINISH, GO_ON, LEAVE
 from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import LEARNER, Counts, name_of
-from asyncrl.runtime.run import Handles, Run, RunSpec, build_learner, load_page
+from asyncrl.runtime.run import Handles, Run, RunSpec, build_learner
 from asyncrl.runtime.silence import Watch
 from asyncrl.runtime.threads import compute_with
 from asyncrl.storage.run_folder import RunFolder
@@ -67,7 +68,7 @@ class LearnerHost:
         self._scratch = Path(tempfile.mkdtemp(prefix="asyncrl-"))
         whole = as_one_machine(config, config.all_workers)
         self._spec = replace(spec, config=whole, folder=RunFolder(self._scratch))
-        self._samples = load_page(spec.page).EXPERIENCE == MEMORY
+        self._samples = algorithm_of(spec.page).experience == MEMORY
         self._replay_hosts = replay_hosts_of(config)
         self._memories: Wire | None = None
         self._journal = Journal()

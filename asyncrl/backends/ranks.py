@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from asyncrl.algorithm import algorithm_of
 from asyncrl.backends.group import (
     GRACE_SECONDS,
     POLL_SECONDS,
@@ -46,7 +47,7 @@ from asyncrl.parameters.replicas import Replicas
 from asyncrl.runtime.clock import ENDED, RUNNING, Clock
 from asyncrl.runtime.normalize import GROWTH
 from asyncrl.runtime.protocols import Counts
-from asyncrl.runtime.run import Handles, Role, Run, RunSpec, build_learner, build_worker, load_page
+from asyncrl.runtime.run import Handles, Role, Run, RunSpec, build_learner, build_worker
 from asyncrl.runtime.silence import Watch
 from asyncrl.storage.files import plain
 from asyncrl.storage.run_folder import RunFolder
@@ -95,7 +96,7 @@ class Beginning:
 
     def spec(self, page: str, make_spec: MakeSpec) -> RunSpec:
         """The description of the run, for a rank that was started with the command of `page`."""
-        config = from_plain(load_page(page).Config, self.run["config"])
+        config = from_plain(algorithm_of(page).Config, self.run["config"])
         layout = tuple((name, tuple(shape)) for name, shape in self.run["layout"])
         folder = RunFolder(Path(self.run["folder"]))
         spaces = from_plain(Spaces, self.run["spaces"])

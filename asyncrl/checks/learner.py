@@ -17,16 +17,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from asyncrl.backends.handles import IN_STEP
+from asyncrl.algorithm import IN_STEP, algorithm_of
 from asyncrl.checks import learning
 from asyncrl.checks.finding import Finding, judge
 from asyncrl.checks.learning import TOLERANCE, Heard, ListeningStore, Replay, difference, file_of, joined
 from asyncrl.core.losses import Metrics
-from asyncrl.core.rollout import Extras, Minibatch, Rollout, State
+from asyncrl.core.rollout import Extras, Minibatch, Part, Rollout, State
 from asyncrl.runtime.clock import RUNNING
-from asyncrl.runtime.protocols import LEARNER, Agent, Batch, Experience, Learning, Part, Receipt, Store
+from asyncrl.runtime.protocols import LEARNER, Agent, Batch, Experience, Learning, Receipt, Store
 from asyncrl.runtime.replica import Replica
-from asyncrl.runtime.run import Run, build_agent, build_learner, build_worker, load_page
+from asyncrl.runtime.run import Run, build_agent, build_learner, build_worker
 from asyncrl.runtime.shared_memory import shared_zeros
 
 ROUNDS = 3
@@ -324,7 +324,7 @@ def check_order(run: Run, learner: HeardExchange, actors: Sequence[HeardExchange
     batches = zip(learner.versions, learner.newest, strict=True)
     ages = [newest - version for versions, newest in batches for version in versions]
     waits = sum(actor.waits for actor in actors)
-    if load_page(run.spec.page).EXPERIENCE == IN_STEP:
+    if algorithm_of(run.spec.page).experience == IN_STEP:
         turns = len(actors) * ROUNDS  # and as many in which an actor finds no room before the batch is learnt from
         return judge(
             "batches in step are of the newest theta",

@@ -17,10 +17,10 @@ from asyncrl.checks import learner, learning
 from asyncrl.checks.finding import Finding, judge
 from asyncrl.checks.learning import TOLERANCE, difference
 from asyncrl.core.losses import Metrics
-from asyncrl.core.rollout import Rollout, Transitions
+from asyncrl.core.rollout import Part, Rollout, Transitions
 from asyncrl.experience.replay import Replay
 from asyncrl.experience.steps import ACTION_VALUE, LEAST_PRIORITY, STATE_VALUE
-from asyncrl.runtime.protocols import LEARNER, Batch, Part, Receipt
+from asyncrl.runtime.protocols import LEARNER, Batch, Receipt
 from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.run import Run
 

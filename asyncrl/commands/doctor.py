@@ -23,9 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncrl import pages
+from asyncrl.algorithm import GRADIENT, MEMORY, algorithm_of, load
 from asyncrl.api.training import check_together, make_spec, prepare
 from asyncrl.backends.group import RanksLost, first_line, leave
-from asyncrl.backends.handles import GRADIENT, MEMORY, experience_bytes, learners_of
+from asyncrl.backends.handles import experience_bytes, learners_of
 from asyncrl.backends.launch import Launch, launched
 from asyncrl.backends.looking import look
 from asyncrl.backends.processes import start_context
@@ -44,7 +45,7 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import HANG_SECONDS
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.normalize import moments_shape, moments_size
-from asyncrl.runtime.run import Run, initial_parameters, load_page
+from asyncrl.runtime.run import Run, initial_parameters
 from asyncrl.runtime.terminal import shown
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 
@@ -160,7 +161,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Finding]:
     """All findings. Raises UsageError for a page or an environment that cannot be used at all."""
     page = pages.module_of(config.page)
-    pages.load(page)
+    load(page)
     spec = make_spec(RunConfig(env_id=config.env_id, env_kwargs=config.env_kwargs))
     # What it does when it is reset and stepped is for the checks to tell.
     spaces = look(spec, page, HANG_SECONDS, here=False, steps=False)
@@ -179,7 +180,7 @@ def examine(config: Config, page: str, spec: EnvSpec, spaces: Spaces) -> list[Fi
     context = start_context(page)
     with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        if load_page(page).EXPERIENCE != GRADIENT:
+        if algorithm_of(page).experience != GRADIENT:
             found, open_per_child = check_learner(context, page, folder)
         else:
             found, open_per_child = check_learning(context, folder, config.statistics)
@@ -219,7 +220,7 @@ def check_hosts(config: Config, page: str, spec: EnvSpec, spaces: Spaces) -> lis
 def shared_bytes(page: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> int:
     """Bytes of shared memory that the planned run takes on one machine."""
     moments, experience = moments_size(moments_shape(run, spec, spaces)), experience_bytes(page, run, spec, spaces)
-    return machine.shared_bytes(run, parameters, moments, load_page(page).HAS_TARGET, experience)
+    return machine.shared_bytes(run, parameters, moments, algorithm_of(page).has_target, experience)
 
 
 def no_room(error: UsageError) -> Finding:
@@ -237,7 +238,7 @@ def run_config(config: Config, page: str, spaces: Spaces) -> RunConfig:
         "statistics": config.statistics,
         "runs_dir": str(config.runs_dir),
     }
-    module = load_page(page)
+    module = algorithm_of(page)
     return module.Config(**(module.preset("default", spaces) | given))
 
 
@@ -245,7 +246,7 @@ def exercise_run(page: str, folder: Path, **settings: Any) -> Run:
     """A small run of `page` on Chain, below `folder`."""
     spec = make_spec(RunConfig(env_id=EXERCISE["env_id"], env_kwargs=EXERCISE["env_kwargs"]))
     spaces = spec.probe()
-    module = load_page(page)
+    module = algorithm_of(page)
     config = module.Config(**(module.preset("default", spaces) | EXERCISE | {"runs_dir": str(folder)} | settings))
     return prepare(page, config, spec, spaces)
 
@@ -300,19 +301,19 @@ def check_learner(context: BaseContext, page: str, folder: Path) -> tuple[list[F
 
 def participants_of(page: str) -> type[exchange.Participant]:
     """Who takes part in the exchange of a page."""
-    return replay.Participant if load_page(page).EXPERIENCE == MEMORY else exchange.Participant
+    return replay.Participant if algorithm_of(page).experience == MEMORY else exchange.Participant
 
 
 def judge_exchange(run: Run, initial: Any, learner: Any, actors: Sequence[Any]) -> Iterator[Finding]:
     """What was heard of actors and learner."""
-    if load_page(run.spec.page).EXPERIENCE == MEMORY:
+    if algorithm_of(run.spec.page).experience == MEMORY:
         return replay.judge_exchange(run, initial, learner, actors)
     return exchange.judge_exchange(run, initial, learner, actors)
 
 
 def exercise_learner(page: str, folder: Path) -> Run:
     """A small run of a page that has a learner, below `folder`."""
-    fitting = {name: value for name, value in LEARNER_EXERCISE.items() if hasattr(load_page(page).Config, name)}
+    fitting = {name: value for name, value in LEARNER_EXERCISE.items() if hasattr(algorithm_of(page).Config, name)}
     return exercise_run(page, folder, **fitting)
 
 
@@ -329,7 +330,7 @@ def judge_learning(run: Run, initial: Any, heard: Sequence[Heard]) -> list[Findi
 
 def check_room(page: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, open_per_child: int) -> Iterator[Finding]:
     """Memory, file descriptors and disk for the planned run."""
-    target, learners = load_page(page).HAS_TARGET, learners_of(page, run)
+    target, learners = algorithm_of(page).has_target, learners_of(page, run)
     parameters = initial_parameters(page, run, spaces)[0].numel()
     experience = experience_bytes(page, run, spec, spaces)
     yield machine.check_shared_memory(shared_bytes(page, run, spec, spaces, parameters))

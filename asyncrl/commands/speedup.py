@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from asyncrl import pages
+from asyncrl.algorithm import load
 from asyncrl.commands.program import run_command
 from asyncrl.config.commandline import parse
 from asyncrl.core.cores import usable_cores
@@ -171,7 +172,7 @@ def check(config: Config) -> None:
         raise UsageError(f"--ablation {config.ablation} is about one memory, and each rank has its own")
     if config.ablation == "staleness" and config.backend != "serial":
         raise UsageError("--ablation staleness needs --backend serial, whose schedule is given")
-    modules = {algorithm: pages.load(pages.module_of(algorithm)) for algorithm in config.algorithms}
+    modules = {algorithm: load(pages.module_of(algorithm)) for algorithm in config.algorithms}
     without = [algorithm for algorithm, page in modules.items() if not hasattr(page.Config, "exploration")]
     if config.ablation == "exploration" and without:
         raise UsageError(
@@ -183,7 +184,7 @@ def check_algorithms(algorithms: Sequence[str]) -> None:
     """Raise UsageError if one of them is no page, or two would write into the same folders."""
     for algorithm in algorithms:
         try:
-            pages.load(pages.module_of(algorithm))
+            load(pages.module_of(algorithm))
         except UsageError as error:
             raise UsageError(f"--algorithms: {error}") from None
     folders = [pages.short(pages.module_of(algorithm)) for algorithm in set(algorithms)]

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from asyncrl import pages
+from asyncrl.algorithm import load
 from asyncrl.commands.program import run_command
 from asyncrl.commands.speedup import check_algorithms
 from asyncrl.config.commandline import parse
@@ -150,21 +151,19 @@ def make_search(algorithm: str, env_id: str, config: Config, axes: Sequence[Axis
 
 def whole_numbers_of(algorithm: str) -> list[str]:
     """The settings of a method with integer values."""
-    hints = get_type_hints(pages.load(pages.module_of(algorithm)).Config)
+    hints = get_type_hints(load(pages.module_of(algorithm)).Config)
     return [name for name, kind in hints.items() if kind is int]
 
 
 def env_ids_of(algorithm: str, axes: Sequence[Axis]) -> tuple[str, ...]:
     """The environments given by the axes, or the method's default."""
     named = [axis.values for axis in axes if axis.field == "env_id"]
-    return named[0] if named else (pages.load(pages.module_of(algorithm)).Config.env_id,)
+    return named[0] if named else (load(pages.module_of(algorithm)).Config.env_id,)
 
 
 def corners(algorithm: str, env_id: str, axes: Sequence[Axis]) -> list[Trial]:
     """Runs at both ends of all bounds and with every listed value, for the commands to check."""
-    whole = [
-        name for name, kind in get_type_hints(pages.load(pages.module_of(algorithm)).Config).items() if kind is int
-    ]
+    whole = [name for name, kind in get_type_hints(load(pages.module_of(algorithm)).Config).items() if kind is int]
 
     def ends(axis: Axis) -> tuple[str, ...]:
         if axis.field == "env_id":
@@ -246,7 +245,7 @@ def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
 
 def settings_of(algorithm: str) -> dict[str, bool]:
     """The settings of a method, and whether each is only on or off."""
-    fields = dataclasses.fields(pages.load(pages.module_of(algorithm)).Config)
+    fields = dataclasses.fields(load(pages.module_of(algorithm)).Config)
     return {field.name: field.type in (bool, "bool") for field in fields}
 
 
@@ -264,7 +263,7 @@ def make_trial(algorithm: str, point: Point, seed: int, axes: Sequence[Axis]) ->
     """One run. Its name has the settings that vary, and a short hash of all others."""
     switches = [name for name, is_switch in settings_of(algorithm).items() if is_switch]
     settings = {field: value for field, value in point.items() if field != "env_id"}
-    env_id = point.get("env_id") or pages.load(pages.module_of(algorithm)).Config.env_id
+    env_id = point.get("env_id") or load(pages.module_of(algorithm)).Config.env_id
     words = (*words_of(settings, switches), "--seed", str(seed))
     varied = [f"{axis.field}={point[axis.field]}" for axis in axes if axis.varies and axis.field != "env_id"]
     told = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", "-".join([*varied, f"s{seed}"]))[:80]

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from asyncrl import pages
+from asyncrl.algorithm import algorithm_of, load
 from asyncrl.api.training import Settled, carry_out, has_nothing_to_do, make_spec, settle
 from asyncrl.backends import collective, ranks
 from asyncrl.backends.group import leave
@@ -21,7 +21,6 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.pages import command_of
 from asyncrl.runtime.allocation import keep_freed_memory
-from asyncrl.runtime.run import load_page
 from asyncrl.runtime.terminal import say
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 
@@ -40,7 +39,7 @@ def train(page: str, words: Sequence[str]) -> int:
     if "--version" in words:
         say(version())
         return 0
-    pages.load(page)
+    load(page)
     words = understood(words, page)
     if {"-h", "--help"} & set(words):
         show_help(page, words)
@@ -60,7 +59,7 @@ def show_help(page: str, words: Sequence[str]) -> None:
 
     With the page's plain defaults if the words are not right.
     """
-    cls = load_page(page).Config
+    cls = algorithm_of(page).Config
     try:
         default = configure(page, [word for word in words if word not in ("-h", "--help")]).config
     except UsageError:
@@ -107,7 +106,7 @@ def train_here(page: str, words: Sequence[str], meeting: collective.Meeting | No
 
 def configure(page: str, words: Sequence[str]) -> Settled:
     """What the command line says, settled. Raises UsageError."""
-    cls = load_page(page).Config
+    cls = algorithm_of(page).Config
 
     own = [word for word in words if word != TRUST]
 

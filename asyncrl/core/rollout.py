@@ -15,7 +15,7 @@ from torch import Tensor
 State: TypeAlias = tuple[Tensor, ...] | None
 """The recurrent state of E environments, each tensor `[E, ...]`; None for a feed-forward network."""
 Extras: TypeAlias = dict[str, Tensor]
-"""What a page's `act` returns besides the actions, by name, `[E]` each; in a rollout `[T, E]`."""
+"""What an algorithm's `act` returns besides the actions, by name, `[E]` each; in a rollout `[T, E]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +198,8 @@ class Transitions:
         return rewards.clamp_(-clip, clip) if clip else rewards
 
 
+Part: TypeAlias = Rollout | Minibatch | Transitions
+"""What one update is computed from."""
 Experienced = TypeVar("Experienced", bound=Rollout | Transitions)
 
 

@@ -1,4 +1,4 @@
-"""The glossary in code: what a page must offer, and what may be assumed of a backend.
+"""The glossary in code: what a run expects of an agent, and what may be assumed of a backend.
 
 actor-learner, worker
     acts in its own environments, with its own exploration, and learns from its experience.
@@ -8,8 +8,8 @@ theta, theta'
     the shared parameters, and a worker's private copy of them.
 T
     steps made by all workers together; the clock counts them.
-page
-    the module of one algorithm: a Config, an agent, `make_network`, `preset`.
+algorithm
+    a class: settings, a network, how to act, a loss (`asyncrl.algorithm`).
 store
     where the parameters live: `pull` and `push`.
 experience
@@ -24,15 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from asyncrl.config.run_config import RunConfig
 from asyncrl.core.losses import Metrics
-from asyncrl.core.rollout import Extras, Minibatch, Rollout, State, Transitions
-from asyncrl.core.spaces import Spaces
+from asyncrl.core.rollout import Extras, Part, Rollout, State, Transitions
 
 EVALUATOR, LEARNER = -1, -2
 """The numbers of the evaluator and the learner; workers count from 0, further learners are -3, -4, ..."""
@@ -44,10 +42,6 @@ def name_of(who: int) -> str:
         return f"worker-{who:02}"
     names = {EVALUATOR: "evaluator", LEARNER: "learner"}
     return names.get(who, f"learner-{LEARNER - who:02}")
-
-
-Part: TypeAlias = Rollout | Minibatch | Transitions
-"""What one update is computed from."""
 
 
 class Agent(Protocol):
@@ -76,7 +70,7 @@ class Agent(Protocol):
 
 
 class Learning(Agent, Protocol):
-    """The agent of a page whose experience goes to a learner."""
+    """The agent of an algorithm whose experience goes to a learner."""
 
     def passes(self, batch: Any) -> Iterator[Part]:
         """The parts of a batch, in the order of their updates: the batch itself, or epochs of minibatches of it."""
@@ -84,53 +78,10 @@ class Learning(Agent, Protocol):
 
 
 class Prioritising(Learning, Protocol):
-    """The agent of a page whose memory samples by priority."""
+    """The agent of an algorithm whose memory samples by priority."""
 
     errors: Tensor
     """`[B]` detached: the errors of the newest loss's transitions."""
-
-
-class Page(Protocol):
-    """The module of one algorithm.
-
-    A page that learns from whole episodes also has `WHOLE_EPISODES = True`: a rollout is then an episode of each
-    environment, of at most t_max steps (`Rollout.lengths`).
-    """
-
-    Config: type[RunConfig]
-    HAS_TARGET: bool
-    """Whether there is a target network."""
-    TAKES_CONTINUOUS: bool
-    """Whether actions may be vectors."""
-    PRIVATE_COPY: bool
-    """Whether a worker acts with its own copy theta', or on theta itself while others write it."""
-    LOOKS_AHEAD: bool
-    """Whether the loss needs the action after a rollout's last observation (Sarsa)."""
-
-    EXPERIENCE: str
-    """Where rollouts go: into a "gradient" of the worker that made them, "in step" or through a "queue" to a learner,
-    or into a "replay" memory from which it samples."""
-    EXTRAS: tuple[str, ...]
-    """Names of what `act` returns besides the actions."""
-
-    def preset(self, name: str, spaces: Spaces) -> dict[str, Any]:
-        """Settings of preset `name` for such an environment that differ from the Config's defaults."""
-        ...
-
-    def make_network(self, config: Any, spaces: Spaces) -> nn.Module:
-        """A freshly initialised network, from torch's global generator."""
-        ...
-
-    def make_agent(
-        self,
-        config: Any,
-        network: nn.Module,
-        target: nn.Module | None,
-        worker: int,
-        generator: torch.Generator,
-    ) -> Agent:
-        """The agent of a worker, of EVALUATOR or LEARNER. `target` is the network on theta^-."""
-        ...
 
 
 @dataclass(slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +15,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from asyncrl.algorithm import GRADIENT, Who, algorithm_of
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.devices import CPU
 from asyncrl.core.flat import flatten_parameters
 from asyncrl.core.named import Parcel
+from asyncrl.core.rollout import Part
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.rebuilding import Rebuilding
 from asyncrl.envs.spec import Environment, EnvSpec, closed_on_error
@@ -29,7 +30,7 @@ from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.loops import Pending, actor, actor_learner, bundled, learner
 from asyncrl.runtime.moments import RunMoments
 from asyncrl.runtime.normalize import Normalizer, make_normalizer
-from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Agent, Experience, Learning, Page, Part, Store, name_of
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Agent, Experience, Learning, Store, name_of
 from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, GLOBAL_GENERATOR, NETWORK, derive, generator
 from asyncrl.runtime.telemetry import Telemetry
@@ -47,7 +48,7 @@ class RunSpec:
     """The description of a run, or of one part of a resumed run: plain data, no live memory."""
 
     page: str
-    """Module of the algorithm, for example "asyncrl.a3c"."""
+    """Name of the algorithm: its module, for example "asyncrl.a3c", or `module:Class`."""
     config: RunConfig
     environment: EnvSpec
     spaces: Spaces
@@ -98,16 +99,11 @@ class Run:
     handles: Handles
 
 
-def load_page(module: str) -> Page:
-    """The page of that name. Only this function brings pages and runtime together."""
-    return cast(Page, importlib.import_module(module))
-
-
 def initial_parameters(page: str, config: RunConfig, spaces: Spaces) -> tuple[Tensor, Layout]:
     """theta `[P]` at the beginning of a run with this seed, and its layout."""
     with GLOBAL_GENERATOR:
         torch.manual_seed(derive(config.seed, NETWORK))
-        network = load_page(page).make_network(config, spaces)
+        network = algorithm_of(page).make_network(config, spaces)
     layout = tuple((name, tuple(parameter.shape)) for name, parameter in network.named_parameters())
     return flatten_parameters(network), layout
 
@@ -115,29 +111,36 @@ def initial_parameters(page: str, config: RunConfig, spaces: Spaces) -> tuple[Te
 def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
     """An agent and its replica: of a worker, a learner or the evaluator."""
     spec, store = run.spec, run.handles.store
-    page = load_page(spec.page)
+    page = algorithm_of(spec.page)
     with GLOBAL_GENERATOR, torch.device(getattr(spec.config, "learner_device", CPU) if worker <= LEARNER else CPU):
         network = page.make_network(spec.config, spec.spaces)
-        target = page.make_network(spec.config, spec.spaces) if page.HAS_TARGET else None
+        target = page.make_network(spec.config, spec.spaces) if page.has_target else None
     # The only writer of theta may compute on it; so may those whose method is to do so while others write.
     only_writer = worker == LEARNER and len(run.handles.clock.learners) == 1
-    private_copy = worker == EVALUATOR or (page.PRIVATE_COPY and not only_writer)
+    private_copy = worker == EVALUATOR or (page.private_copy and not only_writer)
     # The evaluator says what theta is worth as it stands in the checkpoint.
     precision = "float32" if worker == EVALUATOR else spec.config.precision
     # Who acts and learns with one theta' need not compute everything twice. Whole episodes would be too long to keep.
-    alike = page.PRIVATE_COPY and page.EXPERIENCE == "gradient" and not getattr(page, "WHOLE_EPISODES", False)
+    alike = page.private_copy and page.experience == GRADIENT and not page.whole_episodes
     taped = (spec.config.t_max + 1, spec.config.envs_per_worker) if alike and worker >= 0 else None
     replica = Replica(store, network, target, private_copy, precision, taped)
     random = generator(spec.config.seed, ACTIONS, *spec.stream(worker))
-    return page.make_agent(spec.config, network, target, spec.among_all(worker), random), replica
+    return page(spec.config, network, target, *_role_of(spec.among_all(worker)), random), replica
+
+
+def _role_of(process: int) -> tuple[Who, int]:
+    """Who a process of a run is, and the number among all of that role."""
+    if process == EVALUATOR:
+        return "evaluator", 0
+    return ("worker", process) if process >= 0 else ("learner", LEARNER - process)
 
 
 @functools.lru_cache(maxsize=1)  # it takes a network, and a run asks for it twice before it begins
 def state_shapes(page: str, config: RunConfig, spaces: Spaces) -> tuple[tuple[int, ...], ...]:
     """Shapes of the recurrent state's tensors for one environment; none for a feed-forward network."""
-    module = load_page(page)
+    module = algorithm_of(page)
     with GLOBAL_GENERATOR:
-        agent = module.make_agent(config, module.make_network(config, spaces), None, 0, torch.Generator())
+        agent = module(config, module.make_network(config, spaces), None, "worker", 0, torch.Generator())
     return tuple(tuple(part.shape[1:]) for part in agent.initial_state(1) or ())
 
 
@@ -214,7 +217,7 @@ def build_worker(
     records are written elsewhere.
     """
     spec, handles = run.spec, run.handles
-    config, page = spec.config, load_page(spec.page)
+    config, page = spec.config, algorithm_of(spec.page)
     agent, replica = make_agent(run, worker)
     before = running_threads()
     writer = make_writer(spec.folder.worker_file(worker))
@@ -229,10 +232,10 @@ def build_worker(
             config.t_max,
             config.gamma,
             handles.clock,
-            look_ahead=page.LOOKS_AHEAD,
-            extras=page.EXTRAS,
+            look_ahead=page.looks_ahead,
+            extras=page.extras,
             normalizer=build_normalizer(run, worker),
-            whole_episodes=getattr(page, "WHOLE_EPISODES", False),
+            whole_episodes=page.whole_episodes,
             beat=handles.clock.pulse(worker),
         )
     threads = running_threads() - before
@@ -240,7 +243,7 @@ def build_worker(
     # Where nobody else learns from what actors put, each does so itself, and acts and learns with one theta'.
     learns_too = handles.experience is not None and not handles.clock.learners
     telemetry = Telemetry(
-        worker, handles.clock, writer, config.record_interval_seconds, collector, page.PRIVATE_COPY,
+        worker, handles.clock, writer, config.record_interval_seconds, collector, page.private_copy,
         partial(dump_culprit, spec.folder.culprit_file(name_of(worker)), agent),
         handles.accord.spent if handles.accord is not None and config.reduce == "experience" else None, learns_too,
     )  # fmt: skip
@@ -249,7 +252,7 @@ def build_worker(
         if learns_too:
             loop = bundled(loop, learning_loop(run, worker, agent, replica, writer))
         return Role(loop, agent, writer, collector)
-    pending = Pending(torch.empty_like(replica.theta), page.PRIVATE_COPY)
+    pending = Pending(torch.empty_like(replica.theta), page.private_copy)
     loop = actor_learner(worker, agent, replica, collector, handles.store, handles.clock, telemetry, pending)
     return Role(loop, agent, writer, collector, pending)
 

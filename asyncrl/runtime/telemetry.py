@@ -11,9 +11,10 @@ from torch import Tensor
 
 from asyncrl.core.errors import NotFinite
 from asyncrl.core.losses import Metrics
+from asyncrl.core.rollout import Part
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.protocols import NOT_FINITE, OUTLIER, STALE, UNDER_WAY, Batch, Counts, Part, Receipt, name_of
+from asyncrl.runtime.protocols import NOT_FINITE, OUTLIER, STALE, UNDER_WAY, Batch, Counts, Receipt, name_of
 from asyncrl.storage.records import Rows
 
 MOST_DROPPED = 10

@@ -51,7 +51,7 @@ class Permission:
         """The modules that the call names, other than asyncrl's own algorithms."""
         given = {name: text for name, text in self.given.items() if isinstance(text, str)}
         code = {text.partition(":")[0] for name, text in given.items() if name in CODE and ":" in text}
-        return code | ({given.get("page", "")} - OWN_PAGES)
+        return code | ({given.get("page", "").partition(":")[0]} - OWN_PAGES)
 
 
 NONE_GIVEN = Permission()
@@ -72,8 +72,10 @@ class Stored:
     """Whether this user has written it on this machine."""
 
     def usable_page(self, permission: Permission) -> str:
-        """The module of the page, which may be imported. Raises UsageError."""
+        """The name of the algorithm, which may be imported. Raises UsageError."""
         page = module_of(self.page)
+        if page.startswith("__main__:"):
+            return known_here(page, self.program)
         self._require_trust([] if page in OWN_PAGES else [("page", page)], permission)
         return page
 

@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from asyncrl.algorithm import algorithm_of
 from asyncrl import a3c, apex
 from asyncrl.backends.handles import experience_bytes
 from asyncrl.backends.processes import start_context
@@ -41,7 +42,7 @@ from asyncrl.experience.steps import Steps
 from asyncrl.parameters import shared
 from asyncrl.runtime import collect, loops, replica
 from asyncrl.runtime.protocols import Receipt, Update
-from asyncrl.runtime.run import Run, load_page
+from asyncrl.runtime.run import Run
 from asyncrl.storage.records import RecordWriter
 from tests.support import free_port, make_run
 
@@ -419,7 +420,7 @@ class TestLearner:
         self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch, page: str
     ) -> None:
         """One that acting tells a little too high."""
-        agent = load_page(f"asyncrl.{page}").make_agent
+        agent = algorithm_of(f"asyncrl.{page}").make_agent
         act = agent.act
 
         def boasting(self: Any, *words: Any) -> Any:

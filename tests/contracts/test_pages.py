@@ -51,7 +51,7 @@ def build(page_name: str, spaces: Spaces, settings: dict[str, Any], worker: int 
     config = page.Config(**(page.preset("default", spaces) | settings))
     torch.manual_seed(0)
     network = page.make_network(config, spaces)
-    target = page.make_network(config, spaces) if page.HAS_TARGET else None
+    target = page.make_network(config, spaces) if page.has_target else None
     return page.make_agent(config, network, target, worker, torch.Generator().manual_seed(1))
 
 
@@ -132,7 +132,7 @@ def test_actions_fit_the_environment(page: str, spaces: Spaces, settings: dict[s
             assert actions.dtype == torch.int64
             assert 0 <= int(actions.min()) <= int(actions.max()) < spaces.actions
         assert (state is None) == ("lstm_cells" not in settings)
-        assert tuple(extras) == importlib.import_module(f"asyncrl.{page}").EXTRAS
+        assert tuple(extras) == importlib.import_module(f"asyncrl.{page}").extras
         assert all(values.shape == (environments,) for values in extras.values())
 
 
