@@ -178,7 +178,7 @@ class ActionValueMethod(Algorithm):
         self, config: Any, network: Any, target: Any, who: Who, number: int, generator: torch.Generator
     ) -> None:
         super().__init__(config, network, target, who, number, generator)
-        self.policy = config.exploration_of(who == "worker", number)
+        self.policy = config.exploration_of(number if who == "worker" else None)
         self.exploration = self.policy.facts()
 
     @classmethod

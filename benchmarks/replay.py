@@ -59,9 +59,9 @@ class Rates(NamedTuple):
 def make_run(folder: Path, env_id: str, **settings: Any) -> Run:
     """A run of Ape-X with its memory, which is empty; nothing in it waits for the replay ratio."""
     fixed = {"env_id": env_id, "total_steps": 2**50, "replay_ratio": 1e6, "warmup_steps": 1, "workers": 4}
-    environment = make_spec(apex.Config(env_id=env_id))
+    environment = make_spec(apex.ApeX.Config(env_id=env_id))
     spaces = environment.probe()
-    config = apex.Config(**(apex.preset("default", spaces) | fixed | settings))
+    config = apex.ApeX.Config(**(apex.ApeX.preset("default", spaces) | fixed | settings))
     theta, layout = initial_parameters("asyncrl.apex", config, spaces)
     run_folder = RunFolder.create(folder, "apex", env_id, str(time.time_ns()))
     spec = RunSpec("asyncrl.apex", config, environment, spaces, run_folder, layout)
@@ -153,7 +153,7 @@ def main(words: Sequence[str] | None = None) -> None:
     print("|---|--:|---|--:|--:|--:|--:|--:|")
     for env_id in options.env_ids:
         for minibatch in options.minibatches:
-            drawn = {"equally often": 0.0, "by priority": apex.Config.priority_exponent}
+            drawn = {"equally often": 0.0, "by priority": apex.ApeX.Config.priority_exponent}
             rates: dict[str, list[Rates]] = {name: [] for name in drawn}
             with tempfile.TemporaryDirectory() as folder:
                 for _ in range(options.repeats):

@@ -69,15 +69,16 @@ class FixedAgent:
 
 
 def make_run(folder: Path, page: str = "a3c", **settings: Any) -> Run:
-    """A run of a page (its name, or its module) on Catch, with its handles, ready to begin."""
-    module = algorithm_of(page if "." in page else f"asyncrl.{page}")
+    """A run of an algorithm (its name, or its module) on Catch, with its handles, ready to begin."""
+    name = page if "." in page else f"asyncrl.{page}"
+    algorithm = algorithm_of(name)
     defaults = {"env_id": "Catch", "workers": 2, "total_steps": 2000, "backend": "serial", "quiet": True}
-    config = module.Config(**(module.preset("default", COUNTING) | defaults | settings))
+    config = algorithm.Config(**(algorithm.preset("default", COUNTING) | defaults | settings))
     environment = EnvSpec(config.env_id)
     spaces = environment.probe()
-    theta, layout = initial_parameters(module.__name__, config, spaces)
+    theta, layout = initial_parameters(name, config, spaces)
     run_folder = RunFolder.create(folder, page, config.env_id, "test")
-    spec = RunSpec(module.__name__, config, environment, spaces, run_folder, layout)
+    spec = RunSpec(name, config, environment, spaces, run_folder, layout)
     return Run(spec, build_handles(spec, theta))
 
 

@@ -240,8 +240,8 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
         ("a3c", {"workers": 0}, "--workers must be at least 1"),
         ("a3c", {"backend": "seriel"}, "backend takes local, serial, collective, ray, got 'seriel'"),
         ("a3c", {"hidden_sizes": 64}, "hidden_sizes takes several values, got 64"),
-        ("a3c", {"config": asyncrl.a3c.Config(), "workers": 2}, "not both"),
-        ("a3c", {"config": asyncrl.ppo.Config()}, "asyncrl.a3c takes a asyncrl"),
+        ("a3c", {"config": asyncrl.a3c.A3C.Config(), "workers": 2}, "not both"),
+        ("a3c", {"config": asyncrl.ppo.PPO.Config()}, "asyncrl.a3c takes a asyncrl"),
         ("one_step_q", {"env_id": "Pendulum-v1"}, "asyncrl one_step_q chooses between discrete ones"),
         (None, {"workers": 2}, "name a page first: a3c, "),
         ("a3c", {"config": "nowhere.toml"}, "--config nowhere.toml cannot be read: No such file or directory"),
@@ -275,7 +275,7 @@ def test_settings_are_taken_as_a_program_has_them(tmp_path: Path) -> None:
 
 def test_a_configuration_is_taken_as_it_is(tmp_path: Path) -> None:
     """No preset changes it."""
-    config = asyncrl.a3c.Config(env_id="Catch", **TINY, runs_dir=str(tmp_path), envs_per_worker=3)
+    config = asyncrl.a3c.A3C.Config(env_id="Catch", **TINY, runs_dir=str(tmp_path), envs_per_worker=3)
     run = asyncrl.train("a3c", config=config)
 
     assert '"envs_per_worker": 3' in (run.path / "config.json").read_text()
@@ -538,7 +538,7 @@ for backend in "local", "serial":
     run = asyncrl.train(
         "one_step_q", env_id=Lamps, workers=2, total_steps=2000, backend=backend, run_name=backend,
         network=lambda shape: torch.nn.Sequential(torch.nn.Linear(shape[0], width), torch.nn.Tanh()),
-        exploration=lambda config, worker: asyncrl.one_step_q.Config().exploration_of(worker),
+        exploration=lambda config, worker: asyncrl.one_step_q.OneStepQ.Config().exploration_of(worker),
     )
     print(run.state, (torch.get_num_threads(), torch.get_num_interop_threads()) == before)
     action, _ = asyncrl.load(run).act(np.zeros(4, np.float32))

@@ -16,9 +16,9 @@ from urllib.parse import unquote
 
 import pytest
 
+from asyncrl.algorithm import load
 from asyncrl.commands import doctor, evaluate, export, plot, race, report, speedup, sweep, watch
 from asyncrl.config.commandline import parse
-from asyncrl.algorithm import load
 from asyncrl.pages import PAGES, module_of
 
 ROOT = Path(__file__).parent.parent

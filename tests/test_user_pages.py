@@ -15,10 +15,10 @@ from typing import TypeAlias
 import pytest
 
 from asyncrl import pages
-from asyncrl.algorithm import load
 from asyncrl.__main__ import main
+from asyncrl.algorithm import GRADIENT, IN_STEP, MEMORY, QUEUE, load, name_of_class
 from asyncrl.core.errors import UsageError
-from asyncrl.pages import EXPERIENCE, GRADIENT_PAGES, PAGES
+from asyncrl.pages import GRADIENT_PAGES, PAGES
 from tests.support import evaluations_of, status_of, the_run
 
 Refused: TypeAlias = Callable[..., str]
@@ -27,30 +27,23 @@ PAGE = '''"""The policy gradient without a baseline, on A3C's network."""
 
 from dataclasses import dataclass
 
-from asyncrl import a3c
-from asyncrl.a3c import make_network, preset
-
-HAS_TARGET, TAKES_CONTINUOUS, PRIVATE_COPY, LOOKS_AHEAD = False, True, True, False
-EXPERIENCE, EXTRAS = "gradient", ()
+from asyncrl.a3c import A3C
 
 
-@dataclass(frozen=True)
-class Config(a3c.Config):
-    """My own page."""
-
-    scale: float = 1.0
-    """Factor of the loss."""
-
-
-class Scaled(a3c.A3C):
+class Scaled(A3C):
     """A3C with another loss."""
+
+    @dataclass(frozen=True)
+    class Config(A3C.Config):
+        """My own algorithm."""
+
+        scale: float = 1.0
+        """Factor of the loss."""
 
     def loss(self, rollout):
         loss, metrics = super().loss(rollout)
         return self.config.scale * loss, metrics
 
-
-make_agent = Scaled
 
 if __name__ == "__main__":
     from asyncrl.commands.train import main
@@ -191,11 +184,11 @@ def test_two_pages_whose_runs_would_share_a_folder_are_refused(home: Path, refus
 @pytest.mark.parametrize(
     ("page", "line"),
     [
-        ("my_package.none", "asyncrl train my_package.none: error: there is no page 'my_package.none'"),
-        ("none.my_page", "there is no page"),
-        ("../my_page", "there is no page"),
-        ("my_package.other", "my_package.other is no page: it uses nothing of asyncrl"),
-        ("asyncrl.core.losses", "asyncrl.core.losses is no page: it lacks Config, preset, make_network, make_agent"),
+        ("my_package.none", "asyncrl train my_package.none: error: there is no algorithm 'my_package.none'"),
+        ("none.my_page", "there is no algorithm"),
+        ("../my_page", "there is no algorithm"),
+        ("my_package.other", "my_package.other has no algorithm: it uses nothing of asyncrl"),
+        ("asyncrl.core.losses", "asyncrl.core.losses has no algorithm: no class of its own"),
         ("--workers", "name a page first"),
     ],
 )
@@ -216,27 +209,41 @@ def test_a_run_of_a_page_that_is_not_here_cannot_be_evaluated(home: Path, run: P
     """The line names the module; from another folder it is not importable."""
     line = refuses(tmp_path, "asyncrl", "evaluate", str(run))
 
-    assert "is a run of 'my_package.my_page', which cannot be used: there is no page" in line
+    assert "is a run of 'my_package.my_page', which cannot be used: there is no algorithm" in line
 
 
-def test_there_is_one_list_of_the_packages_own_pages() -> None:
-    """All of them are pages, and the gradient methods are those that say so."""
-    modules = {name: load(pages.module_of(name)) for name in PAGES}
+def test_the_packages_own_algorithms_are_found_by_looking() -> None:
+    """Each module that is a command; the gradient methods are those that say so."""
+    algorithms = {name: load(pages.module_of(name)) for name in PAGES}
 
-    gradient = [name for name, page in modules.items() if page.experience == "gradient"]
-    assert gradient == [*GRADIENT_PAGES, "reinforce"]
-    assert {page.experience for page in modules.values()} == set(EXPERIENCE)
-    assert [pages.name_of(page.__name__) for page in modules.values()] == list(PAGES)
+    gradient = {name for name, algorithm in algorithms.items() if algorithm.experience == GRADIENT}
+    assert gradient == {*GRADIENT_PAGES, "reinforce"}
+    assert {algorithm.experience for algorithm in algorithms.values()} == {GRADIENT, IN_STEP, QUEUE, MEMORY}
+    assert [pages.name_of(name_of_class(algorithm)) for algorithm in algorithms.values()] == list(PAGES)
 
 
-def test_a_page_that_lacks_something_is_told_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name; and a place for experience that does not exist."""
-    (tmp_path / "lacking_page.py").write_text(PAGE.replace("make_agent = Scaled", ""))
-    (tmp_path / "lost_page.py").write_text(PAGE.replace('"gradient"', '"nowhere"'))
+OWN = """
+from asyncrl.a3c import A3C
+
+class First(A3C):
+    experience = "nowhere"
+
+class Second(A3C):
+    pass
+"""
+
+
+def test_an_algorithm_is_named_by_its_module_or_by_its_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module with two needs the class's name; a place for experience that does not exist is told."""
+    (tmp_path / "two_of_mine.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
 
-    with pytest.raises(UsageError, match=r"lacking_page is no page: it lacks make_agent$"):
-        load("lacking_page")
-    with pytest.raises(UsageError, match="EXPERIENCE is 'gradient', 'in step', 'queue', 'replay', not 'nowhere'"):
-        load("lost_page")
+    with pytest.raises(UsageError, match=r"several algorithms: two_of_mine:First, two_of_mine:Second$"):
+        load("two_of_mine")
+    with pytest.raises(UsageError, match="experience is 'gradient', 'in step', 'queue', 'replay', not 'nowhere'"):
+        load("two_of_mine:First")
+    second = load("two_of_mine:Second")
+    assert (second.__name__, name_of_class(second)) == ("Second", "two_of_mine:Second")
+    with pytest.raises(UsageError, match="the module two_of_mine has no Missing"):
+        load("two_of_mine:Missing")

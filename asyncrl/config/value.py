@@ -63,9 +63,9 @@ class ActionValueConfig(RunConfig):
         if self.exploration == "drawn" and len(weights) != len(self.epsilons):
             raise UsageError("--epsilons and --epsilon-probabilities must have the same length")
 
-    def exploration_of(self, acts: bool, worker: int) -> Exploration:
-        """How a worker explores that acts; otherwise how the evaluator does."""
-        if not acts:
+    def exploration_of(self, worker: int | None) -> Exploration:
+        """How a worker explores; None: the evaluator."""
+        if worker is None:
             return EpsilonGreedy(0.0 if self.evaluation_policy == "greedy" else self.evaluation_epsilon)
         if is_name(self.exploration):
             with user_code(f"--exploration {self.exploration}"):

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.a3c import Config as A3CConfig
+from asyncrl.a3c import A3C
 from asyncrl.backends.handles import as_one_host, learners_of
 from asyncrl.backends.host import Beginning, Host
 from asyncrl.backends.reports import KINDS, LEFT, Seen
-from asyncrl.impala import Config as ImpalaConfig
+from asyncrl.impala import Impala
 from asyncrl.parameters.shards import Account, Answer, Call, Ledger, Shard, State, beginning, slices
 from asyncrl.runtime.clock import ENDED, FINISH, GO_ON, READY
 from asyncrl.runtime.run import Run
@@ -42,11 +42,11 @@ class DirectWire:
 def test_the_optimiser_of_a_host_remembers_as_many_updates_of_the_run() -> None:
     """It sees one update in so many. Unknown with `--hosts auto`; a learner sees all of them."""
     settings = {"backend": "ray", "optimizer_momentum": 0.9, "optimizer_decay": 0.99}
-    on_two, on_some = (as_one_host("asyncrl.a3c", A3CConfig(hosts=hosts, **settings)) for hosts in (2, "auto"))
+    on_two, on_some = (as_one_host("asyncrl.a3c", A3C.Config(hosts=hosts, **settings)) for hosts in (2, "auto"))
 
     assert (on_two.optimizer_momentum, on_two.optimizer_decay) == (pytest.approx(0.81), pytest.approx(0.9801))
     assert (on_some.optimizer_momentum, on_some.optimizer_decay) == (0.9, 0.99)
-    assert as_one_host("asyncrl.impala", ImpalaConfig(hosts=2, **settings)).optimizer_momentum == 0.9
+    assert as_one_host("asyncrl.impala", Impala.Config(hosts=2, **settings)).optimizer_momentum == 0.9
 
 
 def shards_of(run: Run, count: int, hosts: int) -> list[Shard]:

@@ -289,8 +289,6 @@ def test_a_learner_that_is_stopped_is_replaced_like_a_dead_one(tmp_path: Path) -
 HANGING = """
 import os, pathlib, time
 from asyncrl import impala
-from asyncrl.impala import *
-from asyncrl.impala import Config, preset
 
 class Hanging(impala.Impala):
     def loss(self, rollout):
@@ -299,8 +297,6 @@ class Hanging(impala.Impala):
             mark.unlink()
             time.sleep(10_000)
         return super().loss(rollout)
-
-make_agent = Hanging
 """
 """IMPALA whose learner hangs where it finds a file."""
 

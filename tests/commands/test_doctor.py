@@ -20,8 +20,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.algorithm import algorithm_of
 from asyncrl import a3c, apex
+from asyncrl.algorithm import algorithm_of
 from asyncrl.backends.handles import experience_bytes
 from asyncrl.backends.processes import start_context
 from asyncrl.checks import environment, group, learning, machine
@@ -420,7 +420,7 @@ class TestLearner:
         self, verdicts: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch, page: str
     ) -> None:
         """One that acting tells a little too high."""
-        agent = algorithm_of(f"asyncrl.{page}").make_agent
+        agent = algorithm_of(f"asyncrl.{page}")
         act = agent.act
 
         def boasting(self: Any, *words: Any) -> Any:

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 
 from asyncrl.__main__ import main as asyncrl
+from asyncrl.algorithm import algorithm_of
 from asyncrl.api.training import parse_argument
 from asyncrl.backends import local, serial
 from asyncrl.backends.outcome import failed
@@ -80,7 +80,7 @@ def refuse(
 
 def config_of(page: str) -> type[RunConfig]:
     """The page's Config."""
-    config: type[RunConfig] = import_module(f"asyncrl.{page}").Config
+    config: type[RunConfig] = algorithm_of(f"asyncrl.{page}").Config
     return config
 
 

@@ -26,8 +26,10 @@ pathlib.Path("imported").touch()
 import gymnasium
 from torch import nn
 from asyncrl.envs.toy import Catch
-from asyncrl.a3c import *  # a page
-HAS_TARGET, TAKES_CONTINUOUS, PRIVATE_COPY, LOOKS_AHEAD, EXPERIENCE, EXTRAS = False, True, True, False, "gradient", ()
+from asyncrl.a3c import A3C
+
+class Mine(A3C):
+    pass
 
 def make(**_):
     pathlib.Path("called").touch()

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from asyncrl.algorithm import algorithm_of
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.spaces import Spaces
 
@@ -28,7 +28,7 @@ KINDS = {
 
 def settings_of(page: str, preset: str, spaces: Spaces) -> dict[str, Any]:
     """All settings of a page but the number of workers where that is the machine's, as config.json has them."""
-    module = import_module(f"asyncrl.{page}")
+    module = algorithm_of(f"asyncrl.{page}")
     chosen = module.preset(preset, spaces) | {"preset": preset}
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(module.Config(**chosen))))
     if "workers" not in chosen:
@@ -47,7 +47,7 @@ def table() -> dict[str, Any]:
     del shared["workers"]
     kept: dict[str, Any] = {"all": shared}
     for page in PAGES:
-        own = json.loads(json.dumps(dataclasses.asdict(import_module(f"asyncrl.{page}").Config())))
+        own = json.loads(json.dumps(dataclasses.asdict(algorithm_of(f"asyncrl.{page}").Config())))
         del own["workers"]
         kept[page] = {"defaults": changes(shared, own)} | {
             f"{preset} {kind}": changes(own, settings_of(page, preset, spaces))

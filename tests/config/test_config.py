@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import pytest
 
+from asyncrl.algorithm import algorithm_of
 from asyncrl.config.run_config import RunConfig, from_plain, to_plain
 from asyncrl.core.errors import UsageError
 
@@ -73,7 +73,7 @@ def test_an_impossible_value_is_refused_with_its_flag(fields: dict[str, Any], me
 )
 def test_whose_the_statistics_are(page: str, fields: dict[str, Any], own: bool) -> None:
     """By default all workers', but momentum is each worker's own, as in the paper, where they share a memory."""
-    config = import_module(f"asyncrl.{page}").Config(**fields)
+    config = algorithm_of(f"asyncrl.{page}").Config(**fields)
 
     assert config.per_worker_statistics is own
     assert config.descent.per_worker_statistics is own

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from importlib import import_module
 from typing import Any
 
 import pytest
 
+from asyncrl.algorithm import algorithm_of
 from asyncrl.config import groups
 from asyncrl.config.commandline import COMMON, GROUPS, MOST_USED, parse
 from asyncrl.config.groups import default_workers
@@ -57,7 +57,7 @@ def boxes(page: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     """What the help of a page says, by the titles of its boxes in their order."""
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
-        parse(import_module(f"asyncrl.{page}").Config, ["--help"], f"asyncrl {page}")
+        parse(algorithm_of(f"asyncrl.{page}").Config, ["--help"], f"asyncrl {page}")
     _, *parts = re.split(r"╭─ (.*?)options ─+╮", capfd.readouterr().out)
     return {title.strip(): text for title, text in zip(parts[::2], parts[1::2], strict=True)}
 
@@ -65,7 +65,7 @@ def boxes(page: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_has_the_settings_it_had(page: str) -> None:
     """None is lost and none renamed when they move between groups."""
-    config = import_module(f"asyncrl.{page}").Config
+    config = algorithm_of(f"asyncrl.{page}").Config
 
     assert set(to_plain(config())) == {*FLAGS.split(), *OWN[page].split()}
 
@@ -141,5 +141,5 @@ def test_the_paper_s_number_of_workers_is_no_machine_s(
     """It is part of the method's settings there."""
     monkeypatch.setattr(groups, "usable_cores", lambda: [0])
 
-    settings: dict[str, Any] = import_module(f"asyncrl.{page}").preset("paper", KINDS[kind])
-    assert import_module(f"asyncrl.{page}").Config(**settings).workers == workers
+    settings: dict[str, Any] = algorithm_of(f"asyncrl.{page}").preset("paper", KINDS[kind])
+    assert algorithm_of(f"asyncrl.{page}").Config(**settings).workers == workers

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from typing import Any
 
 import pytest
 
+from asyncrl.a3c import A3C
+from asyncrl.algorithm import algorithm_of
 from asyncrl.core.exploration import EpsilonGreedy
-from asyncrl.presets import TABLES, preset_of
+from asyncrl.gorila import Gorila
 from tests.config.settings import FILE, KINDS, PAGES, PRESETS, changes, settings_of
 
 KEPT: dict[str, Any] = json.loads(FILE.read_text())
@@ -26,23 +27,22 @@ def test_all_settings_are_the_ones_that_were_kept(page: str, preset: str, kind: 
     assert changes(settings_of(page, preset, KINDS[kind]), expected) == {}
 
 
-def test_every_page_has_a_table_for_every_preset_and_kind() -> None:
-    """And nobody else."""
-    assert {page: {name: set(kinds) for name, kinds in tables.items()} for page, tables in TABLES.items()} == {
-        page: {name: set(KINDS) for name in PRESETS} for page in PAGES
-    }
+@pytest.mark.parametrize("page", PAGES)
+def test_every_algorithm_has_a_table_for_every_preset_and_kind(page: str) -> None:
+    """And no other."""
+    tables = algorithm_of(f"asyncrl.{page}").presets
+    assert {name: set(kinds) for name, kinds in tables.items()} == {name: set(KINDS) for name in PRESETS}
 
 
 def test_gorilas_paper_is_evaluated_with_its_epsilon() -> None:
     """0.05, by an evaluator that does not act greedily."""
-    gorila = import_module("asyncrl.gorila")
-    config = gorila.Config(**gorila.preset("paper", KINDS["atari"]))
+    config = Gorila.Config(**Gorila.preset("paper", KINDS["atari"]))
 
-    assert config.exploration_of(-1) == EpsilonGreedy(0.05)
+    assert config.exploration_of(None) == EpsilonGreedy(0.05)
 
 
 def test_a_preset_is_a_copy() -> None:
     """Who changes what was handed out changes no table."""
-    preset_of("a3c", "default", KINDS["atari"])["reward_clip"] = 7.0
+    A3C.preset("default", KINDS["atari"])["reward_clip"] = 7.0
 
-    assert import_module("asyncrl.a3c").preset("default", KINDS["atari"])["reward_clip"] == 1.0
+    assert A3C.preset("default", KINDS["atari"])["reward_clip"] == 1.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.a3c import Config
+from asyncrl.a3c import A3C
 from asyncrl.config import groups
 from asyncrl.config.commandline import parse
 from asyncrl.config.run_config import to_plain
@@ -15,9 +15,9 @@ from asyncrl.config.words import understood
 from asyncrl.core.errors import UsageError
 
 
-def config_of(*words: str) -> Config:
+def config_of(*words: str) -> A3C.Config:
     """What a command makes of its words."""
-    return parse(Config, words, "asyncrl a3c")
+    return parse(A3C.Config, words, "asyncrl a3c")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_cannot_be_understood_is_one_line(words: str, line: str) -> None:
 
 def test_a_run_is_repeated_by_its_config_json(tmp_path: Path) -> None:
     """All that was set, but for where it lies; the command line counts more, wherever it names the file."""
-    first = Config(
+    first = A3C.Config(
         env_id="Catch", workers=3, hidden_sizes=(8, 4), life_loss=False, anneal_learning_rate=False, stop_at_score=None,
         seed=7, run_name="first", runs_dir="elsewhere", quiet=True, resume="auto", env_kwargs=("a=1",),
     )  # fmt: skip

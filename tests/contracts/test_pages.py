@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 
 from asyncrl import pages
+from asyncrl.algorithm import Who, algorithm_of
 from asyncrl.commands.train import main
 from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.rollout import Rollout, Transitions
@@ -46,13 +46,13 @@ def name_of(case: Any) -> str:
     return str(case)
 
 
-def build(page_name: str, spaces: Spaces, settings: dict[str, Any], worker: int = 0) -> Any:
-    page = importlib.import_module(f"asyncrl.{page_name}")
+def build(page_name: str, spaces: Spaces, settings: dict[str, Any], who: Who = "worker") -> Any:
+    page = algorithm_of(f"asyncrl.{page_name}")
     config = page.Config(**(page.preset("default", spaces) | settings))
     torch.manual_seed(0)
     network = page.make_network(config, spaces)
     target = page.make_network(config, spaces) if page.has_target else None
-    return page.make_agent(config, network, target, worker, torch.Generator().manual_seed(1))
+    return page(config, network, target, who, 0, torch.Generator().manual_seed(1))
 
 
 def observations_of(spaces: Spaces, *leading: int) -> torch.Tensor:
@@ -117,9 +117,9 @@ def rollout_of(agent: Any, spaces: Spaces, steps: int, environments: int) -> Rol
 @pytest.mark.parametrize(("page", "spaces", "settings"), CASES, ids=name_of)
 @pytest.mark.parametrize("environments", [1, 3])
 def test_actions_fit_the_environment(page: str, spaces: Spaces, settings: dict[str, Any], environments: int) -> None:
-    """One per environment, of the right type, within the action set; for workers and the evaluator."""
-    for worker in (0, -1):
-        agent = build(page, spaces, settings, worker)
+    """One per environment, of the right type, within the action set; for all who act."""
+    for who in get_args(Who):
+        agent = build(page, spaces, settings, who)
 
         observations, initial = observations_of(spaces, environments), agent.initial_state(environments)
         actions, state, extras = agent.act(observations, initial, 10**9)
@@ -132,7 +132,7 @@ def test_actions_fit_the_environment(page: str, spaces: Spaces, settings: dict[s
             assert actions.dtype == torch.int64
             assert 0 <= int(actions.min()) <= int(actions.max()) < spaces.actions
         assert (state is None) == ("lstm_cells" not in settings)
-        assert tuple(extras) == importlib.import_module(f"asyncrl.{page}").extras
+        assert tuple(extras) == algorithm_of(f"asyncrl.{page}").extras
         assert all(values.shape == (environments,) for values in extras.values())
 
 
@@ -185,7 +185,7 @@ def test_a_batch_taken_apart_and_put_together_is_the_batch(page: str, spaces: Sp
 @pytest.mark.parametrize("spaces", WORLDS.values(), ids=WORLDS)
 def test_presets_name_settings_that_exist(page: str, name: str, spaces: Spaces) -> None:
     """Every key is a field, and the configuration they make is possible."""
-    module = importlib.import_module(f"asyncrl.{page}")
+    module = algorithm_of(f"asyncrl.{page}")
 
     settings = module.preset(name, spaces)
 
@@ -197,7 +197,7 @@ def test_presets_name_settings_that_exist(page: str, name: str, spaces: Spaces) 
 @pytest.mark.parametrize("name", ["default", "paper"])
 def test_only_ataris_rewards_are_clipped(page: str, name: str) -> None:
     """Elsewhere a clip turns 10 into 1, and what pays 10 or -1 into what pays nothing on average."""
-    module = importlib.import_module(f"asyncrl.{page}")
+    module = algorithm_of(f"asyncrl.{page}")
 
     clips = {world: module.Config(**module.preset(name, spaces)).reward_clip for world, spaces in WORLDS.items()}
 
@@ -207,7 +207,7 @@ def test_only_ataris_rewards_are_clipped(page: str, name: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_small_atari_screen_is_a_screen(page: str) -> None:
     """Below 36 pixels too: presets and networks ask what it is, not how large."""
-    module = importlib.import_module(f"asyncrl.{page}")
+    module = algorithm_of(f"asyncrl.{page}")
     small = replace(ATARI, observation_shape=(4, 32, 32))
 
     assert module.preset("default", small) == module.preset("default", ATARI)

@@ -85,8 +85,8 @@ def test_equal_exploration_is_equal() -> None:
 
 def test_the_evaluator_does_not_explore_unless_asked() -> None:
     """Greedy by default; --evaluation-policy sampled keeps a little epsilon."""
-    assert ValueConfig().exploration_of(-1) == EpsilonGreedy(0.0)
-    assert ValueConfig(evaluation_policy="sampled").exploration_of(-1) == EpsilonGreedy(0.01)
+    assert ValueConfig().exploration_of(None) == EpsilonGreedy(0.0)
+    assert ValueConfig(evaluation_policy="sampled").exploration_of(None) == EpsilonGreedy(0.01)
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,15 @@ the optimiser is plain gradient descent. In float32 this is exact for up to 2^24
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from asyncrl.algorithm import Algorithm
 from asyncrl.core.losses import Metrics
+from asyncrl.core.spaces import Spaces
 from asyncrl.storage.checkpoints import load_newest
 
 STEP = 2.0**-10
@@ -25,27 +25,30 @@ SETTINGS = {
     "anneal_learning_rate": False,
     "max_gradient_norm": 0.0,
 }
-"""Of the optimiser, as a page's preset has them."""
+"""Of the optimiser."""
 
 
-def from_zero(make_network: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """The same network with all parameters at 0."""
+class Counts(Algorithm):
+    """What turns another algorithm, its second base, into one that counts: one update after five steps of each worker.
 
-    @wraps(make_network)
-    def made(*about: Any) -> nn.Module:
-        network = make_network(*about)
+    Its gradient is -1 for every parameter, on whatever data.
+    """
+
+    presets: ClassVar[Any] = {"default": {"vector": {**SETTINGS, "envs_per_worker": 1, "t_max": 5}}}
+
+    @classmethod
+    def make_network(cls, config: Any, spaces: Spaces) -> nn.Module:
+        """The same network with all parameters at 0."""
+        network = super().make_network(config, spaces)
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter.zero_()
         return network
 
-    return made
-
-
-def counting_loss(network: nn.Module) -> tuple[Tensor, Metrics]:
-    """Its gradient is -1 for every parameter, on whatever data."""
-    total = torch.stack([parameter.sum() for parameter in network.parameters()]).sum()
-    return -total, lambda: {}
+    def loss(self, part: Any) -> tuple[Tensor, Metrics]:
+        """Minus the sum of all parameters."""
+        total = torch.stack([parameter.sum() for parameter in self.network.parameters()]).sum()
+        return -total, lambda: {}
 
 
 def updates_in(theta: Tensor) -> list[int]:

@@ -131,9 +131,9 @@ def test_small_images_fit_the_network_that_auto_chooses(page: str, shape: tuple[
 
     told = adapt(space=spaces.Box(-1, 1, shape)).spaces
     if page == "actor_critic":
-        make_actor_critic(asyncrl.a3c.Config(), told)
+        make_actor_critic(asyncrl.a3c.A3C.Config(), told)
     else:
-        make_q_network(asyncrl.n_step_q.Config(), told)
+        make_q_network(asyncrl.n_step_q.NStepQ.Config(), told)
 
 
 def test_a_narrow_image_is_a_vector_of_all_its_numbers() -> None:

@@ -20,7 +20,7 @@ SPACES = Spaces((3,), "float32", 0, (-2.0, 1.0, -1.0, -3.4e38), (2.0, 5.0, INFIN
 
 def policy_of(output: float, **settings: Any) -> Gaussian:
     """The policy of a network whose last layer for the mean gives `output` in every component."""
-    network = a3c.make_network(a3c.Config(**settings), SPACES)
+    network = a3c.A3C.make_network(a3c.A3C.Config(**settings), SPACES)
     assert isinstance(network, GaussianActorCritic)
     torch.nn.init.zeros_(network.mean.weight)
     torch.nn.init.constant_(network.mean.bias, output)
@@ -59,7 +59,7 @@ def test_deviations_are_in_half_widths_of_the_box_if_means_are_bounded() -> None
 def test_the_smallest_deviation_is_in_half_widths_too() -> None:
     """A box of 0.002 is learnt in like any other; of a component that can be one number only nothing breaks."""
     spaces = Spaces((3,), "float32", 0, (-0.001, 7.0), (0.001, 7.0))
-    network = a3c.make_network(a3c.Config(first_deviation=0.5), spaces)
+    network = a3c.A3C.make_network(a3c.A3C.Config(first_deviation=0.5), spaces)
     assert isinstance(network, GaussianActorCritic)
 
     policy = network(torch.zeros(1, 1, 3))[0]
@@ -73,7 +73,7 @@ def test_the_smallest_deviation_is_in_half_widths_too() -> None:
 
 def test_a_variance_that_has_died_still_has_a_gradient() -> None:
     """softplus(-200) is 0, whose root has none."""
-    network = a3c.make_network(a3c.Config(variance="state"), SPACES)
+    network = a3c.A3C.make_network(a3c.A3C.Config(variance="state"), SPACES)
     assert isinstance(network, GaussianActorCritic)
     assert network.variance is not None
     torch.nn.init.constant_(network.variance.bias, -200.0)
@@ -87,6 +87,6 @@ def test_a_variance_that_has_died_still_has_a_gradient() -> None:
 
 def test_the_paper_has_linear_means_and_a_variance_that_depends_on_the_state() -> None:
     """Section 9 of its supplement."""
-    settings = a3c.preset("paper", SPACES)
+    settings = a3c.A3C.preset("paper", SPACES)
 
     assert (settings["mean"], settings["variance"]) == ("linear", "state")

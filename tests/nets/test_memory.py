@@ -119,7 +119,7 @@ def test_acting_step_by_step_equals_the_unrolled_loss(tmp_path: Path) -> None:
     """The logits that chose the actions are those the loss differentiates."""
     spaces = Spaces((3,), "float32", 2)
     torch.manual_seed(0)
-    network = a3c.make_network(a3c.Config(lstm_cells=5), spaces)
+    network = a3c.A3C.make_network(a3c.A3C.Config(lstm_cells=5), spaces)
     observations, last = torch.randn(6, 2, 3), torch.zeros(6, 2, dtype=torch.bool)
     state = network.initial_state(2)
     stepwise = []
@@ -137,7 +137,7 @@ def test_acting_on_vectors_of_actions_moves_both_memories() -> None:
     """Mean and deviation step by step are those of the unrolled network, and so are the four parts of the state."""
     spaces = Spaces((3,), "float32", 0, action_low=(-1.0, -1.0), action_high=(1.0, 1.0))
     torch.manual_seed(0)
-    network = a3c.make_network(a3c.Config(lstm_cells=5, variance="state"), spaces)
+    network = a3c.A3C.make_network(a3c.A3C.Config(lstm_cells=5, variance="state"), spaces)
     observations = torch.randn(6, 2, 3)
     state = network.initial_state(2)
     means = []
@@ -158,7 +158,7 @@ def test_action_values_step_by_step_equal_the_unrolled_ones() -> None:
     spaces = Spaces((3,), "float32", 2)
     for cells in (0, 5):
         torch.manual_seed(0)
-        network = n_step_q.make_network(n_step_q.Config(lstm_cells=cells), spaces)
+        network = n_step_q.NStepQ.make_network(n_step_q.NStepQ.Config(lstm_cells=cells), spaces)
         observations = torch.randn(6, 2, 3)
         state = network.trunk.initial_state(2)
         stepwise = []

@@ -56,7 +56,7 @@ def broken(shape: tuple[int, ...]) -> nn.Module:
 
 def test_a_body_of_ones_own_keeps_its_weights_and_gets_the_heads() -> None:
     """Only what is ours is initialised; its width is found out."""
-    network = make_actor_critic(asyncrl.a3c.Config(network=f"{HERE}:threes"), SPACES)
+    network = make_actor_critic(asyncrl.a3c.A3C.Config(network=f"{HERE}:threes"), SPACES)
 
     assert isinstance(network, ActorCritic)
     weight = dict(network.named_parameters())["trunk.body.body.0.weight"]
@@ -66,7 +66,7 @@ def test_a_body_of_ones_own_keeps_its_weights_and_gets_the_heads() -> None:
 
 def test_action_values_take_it_too() -> None:
     """Of images, in two streams: whole, before they part."""
-    config = asyncrl.one_step_q.Config(network=f"{HERE}:of_images", dueling=True)
+    config = asyncrl.one_step_q.OneStepQ.Config(network=f"{HERE}:of_images", dueling=True)
     network = make_q_network(config, SCREEN)
 
     values, _ = network.values_at(torch.zeros(7, 3, 8, 8, dtype=torch.uint8))
@@ -87,7 +87,7 @@ def test_what_is_no_body_is_refused(factory: Callable[..., nn.Module], line: str
     """In one line, by name."""
     name = f"{HERE}:{factory.__name__}"
     with pytest.raises(UsageError, match=f"--network {name} {line}"):
-        make_actor_critic(asyncrl.a3c.Config(network=name), SPACES)
+        make_actor_critic(asyncrl.a3c.A3C.Config(network=name), SPACES)
 
 
 def half_and_half(config: Any, worker: int) -> EpsilonGreedy:
@@ -98,17 +98,17 @@ def half_and_half(config: Any, worker: int) -> EpsilonGreedy:
 def test_widths_are_refused_for_layers_of_ones_own() -> None:
     """Rather than ignored; a dueling network has layers of ours beside it."""
     with pytest.raises(UsageError, match=r"--hidden-sizes is not for --network .*threes"):
-        make_actor_critic(asyncrl.a3c.Config(network=f"{HERE}:threes", hidden_sizes=(64,)), SPACES)
+        make_actor_critic(asyncrl.a3c.A3C.Config(network=f"{HERE}:threes", hidden_sizes=(64,)), SPACES)
 
     settings = {"network": f"{HERE}:threes", "hidden_sizes": (64,), "dueling": True}
-    assert make_q_network(asyncrl.n_step_q.Config(**settings), SPACES) is not None
+    assert make_q_network(asyncrl.n_step_q.NStepQ.Config(**settings), SPACES) is not None
 
 
 def test_exploration_of_ones_own_is_asked_for_each_worker() -> None:
     """The evaluator explores as it always does."""
-    config = asyncrl.one_step_q.Config(exploration=f"{HERE}:half_and_half")
+    config = asyncrl.one_step_q.OneStepQ.Config(exploration=f"{HERE}:half_and_half")
 
-    assert [config.exploration_of(worker).facts()["final_epsilon"] for worker in (0, 1, -1)] == [0.0, 0.5, 0.0]
+    assert [config.exploration_of(worker).facts()["final_epsilon"] for worker in (0, 1, None)] == [0.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -124,4 +124,4 @@ def test_exploration_of_ones_own_is_asked_for_each_worker() -> None:
 def test_a_name_that_is_none_is_refused(settings: dict[str, str], line: str) -> None:
     """With those there are."""
     with pytest.raises(UsageError, match=line):
-        asyncrl.one_step_q.Config(**settings)  # type: ignore[arg-type]
+        asyncrl.one_step_q.OneStepQ.Config(**settings)  # type: ignore[arg-type]

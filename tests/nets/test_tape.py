@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.a3c import Config
+from asyncrl.a3c import A3C
 from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.precision import compute_in
 from asyncrl.core.spaces import Spaces
@@ -37,7 +37,7 @@ def for_small_networks_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def network_of(name: str, **settings: Any) -> ActorCritic:
     torch.manual_seed(1)
     spaces = Spaces(SCREENS[name], "uint8", 6, kind="board" if name == "board" else "atari")
-    network = make_actor_critic(Config(normalize_observations=False, network=name, **settings), spaces)
+    network = make_actor_critic(A3C.Config(normalize_observations=False, network=name, **settings), spaces)
     assert isinstance(network, ActorCritic)
     flatten_parameters(network)
     return network

@@ -10,7 +10,6 @@ import torch
 from asyncrl import a2c
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
-from asyncrl.runtime.protocols import LEARNER
 from tests.pages.tables import Table, gradients_of, rollout_of
 
 STEPS = ([1, 2, 3], [0, 1], [1, 1], [0.5, 0.5])
@@ -18,8 +17,8 @@ STEPS = ([1, 2, 3], [0, 1], [1, 1], [0.5, 0.5])
 
 def agent_of(network: Table, **settings: Any) -> a2c.A2C:
     defaults = {"entropy_weights": (0.0,), "reward_clip": 0.0, "gamma": 0.5, "gae_lambda": 1.0, "value_cost": 0.5}
-    config = a2c.Config(**(defaults | settings))
-    return a2c.A2C(config, network, None, LEARNER, torch.Generator())  # type: ignore[arg-type]
+    config = a2c.A2C.Config(**(defaults | settings))
+    return a2c.A2C(config, network, None, "learner", 0, torch.Generator())  # type: ignore[arg-type]
 
 
 def test_a_two_step_rollout_by_hand() -> None:
@@ -64,7 +63,7 @@ def test_the_entropy_bonus_is_a_mean_as_well() -> None:
 
 def test_the_paper_preset_is_openais() -> None:
     """Baselines' a2c for Atari."""
-    config = a2c.Config(**a2c.preset("paper", Spaces((4, 84, 84), "uint8", 6, kind="atari")), preset="paper")
+    config = a2c.A2C.Config(**a2c.A2C.preset("paper", Spaces((4, 84, 84), "uint8", 6, kind="atari")), preset="paper")
 
     assert (config.workers, config.envs_per_worker, config.t_max, config.gamma) == (16, 1, 5, 0.99)
     assert (config.optimizer, config.optimizer_decay, config.optimizer_epsilon) == ("rmsprop", 0.99, 1e-5)

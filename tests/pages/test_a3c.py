@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from asyncrl import a3c
+from asyncrl.algorithm import Who
 from asyncrl.core.distributions import Categorical
 from asyncrl.core.errors import UsageError
 from asyncrl.core.flat import flatten_parameters, gradient_of
@@ -39,9 +40,10 @@ class Table(nn.Module):
         return lambda final: self(final)[1].detach()
 
 
-def agent_of(network: nn.Module, worker: int = 0, **settings: Any) -> a3c.A3C:
-    config = a3c.Config(**({"entropy_weights": (0.0,), "reward_clip": 0.0, "gamma": 0.5, "gae_lambda": 1.0} | settings))
-    return a3c.A3C(config, network, None, worker, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+def agent_of(network: nn.Module, who: Who = "worker", number: int = 0, **settings: Any) -> a3c.A3C:
+    plain = {"entropy_weights": (0.0,), "reward_clip": 0.0, "gamma": 0.5, "gae_lambda": 1.0}
+    config = a3c.A3C.Config(**(plain | settings))
+    return a3c.A3C(config, network, None, who, number, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
 
 
 def rollout_of(
@@ -129,7 +131,7 @@ def test_the_entropy_bonus_pulls_towards_the_uniform_policy() -> None:
 
 def test_entropy_weights_are_dealt_out_in_turn() -> None:
     """Workers 0, 1, 2, 3 of two weights."""
-    weights = [agent_of(Table(), worker, entropy_weights=(0.1, 0.2)).entropy_weight for worker in range(4)]
+    weights = [agent_of(Table(), "worker", worker, entropy_weights=(0.1, 0.2)).entropy_weight for worker in range(4)]
 
     assert weights == [0.1, 0.2, 0.1, 0.2]
 
@@ -174,8 +176,8 @@ def test_the_evaluator_is_greedy_unless_asked_to_sample() -> None:
     """Logits (0, 5): always action 1 when greedy, sometimes 0 when sampling from (0, 0.1)."""
     observations = torch.ones(500, 1)
 
-    best, _, _ = agent_of(Table(logit=5.0), worker=-1, evaluation_policy="greedy").act(observations, None, 0)
-    sampled, _, _ = agent_of(Table(logit=0.1), worker=-1, evaluation_policy="sampled").act(observations, None, 0)
+    best, _, _ = agent_of(Table(logit=5.0), "evaluator", evaluation_policy="greedy").act(observations, None, 0)
+    sampled, _, _ = agent_of(Table(logit=0.1), "evaluator", evaluation_policy="sampled").act(observations, None, 0)
 
     assert best.tolist() == [1] * 500
     assert 150 < int(sampled.sum()) < 350
@@ -184,7 +186,7 @@ def test_the_evaluator_is_greedy_unless_asked_to_sample() -> None:
 def test_the_paper_preset_is_the_paper() -> None:
     """The settings of the paper and of its author's published answers."""
     spaces = Spaces((4, 84, 84), "uint8", 6, kind="atari")
-    config = a3c.Config(**a3c.preset("paper", spaces), preset="paper")
+    config = a3c.A3C.Config(**a3c.A3C.preset("paper", spaces), preset="paper")
 
     assert (config.t_max, config.gamma, config.envs_per_worker, config.workers) == (5, 0.99, 1, 16)
     assert (config.optimizer, config.optimizer_decay, config.optimizer_epsilon) == ("rmsprop", 0.99, 0.1)
@@ -192,7 +194,7 @@ def test_the_paper_preset_is_the_paper() -> None:
     assert (config.entropy_weights, config.value_cost, config.gae_lambda) == ((0.01,), 0.5, 1.0)
     assert (config.reward_clip, config.update, config.per_worker_statistics) == (1.0, "hogwild", False)
     assert config.total_steps == 80_000_000
-    network = a3c.make_network(config, spaces)
+    network = a3c.A3C.make_network(config, spaces)
     assert sum(p.numel() for p in network.parameters()) == 677_943
     bound = 256**-0.5  # fan-in of the first convolution: 4 x 8 x 8
     assert float(network.trunk.body.convolutions[0].weight.detach().abs().max()) <= bound  # type: ignore[union-attr, operator]
@@ -211,6 +213,6 @@ def test_the_paper_preset_is_the_paper() -> None:
 def test_an_impossible_value_is_refused_with_its_flag(settings: dict[str, Any], message: str) -> None:
     """Before a worker divides by no weights at all."""
     with pytest.raises(UsageError) as error:
-        a3c.Config(**settings)
+        a3c.A3C.Config(**settings)
 
     assert message in str(error.value)

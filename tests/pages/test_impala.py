@@ -11,7 +11,6 @@ import torch
 from asyncrl import a3c, impala
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import Rollout
-from asyncrl.runtime.protocols import LEARNER
 from tests.pages.tables import Table, gradients_of, rollout_of
 
 SETTINGS: dict[str, Any] = {
@@ -20,8 +19,8 @@ SETTINGS: dict[str, Any] = {
 
 
 def agent_of(network: Table, **settings: Any) -> impala.Impala:
-    config = impala.Config(**(SETTINGS | settings))
-    return impala.Impala(config, network, None, LEARNER, torch.Generator())  # type: ignore[arg-type]
+    config = impala.Impala.Config(**(SETTINGS | settings))
+    return impala.Impala(config, network, None, "learner", 0, torch.Generator())  # type: ignore[arg-type]
 
 
 def old_rollout() -> Rollout:
@@ -34,7 +33,7 @@ def old_rollout() -> Rollout:
 def test_at_age_0_it_is_the_n_step_actor_critic(discounts: list[float]) -> None:
     """All ratios 1: A3C's loss and gradient, also where an episode ends."""
     rollout = rollout_of([1, 2, 3, 4], [0, 1, 1], [1, -2, 3], discounts, environments=2)
-    reference = a3c.A3C(a3c.Config(**SETTINGS), Table(), None, 0, torch.Generator())  # type: ignore[arg-type]
+    reference = a3c.A3C(a3c.A3C.Config(**SETTINGS), Table(), None, "worker", 0, torch.Generator())  # type: ignore[arg-type]
     agent = agent_of(Table())
 
     assert agent.loss(rollout)[0].item() == pytest.approx(reference.loss(rollout)[0].item(), rel=1e-6)
@@ -81,10 +80,10 @@ def test_the_learner_makes_one_update_of_a_batch() -> None:
 def test_impossible_settings_are_refused(name: str) -> None:
     """With the flag's name."""
     with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} must be"):
-        impala.Config(**{name: 0})
+        impala.Impala.Config(**{name: 0})
 
 
 def test_what_v_trace_does_not_use_is_refused() -> None:
     """Rather than written into the records."""
     with pytest.raises(UsageError, match="--normalize-advantages is for methods without V-trace"):
-        impala.Config(normalize_advantages=True)
+        impala.Impala.Config(normalize_advantages=True)

@@ -7,13 +7,13 @@ an update and after a quarter of its run. docs/algorithms/paper-settings.md has 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, TypeAlias
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from asyncrl.algorithm import algorithm_of
 from asyncrl.core.distributions import Categorical
 from asyncrl.core.flat import gradient_of
 from asyncrl.core.rollout import Rollout, State, Transitions
@@ -111,11 +111,11 @@ class Setting:
     """A page with its `paper` preset, a network, and a store, all in float64."""
 
     def __init__(self, page: str, network: nn.Module, spaces: Spaces = ATARI, target: nn.Module | None = None) -> None:
-        module = import_module(f"asyncrl.{page}")
+        module = algorithm_of(f"asyncrl.{page}")
         self.config = module.Config(**module.preset("paper", spaces) | {"preset": "paper"})
         self.steps = int(AT * self.config.total_steps)
         self.network, self.target = network, target
-        self.agent = module.make_agent(self.config, network, target, 0, torch.Generator())
+        self.agent = module(self.config, network, target, "worker", 0, torch.Generator())
         self.parameters = list(network.parameters())
         self.before = nn.utils.parameters_to_vector(self.parameters).detach().clone()
 

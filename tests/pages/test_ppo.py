@@ -14,7 +14,6 @@ from asyncrl import ppo
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import Minibatch, Rollout
 from asyncrl.core.spaces import Spaces
-from asyncrl.runtime.protocols import LEARNER
 from tests.pages.tables import Table, gradients_of, rollout_of
 
 STEPS = ([1, 2, 3], [0, 1], [1, 1], [0.5, 0.5])
@@ -26,8 +25,8 @@ def agent_of(network: Table, **settings: Any) -> ppo.PPO:
         "entropy_weights": (0.0,), "reward_clip": 0.0, "gamma": 0.5, "gae_lambda": 1.0, "value_cost": 0.5,
         "normalize_advantages": False, "epochs": 1, "minibatches": 1, "clip": 0.2, "anneal_clip": False,
     }  # fmt: skip
-    config = ppo.Config(**(defaults | settings))
-    return ppo.PPO(config, network, None, LEARNER, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+    config = ppo.PPO.Config(**(defaults | settings))
+    return ppo.PPO(config, network, None, "learner", 0, torch.Generator().manual_seed(0))  # type: ignore[arg-type]
 
 
 def part_of(
@@ -187,8 +186,8 @@ def test_as_many_minibatches_as_can_be_learnt_from_are_allowed() -> None:
     """Of single steps where advantages are not normalised; of single sequences where these are longer."""
     few = {"workers": 2, "envs_per_worker": 1, "t_max": 4}
     for settings in ({"minibatches": 4}, {"minibatches": 8, "normalize_advantages": False}):
-        assert ppo.Config(**(few | settings)).minibatches == settings["minibatches"]
-    assert ppo.Config(**few, minibatches=2, lstm_cells=4).minibatches == 2
+        assert ppo.PPO.Config(**(few | settings)).minibatches == settings["minibatches"]
+    assert ppo.PPO.Config(**few, minibatches=2, lstm_cells=4).minibatches == 2
 
 
 @pytest.mark.parametrize(
@@ -204,15 +203,15 @@ def test_as_many_minibatches_as_can_be_learnt_from_are_allowed() -> None:
 def test_an_impossible_value_is_refused_with_its_flag(settings: dict[str, Any], message: str) -> None:
     """Before anything is made."""
     with pytest.raises(UsageError) as error:
-        ppo.Config(**settings)
+        ppo.PPO.Config(**settings)
 
     assert message in str(error.value)
 
 
 def test_the_paper_presets_are_tables_3_and_5() -> None:
     """MuJoCo's and Atari's."""
-    atari = ppo.Config(**ppo.preset("paper", Spaces((4, 84, 84), "uint8", 6, kind="atari")), preset="paper")
-    continuous = ppo.Config(**ppo.preset("paper", Spaces((3,), "float32", 0, (-1.0,), (1.0,))), preset="paper")
+    atari = ppo.PPO.Config(**ppo.PPO.preset("paper", Spaces((4, 84, 84), "uint8", 6, kind="atari")), preset="paper")
+    continuous = ppo.PPO.Config(**ppo.PPO.preset("paper", Spaces((3,), "float32", 0, (-1.0,), (1.0,))), preset="paper")
 
     assert (atari.workers, atari.t_max, atari.epochs, atari.minibatches) == (8, 128, 3, 4)
     assert (atari.clip, atari.anneal_clip, atari.learning_rate, atari.anneal_learning_rate) == (0.1, True, 2.5e-4, True)

@@ -44,7 +44,9 @@ def gradients(rollout: Rollout, baseline: float = 0.0, **settings: Any) -> list[
     """Of the logit, and of the baseline in its unit."""
     plain = {"entropy_weights": (0.0,), "gamma": 0.5, "normalize_advantages": False}
     network = Coin(baseline)
-    agent = reinforce.Reinforce(reinforce.Config(**(plain | settings)), network, None, 0, torch.Generator())  # type: ignore[arg-type]
+    agent = reinforce.Reinforce(
+        reinforce.Reinforce.Config(**(plain | settings)), network, None, "worker", 0, torch.Generator()
+    )  # type: ignore[arg-type]
     flat = flatten_parameters(network)
     return gradient_of(agent.loss(rollout)[0], list(network.parameters()), torch.empty_like(flat)).tolist()
 
@@ -91,7 +93,7 @@ def test_padding_counts_for_nothing_and_episodes_are_averaged() -> None:
 def test_returns_are_of_whole_episodes() -> None:
     """No other lambda."""
     with pytest.raises(UsageError, match="--gae-lambda must be 1"):
-        reinforce.Config(gae_lambda=0.9)
+        reinforce.Reinforce.Config(gae_lambda=0.9)
 
 
 def collector_of(lengths: tuple[int, ...], t_max: int, normalizer: Normalizer | None = None) -> Collector:

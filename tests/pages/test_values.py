@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from asyncrl import n_step_q, one_step_q, one_step_sarsa
+from asyncrl.algorithm import Algorithm
 from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.core.spaces import Spaces
+from asyncrl.n_step_q import NStepQ
+from asyncrl.one_step_q import OneStepQ
+from asyncrl.one_step_sarsa import OneStepSarsa
 
 SPACES = Spaces(observation_shape=(1,), observation_dtype="float32", actions=2)
-PAGES = [one_step_q, one_step_sarsa, n_step_q]
+PAGES = [OneStepQ, OneStepSarsa, NStepQ]
 
 
 class Line(nn.Module):
@@ -29,7 +31,7 @@ class Line(nn.Module):
         return torch.cat([observations * self.w, observations * self.u], -1), None
 
 
-def gradient(page: ModuleType, rollout: Rollout, target: Line | None = None, **settings: Any) -> list[float]:
+def gradient(page: type[Algorithm], rollout: Rollout, target: Line | None = None, **settings: Any) -> list[float]:
     """d loss / d (w, u) at w = 1, u = 2, with theta^- at w = 10, u = 20 unless another target is given."""
     settings = {
         "reward_clip": 0.0,
@@ -39,7 +41,7 @@ def gradient(page: ModuleType, rollout: Rollout, target: Line | None = None, **s
         "exploration_steps": 0,
     } | settings
     network, target = Line(1.0, 2.0), target or Line(10.0, 20.0)
-    agent = page.make_agent(page.Config(**settings), network, target, 0, torch.Generator())
+    agent = page(page.Config(**settings), network, target, "worker", 0, torch.Generator())
     flat = flatten_parameters(network)
     before = [p.clone() for p in target.parameters()]
     result: list[float] = gradient_of(
@@ -95,7 +97,7 @@ def test_one_step_q_by_hand(environments: int) -> None:
 
     d/dw: -2 (21 - 1) * 1 = -40. d/du: -2 (31 - 4) * 2 = -108.
     """
-    assert gradient(one_step_q, rollout_of(*PLAIN, environments=environments)) == [-40.0, -108.0]
+    assert gradient(OneStepQ, rollout_of(*PLAIN, environments=environments)) == [-40.0, -108.0]
 
 
 def test_one_step_sarsa_uses_the_action_really_taken_next() -> None:
@@ -103,36 +105,36 @@ def test_one_step_sarsa_uses_the_action_really_taken_next() -> None:
 
     d/dw = -40. d/du: -2 (16 - 4) * 2 = -48.
     """
-    assert gradient(one_step_sarsa, rollout_of(*PLAIN)) == [-40.0, -48.0]
+    assert gradient(OneStepSarsa, rollout_of(*PLAIN)) == [-40.0, -48.0]
 
 
 def test_n_step_q_by_hand() -> None:
     """R_1 = 1 + 0.5 max(30, 60) = 31, R_0 = 1 + 0.5 * 31 = 16.5; d/dw: -2 (16.5 - 1) = -31; d/du = -108."""
-    assert gradient(n_step_q, rollout_of(*PLAIN)) == [-31.0, -108.0]
+    assert gradient(NStepQ, rollout_of(*PLAIN)) == [-31.0, -108.0]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_terminal_step_looks_no_further(page: ModuleType) -> None:
+def test_a_terminal_step_looks_no_further(page: type[Algorithm]) -> None:
     """The last step terminates: its target is its reward 1; d/du: -2 (1 - 4) * 2 = 12."""
     assert gradient(page, rollout_of(*PLAIN, terminal=1))[1] == 12.0
 
 
 def test_an_episode_that_ends_inside_a_rollout_does_not_leak_into_the_one_before() -> None:
     """Step 0 terminates: y_0 = 1 for all, so d/dw = -2 (1 - 1) = 0; the next episode's step is as ever."""
-    assert gradient(one_step_q, rollout_of(*PLAIN, terminal=0)) == [0.0, -108.0]
-    assert gradient(one_step_sarsa, rollout_of(*PLAIN, terminal=0)) == [0.0, -48.0]
-    assert gradient(n_step_q, rollout_of(*PLAIN, terminal=0)) == [0.0, -108.0]
+    assert gradient(OneStepQ, rollout_of(*PLAIN, terminal=0)) == [0.0, -108.0]
+    assert gradient(OneStepSarsa, rollout_of(*PLAIN, terminal=0)) == [0.0, -48.0]
+    assert gradient(NStepQ, rollout_of(*PLAIN, terminal=0)) == [0.0, -108.0]
 
 
-@pytest.mark.parametrize("page", [one_step_q, n_step_q])
-def test_a_truncated_episode_bootstraps_from_its_last_observation(page: ModuleType) -> None:
+@pytest.mark.parametrize("page", [OneStepQ, NStepQ])
+def test_a_truncated_episode_bootstraps_from_its_last_observation(page: type[Algorithm]) -> None:
     """Cut after step 1 at state 5: target 1 + 0.5 max(50, 100) = 51; d/du: -2 (51 - 4) * 2 = -188."""
     assert gradient(page, rollout_of(*PLAIN, cut=(1, 5.0)))[1] == -188.0
 
 
 def test_sarsa_expects_over_its_policy_where_no_action_followed() -> None:
     """Cut at state 5, epsilon 1/2, best action 1: 0.25 * 50 + 0.75 * 100 = 87.5; 1 + 43.75; d/du = -163."""
-    assert gradient(one_step_sarsa, rollout_of(*PLAIN, cut=(1, 5.0)))[1] == -163.0
+    assert gradient(OneStepSarsa, rollout_of(*PLAIN, cut=(1, 5.0)))[1] == -163.0
 
 
 def test_double_q_lets_theta_choose_and_the_target_value() -> None:
@@ -143,12 +145,12 @@ def test_double_q_lets_theta_choose_and_the_target_value() -> None:
     """
     target = Line(10.0, 4.0)
 
-    assert gradient(one_step_q, rollout_of(*PLAIN), target, double_q=True) == [-8.0, -12.0]
-    assert gradient(one_step_q, rollout_of(*PLAIN), target)[0] == -20.0
+    assert gradient(OneStepQ, rollout_of(*PLAIN), target, double_q=True) == [-8.0, -12.0]
+    assert gradient(OneStepQ, rollout_of(*PLAIN), target)[0] == -20.0
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_rewards_are_clipped_in_the_loss_only(page: ModuleType) -> None:
+def test_rewards_are_clipped_in_the_loss_only(page: type[Algorithm]) -> None:
     """Rewards of 7 count as 1 with --reward-clip 1."""
     seven = rollout_of([1.0, 2.0, 3.0], [0, 1, 0], [7.0, 7.0])
 
@@ -157,7 +159,7 @@ def test_rewards_are_clipped_in_the_loss_only(page: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_paper_preset_is_the_paper(page: ModuleType) -> None:
+def test_the_paper_preset_is_the_paper(page: type[Algorithm]) -> None:
     """40 000 frames are 10 000 steps, 4 million frames are 1 million; the mixture of final epsilons."""
     config = page.Config(**page.preset("paper", SPACES), preset="paper")
 

@@ -15,7 +15,7 @@ from asyncrl.runtime.telemetry import MOST_DROPPED
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
 from tests.seams.running import train
-from tests.seams.stable_page import Config
+from tests.seams.stable_page import Stable
 from tests.support import make_run, status_of
 
 PAGE = "tests.seams.stable_page"
@@ -89,4 +89,4 @@ def test_ranks_in_step_refuse_them(name: str, tmp_path: Path) -> None:
 def test_impossible_limits_are_refused(setting: dict[str, Any], line: str) -> None:
     """One line with the flag."""
     with pytest.raises(UsageError, match=line):
-        Config(**setting)
+        Stable.Config(**setting)
