@@ -60,10 +60,8 @@ class A3C(ActorCriticMethod):
         policy_loss = policy_gradient_loss(policy.log_probability(rollout.actions), advantages)
         value_loss = squared_error(values, returns)
         entropy = policy.entropy()
-        return (
-            self.weighted(policy_loss, value_loss, entropy),
-            self.figures(policy_loss, value_loss, entropy, values, returns),
-        )
+        metrics = self.figures(policy_loss, value_loss, entropy, values, returns)
+        return self.weighted(policy_loss, value_loss, entropy), metrics
 
 
 if __name__ == "__main__":
