@@ -7,12 +7,12 @@ import json
 import os
 import re
 import subprocess
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from asyncrl.algorithm import algorithm_of
 from asyncrl.commands.train import main
 from asyncrl.pages import PAGES, module_of
 from asyncrl.storage.records import read_records
@@ -99,12 +99,12 @@ def test_evaluation_keys_are_documented(run: Path) -> None:
 
 def test_every_setting_has_its_help() -> None:
     """A sentence under each field: it is the help of the flag."""
-    modules = [import_module(module_of(page)) for page in PAGES]
-    for cls in {cls for page in modules for cls in page.Config.__mro__[:-1]}:
+    configs = [algorithm_of(module_of(name)).Config for name in PAGES]
+    for cls in {cls for config in configs for cls in config.__mro__[:-1]}:
         source = Path(str(__import__(cls.__module__, fromlist=["x"]).__file__)).read_text()
         for field in dataclasses.fields(cls):
             if field.name in cls.__annotations__:
-                assert re.search(rf"    {field.name}: .*\n    \"\"\"\S[^\n]+\"\"\"\n", source), field.name
+                assert re.search(rf" {field.name}: .*\n +\"\"\"\S[^\n]+\"\"\"\n", source), field.name
 
 
 @pytest.mark.parametrize(
