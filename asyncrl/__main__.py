@@ -87,7 +87,7 @@ def page_in_config(words: Sequence[str]) -> str:
     page = name_of(read_file(Path(file), permission_in(words))[0]) if file else ""
     if not page:
         here = f", or in {file}" if file else ""
-        raise UsageError(f"name a page first{here}: {', '.join(PAGES)}, or your own module")
+        raise UsageError(f"name an algorithm first{here}: {', '.join(PAGES)}, or your own module")
     return page
 
 

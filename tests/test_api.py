@@ -232,7 +232,7 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("page", "settings", "line"),
     [
-        ("a4c", {}, "there is no page 'a4c'"),
+        ("a4c", {}, "there is no algorithm 'a4c'"),
         ("a3c", {"worker": 2}, "there is no setting worker; perhaps you meant workers"),
         ("a3c", {"workers": "2"}, "workers takes int, got '2'"),
         ("a3c", {"workers": 2.5}, "workers takes int, got 2.5"),
@@ -243,7 +243,7 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
         ("a3c", {"config": asyncrl.a3c.A3C.Config(), "workers": 2}, "not both"),
         ("a3c", {"config": asyncrl.ppo.PPO.Config()}, "asyncrl.a3c takes a asyncrl"),
         ("one_step_q", {"env_id": "Pendulum-v1"}, "asyncrl one_step_q chooses between discrete ones"),
-        (None, {"workers": 2}, "name a page first: a3c, "),
+        (None, {"workers": 2}, "name an algorithm first: a2c, "),
         ("a3c", {"config": "nowhere.toml"}, "--config nowhere.toml cannot be read: No such file or directory"),
         ("a3c", {"resume": "nowhere"}, "is not a run"),
         ("a3c", {"env_id": Screen()}, "env_id takes an id, a class or a function that makes an environment"),
@@ -265,7 +265,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, page: str | No
 def test_settings_are_taken_as_a_program_has_them(tmp_path: Path) -> None:
     """Lists, scalars of numpy, 1e3, paths, dictionaries."""
     settings = TINY | {"env_id": "Chain", "total_steps": 1e3, "workers": np.int64(2), "learning_rate": np.float32(0.5)}
-    run = asyncrl.train(asyncrl.a3c, **settings, hidden_sizes=[8], env_kwargs={"limit": 9}, runs_dir=tmp_path)
+    run = asyncrl.train(asyncrl.a3c.A3C, **settings, hidden_sizes=[8], env_kwargs={"limit": 9}, runs_dir=tmp_path)
 
     assert run.path.parent == tmp_path / "a3c" / "Chain"
     text = (run.path / "config.json").read_text()

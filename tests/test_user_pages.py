@@ -189,7 +189,7 @@ def test_two_pages_whose_runs_would_share_a_folder_are_refused(home: Path, refus
         ("../my_page", "there is no algorithm"),
         ("my_package.other", "my_package.other has no algorithm: it uses nothing of asyncrl"),
         ("asyncrl.core.losses", "asyncrl.core.losses has no algorithm: no class of its own"),
-        ("--workers", "name a page first"),
+        ("--workers", "name an algorithm first"),
     ],
 )
 def test_what_is_no_page_is_refused_in_one_line(refused: Refused, page: str, line: str) -> None:

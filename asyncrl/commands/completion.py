@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from asyncrl import pages
+from asyncrl.algorithm import algorithm_of
 from asyncrl.commands.program import run_command
 from asyncrl.config.groups import flag
 from asyncrl.core.errors import UsageError
@@ -66,7 +67,7 @@ def script() -> str:
 
 def flags_of_page(page: str) -> list[str]:
     """All flags of a page, those with another name under their own."""
-    fields = dataclasses.fields(importlib.import_module(pages.module_of(page)).Config)
+    fields = dataclasses.fields(algorithm_of(pages.module_of(page)).Config)
     return [*(flag(field.name) for field in fields), "--config", "--trust", "--help", "--version"]
 
 

@@ -480,17 +480,17 @@ def test_the_program_lists_its_commands(capfd: pytest.CaptureFixture[str]) -> No
     assert asyncrl(["nope"]) == 2
     out, error = capfd.readouterr()
     assert (out, error.count("\n")) == ("", 1)
-    assert error.startswith("asyncrl: error: no command 'nope'; there are a3c, ")
+    assert error.startswith("asyncrl: error: no command 'nope'; there are a2c, ")
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         ("evalute runs", "asyncrl: error: no command 'evalute'; perhaps you meant evaluate"),
-        ("train", "asyncrl train: error: name a page first: a3c, "),
+        ("train", "asyncrl train: error: name an algorithm first: a2c, "),
         ("train --config missing.toml", "asyncrl train: error: --config missing.toml cannot be read: No such file or "),
         ("train --config broken.toml", "asyncrl train: error: --config broken.toml cannot be read: TOMLDecodeError: "),
-        ("train --config no_page.toml", "asyncrl train: error: name a page first, or in no_page.toml: a3c, "),
+        ("train --config no_page.toml", "asyncrl train: error: name an algorithm first, or in no_page.toml: a2c, "),
         ("a3c --config misspelt.toml", "asyncrl a3c: error: there is no --worker; perhaps you meant "),
         ("a3c CartPole-v1", "asyncrl a3c: error: unexpected word 'CartPole-v1'"),
         ("watch", "asyncrl watch: error: give the folder of the run"),

@@ -113,7 +113,7 @@ def test_every_page_learns_in_bfloat16(page: str, spaces: Spaces) -> None:
         parameters = list(agent.network.parameters())
         part = parts_of(page, agent, rollout_of(agent, spaces, 5, 4))[0]
         compute_in(agent.network, precision)
-        if hasattr(agent, "target"):
+        if agent.target is not None:
             compute_in(agent.target, precision, cast_weights=False)
         loss, _ = agent.loss(part)
         flat = torch.empty(sum(parameter.numel() for parameter in parameters))

@@ -20,7 +20,7 @@ ENV = "Catch"
 REFUSED = [
     (["--algorithms", "a3c", "a3c"], "--algorithms needs at least one value and none twice"),
     (["--algorithms", "a3c", "a3c@local"], "--algorithms needs at least one value and none twice"),
-    (["--algorithms", "a4c"], "--algorithms: there is no page 'a4c'"),
+    (["--algorithms", "a4c"], "--algorithms: there is no algorithm 'a4c'"),
     (["--algorithms", "a3c@moon"], "a3c@moon on Catch"),
     (["--algorithms", "impala@collective"], "impala@collective on Catch"),
     (["--scores", "high"], "--scores takes numbers or none, got high"),

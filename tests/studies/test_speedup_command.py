@@ -28,7 +28,7 @@ SMALL = (
     ("words", "message"),
     [
         (["--workers", "2", "4"], "--workers must include 1"),
-        (["--algorithms", "a4c"], "--algorithms: there is no page 'a4c'"),
+        (["--algorithms", "a4c"], "--algorithms: there is no algorithm 'a4c'"),
         (
             ["--env-ids", "Catch", "Chain", "--total-steps", "1", "2", "3"],
             "--total-steps takes one value, or one for",
