@@ -173,8 +173,6 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
         _check_device(config, device)
     if config.backend == "ray":
         _check_ray(page, config)
-    if config.simulated_hosts and load_page(page).EXPERIENCE != GRADIENT:
-        raise UsageError(f"--simulate-hosts is for methods whose workers learn; in {command_of(page)} a learner does")
     if config.update == "locked" and sys.platform == "win32":
         raise UsageError("--update locked needs a POSIX system")
 
@@ -341,7 +339,7 @@ def check_memory(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, pa
     """Raise UsageError if there is not enough shared memory for the store of a run with these settings."""
     moments = moments_size(moments_shape(config, spec, spaces))
     needed = machine.shared_bytes(config, parameters, moments, load_page(page).HAS_TARGET, experience)
-    demand(machine.check_shared_memory(needed * max(1, config.simulated_hosts)))
+    demand(machine.check_shared_memory(needed))
 
 
 def demand(finding: Finding) -> None:

@@ -157,7 +157,7 @@ class Exchange:
     """The exchange with all shards."""
 
     def __init__(self, host: Member, wire: Wire, times: Times | None = None) -> None:
-        """`times` are those of a simulated clock, if it is one."""
+        """`times` are by another clock than this machine's if hosts are simulated."""
         self._host, self._wire, self._times = host, wire, times or Times()
         config, beginning, store = host.beginning.spec.config, host.beginning, host.handles.store
         assert isinstance(store, SharedStore)
@@ -176,7 +176,7 @@ class Exchange:
             ]
         else:
             self._look_seconds = SHORTEST_SECONDS / 2
-            every = config.exchange_updates * config.workers_per_host
+            every = config.exchange_updates * config.workers
             self.lanes = [
                 DifferenceLane(Exchanger(*who, live[part]), now, store=store, part=part, updates=every)
                 for part in parts

@@ -44,7 +44,7 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
     begun = (checkpoint.steps, checkpoint.seconds) if checkpoint else (0, 0.0)
     if spec.config.backend == "collective":
         handles = build_rank_handles(spec, theta, 0, *begun)
-    elif spec.config.backend == "ray" or spec.config.simulated_hosts:
+    elif spec.config.backend == "ray":
         handles = build_mirror_handles(spec, theta, *begun)
     else:
         handles = build_shared_handles(spec, theta, trains, *begun)
@@ -78,7 +78,7 @@ def as_one_machine(config: RunConfig, workers: int) -> RunConfig:
         config = replace(config, replay_hosts=0)
     return replace(
         config, backend="local", workers=workers, hosts=1, address="", parameter_shards=1, learner_resource="",
-        simulate_hosts=0, exchange_delay=1.0, push=plain.push,
+        push=plain.push,
         statistics="per-worker" if config.per_worker_statistics else "shared",
     )  # fmt: skip
 
@@ -135,7 +135,7 @@ def build_host_handles(spec: RunSpec, theta: Tensor, shards: int = 0) -> Handles
 
 
 def build_mirror_handles(spec: RunSpec, theta: Tensor, steps: int, seconds: float) -> Handles:
-    """What the driver of the ray backend has, or a simulation of hosts; begun as `build_clock` says."""
+    """What the driver of the ray backend has; begun as `build_clock` says."""
     clock = build_clock(spec, steps, seconds)
     store = Mirror(theta, spec.config.descent, spec.config.all_workers, clock)
     return Handles(store, clock, RunMoments(1, moments_size(moments_shape(spec.config, spec.environment, spec.spaces))))

@@ -487,22 +487,6 @@ class Exchanger(Caller):
         self._made = self._pending_made = 0
         """Updates of the host's workers in base, and the same once the pending call is answered."""
 
-    def state(self) -> State:
-        """A copy of what it knows of the shard, without the pending call. Raises Empty before the first answer."""
-        if self._base is None:
-            raise Empty
-        numbers = [
-            *self.epoch, self._number, self._seen, self._acknowledged, self._lost, self._made, self._pending_made
-        ]  # fmt: skip
-        return {"base": self._base.copy(), "numbers": np.array(numbers, np.int64)}
-
-    def restore(self, state: Mapping[str, NDArray[np.generic]], pending: Call | None) -> None:
-        """Restore what `state` returned, with the call that was pending."""
-        self._base, self._pending = np.array(state["base"], np.float32), pending
-        filled, recovered, *numbers = (int(number) for number in state["numbers"])
-        self.epoch = (filled, recovered)
-        self._number, self._seen, self._acknowledged, self._lost, self._made, self._pending_made = numbers
-
     def call(self, made: int = 0, report: Report | None = None, now: NDArray[np.float32] | None = None) -> Call:
         """The pending call, or a new one. `made` is the number of updates by the host's workers so far.
 
