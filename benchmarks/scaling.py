@@ -51,6 +51,8 @@ RUNS = [
 ]
 CALLS_AT_MOST, CALLS_AT_LEAST = 50.0, 1.0
 """Exchanges of a host per second (backends/exchange.py)."""
+ACTORS = {"SavedShard": "shard", "Host": "host", "LearnerHost": "learner"}
+"""Classes of Ray's actors, and what they are called here."""
 SHARDS = (1, 2, 4, 8)
 HOSTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -81,8 +83,8 @@ def part_of(process: psutil.Process) -> str:
     """What a process of a run on Ray is."""
     with suppress(psutil.Error):
         words = " ".join(process.cmdline()[:3])
-        if actor := re.match(r"ray::(Shard|Host|Learner)Actor\b", words):
-            return actor[1].lower()
+        if actor := re.match(r"ray::(SavedShard|Host|LearnerHost)\b", words):
+            return ACTORS[actor[1]]
         if any(re.fullmatch(r"worker-\d+\.jsonl", Path(file.path).name) for file in process.open_files()):
             return "worker"
     return "other"

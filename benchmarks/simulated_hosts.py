@@ -212,7 +212,7 @@ class Simulation:
         """Fill the shards, let all hosts take theta from there, and start their clocks."""
         theta = self._store.snapshot().numpy()
         for shard, part in zip(self._shards, self._parts, strict=True):
-            shard.begin(shard.life, 1, beginning(theta[part]))
+            shard.begin(shard.life(), 1, beginning(theta[part]))
         while not all(host.joined.is_set() for host in self._hosts):
             self._exchange_all()
         for host in self._hosts:

@@ -45,6 +45,7 @@ from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import BUILDING, ENDED, GO_ON, LEAVE
 from asyncrl.runtime.protocols import LEARNER, Counts, name_of
 from asyncrl.runtime.run import Handles, Run, RunSpec
+from asyncrl.runtime.threads import enforce_one_thread
 from asyncrl.storage.records import RecordReader
 from asyncrl.storage.run_folder import RunFolder
 
@@ -158,6 +159,7 @@ class Host(Member):
     def __init__(self, beginning: Beginning, wire: Wire) -> None:
         """Starts to work at once, in threads; workers wait until `look` says that the clock has started."""
         super().__init__(beginning)
+        enforce_one_thread()
         self._wire = wire
         spec = beginning.spec
         config = as_one_host(spec.page, spec.config)

@@ -213,8 +213,7 @@ class Shard:
     ) -> None:
         """Begins empty. `save` stores a state for `recover`; it is called before the first answer and every `every`
         calls that change theta. One of the shards keeps the `ledger`. `descent`: how gradients are applied."""
-        self.life = uuid.uuid4().hex
-        """Distinguishes this process of the shard from earlier ones."""
+        self._life = uuid.uuid4().hex
         self.ledger = ledger
         self._save, self._every = save, every
         self._incarnations = np.zeros(hosts, np.int64)
@@ -237,13 +236,17 @@ class Shard:
         """Whether it waits to be filled."""
         return self._theta is None
 
+    def life(self) -> str:
+        """Distinguishes this process of the shard from earlier ones."""
+        return self._life
+
     def begin(self, life: str, times: int, state: State) -> bool:
         """Fill an empty shard: at first with `beginning(theta)`, later with its newest known `state`.
 
         `times` counts the attempts in this run, from 1. Returns whether the shard was filled now: a call for an earlier
         `life`, or a repeated one, changes nothing.
         """
-        if not self.empty or life != self.life:
+        if not self.empty or life != self._life:
             return False
         self._restore(state, (times, 0))
         return True
