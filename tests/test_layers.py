@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,18 @@ def test_nothing_is_unpickled(file: Path) -> None:
     allowed = HANDS_OVER.get(file.relative_to(ROOT).as_posix(), set())
     assert {name.partition(".")[0] for name in names} & UNPICKLING <= allowed
     assert not [call for call in calls if unsafe.match(call)]
+
+
+def test_a_local_run_loads_nothing_of_other_backends(tmp_path: Path) -> None:
+    """Neither ranks, hosts, shards, nor the simulation of turns."""
+    code = "import asyncrl\nif __name__ == '__main__':\n    "
+    code += f"asyncrl.train('a3c', env_id='Chain', workers=1, total_steps=50, runs_dir={str(tmp_path)!r})\n    "
+    code += "import sys; print(*(name for name in sys.modules if name.startswith('asyncrl.')))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.removeprefix("asyncrl.") for name in ended.stdout.split()}
+
+    assert "backends.local" in loaded
+    apart = "collective group launch ranks seals ray host exchange forwarding reports cluster keepers serial"
+    assert not loaded & {f"backends.{name}" for name in apart.split()}
+    assert not loaded & {"parameters.shards", "parameters.replicas", "parameters.outbox", "parameters.mirror"}
+    assert not loaded & {"experience.gathered", "experience.landing", "experience.credit"}
