@@ -30,7 +30,7 @@ import torch
 from asyncrl.backends import serial
 from asyncrl.backends.exchange import Exchange, Times
 from asyncrl.backends.handles import as_one_host, learns_on_hosts, pushes_every_update
-from asyncrl.backends.host import Beginning, Member, build
+from asyncrl.backends.member import Beginning, Member, build
 from asyncrl.backends.reports import KINDS
 from asyncrl.commands.train import main as train
 from asyncrl.core.errors import UsageError

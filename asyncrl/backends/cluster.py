@@ -21,8 +21,9 @@ import ray
 
 from asyncrl.backends.actors import Place, RayWire, in_words, living_nodes, patience, placed
 from asyncrl.backends.handles import learns_on_hosts
-from asyncrl.backends.host import Beginning, Host
+from asyncrl.backends.host import Host
 from asyncrl.backends.keepers import CALL_SECONDS, Keepers, Learner, Memories, Shards
+from asyncrl.backends.member import Beginning
 from asyncrl.backends.reports import LEFT, Seen
 from asyncrl.backends.supervisor import BACK_OFF_SECONDS, READY_SECONDS
 from asyncrl.parameters.mirror import Mirror

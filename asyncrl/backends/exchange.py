@@ -7,19 +7,17 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.backends.member import Member
 from asyncrl.backends.reports import Wire
 from asyncrl.parameters.outbox import Outbox, Postman
 from asyncrl.parameters.shards import NEVER, Answer, Call, Caller, Exchanged, Exchanger, Pusher, Report, slices
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.silence import Watch
-
-if TYPE_CHECKING:
-    from asyncrl.backends.host import Member
 
 LONGEST_SECONDS = 1.0
 """Longest interval between two exchanges, even without updates."""

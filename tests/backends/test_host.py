@@ -14,7 +14,8 @@ import torch
 
 from asyncrl.a3c import Config as A3CConfig
 from asyncrl.backends.handles import as_one_host, learners_of
-from asyncrl.backends.host import Beginning, Host
+from asyncrl.backends.host import Host
+from asyncrl.backends.member import Beginning
 from asyncrl.backends.reports import KINDS, LEFT, Seen
 from asyncrl.impala import Config as ImpalaConfig
 from asyncrl.parameters.shards import Account, Answer, Call, Ledger, Shard, State, beginning, slices

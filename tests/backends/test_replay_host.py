@@ -18,8 +18,9 @@ from asyncrl.backends import forwarding, remote_replay
 from asyncrl.backends.calls import Answer, Draw, Drew, Feedback, Question
 from asyncrl.backends.forwarding import Forwarding
 from asyncrl.backends.handles import as_one_host, replay_host_plan
-from asyncrl.backends.host import Host, Member, build
+from asyncrl.backends.host import Host
 from asyncrl.backends.learner_host import LearnerHost
+from asyncrl.backends.member import Member, build
 from asyncrl.backends.remote_replay import RemoteReplay
 from asyncrl.backends.replay_host import ReplayHost
 from asyncrl.core.rollout import Rollout, Transitions
