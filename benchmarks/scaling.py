@@ -13,7 +13,8 @@ fitted to the runs on one host; those on two hosts, printed beside what the mode
 Without `--measure` it prints the table for hosts of the given kind, and draws the figure. The model: on a host with a
 core per worker, workers make as many steps as they have CPU time for. Each makes `--exchange-updates` updates between
 two calls to each shard, at least one call per second and at most fifty. A shard, and the learner, has one core. The
-script also adds simulated runs (`--simulated FOLDER`) to the file: hosts, seed, and steps to a score of 475.
+script also adds runs of `benchmarks/simulated_hosts.py` (`--simulated FOLDER`) to the file: hosts, seed, and steps to a
+score of 475.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ RUNS = [
 ]
 CALLS_AT_MOST, CALLS_AT_LEAST = 50.0, 1.0
 """Exchanges of a host per second (backends/exchange.py)."""
+ACTORS = {"SavedShard": "shard", "Host": "host", "LearnerHost": "learner"}
+"""Classes of Ray's actors, and what they are called here."""
 SHARDS = (1, 2, 4, 8)
 HOSTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -80,8 +83,8 @@ def part_of(process: psutil.Process) -> str:
     """What a process of a run on Ray is."""
     with suppress(psutil.Error):
         words = " ".join(process.cmdline()[:3])
-        if actor := re.match(r"ray::(Shard|Host|Learner)Actor\b", words):
-            return actor[1].lower()
+        if actor := re.match(r"ray::(SavedShard|Host|LearnerHost)\b", words):
+            return ACTORS[actor[1]]
         if any(re.fullmatch(r"worker-\d+\.jsonl", Path(file.path).name) for file in process.open_files()):
             return "worker"
     return "other"
@@ -183,7 +186,8 @@ def simulated(folder: Path) -> list[dict[str, Any]]:
         reached = next((row["steps"] for row in rows if (row.get("mean") or 0) >= 475), None)
         found.append(
             {
-                "hosts": config["simulate_hosts"], "workers": config["workers"], "seed": config["seed"],
+                "hosts": len(list(file.parent.glob("host-*.jsonl"))), "workers": config["workers"],
+                "seed": config["seed"],
                 "learning_rate": config["learning_rate"],
                 "steps_to_475": reached, "steps": read_json(file.parent / "status.json")["steps"],
                 "staleness_between_hosts": round(staleness, 1),

@@ -70,8 +70,6 @@ def small(words: list[str]) -> list[str]:
                 words[words.index(flag) + 1] = value
         elif flag != "--backend" or not {"--learners", "--layout"} & set(words):
             words += [flag, value]
-    if "--simulate-hosts" in words:  # no more than there are workers
-        words[words.index("--simulate-hosts") + 1] = "2"
     text = re.sub(r"\b\d+ (log-)?uniform|--trials \d+", lambda many: re.sub(r"\d+", "2", many[0]), shlex.join(words))
     return shlex.split(text) + FURTHER.get(name, [])
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import asyncrl
 from asyncrl.pages import PAGES
 
 ROOT = Path(asyncrl.__file__).parent
+MODULES = {".".join(["asyncrl", *file.relative_to(ROOT).with_suffix("").parts]): file for file in ROOT.rglob("*.py")}
 MAY_IMPORT = {
     "core": {"core"},
     "config": {"config", "storage", "core"},
@@ -57,7 +60,10 @@ def imports_of(file: Path) -> list[str]:
     guarded = {id(node) for guard in guards for node in ast.walk(guard)}
     nodes = [node for node in ast.walk(tree) if id(node) not in guarded]
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            inside = [f"{node.module}.{one.name}" for one in node.names]
+            names += [node.module, *(name for name in inside if name in MODULES)]
     return [name for name in names if name.startswith("asyncrl.")]
 
 
@@ -88,3 +94,35 @@ def test_nothing_is_unpickled(file: Path) -> None:
     allowed = HANDS_OVER.get(file.relative_to(ROOT).as_posix(), set())
     assert {name.partition(".")[0] for name in names} & UNPICKLING <= allowed
     assert not [call for call in calls if unsafe.match(call)]
+
+
+def test_a_local_run_loads_nothing_of_other_backends(tmp_path: Path) -> None:
+    """Neither ranks, hosts, shards, nor the simulation of turns."""
+    code = "import asyncrl\nif __name__ == '__main__':\n    "
+    code += f"asyncrl.train('a3c', env_id='Chain', workers=1, total_steps=50, runs_dir={str(tmp_path)!r})\n    "
+    code += "import sys; print(*(name for name in sys.modules if name.startswith('asyncrl.')))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.removeprefix("asyncrl.") for name in ended.stdout.split()}
+
+    assert "backends.local" in loaded
+    apart = "collective group launch ranks seals ray host exchange forwarding reports cluster keepers serial"
+    assert not loaded & {f"backends.{name}" for name in apart.split()}
+    assert not loaded & {"parameters.shards", "parameters.replicas", "parameters.outbox", "parameters.mirror"}
+    assert not loaded & {"experience.gathered", "experience.landing", "experience.credit"}
+
+
+KNOWN = {"envs"}
+"""Layers whose modules still import each other in a circle."""
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Not for types either: what both need is in a module below them."""
+    below = {module: set(imports_of(file)) & MODULES.keys() for module, file in MODULES.items()}
+    while leaves := {module for module, imported in below.items() if not imported & below.keys()}:
+        for module in leaves:
+            del below[module]
+
+    while tops := below.keys() - {name for imported in below.values() for name in imported}:
+        for module in tops:
+            del below[module]
+    assert {layer_of(module) for module in below} <= KNOWN, sorted(below)

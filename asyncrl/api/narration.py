@@ -27,8 +27,6 @@ def introduction(run: Run, description: str, changes: list[str]) -> list[str]:
     parameters = sum(math.prod(shape) for _, shape in run.spec.layout)
     up_to = "up to " if config.hosts == "auto" else ""
     hosts = f"{up_to}{config.most_hosts} hosts x " if config.backend == "ray" else ""
-    if config.simulated_hosts:
-        hosts = f"{config.simulated_hosts} simulated hosts with together "
     lines = [
         description,
         f"{short(run.spec.page)}, preset {config.preset}: {parameters:,} parameters, "

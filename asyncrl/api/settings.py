@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from asyncrl import pages
 from asyncrl.algorithm import Algorithm, load, name_of_class
 from asyncrl.api.training import Settled, settle
-from asyncrl.backends.launch import launched
 from asyncrl.config.arguments import write_argument
 from asyncrl.config.commandline import read_text
 from asyncrl.config.run_config import RunConfig, to_plain
@@ -57,11 +56,14 @@ class Asked:
 
         own = {} if self.config is None else to_plain(self.config)
         settled = settle(self.page, read, self.resume, Permission({"page": self.page, **own, **given}, self.trust))
-        if settled.config.backend == "collective" and (launch := launched(os.environ)) is not None:
-            raise UsageError(
-                f"under {launch.by} use the command, python -m asyncrl.{pages.short(self.page)} --backend collective: "
-                "from Python each of its processes would start ranks of its own"
-            )
+        if settled.config.backend == "collective":
+            from asyncrl.backends.launch import launched
+
+            if (launch := launched(os.environ)) is not None:
+                raise UsageError(
+                    f"under {launch.by} use the command, python -m asyncrl.{pages.short(self.page)} --backend "
+                    "collective: from Python each of its processes would start ranks of its own"
+                )
         return settled
 
 

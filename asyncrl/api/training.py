@@ -11,15 +11,16 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from asyncrl.algorithm import GRADIENT, IN_STEP, MEMORY, algorithm_of
 from asyncrl.api.narration import conclusion, introduction, what_next
 from asyncrl.api.resume import AUTO, differences, is_finished, is_resumed, load_for_resume, newest, stored_config
-from asyncrl.backends import collective, local, ray, serial, sockets
+from asyncrl.backends import sockets
 from asyncrl.backends.families import stopping_together
 from asyncrl.backends.handles import (
     as_one_machine,
@@ -56,6 +57,9 @@ from asyncrl.storage.holding import FolderLost, Hold
 from asyncrl.storage.run_folder import RunExists, RunFolder, cpu_instructions, default_name, host_facts
 from asyncrl.storage.stored import Permission, read_stored, write_stored
 from asyncrl.storage.tracking import make_trackers, require
+
+if TYPE_CHECKING:
+    from asyncrl.backends.collective import Meeting
 
 MOST_AT_A_TIME = 100
 """Runs with the same settings that one program may start within the same second."""
@@ -171,8 +175,6 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
         _check_device(config, device)
     if config.backend == "ray":
         _check_ray(page, config)
-    if config.simulated_hosts and algorithm_of(page).experience != GRADIENT:
-        raise UsageError(f"--simulate-hosts is for methods whose workers learn; in {command_of(page)} a learner does")
     if config.update == "locked" and sys.platform == "win32":
         raise UsageError("--update locked needs a POSIX system")
 
@@ -217,7 +219,9 @@ def _check_ray(page: str, config: RunConfig) -> None:
         if getattr(config, name, plain) != plain and learns_on_hosts(page, config):
             who = "workers learn" if kind == GRADIENT else "each host has its own with these settings"
             raise UsageError(f"{flag(name)} is for methods with a learner; in {command_of(page)} {who}")
-    ray.require_ray()
+    from asyncrl.backends.ray import require_ray
+
+    require_ray()
 
 
 def _check_collective(page: str, config: RunConfig) -> None:
@@ -243,7 +247,7 @@ def carry_out(
     signals: Signals,
     speaks: bool,
     listener: Listener | None = None,
-    meeting: collective.Meeting | None = None,
+    meeting: Meeting | None = None,
 ) -> Ended:
     """Carry a run out, from its folder to its last status. Raises UsageError before the run begins, nothing after that.
 
@@ -339,7 +343,7 @@ def check_memory(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, pa
     """Raise UsageError if there is not enough shared memory for the store of a run with these settings."""
     moments = moments_size(moments_shape(config, spec, spaces))
     needed = machine.shared_bytes(config, parameters, moments, algorithm_of(page).has_target, experience)
-    demand(machine.check_shared_memory(needed * max(1, config.simulated_hosts)))
+    demand(machine.check_shared_memory(needed))
 
 
 def demand(finding: Finding) -> None:
@@ -348,17 +352,14 @@ def demand(finding: Finding) -> None:
         raise UsageError(f"{finding.check}: {finding.figure}; {finding.remedy}")
 
 
-def follow(
-    run: Run, monitor: Monitor, view: View, signals: Signals, meeting: collective.Meeting | None = None
-) -> Outcome:
+def follow(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Meeting | None = None) -> Outcome:
     """Follow the run to its end on its backend; after an exception the run has failed, and its processes are gone."""
     try:
         monitor.write_status("starting")
         with stopping_together():
-            if run.spec.config.backend == "collective":
-                return collective.run(run, monitor, view, signals, meeting)
-            backends = {"serial": serial.run, "local": local.run, "ray": ray.run}
-            return backends[run.spec.config.backend](run, monitor, view, signals)
+            backend = import_module(f"asyncrl.backends.{run.spec.config.backend}")  # and no other
+            with_ranks = {} if meeting is None else {"meeting": meeting}
+            return cast(Outcome, backend.run(run, monitor, view, signals, **with_ranks))
     except BaseException as error:  # signals are caught, so that it is of user code even if it says KeyboardInterrupt
         return broken(error)
 

@@ -1,16 +1,17 @@
-"""The processes of a run on Ray, each an actor, and the wire between them.
+"""A run on Ray: the cluster's machines, the places of processes on them, each an actor, and the wire between them.
 
-Ray places and monitors processes and carries their calls. The rules of shards are in `parameters/shards.py`, the work
-of a host is in `backends/host.py`, that of a learner in `backends/learner_host.py`, that of a replay host in
-`backends/replay_host.py`.
+Ray places, monitors and restarts processes, and carries their calls, but repeats none. Its actors are instances of
+ordinary classes: `backends/host.py`, `backends/learner_host.py`, `backends/replay_host.py`, and shards
+(`parameters/shards.py`), which save themselves here.
 """
 
 from __future__ import annotations
 
 import shutil
-import socket
 import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,21 +20,70 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from asyncrl.backends.host import Beginning, Host
-from asyncrl.backends.learner_host import LearnerHost
-from asyncrl.backends.replay_host import ReplayHost
-from asyncrl.backends.reports import KINDS, Seen
+from asyncrl.backends.reports import KINDS, Keeper, Seen
+from asyncrl.backends.supervisor import BUDGET_SECONDS
 from asyncrl.core.errors import DiskFull
 from asyncrl.core.updates import Descent
-from asyncrl.parameters.shards import Answer, Call, Empty, Ledger, Shard, State
-from asyncrl.runtime.run import RunSpec
-from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+from asyncrl.parameters.shards import Empty, Ledger, Shard, State
+from asyncrl.runtime.threads import enforce_one_thread
 from asyncrl.storage.files import disk_is_full, replace_file
 
 SAVED_EVERY = 20
 """Exchanges between two checkpoints of a shard."""
 PUSHES_SAVED_EVERY = 500
 """The same for a shard that applies gradients, which are many more calls."""
+SILENT_SECONDS = 75.0
+"""An actor that has not answered for this long is replaced; earlier with a shorter `--hang-seconds`.
+
+Ray finds a dead machine after about 65 seconds, and a host waits for 120 seconds for the keepers of theta.
+"""
+
+
+def patience(hang_seconds: float) -> float:
+    """How long an actor may take to answer; without end if hangs are not to be noticed."""
+    return min(hang_seconds, SILENT_SECONDS) if hang_seconds else float("inf")
+
+
+def living_nodes() -> list[dict[str, Any]]:
+    """The cluster's machines, in Ray's words; this one comes first."""
+    here = ray.get_runtime_context().get_node_id()
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return sorted(alive, key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"]))
+
+
+@dataclass
+class Place:
+    """The place of a host or of the learner in the run, on whichever machine."""
+
+    number: int
+    node: str = ""
+    name: str = ""
+    """Name of the machine."""
+    actor: Any = None
+    """None: the place is empty."""
+    incarnation: int = 0
+    look: Any = None
+    """A pending call of `Host.look`."""
+    looked: float = 0.0
+    told: int = 0
+    seen: Seen | None = None
+    losses: list[float] = field(default_factory=list)
+    """Times of losses, by the monotonic clock, within the budget's time."""
+    due: float = 0.0
+    """When the place may be filled again."""
+    cause: str = ""
+    """Of the last loss."""
+    gone: bool = False
+    """Whether it stays empty after too many losses."""
+    left: bool = False
+    """Whether its work is finished."""
+
+    def lose(self, cause: str, budget: int) -> None:
+        """Note a loss; the place is gone if it was lost more often than `budget` within the budget's time."""
+        self.cause = cause
+        now = time.monotonic()
+        self.losses = [moment for moment in self.losses if now - moment < BUDGET_SECONDS] + [now]
+        self.gone = len(self.losses) > budget
 
 
 def placed(kind: type, node: dict[str, Any] | None, soft: bool = False, **options: Any) -> Any:
@@ -46,21 +96,13 @@ def placed(kind: type, node: dict[str, Any] | None, soft: bool = False, **option
     return ray.remote(kind).options(num_cpus=0, max_task_retries=0, **options)
 
 
-class Keeper:
-    """What the driver asks each process that has a part of the run's state."""
-
-    def machine(self) -> str:
-        """Name of the machine on which it runs."""
-        return socket.gethostname()
-
-
-class ShardActor(Keeper):
-    """A shard's process. Ray restarts it when it dies, but repeats no call."""
+class SavedShard(Shard, Keeper):
+    """A shard that saves its state to a file, from which its next process recovers."""
 
     def __init__(
         self, file: str, hosts: int, workers: int, sizes: tuple[int, ...], first: bool, descent: Descent | None = None
     ) -> None:
-        """Saves its state to `file`, or elsewhere if this machine lacks the run's folder. `first`: keeps the ledger.
+        """Saves to `file`, or elsewhere if this machine lacks the run's folder. `first`: keeps the ledger.
 
         `workers` are those of a host, with its learners. `descent`: it applies gradients.
         """
@@ -72,11 +114,11 @@ class ShardActor(Keeper):
         self._file = place
         ledger = Ledger(hosts, workers, KINDS, sizes) if first else None
         every = SAVED_EVERY if descent is None else PUSHES_SAVED_EVERY
-        self._shard = Shard(hosts, self._save, every, ledger, descent)
+        super().__init__(hosts, self._write, every, ledger, descent)
         if place.is_file():
-            self._shard.recover(cast(State, safetensors.numpy.load(place.read_bytes())))
+            self.recover(cast(State, safetensors.numpy.load(place.read_bytes())))
 
-    def _save(self, state: State) -> None:
+    def _write(self, state: State) -> None:
         try:
             replace_file(self._file, safetensors.numpy.save(cast(dict[str, NDArray[Any]], state)))
         except OSError as error:
@@ -85,91 +127,9 @@ class ShardActor(Keeper):
             name = self._file.stem.replace("-", " ")
             raise DiskFull(f"{name} could not save its state: the disk is full") from error
 
-    def life(self) -> str:
-        """See `Shard.life`."""
-        return self._shard.life
-
-    def begin(self, life: str, times: int, state: State) -> bool:
-        """See `Shard.begin`."""
-        return self._shard.begin(life, times, state)
-
-    def exchange(self, call: Call) -> Answer:
-        """See `Shard.exchange`."""
-        return self._shard.exchange(call)
-
-    def state(self) -> State:
-        """See `Shard.state`."""
-        return self._shard.state()
-
     def forget(self) -> None:
         """Remove the saved state, at the end of the run."""
         shutil.rmtree(self._file.parent, ignore_errors=True)
-
-
-class LearnerActor(Keeper):
-    """The learner's process. Ray restarts it when it dies, but repeats no call; several calls may run at once."""
-
-    def __init__(self, spec: RunSpec) -> None:
-        request_one_thread()
-        enforce_one_thread()
-        self._learner = LearnerHost(spec)
-
-    def connect(self, memories: Sequence[Any]) -> None:
-        """See `LearnerHost.connect`. Not an argument of the constructor: Ray need not keep it for a restart."""
-        self._learner.connect(RayWire(memories))
-
-    def life(self) -> str:
-        """See `LearnerHost.life`."""
-        return self._learner.life
-
-    def begin(self, life: str, times: int, state: State) -> bool:
-        """See `LearnerHost.begin`."""
-        return self._learner.begin(life, times, state)
-
-    def exchange(self, call: Any) -> Any:
-        """See `LearnerHost.exchange`."""
-        return self._learner.exchange(call)
-
-    def look(self, told: int, start: bool, order: int, phases: list[int]) -> Seen:
-        """See `LearnerHost.look`."""
-        return self._learner.look(told, start, order, phases)
-
-    def state(self) -> State:
-        """See `LearnerHost.state`."""
-        return self._learner.state()
-
-    def statistics(self) -> State:
-        """See `LearnerHost.statistics`."""
-        return self._learner.statistics()
-
-    def forget(self) -> None:
-        """See `LearnerHost.close`."""
-        self._learner.close()
-
-
-class ReplayActor(Keeper):
-    """A replay host's process. Ray restarts it when it dies, but repeats no call; several calls may run at once."""
-
-    def __init__(self, spec: RunSpec, number: int) -> None:
-        request_one_thread()
-        enforce_one_thread()
-        self._memory = ReplayHost(spec, number)
-
-    def life(self) -> str:
-        """See `ReplayHost.life`."""
-        return self._memory.life
-
-    def begin(self, life: str, times: int, state: State) -> bool:
-        """See `ReplayHost.begin`."""
-        return self._memory.begin(life, times, state)
-
-    def exchange(self, call: Any) -> Any:
-        """See `ReplayHost.exchange`."""
-        return self._memory.exchange(call)
-
-    def state(self) -> State:
-        """See `ReplayHost.state`."""
-        return self._memory.state()
 
 
 class RayWire:
@@ -210,27 +170,6 @@ def _answer(call: Any) -> Any:
         raise
     except ray.exceptions.RayError:  # the keeper is gone, or cannot be reached
         return None
-
-
-class HostActor:
-    """A host's process."""
-
-    def __init__(self, beginning: Beginning, keepers: Sequence[Any]) -> None:
-        request_one_thread()
-        enforce_one_thread()
-        self._host = Host(beginning, RayWire(keepers))
-
-    def look(self, told: int, start: bool, order: int) -> Seen:
-        """See `Host.look`."""
-        return self._host.look(told, start, order)
-
-    def state(self) -> State | None:
-        """See `Host.state`."""
-        return self._host.state()
-
-    def close(self) -> None:
-        """See `Host.close`."""
-        self._host.close()
 
 
 def in_words(error: Exception) -> str:

@@ -19,11 +19,11 @@ from typing import Any, cast
 
 import ray
 
-from asyncrl.backends.actors import HostActor, in_words, placed
+from asyncrl.backends.actors import Place, RayWire, in_words, living_nodes, patience, placed
 from asyncrl.backends.handles import learns_on_hosts
-from asyncrl.backends.host import Beginning
+from asyncrl.backends.host import Host
 from asyncrl.backends.keepers import CALL_SECONDS, Keepers, Learner, Memories, Shards
-from asyncrl.backends.places import Place, living_nodes, patience
+from asyncrl.backends.member import Beginning
 from asyncrl.backends.reports import LEFT, Seen
 from asyncrl.backends.supervisor import BACK_OFF_SECONDS, READY_SECONDS
 from asyncrl.parameters.mirror import Mirror
@@ -135,7 +135,7 @@ class Driver:
             self._spec, place.number, place.incarnation, at, self._clock.seconds, moments, cast(State, state),
             self._keepers.updates,
         )  # fmt: skip
-        place.actor = placed(HostActor, node).remote(begin, [*self._keepers.actors, *self._memories.actors])
+        place.actor = placed(Host, node).remote(begin, RayWire([*self._keepers.actors, *self._memories.actors]))
         self._enter(place, BUILDING)
         if self._ready or place.incarnation > 1:
             self._say(f"host {place.number} joins, on {place.name}")

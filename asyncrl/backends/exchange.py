@@ -7,19 +7,17 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.backends.member import Member
 from asyncrl.backends.reports import Wire
 from asyncrl.parameters.outbox import Outbox, Postman
 from asyncrl.parameters.shards import NEVER, Answer, Call, Caller, Exchanged, Exchanger, Pusher, Report, slices
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.silence import Watch
-
-if TYPE_CHECKING:
-    from asyncrl.backends.host import Member
 
 LONGEST_SECONDS = 1.0
 """Longest interval between two exchanges, even without updates."""
@@ -157,7 +155,7 @@ class Exchange:
     """The exchange with all shards."""
 
     def __init__(self, host: Member, wire: Wire, times: Times | None = None) -> None:
-        """`times` are those of a simulated clock, if it is one."""
+        """`times` are by another clock than this machine's if hosts are simulated."""
         self._host, self._wire, self._times = host, wire, times or Times()
         config, beginning, store = host.beginning.spec.config, host.beginning, host.handles.store
         assert isinstance(store, SharedStore)
@@ -176,7 +174,7 @@ class Exchange:
             ]
         else:
             self._look_seconds = SHORTEST_SECONDS / 2
-            every = config.exchange_updates * config.workers_per_host
+            every = config.exchange_updates * config.workers
             self.lanes = [
                 DifferenceLane(Exchanger(*who, live[part]), now, store=store, part=part, updates=every)
                 for part in parts

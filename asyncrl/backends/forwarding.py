@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from asyncrl.algorithm import IN_STEP, MEMORY, algorithm_of
 from asyncrl.backends.calls import Answer, Question
 from asyncrl.backends.exchange import ALONE_SECONDS, ANSWER_SECONDS, LAST_SECONDS, PAUSE_SECONDS
 from asyncrl.backends.handles import replay_hosts_of, rollout_shape
+from asyncrl.backends.member import Member
 from asyncrl.backends.reports import Wire
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.credit import Forwarder, Parcel, Taken
@@ -31,9 +32,6 @@ from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import Retired
 from asyncrl.runtime.protocols import Counts
 from asyncrl.runtime.silence import Watch
-
-if TYPE_CHECKING:
-    from asyncrl.backends.host import Host
 
 LEARNER_KEEPER = 0
 """The learner's number on the wire; replay host k has number 1 + k."""
@@ -72,7 +70,7 @@ class Asked:
 class Forwarding:
     """The host's side."""
 
-    def __init__(self, host: Host, wire: Wire) -> None:
+    def __init__(self, host: Member, wire: Wire) -> None:
         self._host, self._wire = host, wire
         beginning, handles = self._host.beginning, self._host.handles
         spec = beginning.spec

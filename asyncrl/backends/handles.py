@@ -1,4 +1,7 @@
-"""What the processes of a run share: the handles of the serial and the local backend, and those of a rank."""
+"""What the processes of a run share: the handles of the serial and the local backend, of a host, and of a rank.
+
+A run imports only what it uses, so what hosts and ranks need is imported where it is built.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,8 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.batches import Batches, batches_bytes
 from asyncrl.experience.blocks import RolloutShape
-from asyncrl.experience.gathered import Gathered, Kept
 from asyncrl.experience.replay import Replay, ReplayPlan
 from asyncrl.experience.steps import StepShape
-from asyncrl.parameters.mirror import Mirror
-from asyncrl.parameters.outbox import Outbox
-from asyncrl.parameters.replicas import Replicas
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.accord import Accord
 from asyncrl.runtime.clock import Clock
@@ -43,7 +42,7 @@ def build_handles(spec: RunSpec, theta: Tensor, checkpoint: Checkpoint | None = 
     begun = (checkpoint.steps, checkpoint.seconds) if checkpoint else (0, 0.0)
     if spec.config.backend == "collective":
         handles = build_rank_handles(spec, theta, 0, *begun)
-    elif spec.config.backend == "ray" or spec.config.simulated_hosts:
+    elif spec.config.backend == "ray":
         handles = build_mirror_handles(spec, theta, *begun)
     else:
         handles = build_shared_handles(spec, theta, trains, *begun)
@@ -60,6 +59,8 @@ def build_shared_handles(
     clock = build_clock(spec, steps, seconds)
     lock_file = str(spec.folder.path / "store.lock") if config.update == "locked" else None
     if shards:
+        from asyncrl.parameters.outbox import Outbox
+
         store: SharedStore = Outbox(theta, config.descent, config.workers, clock, shards)
     else:
         store = SharedStore(theta, config.descent, config.workers, clock, lock_file)
@@ -77,7 +78,7 @@ def as_one_machine(config: RunConfig, workers: int) -> RunConfig:
         config = replace(config, replay_hosts=0)
     return replace(
         config, backend="local", workers=workers, hosts=1, address="", parameter_shards=1, learner_resource="",
-        simulate_hosts=0, exchange_delay=1.0, push=plain.push,
+        push=plain.push,
         statistics="per-worker" if config.per_worker_statistics else "shared",
     )  # fmt: skip
 
@@ -124,6 +125,8 @@ def build_host_handles(spec: RunSpec, theta: Tensor, shards: int = 0) -> Handles
     if learns_on_hosts(spec.page, spec.config):
         return build_shared_handles(spec, theta, shards=shards)
     clock = build_clock(spec)
+    from asyncrl.parameters.mirror import Mirror
+
     store = Mirror(theta, spec.config.descent, spec.config.workers, clock)
     moments = RunMoments(spec.config.workers, moments_size(moments_shape(spec.config, spec.environment, spec.spaces)))
     if algorithm_of(spec.page).experience != MEMORY:
@@ -134,7 +137,9 @@ def build_host_handles(spec: RunSpec, theta: Tensor, shards: int = 0) -> Handles
 
 
 def build_mirror_handles(spec: RunSpec, theta: Tensor, steps: int, seconds: float) -> Handles:
-    """What the driver of the ray backend has, or a simulation of hosts; begun as `build_clock` says."""
+    """What the driver of the ray backend has; begun as `build_clock` says."""
+    from asyncrl.parameters.mirror import Mirror
+
     clock = build_clock(spec, steps, seconds)
     store = Mirror(theta, spec.config.descent, spec.config.all_workers, clock)
     return Handles(store, clock, RunMoments(1, moments_size(moments_shape(spec.config, spec.environment, spec.spaces))))
@@ -149,6 +154,9 @@ def build_rank_handles(spec: RunSpec, theta: Tensor, rank: int, steps: int = 0, 
     """What one rank of the collective backend has, the transport still missing; begun as `build_clock` says."""
     config, page = spec.config, algorithm_of(spec.page)
     clock = build_clock(spec, steps, seconds)
+    from asyncrl.experience.gathered import Gathered, Kept
+    from asyncrl.parameters.replicas import Replicas
+
     accord = Accord()
     reduces = config.reduce == "gradients" and page.experience != GRADIENT
     overlap = config.overlap and page.experience == GRADIENT

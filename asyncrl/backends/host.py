@@ -14,125 +14,36 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from traceback import format_exc
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from asyncrl.backends.exchange import LAST_SECONDS, Exchange
 from asyncrl.backends.forwarding import Forwarding
-from asyncrl.backends.handles import (
-    as_one_host,
-    build_host_handles,
-    learners_of,
-    learns_on_hosts,
-    pushes_every_update,
-)
+from asyncrl.backends.handles import as_one_host
 from asyncrl.backends.local import evaluator_process, learner_process, worker_process
+from asyncrl.backends.member import Beginning, Member, build
 from asyncrl.backends.outcome import Outcome, Signals, failed
 from asyncrl.backends.reports import LEFT, Journal, Seen, Wire
 from asyncrl.backends.supervisor import Slot, Supervisor
 from asyncrl.core.errors import DiskFull, NotFinite
-from asyncrl.core.moments import merge
 from asyncrl.experience.batches import Batches
-from asyncrl.parameters.shards import Report, Retired
-from asyncrl.parameters.shared import SharedStore
+from asyncrl.parameters.shards import Retired
 from asyncrl.runtime.clock import BUILDING, ENDED, GO_ON, LEAVE
-from asyncrl.runtime.protocols import LEARNER, Counts, name_of
-from asyncrl.runtime.run import Handles, Run, RunSpec
+from asyncrl.runtime.protocols import name_of
+from asyncrl.runtime.run import Handles, Run
+from asyncrl.runtime.threads import enforce_one_thread
 from asyncrl.storage.records import RecordReader
 from asyncrl.storage.run_folder import RunFolder
 
 TEND_SECONDS = 0.1
 INCARNATIONS = 1000
 """Distance between the random streams of a host's incarnations; no worker is replaced that often."""
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """What a host needs to know to take part, as plain data."""
-
-    spec: RunSpec
-    """The spec of the whole run."""
-    host: int
-    incarnation: int
-    """Counts the processes that have had the host's number, from 1."""
-    steps: int
-    """T at which the run was resumed."""
-    seconds: float
-    """Seconds that the run has taken so far."""
-    moments: tuple[NDArray[np.float64], ...]
-    """Moments at which the run was resumed."""
-    state: dict[str, NDArray[np.generic]]
-    """The store's state besides theta."""
-    updates: int = 0
-    """Updates in theta when the run was resumed."""
-
-
-class Member:
-    """A host as those see it who exchange with the others for it."""
-
-    def __init__(self, beginning: Beginning) -> None:
-        self.beginning = beginning
-        page, config = beginning.spec.page, beginning.spec.config
-        self.learns = learns_on_hosts(page, config)
-        """Whether theta is in shards; else one learner has it."""
-        learners = learners_of(page, config) // config.most_hosts if self.learns else 0
-        self.learners = range(LEARNER, LEARNER - learners, -1)
-        """The numbers of this host's learners."""
-        self.joined, self.done = threading.Event(), threading.Event()
-        """Set when theta has come, and when the workers have ended: only the last exchange is left."""
-
-    @property
-    def handles(self) -> Handles:
-        """What this host's workers share."""
-        raise NotImplementedError
-
-    def say(self, line: str) -> None:
-        """Report a line to be shown."""
-        raise NotImplementedError
-
-    def tell_exchanges(self, row: dict[str, Any] | None) -> None:
-        """Report a row on exchanges; None: there were none."""
-        raise NotImplementedError
-
-    def report(self) -> Report:
-        """What all here have counted. Called before theta is read, so that theta has all counted updates."""
-        steps = [*enumerate(self.handles.clock.worker_steps()), *((learner, 0) for learner in self.learners)]
-        tallies = [[count, *self.handles.store.counts(who)] for who, count in steps]
-        return Report(np.array(tallies, np.int64), self.handles.moments.of_workers())
-
-    def learn_of_others(self, others: Report) -> None:
-        """Let this host's workers see T, updates and moments of the other hosts."""
-        clock, store, beginning = self.handles.clock, self.handles.store, self.beginning
-        if self.learns and isinstance(store, SharedStore):
-            store.hear_of(beginning.updates + int(others.tallies[1]))
-        clock.rebase(max(clock.base_steps, beginning.steps + int(others.tallies[0])))
-        rows = zip(beginning.moments, others.moments, strict=True)
-        self.handles.moments.lay_down([merge(earlier, row) for earlier, row in rows])
-
-    def at(self, row: dict[str, Any]) -> dict[str, Any]:
-        """A row with T and the time as this host knows them."""
-        clock = self.handles.clock
-        return {"steps": clock.steps, "seconds": round(clock.seconds, 3)} | row
-
-
-def build(beginning: Beginning, spec: RunSpec) -> Handles:
-    """What the workers of one host share, theta still missing. `spec` describes the run of this host alone."""
-    size = sum(int(torch.Size(shape).numel()) for _, shape in spec.layout)
-    config = beginning.spec.config
-    shards = config.parameter_shards if pushes_every_update(beginning.spec.page, config) else 0
-    handles = build_host_handles(spec, torch.zeros(size), shards)
-    handles.clock.rebase(beginning.steps, beginning.seconds)
-    handles.moments.lay_down(beginning.moments)
-    state = {name: torch.from_numpy(np.array(array)) for name, array in beginning.state.items()}
-    handles.store.restore(torch.zeros(size), state, Counts())
-    return handles
 
 
 class Workers(Supervisor):
@@ -158,6 +69,7 @@ class Host(Member):
     def __init__(self, beginning: Beginning, wire: Wire) -> None:
         """Starts to work at once, in threads; workers wait until `look` says that the clock has started."""
         super().__init__(beginning)
+        enforce_one_thread()
         self._wire = wire
         spec = beginning.spec
         config = as_one_host(spec.page, spec.config)
@@ -179,8 +91,6 @@ class Host(Member):
             threading.Thread(target=self._guarded(work), daemon=True, name=name)
             for name, work in (("work", self._work), ("exchange", self._exchange))
         ]
-        self.firsts: list[set[int]] = [set() for _ in range(config.workers)]
-        """With a learner: with which of its rollouts each process of a worker has begun."""
         for thread in self._threads:
             thread.start()
 

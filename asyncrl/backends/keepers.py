@@ -18,10 +18,10 @@ import ray
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.backends.actors import LearnerActor, ReplayActor, ShardActor, get, placed
+from asyncrl.backends.actors import Place, RayWire, SavedShard, get, patience, placed
 from asyncrl.backends.handles import learners_of, pushes_every_update, replay_hosts_of
-from asyncrl.backends.learner_host import filling
-from asyncrl.backends.places import Place, patience
+from asyncrl.backends.learner_host import LearnerHost, filling
+from asyncrl.backends.replay_host import ReplayHost
 from asyncrl.backends.reports import KINDS, LEFT, Seen
 from asyncrl.backends.supervisor import READY_SECONDS
 from asyncrl.core.devices import CPU
@@ -291,7 +291,7 @@ class Shards(Keepers):
             at = shard % len(nodes)
             # Ray may place an actor elsewhere though the node that it should softly be on has room. Without the first
             # node, the driver's, there is no run; from another one a shard must be able to move.
-            options = placed(ShardActor, nodes[at], soft=at > 0, max_restarts=-1)
+            options = placed(SavedShard, nodes[at], soft=at > 0, max_restarts=-1)
             file = str(folder / f"shard-{shard}.safetensors")
             actors.append(options.remote(file, config.most_hosts, self._writers, sizes, shard == 0, self._descent))
         return actors
@@ -318,7 +318,7 @@ class Memories(Keepers):
         for number in range(len(self._known)):
             at = number % len(nodes)
             calls = concurrency(config.most_hosts)
-            options = placed(ReplayActor, nodes[at], soft=at > 0, max_restarts=-1, max_concurrency=calls)
+            options = placed(ReplayHost, nodes[at], soft=at > 0, max_restarts=-1, max_concurrency=calls)
             actors.append(options.remote(self._spec, number))
         return actors
 
@@ -393,14 +393,14 @@ class Learner(Keepers):
             options["resources"] = {config.learner_resource: 0.001}
         # Otherwise on the driver's node and no other: without that node there is no run.
         node = None if config.learner_resource else nodes[0]
-        self.place.actor = placed(LearnerActor, node, max_restarts=-1, **options).remote(self._spec)
+        self.place.actor = placed(LearnerHost, node, max_restarts=-1, **options).remote(self._spec)
         return [self.place.actor]
 
     def _fill(self, keeper: int, seconds: float = CALL_SECONDS) -> bool:
         if self._filled[keeper] and not self._lose():
             return False
-        if self._memories.actors:
-            ray.get(self.place.actor.connect.remote(self._memories.actors), timeout=seconds)
+        if self._memories.actors:  # not an argument of the constructor, which Ray keeps for a restart
+            ray.get(self.place.actor.connect.remote(RayWire(self._memories.actors)), timeout=seconds)
         return super()._fill(keeper, seconds)
 
     def _replace(self, keeper: int, trouble: str) -> None:

@@ -29,7 +29,7 @@ from asyncrl.backends.handles import as_one_machine, build_shared_handles, repla
 from asyncrl.backends.local import follow
 from asyncrl.backends.outcome import Outcome, failed
 from asyncrl.backends.remote_replay import RemoteReplay
-from asyncrl.backends.reports import KINDS, LEFT, Journal, Seen, Told, Wire
+from asyncrl.backends.reports import KINDS, LEFT, Journal, Keeper, Seen, Told, Wire
 from asyncrl.core.devices import CPU, require_device
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import merge
@@ -44,7 +44,7 @@ from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import LEARNER, Counts, name_of
 from asyncrl.runtime.run import Handles, Run, RunSpec, build_learner
 from asyncrl.runtime.silence import Watch
-from asyncrl.runtime.threads import compute_with
+from asyncrl.runtime.threads import compute_with, enforce_one_thread
 from asyncrl.storage.run_folder import RunFolder
 
 ENDLESS = 2**62
@@ -56,14 +56,14 @@ MOMENTS = ("observation_moments", "return_moments")
 CLOSE_SECONDS = 10.0
 
 
-class LearnerHost:
+class LearnerHost(Keeper):
     """The learner. Calls may come from several threads at once."""
 
     def __init__(self, spec: RunSpec) -> None:
         """`spec` is that of the whole run. The learner begins empty."""
+        enforce_one_thread()
         config = spec.config
-        self.life = uuid.uuid4().hex
-        """Distinguishes this process from earlier ones."""
+        self._life = uuid.uuid4().hex
         self._hosts, self._workers = config.all_workers // config.workers, config.workers
         self._scratch = Path(tempfile.mkdtemp(prefix="asyncrl-"))
         whole = as_one_machine(config, config.all_workers)
@@ -79,6 +79,10 @@ class LearnerHost:
 
     # ------------------------------------------------------------------------------------------- called by the driver
 
+    def life(self) -> str:
+        """Distinguishes this process from earlier ones."""
+        return self._life
+
     def connect(self, memories: Wire) -> None:
         """Called before `begin` if there are replay hosts: these are its keepers."""
         self._memories = memories
@@ -89,7 +93,7 @@ class LearnerHost:
         Returns whether it was filled now: a call for an earlier `life`, or a repeated one, changes nothing.
         """
         with self._lock:
-            if self._handles is not None or life != self.life:
+            if self._handles is not None or life != self._life:
                 return False
             spec = self._spec
             tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
@@ -145,7 +149,7 @@ class LearnerHost:
         """The store's state besides theta. Raises Empty."""
         return {name: tensor.numpy() for name, tensor in self._filled().store.state().items()}
 
-    def close(self) -> None:
+    def forget(self) -> None:
         """End the learner, and remove its files."""
         if self._handles is not None:
             self._handles.clock.stop(LEAVE)

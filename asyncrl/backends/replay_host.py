@@ -14,6 +14,7 @@ import numpy as np
 
 from asyncrl.backends.calls import Answer, Draw, Drew, Question, arrays_of, tensor_of
 from asyncrl.backends.handles import as_one_machine, replay_host_plan, rollout_shape
+from asyncrl.backends.reports import Keeper
 from asyncrl.core.rollout import Transitions
 from asyncrl.experience.credit import Parcel, Taken
 from asyncrl.experience.landing import Cargo, Landing
@@ -21,15 +22,16 @@ from asyncrl.experience.replay import Replay
 from asyncrl.parameters.shards import Empty, State
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.run import RunSpec
+from asyncrl.runtime.threads import enforce_one_thread
 
 
-class ReplayHost:
+class ReplayHost(Keeper):
     """One part of the memory. Calls may come from several threads at once."""
 
     def __init__(self, spec: RunSpec, number: int) -> None:
         """`spec` is that of the whole run. The memory takes nothing until `begin`."""
-        self.life = uuid.uuid4().hex
-        """Distinguishes this process from earlier ones."""
+        enforce_one_thread()
+        self._life = uuid.uuid4().hex
         self._spec, self._number = spec, number
         self._lock = threading.Lock()
         """Held while it begins, and while a minibatch is drawn."""
@@ -43,6 +45,10 @@ class ReplayHost:
 
     # ------------------------------------------------------------------------------------------- called by the driver
 
+    def life(self) -> str:
+        """Distinguishes this process from earlier ones."""
+        return self._life
+
     def begin(self, life: str, times: int, state: State) -> bool:
         """Begin with an empty memory; `times` counts the memories of this number in this run, from 1.
 
@@ -50,7 +56,7 @@ class ReplayHost:
         `state` is needed.
         """
         with self._lock:
-            if self._landing is not None or life != self.life:
+            if self._landing is not None or life != self._life:
                 return False
             spec, config = self._spec, self._spec.config
             # Each memory of each part of the run has random numbers of its own.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,14 @@ class Told:
 
     def close(self) -> None:
         """Does nothing."""
+
+
+class Keeper:
+    """A process that has a part of the run's state, as its driver sees it."""
+
+    def machine(self) -> str:
+        """Name of the machine on which it runs."""
+        return socket.gethostname()
 
 
 class Wire(Protocol):

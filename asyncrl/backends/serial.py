@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from functools import partial
 from typing import Any
 
+import numpy as np
+
 from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
-from asyncrl.backends.simulated import Simulation
-from asyncrl.backends.turns import make_schedule
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.clock import ENDED, FINISH, RUNNING
 from asyncrl.runtime.evaluator import Evaluator
@@ -22,14 +22,12 @@ from asyncrl.runtime.terminal import View
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """Follow the run to its end in this process."""
     with ExitStack() as stack:
-        simulation = stack.enter_context(closing(Simulation(run))) if run.spec.config.simulated_hosts else None
-        build = partial(build_worker, run) if simulation is None else simulation.build_worker
         # Each worker is closed whatever happens: that is when it writes its last row.
-        roles = [stack.enter_context(closing(build(worker))) for worker in range(run.spec.config.workers)]
+        roles = [stack.enter_context(closing(build_worker(run, worker))) for worker in range(run.spec.config.workers)]
         learners = run.handles.clock.learners
         roles += [stack.enter_context(closing(build_learner(run, learner))) for learner in learners]
         evaluator = stack.enter_context(Evaluator(run, interrupted=lambda: signals.first is not None))
-        turns = Turns(run, roles, evaluator, simulation)
+        turns = Turns(run, roles, evaluator)
         try:
             monitor.exact = turns.state
             return _take_turns(run, turns, monitor, view, signals)
@@ -40,18 +38,12 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
 class Turns:
     """Whose turn it is, and the state needed to resume with exactly that turn."""
 
-    def __init__(
-        self, run: Run, roles: Sequence[Role], evaluator: Evaluator, simulation: Simulation | None = None
-    ) -> None:
+    def __init__(self, run: Run, roles: Sequence[Role], evaluator: Evaluator) -> None:
         self.roles = roles
         self.evaluator = evaluator
-        self.simulation = simulation
         self._run = run
         self._part, self._taken = run.spec.part, 0
-        if run.spec.exact is None:
-            if simulation is not None:
-                simulation.begin()
-        else:
+        if run.spec.exact is not None:
             try:
                 self._restore(run.spec.exact)
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -67,8 +59,6 @@ class Turns:
 
     def _restore(self, state: dict[str, Any]) -> None:
         self._part, self._taken = int(state["part"]), int(state["turns"])
-        if self.simulation is not None:
-            self.simulation.restore(state["simulation"])
         self._run.handles.moments.restore_rows(state["moments"])
         self.evaluator.restore(state["evaluator"])
         if self._run.handles.experience is not None:
@@ -98,19 +88,16 @@ class Turns:
             "evaluator": evaluator,
             "experience": experience,
             "roles": roles,
-            **({} if self.simulation is None else {"simulation": self.simulation.state()}),
         }
 
 
 def _take_turns(run: Run, turns: Turns, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """A turn at a time: push the gradient computed in the turn before, pull, and compute the next."""
-    config, clock, evaluator, simulation = run.spec.config, run.handles.clock, turns.evaluator, turns.simulation
+    config, clock, evaluator = run.spec.config, run.handles.clock, turns.evaluator
     names = [*range(config.workers), *clock.learners]
     for worker in names:
         clock.enter(worker, RUNNING)
     clock.start()
-    if simulation is not None:
-        simulation.start()
     for line in monitor.begin():
         view.say(line)
 
@@ -125,12 +112,9 @@ def _take_turns(run: Run, turns: Turns, monitor: Monitor, view: View, signals: S
         turn = turns.next()
         if turn not in running:
             continue
-        ended = next(turns.roles[turn].loop, ENDED) is ENDED
-        if ended:
+        if next(turns.roles[turn].loop, ENDED) is ENDED:
             running.discard(turn)
             clock.enter(names[turn], ENDED)
-        if simulation is not None:
-            simulation.follow(turn, ended)
         evaluate_if_due()
         if monitor.look():
             view.show(monitor.summary)
@@ -139,9 +123,42 @@ def _take_turns(run: Run, turns: Turns, monitor: Monitor, view: View, signals: S
             return stopped(signals.first)
         if monitor.verdict() is not None:
             clock.stop(FINISH)
-    if simulation is not None:
-        simulation.end()
     reason = monitor.verdict() or "total_steps reached"
     if not evaluator.evaluated_last():
         evaluator.evaluate()
     return finished(reason)
+
+
+def round_robin(workers: int) -> Iterator[int]:
+    """0, 1, ..., N - 1, 0, 1, ...: N - 1 others push between two turns of a worker."""
+    while True:
+        yield from range(workers)
+
+
+def random_order(workers: int, seed: int) -> Iterator[int]:
+    """Each turn goes to a worker sampled uniformly."""
+    random = np.random.default_rng(seed)
+    while True:
+        yield from random.integers(workers, size=1024).tolist()
+
+
+def by_delays(workers: int, delays: Sequence[float]) -> Iterator[int]:
+    """Worker k's turns take `delays[k mod len]` units of time; the worker that is ready first goes next.
+
+    Slow workers' updates are the stale ones, as on a machine with unequal cores.
+    """
+    ready = [(float(delays[worker % len(delays)]), worker) for worker in range(workers)]
+    heapq.heapify(ready)
+    while True:
+        time, worker = ready[0]
+        yield worker
+        heapq.heapreplace(ready, (time + delays[worker % len(delays)], worker))
+
+
+def make_schedule(name: str, workers: int, seed: int, delays: Sequence[float]) -> Iterator[int]:
+    """The schedule of that name; `by_delays` if there are any."""
+    if delays:
+        return by_delays(workers, delays)
+    if name == "random":
+        return random_order(workers, seed)
+    return round_robin(workers)

@@ -24,7 +24,7 @@ from asyncrl.backends.processes import end, no_main_module
 from asyncrl.backends.ray import connect, is_reached
 from asyncrl.core.cores import usable_cores
 from asyncrl.parameters.shards import Exchanger, beginning
-from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+from asyncrl.runtime.threads import enforce_one_thread
 from asyncrl.storage.run_folder import versions
 
 REPEATS = 20
@@ -74,7 +74,6 @@ class Probe:
     """An actor that looks at its machine."""
 
     def __init__(self) -> None:
-        request_one_thread()
         enforce_one_thread()
 
     def facts(self, ports: Sequence[int], others: Sequence[tuple[str, int]]) -> dict[str, Any]:
@@ -179,13 +178,12 @@ def look_at_all(parameters: int) -> list[Machine]:
     """Look at each machine, one after the other, so that none disturbs the figures of another."""
     import ray
 
-    from asyncrl.backends.actors import ShardActor, placed
-    from asyncrl.backends.places import living_nodes
+    from asyncrl.backends.actors import SavedShard, living_nodes, placed
 
     nodes = living_nodes()
     with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-") as folder:
         file = Path(folder) / "shards" / "shard-0.safetensors"
-        shard = placed(ShardActor, nodes[0]).remote(str(file), len(nodes), 1, (), True)
+        shard = placed(SavedShard, nodes[0]).remote(str(file), len(nodes), 1, (), True)
         life = ray.get(shard.life.remote(), timeout=ANSWER_SECONDS)
         ray.get(shard.begin.remote(life, 1, beginning(np.zeros(parameters, np.float32))), timeout=ANSWER_SECONDS)
         found = [

@@ -180,32 +180,18 @@ class ParallelismSettings(Settings):
     address: str = ""
     """Ray backend: the cluster to join, HOST:PORT or auto; empty: RAY_ADDRESS, or a new cluster on this machine."""
     parameter_shards: int = 1
-    """Ray backend: number of processes that hold the parameters between hosts; with --simulate-hosts simulated ones."""
+    """Ray backend: number of processes that hold the parameters between hosts."""
     learner_resource: str = ""
     """Ray backend, methods with a learner: place it on a machine that has this resource; empty: beside the driver."""
     push: Literal["exchange", "every-update"] = "exchange"
     """Ray backend: hosts send changes of parameters now and then, or each gradient as it comes (Gorila's default)."""
     exchange_updates: int = 1
     """Ray backend: updates per worker between two exchanges of its host with the others; at least one per second."""
-    simulate_hosts: int = 0
-    """Serial backend: divide the workers among simulated hosts that exchange parameters as on Ray; 0: do not."""
-    exchange_delay: float = 1.0
-    """Simulated hosts: turns of every worker until a shard's answer to a call is there; 0: it is there at once."""
 
     @property
     def most_hosts(self) -> int:
         """The number of hosts for which there is room."""
         return min(AUTO_HOSTS, MOST_WORKERS // self.workers) if self.hosts == "auto" else self.hosts
-
-    @property
-    def simulated_hosts(self) -> int:
-        """Number of simulated hosts; 0 if the run is on real ones, or on a single one."""
-        return self.simulate_hosts if self.backend == "serial" else 0
-
-    @property
-    def workers_per_host(self) -> int:
-        """Number of workers on each host, real or simulated."""
-        return self.workers // max(1, self.simulated_hosts)
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
@@ -215,14 +201,10 @@ class ParallelismSettings(Settings):
             self._require_count("hosts", most=MOST_WORKERS // self.workers)
         self._require_count("parameter_shards", most=1_000)
         self._require_count("exchange_updates", most=1_000_000)
-        self._require_not_negative("simulate_hosts", most=MOST_WORKERS)
-        self._require("exchange_delay", 0 <= self.exchange_delay <= 1e6, "must lie between 0 and 1_000_000")
         resumed = bool(getattr(self, "resume", ""))  # a run that is resumed on another backend may keep them
         for name in ("hosts", "address", "parameter_shards", "learner_resource", "push"):
-            there = self.backend == "ray" or (name == "parameter_shards" and self.simulated_hosts > 0)
-            if getattr(self, name) != getattr(type(self), name) and not there and not resumed:
+            if getattr(self, name) != getattr(type(self), name) and self.backend != "ray" and not resumed:
                 raise UsageError(f"{flag(name)} is for --backend ray")
-        self._check_simulation(resumed)
         self._require_count("envs_per_worker", most=10_000)
         self._require_count("t_max", most=1_000_000)
         self._require("delays", all(0 < delay < math.inf for delay in self.delays), "must be positive")
@@ -241,19 +223,6 @@ class ParallelismSettings(Settings):
         if apart and self.backend in ("collective", "ray"):
             who = "rank" if self.backend == "collective" else "host"
             raise UsageError(f"--update locked and --statistics per-worker are for one memory; each {who} has its own")
-
-    def _check_simulation(self, resumed: bool) -> None:
-        hosts = self.simulated_hosts
-        if self.simulate_hosts and not hosts and not resumed:
-            raise UsageError("--simulate-hosts is for --backend serial")
-        if self.exchange_delay != 1.0 and not hosts and not resumed:
-            raise UsageError("--exchange-delay is for --simulate-hosts: real calls take the time they take")
-        if hosts and self.workers % hosts:
-            raise UsageError(
-                f"--simulate-hosts {hosts} divides the workers evenly: give --workers as a multiple of {hosts}"
-            )
-        if hosts and (self.update == "locked" or self.statistics == "per-worker"):
-            raise UsageError("--update locked and --statistics per-worker are for one memory; each host has its own")
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class RunConfig(
         """
         if self.statistics != "auto":
             return self.statistics == "per-worker"
-        one_memory = self.backend in ("local", "serial") and not self.simulated_hosts
+        one_memory = self.backend in ("local", "serial")
         own_momentum = self.optimizer == "momentum-sgd" and self.update_rule.statistics > 0
         return own_momentum and one_memory and not isinstance(self, LearnerSettings)
 

@@ -213,8 +213,7 @@ class Shard:
     ) -> None:
         """Begins empty. `save` stores a state for `recover`; it is called before the first answer and every `every`
         calls that change theta. One of the shards keeps the `ledger`. `descent`: how gradients are applied."""
-        self.life = uuid.uuid4().hex
-        """Distinguishes this process of the shard from earlier ones."""
+        self._life = uuid.uuid4().hex
         self.ledger = ledger
         self._save, self._every = save, every
         self._incarnations = np.zeros(hosts, np.int64)
@@ -237,13 +236,17 @@ class Shard:
         """Whether it waits to be filled."""
         return self._theta is None
 
+    def life(self) -> str:
+        """Distinguishes this process of the shard from earlier ones."""
+        return self._life
+
     def begin(self, life: str, times: int, state: State) -> bool:
         """Fill an empty shard: at first with `beginning(theta)`, later with its newest known `state`.
 
         `times` counts the attempts in this run, from 1. Returns whether the shard was filled now: a call for an earlier
         `life`, or a repeated one, changes nothing.
         """
-        if not self.empty or life != self.life:
+        if not self.empty or life != self._life:
             return False
         self._restore(state, (times, 0))
         return True
@@ -486,22 +489,6 @@ class Exchanger(Caller):
         """The shard's theta in its last answer."""
         self._made = self._pending_made = 0
         """Updates of the host's workers in base, and the same once the pending call is answered."""
-
-    def state(self) -> State:
-        """A copy of what it knows of the shard, without the pending call. Raises Empty before the first answer."""
-        if self._base is None:
-            raise Empty
-        numbers = [
-            *self.epoch, self._number, self._seen, self._acknowledged, self._lost, self._made, self._pending_made
-        ]  # fmt: skip
-        return {"base": self._base.copy(), "numbers": np.array(numbers, np.int64)}
-
-    def restore(self, state: Mapping[str, NDArray[np.generic]], pending: Call | None) -> None:
-        """Restore what `state` returned, with the call that was pending."""
-        self._base, self._pending = np.array(state["base"], np.float32), pending
-        filled, recovered, *numbers = (int(number) for number in state["numbers"])
-        self.epoch = (filled, recovered)
-        self._number, self._seen, self._acknowledged, self._lost, self._made, self._pending_made = numbers
 
     def call(self, made: int = 0, report: Report | None = None, now: NDArray[np.float32] | None = None) -> Call:
         """The pending call, or a new one. `made` is the number of updates by the host's workers so far.

@@ -36,7 +36,7 @@ UNTOLD = (
     "checkpoints_kept", "record_interval_seconds",
 )  # fmt: skip
 """Settings that do not tell two curves apart."""
-OF_HOSTS = ("push", "exchange_updates", "exchange_delay", "parameter_shards")
+OF_HOSTS = ("push", "exchange_updates", "parameter_shards")
 """Settings that do nothing in a run without hosts."""
 
 
@@ -62,7 +62,7 @@ def read_curve(path: Path) -> Curve:
     stored = read_stored(RunFolder.open(path).config_file)
     rows = [row for row in read_records(path / "evaluator.jsonl") if row.get("mean") is not None]
     config = {"page": short(stored.page), **stored.config}
-    if config.get("backend") != "ray" and not config.get("simulate_hosts"):
+    if config.get("backend") != "ray":
         config = {key: value for key, value in config.items() if key not in OF_HOSTS}
     return Curve(path, config, rows)
 

@@ -162,7 +162,7 @@ class Monitor:
         for learner in run.handles.clock.learners:
             self._readers[learner] = RecordReader(run.spec.folder.learner_file(name_of(learner)))
         config = run.spec.config
-        hosts = config.most_hosts if config.backend == "ray" else config.simulated_hosts
+        hosts = config.most_hosts if config.backend == "ray" else 0
         self._exchanges = [RecordReader(run.spec.folder.exchange_file(host)) for host in range(hosts)]
         self._evaluator = RecordReader(run.spec.folder.evaluator_file)
         # What earlier parts of the run wrote has been reported then; only their best score still counts.

@@ -36,9 +36,10 @@ def limit_threads() -> None:
 
 
 def enforce_one_thread() -> None:
-    """The same permanently, in our own processes: the variables alone are sometimes ignored."""
+    """The same permanently, in our own processes and their children: the variables alone are sometimes ignored."""
     import torch
 
+    request_one_thread()
     limit_threads()
     with contextlib.suppress(RuntimeError):  # can be set only once, before any parallel work
         torch.set_num_interop_threads(1)

@@ -121,6 +121,10 @@ def _told(name: str, text: str) -> str:
     return f"{'connect to' if name in PLACES else 'import'} {text} ({name})"
 
 
+REMOVED = {"simulate_hosts": 0, "exchange_delay": 1.0}
+"""Settings that earlier versions had, with the values at which they changed nothing."""
+
+
 def read_stored(file: Path, flat: bool = False) -> Stored:
     """Read a run's config.json; `flat`: the settings may also stand by themselves. Raises UsageError if it cannot."""
     try:
@@ -129,6 +133,7 @@ def read_stored(file: Path, flat: bool = False) -> Stored:
         if flat and not isinstance(data.get("config"), dict):
             data = {"page": data.pop("page", ""), "config": data}
         page, config, environment = data["page"], dict(data["config"]), dict(data.get("environment") or {})
+        config = {name: value for name, value in config.items() if name not in REMOVED or value != REMOVED[name]}
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -77,13 +77,6 @@ CASES = {
     "catch, lstm, normalised": (
         "a3c", "--env-id", "Catch", "--lstm-cells", "8", "--normalize-observations", "--normalize-returns",
     ),
-    "catch, hosts, two shards": (
-        "a3c", "--env-id", "Catch", "--normalize-observations", "--normalize-returns", "--simulate-hosts", "3",
-        "--exchange-updates", "3", "--exchange-delay", "1.5", "--parameter-shards", "2", "--delays", "1", "2.5",
-    ),
-    "cartpole, q, hosts": (
-        "n_step_q", "--env-id", "CartPole-v1", "--workers", "4", "--simulate-hosts", "2", "--exchange-updates", "5",
-    ),
     "catch, own statistics": ("a3c", "--env-id", "Catch", "--statistics", "per-worker"),
     "cartpole": ("a3c", "--env-id", "CartPole-v1"),
     "cartpole, q": ("n_step_q", "--env-id", "CartPole-v1"),

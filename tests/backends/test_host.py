@@ -14,7 +14,8 @@ import torch
 
 from asyncrl.a3c import A3C
 from asyncrl.backends.handles import as_one_host, learners_of
-from asyncrl.backends.host import Beginning, Host
+from asyncrl.backends.host import Host
+from asyncrl.backends.member import Beginning
 from asyncrl.backends.reports import KINDS, LEFT, Seen
 from asyncrl.impala import Impala
 from asyncrl.parameters.shards import Account, Answer, Call, Ledger, Shard, State, beginning, slices
@@ -61,7 +62,7 @@ def shards_of(run: Run, count: int, hosts: int) -> list[Shard]:
         pushed = config.push == "every-update"
         shard = Shard(hosts, lambda state: None, ledger=ledger, descent=config.descent if pushed else None)
         statistics = np.zeros((config.update_rule.statistics, part.stop - part.start), np.float32)
-        shard.begin(shard.life, 1, beginning(theta[part], statistics if pushed else None))
+        shard.begin(shard.life(), 1, beginning(theta[part], statistics if pushed else None))
         found.append(shard)
     return found
 

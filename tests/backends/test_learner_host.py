@@ -68,7 +68,7 @@ def fill(learner: LearnerHost, run: Run, known: State | None = None, times: int 
     counts = store.counts() if known is None else Counts(*known["counts"].tolist())
     known = known or beginning(store.snapshot().numpy())
     moments = [np.zeros_like(row) for row in run.handles.moments.of_workers()]
-    assert learner.begin(learner.life, times, filling(known, store.state(), moments, 0, 0.0, counts, 0))
+    assert learner.begin(learner.life(), times, filling(known, store.state(), moments, 0, 0.0, counts, 0))
 
 
 class Driving:
@@ -150,7 +150,7 @@ def test_two_hosts_feed_one_learner(tmp_path: Path, page: str) -> None:
     assert not (state["theta"] == run.handles.store.snapshot().numpy()).all()
     parcels = [row for file, row in drive.rows if file.startswith("host-")]
     assert sum(row["rollouts"] for row in parcels) == rollouts
-    learner.close()
+    learner.forget()
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_steps_of_two_hosts_are_in_the_learners_memory(tmp_path: Path) -> None:
     assert 0 <= replay.ahead() < 1
     assert learner._handles is not None
     assert learner._handles.moments.state()["observation_moments"][0] == sum(steps)
-    learner.close()
+    learner.forget()
 
 
 def test_a_learner_that_dies_is_followed_by_one_that_knows_what_was_known(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_learner_that_dies_is_followed_by_one_that_knows_what_was_known(tmp_pa
     drive.until(lambda: steps_of(first)[0] >= 500)
     known = first.state()
 
-    first.close()
+    first.forget()
     drive.look()
     second = LearnerHost(run.spec)
     wire.keepers[0] = drive.learner = second  # empty at first
@@ -232,4 +232,4 @@ def test_actors_wait_for_a_learner_that_does_not_learn(tmp_path: Path) -> None:
     del landing.take
     drive.until(lambda: host.handles.clock.steps > full)
     drive.finish()
-    learner.close()
+    learner.forget()

@@ -246,7 +246,7 @@ def test_learning_goes_on_from_the_other_memory_when_a_replay_host_is_killed(tmp
     words = (*ENDLESS, "--replay-hosts", "2", *memory, "--address", two_nodes.address)
     with running(tmp_path, *words, page="apex") as run:
         run.until(lambda: run.status.get("updates", 0) > 0, "updates from the first steps")
-        first, second = actors("ReplayActor")
+        first, second = actors("ReplayHost")
         second.send_signal(signal.SIGKILL)
         before = run.status["updates"]
         run.until(lambda: any(row["event"] == "replay_host_lost" for row in run.events), "the loss of the memory")
@@ -271,7 +271,7 @@ def test_a_learner_that_is_stopped_is_replaced_like_a_dead_one(tmp_path: Path) -
     """After --hang-seconds without an answer; T and the number of updates go on."""
     with running(tmp_path, *ALONE, "--hang-seconds", "20", page="impala") as run:
         run.until(lambda: run.status.get("updates", 0) > 0, "updates")
-        (learner,) = actors("LearnerActor")
+        (learner,) = actors("LearnerHost")
         learner.send_signal(signal.SIGSTOP)
         run.until(lambda: any(row["event"] == "restarted" for row in run.events), "the learner's successor")
         assert gone([learner])
@@ -332,14 +332,14 @@ def test_a_shard_and_a_host_that_are_stopped_are_replaced_like_dead_ones_until_t
     words = (*ALONE, "--hang-seconds", "20", "--hosts", "auto", "--worker-restarts", "1")
     with running(tmp_path, *words) as run:
         run.until(lambda: run.status.get("updates", 0) > 0, "updates")
-        (shard,) = actors("ShardActor")
+        (shard,) = actors("SavedShard")
         shard.send_signal(signal.SIGSTOP)
         run.until(lambda: any(row["event"] == "shard_lost" for row in run.events), "the shard's successor")
         before = run.status["updates"]
         run.until(lambda: run.status["updates"] > before, "more updates")
         assert gone([shard])
 
-        (host,) = actors("HostActor")
+        (host,) = actors("Host")
         host.send_signal(signal.SIGSTOP)
         run.until(lambda: any(row["event"] == "host_joined" for row in run.events), "another host")
         (event, *_) = [row for row in run.events if row["event"] == "host_lost"]
@@ -348,7 +348,7 @@ def test_a_shard_and_a_host_that_are_stopped_are_replaced_like_dead_ones_until_t
 
         before = run.status["steps"]
         run.until(lambda: run.status["steps"] > before, "its steps")
-        (host,) = actors("HostActor")
+        (host,) = actors("Host")
         host.send_signal(signal.SIGKILL)
         run.ends_with(1)
         assert run.status["reason"].startswith("all hosts are gone for good: host 0 on ")
@@ -361,7 +361,7 @@ def on_two_hosts(run: Running) -> None:
 
 def lose_a_host(run: Running) -> None:
     """Kill a host, and wait until another has taken its place and all workers make steps."""
-    actors("HostActor")[0].send_signal(signal.SIGKILL)
+    actors("Host")[0].send_signal(signal.SIGKILL)
     run.until(lambda: [row["event"] for row in run.events].count("host_joined") == 1, "another in its place")
     before = run.status["worker_steps"]
     run.until(
@@ -381,7 +381,7 @@ def test_a_run_on_two_hosts_outlives_a_worker_a_host_and_a_shard_and_stops_when_
     with running(tmp_path / "runs", *words) as run:
         on_two_hosts(run)
 
-        (shard,) = actors("ShardActor")
+        (shard,) = actors("SavedShard")
         before = run.status["updates"]
         shard.send_signal(signal.SIGKILL)
         run.until(lambda: run.status["updates"] > before + 100, "updates after the shard's end")
@@ -414,7 +414,7 @@ def test_a_run_with_a_learner_on_two_hosts_outlives_the_learner_and_a_host(
             counted.append((status["steps"], status["updates"]))
             return bool(status["steps"] > steps)
 
-        (learner,) = actors("LearnerActor")
+        (learner,) = actors("LearnerHost")
         learner.send_signal(signal.SIGKILL)
         run.until(lambda: any(row["event"] == "restarted" for row in run.events), "the learner's successor")
         before = run.status

@@ -67,7 +67,7 @@ def test_what_a_killed_shard_has_lost_is_counted_and_all_else_is_in_theta(
     """Twice the same shard: it comes back with fewer updates than it had, which are counted as lost."""
     with counting(tmp_path, "--push", push, "--parameter-shards", str(shards)) as run:
         for times in (1, 2):
-            actors("ShardActor")[-1].send_signal(signal.SIGKILL)
+            actors("SavedShard")[-1].send_signal(signal.SIGKILL)
             run.until(lambda: len(events_of(run, "shard_lost")) == times, "the shard's loss")  # noqa: B023
             further(run, 50)
         in_theta, updates, lost = stop(run)
@@ -83,7 +83,7 @@ def test_what_a_killed_shard_has_lost_is_counted_and_all_else_is_in_theta(
 def test_what_a_mute_host_has_brought_to_one_of_two_shards_is_counted_as_lost(tmp_path: Path) -> None:
     """It is killed after --hang-seconds, and another takes its place."""
     with counting(tmp_path, "--hang-seconds", "10", "--parameter-shards", "2") as run:
-        (host,) = actors("HostActor")
+        (host,) = actors("Host")
         host.send_signal(signal.SIGSTOP)
         run.until(lambda: len(events_of(run, "host_joined")) == 1, "another host")
         assert gone([host])
@@ -98,7 +98,7 @@ def test_what_a_mute_host_has_brought_to_one_of_two_shards_is_counted_as_lost(tm
 def test_what_a_killed_learner_has_lost_is_counted(tmp_path: Path) -> None:
     """Its successor continues from the driver's copy."""
     with counting(tmp_path, page="impala_page") as run:
-        (learner,) = actors("LearnerActor")
+        (learner,) = actors("LearnerHost")
         learner.send_signal(signal.SIGKILL)
         run.until(lambda: len(events_of(run, "restarted")) == 1, "the learner's successor")
         further(run, 50)
@@ -134,7 +134,7 @@ def test_a_shard_that_does_not_answer_is_named_and_what_is_known_late_is_no_burs
     with counting(tmp_path, loud=True) as run:
         run.until(lambda: run.status["seconds"] > 8, "some seconds")
         before = max(row.get("time/fps", 0) for row in read_records(run.folder / "supervisor.jsonl"))
-        (shard,) = actors("ShardActor")
+        (shard,) = actors("SavedShard")
         out = tmp_path / "out"
         name = f"shard 0 on {os.uname().nodename}"
         shard.send_signal(signal.SIGSTOP)

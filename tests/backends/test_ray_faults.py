@@ -91,7 +91,7 @@ def test_with_auto_a_machine_joins_later_and_is_lost_and_the_run_goes_on(tmp_pat
         run.process.send_signal(signal.SIGTERM)
         run.ends_with(143)
         assert load_newest(run.folder / "checkpoints")[0].steps == run.status["steps"]
-        assert gone(actors("HostActor") + actors("ShardActor"))
+        assert gone(actors("Host") + actors("SavedShard"))
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_without_the_head_the_run_fails_in_one_line_and_the_local_backend_resume
     """Ray ends the driver without an exception, then the nodes and their actors."""
     with running(tmp_path, *ENDLESS, "--address", two_nodes.address, "--hosts", "2") as run:
         run.until(lambda: min(steps_on(run, 0), steps_on(run, 1)) > 0, "steps on both machines")
-        there = actors("HostActor") + actors("ShardActor")
+        there = actors("Host") + actors("SavedShard")
         kill(two_nodes.head_node, "gcs_server")
         run.ends_with(1)
         assert len(there) == 3
@@ -150,7 +150,7 @@ def test_a_disk_that_fills_up_on_one_host_does_not_end_the_run(tmp_path: Path, c
             run.ends_with(130)
 
         assert load_newest(run.folder / "checkpoints")[0].steps == run.status["steps"] > 0
-        assert gone(actors("HostActor") + actors("ShardActor"))
+        assert gone(actors("Host") + actors("SavedShard"))
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_a_disk_that_fills_up_under_a_shard_ends_the_run_in_one_line(tmp_path: P
             run.ends_with(1)
         assert run.status["reason"] == "shard 0 could not save its state: the disk is full"
         assert load_newest(run.folder / "checkpoints")[0].steps == run.status["steps"] > 0
-    assert gone(actors("HostActor") + actors("ShardActor"))
+    assert gone(actors("Host") + actors("SavedShard"))
 
 
 @contextmanager
@@ -215,7 +215,7 @@ def test_the_doctor_looks_at_each_machine_and_leaves_nothing(two_nodes: Any) -> 
 
     assert [one.check for one in found if one.verdict != "ok"] == ["Ray requires a token"]
     assert found[0].figure.count("cores") == 2
-    assert gone(actors("Probe") + actors("ShardActor"))
+    assert gone(actors("Probe") + actors("SavedShard"))
 
     (failed,) = examine(start_context("asyncrl.a3c"), "127.0.0.1:1", workers=2, needed=2**20, parameters=10_000)
     assert failed.verdict == "FAIL"

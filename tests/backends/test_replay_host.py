@@ -18,8 +18,9 @@ from asyncrl.backends import forwarding, remote_replay
 from asyncrl.backends.calls import Answer, Draw, Drew, Feedback, Question
 from asyncrl.backends.forwarding import Forwarding
 from asyncrl.backends.handles import as_one_host, replay_host_plan
-from asyncrl.backends.host import Host, Member, build
+from asyncrl.backends.host import Host
 from asyncrl.backends.learner_host import LearnerHost
+from asyncrl.backends.member import Member, build
 from asyncrl.backends.remote_replay import RemoteReplay
 from asyncrl.backends.replay_host import ReplayHost
 from asyncrl.core.rollout import Rollout, Transitions
@@ -47,7 +48,7 @@ def two_memories(folder: Path, **settings: Any) -> Run:
 def begun(run: Run, number: int, times: int = 1) -> ReplayHost:
     """A replay host that has begun."""
     memory = ReplayHost(run.spec, number)
-    assert memory.begin(memory.life, times, {})
+    assert memory.begin(memory.life(), times, {})
     return memory
 
 
@@ -271,7 +272,7 @@ def test_every_minibatch_that_is_due_is_learnt_once_and_a_lost_memory_is_done_wi
     taken = learn(remote, lambda: remote.lanes[0].empty > 0)
     assert taken == [0] * 5
 
-    assert another.begin(another.life, 2, {})
+    assert another.begin(another.life(), 2, {})
     feed(another, 3)  # it warms up again
     taken = learn(remote, remote.drained)
     assert taken == [1] * 5
@@ -356,7 +357,7 @@ def test_a_host_asks_the_learner_for_theta_and_its_replay_host_gets_each_rollout
     another = ReplayHost(run.spec, 1)
     wire.replace(2, another)
     before = stored(memories[1])
-    assert another.begin(another.life, 2, {})
+    assert another.begin(another.life(), 2, {})
     put(range(21, 41))
     bench.done.set()
     thread.join(timeout=200)
@@ -398,7 +399,7 @@ def test_a_learner_goes_on_from_the_other_memory_when_one_is_lost(tmp_path: Path
     before = learner.state()["counts"][0]
     drive.until(lambda: learner.state()["counts"][0] >= before + 20)
     assert replay_of(lost).learnt() < before + 20
-    assert another.begin(another.life, 2, {})
+    assert another.begin(another.life(), 2, {})
     drive.until(lambda: replay_of(another).learnt() >= 5)
     drive.finish()
 
@@ -416,4 +417,4 @@ def test_a_learner_goes_on_from_the_other_memory_when_one_is_lost(tmp_path: Path
     assert line.startswith("host 1: there is a new replay host 1; ")
     assert learner._handles is not None
     assert learner._handles.moments.state()["observation_moments"][0] == sum(steps)
-    learner.close()
+    learner.forget()

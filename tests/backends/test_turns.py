@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from asyncrl.backends.turns import by_delays, make_schedule, random_order
+from asyncrl.backends.serial import by_delays, make_schedule, random_order
 
 
 def test_round_robin_goes_round() -> None:

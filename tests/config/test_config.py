@@ -67,7 +67,6 @@ def test_an_impossible_value_is_refused_with_its_flag(fields: dict[str, Any], me
         ("a3c", {"optimizer": "momentum-sgd", "optimizer_decay": 0.0}, False),  # there are none
         ("a3c", {"optimizer": "momentum-sgd", "backend": "collective"}, False),  # a rank has its own anyway
         ("a3c", {"optimizer": "momentum-sgd", "backend": "ray"}, False),
-        ("a3c", {"optimizer": "momentum-sgd", "backend": "serial", "workers": 2, "simulate_hosts": 2}, False),
         ("impala", {"optimizer": "momentum-sgd"}, False),  # only the learner writes
     ],
 )

@@ -37,14 +37,6 @@ def test_the_serial_backend_applies_each_update_once(tmp_path: Path, page: str) 
     assert status["updates"] >= 100
 
 
-def test_simulated_hosts_apply_each_update_once(tmp_path: Path) -> None:
-    """Two hosts of two workers and two shards; what is on its way at the end still arrives."""
-    shards = {"simulate_hosts": 2, "parameter_shards": 2, "exchange_delay": 3.0}
-    in_theta, status, recorded = counted(tmp_path, "a3c_page", workers=4, **shards)
-
-    assert in_theta == [status["updates"]] == [recorded]
-
-
 @pytest.mark.parametrize("page", ["a3c_page", "impala_page"])
 def test_one_writer_in_shared_memory_applies_each_update_once(tmp_path: Path, page: str) -> None:
     """A worker, or the learner, in a process of its own."""

@@ -136,7 +136,7 @@ def test_theta_is_what_the_shards_make_of_the_gradients(shards: int) -> None:
     for part in slices(2, shards):
         server = Shard(1, lambda state: None, descent=DESCENT)
         size = part.stop - part.start
-        server.begin(server.life, 1, beginning(np.zeros(size, np.float32), np.zeros((1, size), np.float32), 10))
+        server.begin(server.life(), 1, beginning(np.zeros(size, np.float32), np.zeros((1, size), np.float32), 10))
         pusher = Pusher(0, 1, box.theta.numpy()[part])
         servers.append(server)
         pushers.append(pusher)

@@ -76,7 +76,7 @@ class Exchanging(RuleBasedStateMachine):
         self.newest_epoch = (0, 0)
         self.start_shard()
         first = beginning(np.zeros(MOST_UPDATES, np.float32))
-        self.begins: list[tuple[str, int, State]] = [(self.shard.life, 1, first)]
+        self.begins: list[tuple[str, int, State]] = [(self.shard.life(), 1, first)]
         self.begin_arrives(0)
         for host in range(HOSTS):
             self.join(host)
@@ -204,7 +204,7 @@ class Exchanging(RuleBasedStateMachine):
     def somebody_fills(self) -> None:
         """With the newest that is known; what was sent to an earlier life may still arrive."""
         self.begun += 1
-        self.begins.append((self.shard.life, self.begun + 1, self.known or self.begins[0][2]))
+        self.begins.append((self.shard.life(), self.begun + 1, self.known or self.begins[0][2]))
 
     @rule(age=st.integers(0, 3))
     def begin_arrives(self, age: int) -> None:
@@ -263,7 +263,7 @@ class Exchanging(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once calls arrive again, all hosts have the same theta within three rounds, and nothing is left unsent."""
         if self.shard.empty:
-            self.shard.begin(self.shard.life, self.begun + 2, self.known or self.begins[0][2])
+            self.shard.begin(self.shard.life(), self.begun + 2, self.known or self.begins[0][2])
             self.note_losses(None)
         for _ in range(3):
             for host in list(self.hosts):
@@ -375,7 +375,7 @@ TestPushing = Pushing.TestCase
 def pair(theta: list[float], every: int = 20) -> tuple[Shard, Exchanger, np.ndarray]:
     """A shard, and a host that has joined."""
     shard = Shard(2, lambda state: None, every)
-    shard.begin(shard.life, 1, beginning(np.array(theta, np.float32)))
+    shard.begin(shard.life(), 1, beginning(np.array(theta, np.float32)))
     live = np.zeros(len(theta), np.float32)
     exchanger = Exchanger(0, 1, live)
     exchanger.accept(shard.exchange(exchanger.call()))
@@ -423,7 +423,7 @@ def test_what_a_shard_has_lost_is_counted_and_not_sent_again() -> None:
     """Saved after 2 of 3 exchanges of 4 updates: the third is lost, and so is its part of theta; work goes on there."""
     saved: list[State] = []
     shard = Shard(1, saved.append, every=2)
-    shard.begin(shard.life, 1, beginning(np.zeros(1, np.float32)))
+    shard.begin(shard.life(), 1, beginning(np.zeros(1, np.float32)))
     live = np.zeros(1, np.float32)
     exchanger = Exchanger(0, 1, live)
     exchanger.accept(shard.exchange(exchanger.call()))
@@ -478,7 +478,7 @@ def test_a_loss_is_known_though_nobody_is_left_who_could_tell() -> None:
     """By what was seen of the shard before: 9 updates, of which its checkpoint has 3."""
     saved: list[State] = []
     shard = Shard(1, saved.append, every=2)
-    shard.begin(shard.life, 1, beginning(np.zeros(1, np.float32), updates=100))
+    shard.begin(shard.life(), 1, beginning(np.zeros(1, np.float32), updates=100))
     exchanger, account = Exchanger(0, 1, np.zeros(1, np.float32)), Account()
     for made in (0, 1, 3, 9):
         exchanger._live += 1
@@ -495,7 +495,7 @@ def test_a_shard_that_comes_back_twice_before_it_answers_has_two_epochs_more() -
     """The first of its lives saves before anybody can hear of it."""
     saved: list[State] = []
     shard = Shard(1, saved.append)
-    shard.begin(shard.life, 1, beginning(np.zeros(1, np.float32)))
+    shard.begin(shard.life(), 1, beginning(np.zeros(1, np.float32)))
     for _ in range(2):
         shard = Shard(1, saved.append)
         shard.recover(saved[-1])
@@ -508,10 +508,10 @@ def test_a_begin_meant_for_an_earlier_life_does_not_fill_an_empty_shard() -> Non
     first = Shard(1, lambda state: None)
     second = Shard(1, lambda state: None)
 
-    assert not second.begin(first.life, 1, beginning(np.zeros(1, np.float32)))
+    assert not second.begin(first.life(), 1, beginning(np.zeros(1, np.float32)))
     assert second.empty
-    assert second.begin(second.life, 2, beginning(np.ones(1, np.float32)))
-    assert not second.begin(second.life, 2, beginning(np.zeros(1, np.float32)))
+    assert second.begin(second.life(), 2, beginning(np.ones(1, np.float32)))
+    assert not second.begin(second.life(), 2, beginning(np.zeros(1, np.float32)))
     assert second.state()["theta"].tolist() == [1]
 
 
@@ -537,7 +537,7 @@ def test_what_is_no_number_never_leaves_its_host() -> None:
 def applying(hosts: int = 2, **descent: Any) -> tuple[Shard, list[Pusher]]:
     """A shard that applies gradients to theta (0, 0), saved with every call, and hosts that have joined."""
     shard = Shard(hosts, lambda state: None, 1, descent=Descent(**descent))
-    shard.begin(shard.life, 1, beginning(np.zeros(2, np.float32), np.zeros((1, 2), np.float32)))
+    shard.begin(shard.life(), 1, beginning(np.zeros(2, np.float32), np.zeros((1, 2), np.float32)))
     pushers = [Pusher(host, 1, np.zeros(2, np.float32)) for host in range(hosts)]
     for pusher in pushers:
         pusher.accept(shard.exchange(pusher.call()))
@@ -590,7 +590,7 @@ def test_a_shard_that_comes_back_has_its_statistics_and_judgements() -> None:
     saved: list[State] = []
     descent = Descent(UpdateRule("momentum-sgd", decay=0.5))
     shard = Shard(1, saved.append, 1, descent=descent)
-    shard.begin(shard.life, 1, beginning(np.zeros(2, np.float32), np.ones((1, 2), np.float32), updates=7))
+    shard.begin(shard.life(), 1, beginning(np.zeros(2, np.float32), np.ones((1, 2), np.float32), updates=7))
     pusher = Pusher(0, 1, np.zeros(2, np.float32))
     pusher.accept(shard.exchange(pusher.call()))
     call = pusher.call(gradients_of(((1.0, 3.0), 1.0, 7)))

@@ -62,9 +62,9 @@ def test_curves_of_another_program_do_not_hide_what_differs(tmp_path: Path) -> N
 
 
 def test_settings_of_hosts_tell_only_runs_with_hosts_apart(tmp_path: Path) -> None:
-    """Two seeds of the local backend, made with different defaults, are one setting; two simulations are two."""
-    settings = [{"backend": backend, "simulate_hosts": hosts} for backend, hosts in (("local", 0), ("serial", 2))]
-    local, simulated = (
+    """Two seeds of the local backend, made with different defaults, are one setting; two on hosts are two."""
+    settings = [{"backend": "local"}, {"backend": "ray"}]
+    local, on_hosts = (
         [
             read_curve(make_run(tmp_path / f"{own['backend']}-{updates}", [0.0], exchange_updates=updates, **own))
             for updates in (4, 32)
@@ -73,7 +73,7 @@ def test_settings_of_hosts_tell_only_runs_with_hosts_apart(tmp_path: Path) -> No
     )
 
     assert len(set(label_curves(local))) == 1
-    assert label_curves(simulated) == ["exchange_updates 4", "exchange_updates 32"]
+    assert label_curves(on_hosts) == ["exchange_updates 4", "exchange_updates 32"]
 
 
 @pytest.mark.parametrize(

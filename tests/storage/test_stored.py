@@ -219,3 +219,11 @@ def test_what_is_no_json_is_one_line(content: str, tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match=r"config.json cannot be read: "):
         read_stored(tmp_path / "config.json")
+
+
+def test_settings_that_are_no_more_are_forgotten_where_they_changed_nothing(tmp_path: Path) -> None:
+    """The run of an earlier version is read; one that they did change is not taken for another run."""
+    file = tmp_path / "config.json"
+    for hosts, left in ((0, {"workers": 2}), (3, {"workers": 2, "simulate_hosts": 3})):
+        file.write_text(json.dumps({"page": "asyncrl.a3c", "config": {"workers": 2, "simulate_hosts": hosts}}))
+        assert read_stored(file).config == left
