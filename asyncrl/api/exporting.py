@@ -23,8 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from asyncrl.api.episode import outputs_of
 from asyncrl.api.playing import Loaded
-from asyncrl.api.thinking import think
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import LARGEST, standardize
 from asyncrl.core.rollout import State
@@ -43,7 +43,7 @@ _SIDE_BY_SIDE = 8
 
 
 class Deciding(nn.Module):
-    """From raw observations `[B, *shape]` and the recurrent state to what `think` returns and the next state.
+    """From raw observations `[B, *shape]` and the recurrent state to what `outputs_of` returns and the next state.
 
     The result is one tuple of tensors, with their names in `outputs`. The run must have been loaded with `greedy`.
     """
@@ -76,9 +76,9 @@ class Deciding(nn.Module):
         return self.agent.initial_state(count) or ()
 
     def decide(self, observation: Tensor, state: Sequence[Tensor]) -> tuple[dict[str, Tensor], State]:
-        """What `think` returns, by name, and the next state."""
+        """What `outputs_of` returns, by name, and the next state."""
         seen = observation if self.moments is None else standardize(observation, *self.moments)
-        return think(self.network, self.spaces, seen, tuple(state) or None)
+        return outputs_of(self.network, self.spaces, seen, tuple(state) or None)
 
     def forward(self, observation: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """The same as one tuple, in the order of `outputs`."""

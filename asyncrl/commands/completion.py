@@ -57,8 +57,8 @@ def every_command() -> Any:
     for name in COMMANDS:
         module = importlib.import_module(f"asyncrl.commands.{ALIASES.get(name, name)}")
         commands[name] = getattr(module, "Config", make_dataclass("Config", []))
-    algorithm = Annotated[_one_of(algorithms), tyro.conf.arg(prefix_name=False)]
-    commands["train"] = make_dataclass("Config", [("algorithm", algorithm)])
+    without_prefix: Any = tyro.conf.OmitArgPrefixes
+    commands["train"] = make_dataclass("Config", [("algorithm", without_prefix[_one_of(algorithms)])])
     return _one_of(algorithms | commands)
 
 
