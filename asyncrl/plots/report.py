@@ -12,7 +12,7 @@ from typing import Any
 from asyncrl.core.aggregates import normalized, optimality_gap, probability_of_improvement
 from asyncrl.core.statistics import LEAST, over_games
 from asyncrl.pages import short as page_name
-from asyncrl.plots.svg import Line, Point, histogram, line_chart
+from asyncrl.plots.charts import Line, Point, histogram, line_chart
 from asyncrl.plots.templates import Markup, Parts
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
@@ -202,9 +202,9 @@ def _curves(runs: Sequence[RunData]) -> Markup:
         where = f" in {environment}" if len(environments) > 1 else ""
         minutes = max((row["seconds"] for run in own for row in run.rows), default=0) >= 180
         unit, size = ("minutes", 60.0) if minutes else ("seconds", 1.0)
-        steps = line_chart(_scores(own, "steps", 1.0), "agent steps, all workers", "score")
+        steps = line_chart(_scores(own, "steps", 1.0), "agent steps, all workers")
         charts += PARTS.chart(f"Score{where} over steps", steps)
-        charts += PARTS.chart(f"Score{where} over time", line_chart(_scores(own, "seconds", size), unit, "score"))
+        charts += PARTS.chart(f"Score{where} over time", line_chart(_scores(own, "seconds", size), unit))
     note = "Strong: mean raw return of an evaluation. Faint: of the newest 100 training episodes, exploration included."
     return PARTS.charts(charts) + PARTS.note(note) if charts else charts
 
@@ -217,7 +217,7 @@ def _scores(runs: Sequence[RunData], key: str, size: float) -> list[Line]:
         drawn.append(Line([(row[key] / size, row["rollout/ep_rew_mean"]) for row in rows], run.colour, faint=True))
     for run in runs:
         points = sorted((row[key] / size, row["mean"]) for row in run.evaluations)
-        drawn.append(Line(points, run.colour, run.name, marks=True))
+        drawn.append(Line(points, run.colour, marks=True))
     return drawn
 
 
@@ -314,15 +314,15 @@ def _ages(runs: Sequence[RunData]) -> Markup:
         return dict(total)
 
     everyone = {run.name: [row for own in run.workers.values() for row in own] for run in runs}
-    gradient = [(run.name, run.colour, counts(everyone[run.name], "staleness_counts")) for run in runs]
-    rollout = [(run.name, run.colour, counts(run.learners, "rollout_age_counts")) for run in runs]
-    samples = [Line(_series(run, "learner/sample_age"), run.colour, run.name) for run in runs]
-    ratio = [Line(_series(run, "learner/replay_ratio"), run.colour, run.name) for run in runs]
+    gradient = [(run.colour, counts(everyone[run.name], "staleness_counts")) for run in runs]
+    rollout = [(run.colour, counts(run.learners, "rollout_age_counts")) for run in runs]
+    samples = [Line(_series(run, "learner/sample_age"), run.colour) for run in runs]
+    ratio = [Line(_series(run, "learner/replay_ratio"), run.colour) for run in runs]
     unit = "updates by others in between"
     charts = PARTS.chart("Staleness of workers' gradients", histogram(gradient, unit))
     charts += PARTS.chart("Age of rollouts when the learner took them", histogram(rollout, unit))
-    charts += PARTS.chart("Age of what was drawn from the memory, in steps", line_chart(samples, "agent steps", "age"))
-    charts += PARTS.chart("Updates per step", line_chart(ratio, "agent steps", "updates per step"))
+    charts += PARTS.chart("Age of what was drawn from the memory, in steps", line_chart(samples, "agent steps"))
+    charts += PARTS.chart("Updates per step", line_chart(ratio, "agent steps"))
     return PARTS.charts(charts)
 
 
@@ -362,8 +362,8 @@ INSIDE: dict[str, str] = {
 def _inside(runs: Sequence[RunData]) -> Markup:
     charts = Markup("")
     for key, title in INSIDE.items():
-        lines = [Line(_series(run, key), run.colour, run.name) for run in runs]
-        charts += PARTS.chart(title, line_chart(lines, "agent steps", title, True))
+        lines = [Line(_series(run, key), run.colour) for run in runs]
+        charts += PARTS.chart(title, line_chart(lines, "agent steps", robust=True))
     return PARTS.charts(charts, small=True)
 
 
