@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -19,7 +20,7 @@ MOST_POINTS, MOST_ROBUST_POINTS = 240, 80
 """Of a line: neighbours of longer ones are averaged, in a robust chart until its noise no longer hides its course."""
 MOST_BARS = 24
 TEXT, GRID = "#667080", "#e1e5ea"
-STYLE = {
+STYLE: Any = {
     "svg.fonttype": "none", "font.size": 8, "text.color": TEXT, "axes.labelcolor": TEXT, "axes.edgecolor": TEXT,
     "xtick.color": TEXT, "ytick.color": TEXT, "axes.grid": True, "axes.grid.axis": "y", "grid.color": GRID,
     "axes.axisbelow": True, "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
@@ -60,9 +61,9 @@ def line_chart(lines: Sequence[Line], x_label: str, robust: bool = False) -> Mar
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(x_label)
         for line, points in drawn:
-            look = {"linewidth": 1.0, "alpha": 0.4} if line.faint else {"linewidth": 1.6}
+            width, alpha = (1.0, 0.4) if line.faint else (1.6, 1.0)
             marker = "o" if line.marks or len(points) == 1 else None
-            axes.plot(*points.T, color=line.colour, marker=marker, markersize=3, **look)
+            axes.plot(*points.T, color=line.colour, marker=marker, markersize=3, linewidth=width, alpha=alpha)
         heights = np.concatenate([points[:, 1] for _, points in drawn])
         if robust and len(heights) > 20:
             low, high = np.quantile(heights, (0.05, 0.95))
@@ -81,11 +82,10 @@ def histogram(groups: Sequence[tuple[str, dict[int, int]]], x_label: str) -> Mar
         return Markup("")
     values = [np.array(list(counts)) for _, counts in groups]
     weights = [np.array(list(counts.values())) for _, counts in groups]
-    ends = (
-        np.quantile(own, 0.99, weights=often, method="inverted_cdf") for own, often in zip(values, weights, strict=True)
-    )
-    end = int(max(ends))
-    edges = np.arange(0, end + 2 * (width := math.ceil((end + 1) / MOST_BARS)), width) - 0.5
+    cuts = zip(values, weights, strict=True)
+    end = int(max(np.quantile(own, 0.99, weights=often, method="inverted_cdf") for own, often in cuts))
+    width = math.ceil((end + 1) / MOST_BARS)
+    edges = [i * width - 0.5 for i in range(end // width + 2)]
     with matplotlib.rc_context(STYLE):
         figure, axes = _axes(x_label)
         axes.hist(
@@ -93,7 +93,7 @@ def histogram(groups: Sequence[tuple[str, dict[int, int]]], x_label: str) -> Mar
             weights=[often / often.sum() for often in weights], color=[colour for colour, _ in groups],
         )  # fmt: skip
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
         return _as_svg(figure)
 
 
@@ -102,7 +102,8 @@ def _axes(x_label: str) -> tuple[Figure, Axes]:
     figure.subplots_adjust(left=0.13, right=0.97, top=0.94, bottom=0.17)
     axes = figure.add_subplot()
     axes.set_xlabel(x_label, loc="right")
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    large = EngFormatter(sep="")
+    axes.xaxis.set_major_formatter(lambda value, _: large(value) if abs(value) >= 1000 else f"{value:g}")
     return figure, axes
 
 

@@ -108,7 +108,7 @@ def make_page(runs: Sequence[RunData], title: str = "") -> str:
         PARTS.section("Run against run", _comparison(runs)),
         PARTS.section("Evaluations", _each(runs, _evaluations)),
         PARTS.section("Workers", _each(runs, _workers)),
-        PARTS.section("How old what is learnt from was", PARTS.legend(runs) + _ages(runs)),
+        PARTS.section("Staleness of training data", PARTS.legend(runs) + _ages(runs)),
         PARTS.section("Where the time went", _each(runs, _times)),
         PARTS.section("Inside the update", PARTS.legend(runs) + _inside(runs)),
         PARTS.section("Faults", _each(runs, _faults)),

@@ -115,7 +115,7 @@ def test_runs_stand_side_by_side_by_what_tells_them_apart(runs: list[Path]) -> N
     differing, same = section(page, "Settings").split("<details>")
     assert "<code>entropy_weights</code>" in differing
     assert "<code>env_id</code>" in same
-    ages = section(page, "How old what is learnt from was")
+    ages = section(page, "Staleness of training data")
     assert "Staleness of workers" in ages
     assert "Age of rollouts" in ages
     assert "Age of what was drawn" in ages
