@@ -38,11 +38,13 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def report(config: Config) -> int:
     """Write the page; returns the exit code. Raises UsageError."""
+    from jinja2 import TemplateError
+
     from asyncrl.plots.report import make_page, read_runs
 
     try:
         page = make_page(read_runs(config.runs), config.title)
-    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, TemplateError) as error:
         raise UsageError(f"the records of these runs cannot be shown: {one_line(error)}") from None
     try:
         config.out.parent.mkdir(parents=True, exist_ok=True)
