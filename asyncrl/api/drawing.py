@@ -165,7 +165,7 @@ def draw_component(pen: ImageDraw.ImageDraw, step: Step, look: Look, i: int, bar
 def draw_values(
     pen: ImageDraw.ImageDraw, known: Sequence[float], paid: Sequence[float], place: Place, small: Any
 ) -> None:
-    """The expected return over the newest steps, and lines where something was paid unless nearly every step pays."""
+    """The expected return over the newest steps, and a line for each reward unless rewards are frequent."""
     left, top, right, bottom = place
     pen.text((left, top), f"expected return {known[-1]:.2f}", DIM, small)
     top += int(1.8 * small.size)
@@ -178,9 +178,9 @@ def draw_values(
         (left + (right - left) * i / (WINDOW - 1), bottom - (bottom - top) * (value - low) / (high - low))
         for i, value in enumerate(values)
     ]
-    tells = 4 * sum(map(bool, paid)) <= len(paid)
+    sparse = 4 * sum(map(bool, paid)) <= len(paid)
     for (x, _), reward in zip(points, rewards, strict=True):
-        if reward and tells:
+        if reward and sparse:
             pen.line((x, top + 1, x, bottom - 1), GAIN if reward > 0 else LOSS, 2)
     if len(points) > 1:
         pen.line(points, LINE, 2)

@@ -106,7 +106,7 @@ class Film:
             self._frames.send(None)
         try:
             self._frames.send(np.ascontiguousarray(picture))
-        except OSError:  # ffmpeg has gone, and has said why
+        except OSError:  # ffmpeg has ended, and printed why
             raise UsageError(f"ffmpeg cannot write {self._file}") from None
 
     def __enter__(self) -> Film:
