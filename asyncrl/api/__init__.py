@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from asyncrl.algorithm import Algorithm
 from asyncrl.api.background import Training
-from asyncrl.api.listening import Hooks
 from asyncrl.api.playing import Result, load_run
 from asyncrl.api.policy import Policy
 from asyncrl.api.runs import Rows, Run, RunFailed, random_numbers_kept, run_in, run_of
@@ -68,7 +68,7 @@ def train(
     raises KeyboardInterrupt. Raises UsageError before anything is created or started, and RunFailed if the run broke.
     """
     signals = Signals()
-    hooks = Hooks(signals, on_evaluation, on_progress)
+    hooks = _Hooks(signals, on_evaluation, on_progress)
     with one_thread(), random_numbers_kept():
         asked = asked_for(algorithm, config, quiet, settings, trust)
         settled = asked.settled()
@@ -80,6 +80,46 @@ def train(
     if signals.first not in (None, PROGRAM):
         signal.raise_signal(signals.first)
     return run_of(ended)
+
+
+class _Hooks:
+    """Calls a program's functions during its run. If one returns False or raises, the run stops in order."""
+
+    def __init__(
+        self,
+        signals: Signals,
+        on_evaluation: Callable[[Evaluation], Any] | None,
+        on_progress: Callable[[Progress], Any] | None,
+    ) -> None:
+        self._signals = signals
+        self._on_evaluation, self._on_progress = on_evaluation, on_progress
+        self._raised: BaseException | None = None
+
+    def begun(self) -> None:
+        """Does nothing: there is no function for it."""
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Pass an evaluation on."""
+        self._call(self._on_evaluation, evaluation)
+
+    def looked(self, summary: Progress) -> None:
+        """Pass on a copy of the run's summary, which changes."""
+        self._call(self._on_progress, replace(summary))
+
+    def raise_what_they_raised(self) -> None:
+        """After the run: raise the exception of a function, if there was one."""
+        if self._raised is not None:
+            raise self._raised
+
+    def _call(self, function: Callable[[Any], Any] | None, argument: Any) -> None:
+        if function is None or self._raised is not None:
+            return
+        try:
+            goes_on = function(argument) is not False
+        except BaseException as error:
+            self._raised, goes_on = error, False
+        if not goes_on:
+            self._signals.ask()
 
 
 def load(

@@ -81,9 +81,6 @@ class Training(Iterator[Evaluation]):
         self._thread.end()
         return self.run
 
-    def __iter__(self) -> Training:
-        return self
-
     def __next__(self) -> Evaluation:
         with self._stopping_on_interrupt():
             evaluation = self._thread.evaluations.get()

@@ -23,8 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from asyncrl.api.episode import outputs_of
 from asyncrl.api.playing import Loaded
-from asyncrl.api.thinking import think
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import LARGEST, standardize
 from asyncrl.core.rollout import State
@@ -43,7 +43,7 @@ _SIDE_BY_SIDE = 8
 
 
 class Deciding(nn.Module):
-    """From raw observations `[B, *shape]` and the recurrent state to what `think` returns and the next state.
+    """From raw observations `[B, *shape]` and the recurrent state to what `outputs_of` returns and the next state.
 
     The result is one tuple of tensors, with their names in `outputs`. The run must have been loaded with `greedy`.
     """
@@ -62,9 +62,9 @@ class Deciding(nn.Module):
         """Mean and reciprocal deviation; None: observations are not normalised."""
         state = self.initial_state(2)
         with torch.inference_mode():
-            said, after = self.decide(self.example(2), state)
+            outputs, after = self.decide(self.example(2), state)
         self.inputs = ["observation", *(f"state_{i}" for i in range(len(state)))]
-        self.outputs = [*said, *(f"next_state_{i}" for i in range(len(after or ())))]
+        self.outputs = [*outputs, *(f"next_state_{i}" for i in range(len(after or ())))]
 
     def example(self, count: int) -> Tensor:
         """Observations `[count, *shape]` of zeros."""
@@ -76,14 +76,14 @@ class Deciding(nn.Module):
         return self.agent.initial_state(count) or ()
 
     def decide(self, observation: Tensor, state: Sequence[Tensor]) -> tuple[dict[str, Tensor], State]:
-        """What `think` returns, by name, and the next state."""
+        """What `outputs_of` returns, by name, and the next state."""
         seen = observation if self.moments is None else standardize(observation, *self.moments)
-        return think(self.network, self.spaces, seen, tuple(state) or None)
+        return outputs_of(self.network, self.spaces, seen, tuple(state) or None)
 
     def forward(self, observation: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """The same as one tuple, in the order of `outputs`."""
-        said, after = self.decide(observation, state)
-        return (*said.values(), *(after or ()))
+        outputs, after = self.decide(observation, state)
+        return (*outputs.values(), *(after or ()))
 
 
 def describe(loaded: Loaded) -> dict[str, str]:
@@ -225,14 +225,14 @@ def compare(loaded: Loaded, model: Deciding, decide: Decide, observations: int =
             seen[e] = torch.from_numpy(np.array(environment.reset()))
         while asked < observations:
             with torch.inference_mode():
-                said, _ = model.decide(seen, own or ())
+                outputs, _ = model.decide(seen, own or ())
                 looked_at = seen if model.normalizer is None else model.normalizer.observe(seen)
                 chosen, after, _ = model.agent.act(looked_at, own, loaded.checkpoint.steps)
-            heard = decide([seen.numpy(), *other])
-            expected = [*said.values(), *(after or ())]
-            difference = max(difference, *map(_difference, expected, heard))
+            found = decide([seen.numpy(), *other])
+            expected = [*outputs.values(), *(after or ())]
+            difference = max(difference, *map(_difference, expected, found))
             acted = list(for_environments(chosen, spaces))
-            actions = np.abs(np.array(acted) - heard[0]).reshape(_SIDE_BY_SIDE, -1).max(-1)
+            actions = np.abs(np.array(acted) - found[0]).reshape(_SIDE_BY_SIDE, -1).max(-1)
             same += int((actions <= (TOLERANCE if spaces.is_continuous else 0)).sum())
             asked += _SIDE_BY_SIDE
             ended = np.zeros(_SIDE_BY_SIDE, np.bool_)
@@ -241,7 +241,7 @@ def compare(loaded: Loaded, model: Deciding, decide: Decide, observations: int =
                 ended[e] = terminated or truncated
                 seen[e] = torch.from_numpy(np.array(environments[e].reset() if ended[e] else observation))
             own = reset_state(model.agent, after, ended)
-            left = tuple(torch.from_numpy(part) for part in heard[len(said) :]) or None
+            left = tuple(torch.from_numpy(part) for part in found[len(outputs) :]) or None
             other = [part.numpy() for part in reset_state(model.agent, left, ended) or ()]
     except (BadEnvironment, EpisodeLost) as error:
         raise UsageError(str(error.__cause__ or error)) from error
@@ -250,12 +250,12 @@ def compare(loaded: Loaded, model: Deciding, decide: Decide, observations: int =
     return Agreement(asked, same, difference)
 
 
-def _difference(expected: Tensor, heard: NDArray[Any]) -> float:
+def _difference(expected: Tensor, found: NDArray[Any]) -> float:
     """The largest difference, relative to 1 or to the expected number's size; actions by number are left out."""
     if not expected.is_floating_point():
         return 0.0
     wanted = expected.numpy()
-    return float((np.abs(wanted - heard) / np.maximum(1.0, np.abs(wanted))).max(initial=0.0))
+    return float((np.abs(wanted - found) / np.maximum(1.0, np.abs(wanted))).max(initial=0.0))
 
 
 def _import(name: str) -> Any:

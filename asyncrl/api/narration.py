@@ -71,8 +71,8 @@ def chosen_by_preset(run: Run) -> str:
     }
     kind = "Atari" if spaces.kind == "atari" else f"a {spaces.kind}"
     kind += " and continuous actions" if spaces.is_continuous else ""
-    said = ", ".join(f"{name} {_plainly(value)}" for name, value in chosen.items())
-    return f"preset {config.preset} for {kind}: {said or 'the plain defaults'}"
+    text = ", ".join(f"{name} {_plainly(value)}" for name, value in chosen.items())
+    return f"preset {config.preset} for {kind}: {text or 'the plain defaults'}"
 
 
 def _plainly(value: Any) -> str:
@@ -109,8 +109,8 @@ def missing(summary: Summary) -> str:
     if not counts:
         return ""
     status = ["status.json"] if counts.pop("status.json", 0) else []
-    told = [f"{count:,} {units.get(name, f'calls of {name}')}" for name, count in counts.items()] + status
-    line = f"could not be written: {', '.join(told)}" + (f" ({summary.trouble})" if summary.trouble else "")
+    parts = [f"{count:,} {units.get(name, f'calls of {name}')}" for name, count in counts.items()] + status
+    line = f"could not be written: {', '.join(parts)}" + (f" ({summary.trouble})" if summary.trouble else "")
     if summary.unrecorded["steps"]:
         line += f"; {summary.unrecorded['steps']:,} steps are in no row of a worker"
     return line

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,7 +105,7 @@ def load_run(
 
 
 def play_run(
-    loaded: Loaded, episodes: int, around: Callable[[Environment], AbstractContextManager[Environment]] = nullcontext
+    loaded: Loaded, episodes: int, around: Callable[[Environment], Environment] = lambda environment: environment
 ) -> Result:
     """Play whole episodes; `around` wraps the first environment. Raises UsageError when an environment breaks."""
     run, checkpoint = loaded.run, loaded.checkpoint
@@ -115,9 +114,9 @@ def play_run(
     with watched(run.spec.config.hang_seconds):
         environments = build_environments(run, EVALUATOR, side_by_side(episodes), evaluation=True)
     try:
-        with around(environments[0]) as first, watched(run.spec.config.hang_seconds):
+        with watched(run.spec.config.hang_seconds):
             played = play(
-                agent, [first, *environments[1:]], run.spec.spaces, episodes, checkpoint.steps,
+                agent, [around(environments[0]), *environments[1:]], run.spec.spaces, episodes, checkpoint.steps,
                 normalizer=build_normalizer(run, EVALUATOR), longest=run.spec.environment.evaluation_step_cap,
             )  # fmt: skip
     except BadEnvironment as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +9,14 @@ from typing import Annotated
 
 import tyro
 
-from asyncrl.commands.program import permission_of, run_command
-from asyncrl.config.commandline import parse
+from asyncrl.commands.checkpoint import CheckpointSettings
+from asyncrl.commands.program import run_with
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
-from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(CheckpointSettings):
     """Write what a run has learnt, with the normalisation of its observations, into files for other programs."""
 
     run: Annotated[Path, tyro.conf.Positional]
@@ -29,43 +27,28 @@ class Config:
     """File (.pt2) for a program of torch.export."""
     safetensors: str = ""
     """File (.safetensors) for the weights by name and the moments of observations."""
-    checkpoint: str = "best"
-    """best, newest, or the name of one, such as step_000000500000."""
     check: bool = True
     """Let the agent play for 1,000 observations, and compare what the ONNX model and the program say to each."""
-    env_id: str = ""
-    """The run's environment, where it has another name here."""
-    trust: bool = False
-    """Import whatever the folder names, whoever made it."""
+
+    def __post_init__(self) -> None:
+        files = [file for file in (self.onnx, self.torch, self.safetensors) if file]
+        if not files:
+            raise UsageError("say what to write: --onnx FILE, --torch FILE or --safetensors FILE")
+        for file in files:
+            if not Path(file).absolute().parent.is_dir():
+                raise UsageError(f"{file}: there is no such folder")
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Export what the command line says; returns the exit code."""
-    words = sys.argv[1:] if words is None else words
-    request_one_thread()
-    enforce_one_thread()
-    program = "asyncrl export"
-
-    def export() -> int:
-        config = parse(Config, words, program)
-        files = [config.onnx, config.torch, config.safetensors]
-        if not any(files):
-            raise UsageError("say what to write: --onnx FILE, --torch FILE or --safetensors FILE")
-        for file in filter(None, files):
-            if not Path(file).absolute().parent.is_dir():
-                raise UsageError(f"{file}: there is no such folder")
-        return write(config)
-
-    return run_command(program, export)
+    return run_with(Config, words, "asyncrl export", write)
 
 
 def write(config: Config) -> int:
     """Write the files and compare them; returns the exit code: 1 if one of them says something else than the agent."""
+    loaded = config.load(config.run, greedy=True)
     from asyncrl.api import exporting
-    from asyncrl.api.playing import load_run
 
-    permission = permission_of(config.env_id, config.trust)
-    loaded = load_run(config.run, config.checkpoint, greedy=True, permission=permission)
     model = exporting.Deciding(loaded)
     if config.safetensors:
         exporting.write_safetensors(loaded, model, Path(config.safetensors))

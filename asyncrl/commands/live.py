@@ -22,6 +22,11 @@ from asyncrl.storage.status import DIED, GOING, read_status
 from asyncrl.storage.stored import read_stored
 
 POLL_SECONDS = 1.0
+FROM_STATUS = (
+    "steps", "seconds", "steps_per_second", "updates", "updates_lost", "dropped_gradients", "stale_gradients",
+    "outlier_gradients", "worker_restarts", "workers_gone", "evaluator_restarts", "learner_restarts",
+)  # fmt: skip
+"""What a summary has under the same name as status.json."""
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 48
 
@@ -68,26 +73,15 @@ class Reader:
         self.state, self.reason = status.get("state", DIED), status.get("reason", "")
         steps, row = status.get("steps", 0), self._row
         return Summary(
-            steps=steps,
+            **{name: status[name] for name in FROM_STATUS if name in status},
             total_steps=max(1, status.get("total_steps", self.config["total_steps"])),
             frames_per_step=max(1, round(status.get("frames", steps) / steps)) if steps else 1,
-            seconds=status.get("seconds", 0.0),
-            steps_per_second=status.get("steps_per_second", 0.0),
-            updates=status.get("updates", 0),
-            updates_lost=status.get("updates_lost", 0),
-            dropped_gradients=status.get("dropped_gradients", 0),
-            stale_gradients=status.get("stale_gradients", 0),
-            outlier_gradients=status.get("outlier_gradients", 0),
             score_mean=row.get("rollout/ep_rew_mean"),
             evaluation=self.evaluations[-1] if self.evaluations else None,
             best_score=max(self.evaluations, default=None),
             staleness_mean=row.get("async/staleness_mean") or 0.0,
             learning_rate=row.get("train/learning_rate") or 0.0,
             worker_silence=[silence(self.folder.worker_file(k), now) for k in range(self.config["workers"])],
-            worker_restarts=status.get("worker_restarts", []),
-            workers_gone=status.get("workers_gone", []),
-            evaluator_restarts=status.get("evaluator_restarts", 0),
-            learner_restarts=status.get("learner_restarts", 0),
             ended=self.state not in GOING,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from asyncrl.commands.program import run_command
-from asyncrl.config.commandline import parse
+from asyncrl.commands.program import run_with
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 
@@ -34,35 +32,35 @@ class Config:
     title: str = ""
     """Title; empty: the names of the environments."""
 
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise UsageError("give the folder of at least one run")
+
 
 def main(words: Sequence[str] | None = None) -> int:
     """Draw what the command line says; returns the exit code."""
-    words = sys.argv[1:] if words is None else words
-    program = "asyncrl plot"
+    return run_with(Config, words, "asyncrl plot", draw)
 
-    def draw() -> int:
-        config = parse(Config, words, program)
-        if not config.runs:
-            raise UsageError("give the folder of at least one run")
-        from asyncrl.plots.curves import draw_curves, read_curve, read_references, save_figure
 
-        references = [
-            reference.up_to(config.x, config.reference_until)
-            for path in config.reference
-            for reference in read_references(path)
-        ]
-        runs = [read_curve(run) for run in config.runs]
-        curves = [run for run in runs if run.rows]
-        if not curves:
-            raise UsageError("none of these runs has an evaluation yet")
-        for run in runs:
-            if not run.rows:
-                print_line(f"left out: {run.path} has no evaluations yet", error=True)
-        save_figure(draw_curves(curves, config.x, config.title, references), config.out)
-        print_line(config.out)
-        return 0
+def draw(config: Config) -> int:
+    """Write the figure; returns the exit code. Raises UsageError."""
+    from asyncrl.plots.curves import draw_curves, read_curve, read_references, save_figure
 
-    return run_command(program, draw)
+    references = [
+        reference.up_to(config.x, config.reference_until)
+        for path in config.reference
+        for reference in read_references(path)
+    ]
+    runs = [read_curve(run) for run in config.runs]
+    curves = [run for run in runs if run.rows]
+    if not curves:
+        raise UsageError("none of these runs has an evaluation yet")
+    for run in runs:
+        if not run.rows:
+            print_line(f"left out: {run.path} has no evaluations yet", error=True)
+    save_figure(draw_curves(curves, config.x, config.title, references), config.out)
+    print_line(config.out)
+    return 0
 
 
 if __name__ == "__main__":

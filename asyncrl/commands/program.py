@@ -9,26 +9,23 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
+from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.envs.spec import EnvironmentNotice
 from asyncrl.storage.files import disk_trouble
 from asyncrl.storage.run_folder import versions
-from asyncrl.storage.stored import Permission
+
+T = TypeVar("T")
 
 
 def version() -> str:
     """Of this package and of what its results depend on most."""
     names = ("asyncrl", "python", "torch", "numpy", "gymnasium", "ale-py")
     return ", ".join(f"{name} {found}" for name in names if (found := versions()[name]))
-
-
-def permission_of(env_id: str, trust: bool) -> Permission:
-    """What the flags --env-id and --trust allow a run's folder to import."""
-    return Permission({"env_id": env_id} if env_id else {}, trust)
 
 
 @contextlib.contextmanager
@@ -97,3 +94,9 @@ def run_command(program: str, command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print_line(f"{program}: interrupted", error=True)
         return 130
+
+
+def run_with(config: type[T], words: Sequence[str] | None, program: str, command: Callable[[T], int]) -> int:
+    """Run a command, as `run_command`, with the `config` that `words` describe; None: the words of this process."""
+    given = sys.argv[1:] if words is None else words
+    return run_command(program, lambda: command(parse(config, given, program)))

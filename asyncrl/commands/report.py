@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from asyncrl.commands.program import run_command
-from asyncrl.config.commandline import parse
+from asyncrl.commands.program import run_with
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.envs.spec import one_line
@@ -35,26 +33,26 @@ class Config:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Write what the command line says; returns the exit code."""
-    words = sys.argv[1:] if words is None else words
-    program = "asyncrl report"
+    return run_with(Config, words, "asyncrl report", report)
 
-    def report() -> int:
-        config = parse(Config, words, program)
-        from asyncrl.plots.report import make_page, read_runs
 
-        try:
-            page = make_page(read_runs(config.runs), config.title)
-        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
-            raise UsageError(f"the records of these runs cannot be shown: {one_line(error)}") from None
-        try:
-            config.out.parent.mkdir(parents=True, exist_ok=True)
-            config.out.write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {config.out}: {error}") from None
-        print_line(f"{config.out} ({config.out.stat().st_size / 1000:.0f} kB)")
-        return 0
+def report(config: Config) -> int:
+    """Write the page; returns the exit code. Raises UsageError."""
+    from jinja2 import TemplateError
 
-    return run_command(program, report)
+    from asyncrl.plots.report import make_page, read_runs
+
+    try:
+        page = make_page(read_runs(config.runs), config.title)
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, TemplateError) as error:
+        raise UsageError(f"the records of these runs cannot be shown: {one_line(error)}") from None
+    try:
+        config.out.parent.mkdir(parents=True, exist_ok=True)
+        config.out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {config.out}: {error}") from None
+    print_line(f"{config.out} ({config.out.stat().st_size / 1000:.0f} kB)")
+    return 0
 
 
 if __name__ == "__main__":

@@ -30,14 +30,14 @@ AXES = {
     "minutes": ("seconds", "wall clock"),
 }
 """Name on the command line: key in evaluator.jsonl, label."""
-UNTOLD = (
+NOT_IN_LABELS = (
     "seed", "run_name", "runs_dir", "resume", "quiet", "max_seconds", "stop_at_score", "evaluation_interval_steps",
     "evaluation_episodes", "evaluation_cpu_share", "checkpoint_interval_steps",
     "checkpoints_kept", "record_interval_seconds",
 )  # fmt: skip
-"""Settings that do not tell two curves apart."""
-OF_HOSTS = ("push", "exchange_updates", "parameter_shards")
-"""Settings that do nothing in a run without hosts."""
+"""Settings that no label mentions."""
+HOST_SETTINGS = ("push", "exchange_updates", "parameter_shards")
+"""Settings without effect in a run without hosts."""
 
 
 @dataclass(frozen=True)
@@ -63,26 +63,28 @@ def read_curve(path: Path) -> Curve:
     rows = [row for row in read_records(path / "evaluator.jsonl") if row.get("mean") is not None]
     config = {"page": short(stored.page), **stored.config}
     if config.get("backend") != "ray":
-        config = {key: value for key, value in config.items() if key not in OF_HOSTS}
+        config = {key: value for key, value in config.items() if key not in HOST_SETTINGS}
     return Curve(path, config, rows)
 
 
 def label_curves(curves: Sequence[Curve]) -> list[str]:
-    """A name for each curve from the settings in which the curves differ; equal but for the seed: equal names.
+    """A label for each curve from the settings in which the curves differ; curves that differ in their seed share it.
 
-    Of settings that differ together, as the defaults of two methods do, the first one tells; the method's name always
-    does. A setting that only some of the curves have tells those apart.
+    If settings differ together, as the defaults of two methods do, only the first is in the label; the method's name
+    always is. A setting that only some of the curves have is in their labels.
     """
-    told = [key for key in dict.fromkeys(key for curve in curves for key in curve.config) if key not in UNTOLD]
-    telling = [key for key in told if len({repr(c.config[key]) for c in curves if key in c.config}) > 1]
-    if not telling:
+    names = [key for key in dict.fromkeys(key for curve in curves for key in curve.config) if key not in NOT_IN_LABELS]
+    differing = [key for key in names if len({repr(c.config[key]) for c in curves if key in c.config}) > 1]
+    if not differing:
         workers = curves[0].config["workers"]
         return [f"{curves[0].config['page']}{f', {workers} workers' if workers else ''}"] * len(curves)
-    for key in reversed(telling.copy()):
-        fewer = [other for other in telling if other != key]
-        if key != "page" and _groups(curves, fewer) == _groups(curves, telling):
-            telling = fewer
-    return [", ".join(_told(key, curve.config[key]) for key in telling if key in curve.config) for curve in curves]
+    for key in reversed(differing.copy()):
+        fewer = [other for other in differing if other != key]
+        if key != "page" and _groups(curves, fewer) == _groups(curves, differing):
+            differing = fewer
+    return [
+        ", ".join(_in_label(key, curve.config[key]) for key in differing if key in curve.config) for curve in curves
+    ]
 
 
 def _groups(curves: Sequence[Curve], keys: Sequence[str]) -> list[int]:
@@ -91,8 +93,8 @@ def _groups(curves: Sequence[Curve], keys: Sequence[str]) -> list[int]:
     return [values.index(own) for own in values]
 
 
-def _told(key: str, value: Any) -> str:
-    """A setting as a legend has it; the method's and the environment's names speak for themselves."""
+def _in_label(key: str, value: Any) -> str:
+    """A setting as labels have it; the values of method and environment stand without a name."""
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if key in ("page", "env_id") else f"{key} {text}"
 
@@ -190,7 +192,7 @@ def _draw_seeds(axes: Axes, seeds: Sequence[Sequence[tuple[float, float]]], colo
         axes.plot(*zip(*seeds[0], strict=True), color=colour, label=name, marker="o", markersize=3, linewidth=1.5)
         return
     for points in seeds:
-        marker = "." if len(points) == 1 else None  # a line of one point is not to be seen
+        marker = "." if len(points) == 1 else None  # a line of one point is invisible
         axes.plot(*zip(*points, strict=True), marker=marker, color=colour, linewidth=0.8, alpha=0.45)
     begin, end = max(points[0][0] for points in seeds), min(points[-1][0] for points in seeds)
     grid = sorted({x for points in seeds for x, _ in points if begin <= x <= end})

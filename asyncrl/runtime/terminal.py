@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -45,43 +44,23 @@ def shown(text: str, style: str = "") -> Text:
     return Text(clean(text), style)
 
 
-class View(Protocol):
-    """Shows summaries."""
+class View:
+    """Shows summaries of a run. This one shows nothing: --quiet."""
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
-        ...
 
     def count(self, ready: int, workers: int) -> None:
         """Show how many workers are ready, before the run begins."""
-        ...
 
     def show(self, summary: Summary) -> None:
         """Show the present state."""
-        ...
 
     def close(self, summary: Summary) -> None:
         """Show the last state and leave the terminal as it was."""
-        ...
 
 
-class QuietView:
-    """Shows nothing: --quiet."""
-
-    def say(self, line: str) -> None:
-        """Say nothing: --quiet."""
-
-    def count(self, ready: int, workers: int) -> None:
-        """Show nothing."""
-
-    def show(self, summary: Summary) -> None:
-        """Show nothing."""
-
-    def close(self, summary: Summary) -> None:
-        """Nothing to close."""
-
-
-class PlainView:
+class PlainView(View):
     """A line every ten seconds, for logs and pipes."""
 
     def __init__(self) -> None:
@@ -111,7 +90,7 @@ class PlainView:
         self.say(one_line(summary))
 
 
-class LiveView:
+class LiveView(View):
     """A panel that renews itself: progress, speed, scores, staleness and a lamp per worker."""
 
     def __init__(self, title: str) -> None:
@@ -151,7 +130,7 @@ class LiveView:
 def make_view(quiet: bool, title: str) -> View:
     """The view for this output: a panel needs a terminal that can move its cursor (not TERM=dumb) and draw lamps."""
     if quiet:
-        return QuietView()
+        return View()
     console = Console()
     draws = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
     return LiveView(title) if draws else PlainView()

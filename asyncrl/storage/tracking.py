@@ -1,7 +1,7 @@
 """Where a run's numbers go beside its own records: TensorBoard always, Weights & Biases and MLflow when asked to.
 
-Weights & Biases and MLflow are spoken to through their own packages, which are imported here and only then. Where they
-keep things, and as whom, is for their own variables to say (WANDB_ENTITY, WANDB_MODE, MLFLOW_TRACKING_URI).
+Weights & Biases and MLflow are used through their own packages, imported only when asked for. Their
+own environment variables configure them (WANDB_ENTITY, WANDB_MODE, MLFLOW_TRACKING_URI).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from asyncrl.storage.files import read_json, write_json
 
 TRACKERS = ("wandb", "mlflow")
 FILE = "tracking.json"
-"""In the run's folder: what each tracker calls the run, for when it goes on."""
+"""In the run's folder: each tracker's id of the run, for when it is resumed."""
 
 
 class Tracker(Protocol):
-    """Takes what people look at while a run is going on."""
+    """Takes the numbers of a run while it trains."""
 
     def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
         """The settings of the run, once, and which tags are its scores."""
@@ -44,7 +44,7 @@ class Tracker(Protocol):
 
 
 def require(names: Sequence[str]) -> None:
-    """Raise UsageError for a tracker that there is not, or whose package is missing."""
+    """Raise UsageError for an unknown tracker, or one whose package is missing."""
     for name in names:
         if name not in TRACKERS:
             raise UsageError(f"--track takes {' or '.join(TRACKERS)}, got {name!r}")
@@ -89,12 +89,12 @@ class Wandb:
             project=project, name=title, dir=str(folder), id=key, resume="allow" if key else None, reinit="create_new"
         )
         self.key: str = self._run.id
-        # Evaluations are told later than the steps they are of, and wandb's own step only goes up.
+        # Evaluations arrive later than the steps that they belong to, and wandb's own step only grows.
         self._run.define_metric("steps", hidden=True)
         self._run.define_metric("*", step_metric="steps")
 
     def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """The run's config; the best of each metric stands in its summary."""
+        """The run's config; its summary has the best of each metric."""
         self._run.config.update(dict(settings), allow_val_change=True)
         for tag in metrics:
             self._run.define_metric(tag, step_metric="steps", summary="max")
@@ -128,7 +128,7 @@ class Mlflow:
         self._closed = False
 
     def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """The run's parameters. They cannot be changed: of a run that goes on the first ones stay."""
+        """The run's parameters. They cannot be changed: a resumed run keeps the first ones."""
         known = self._client.get_run(self.key).data.params
         new = [self._param(name, str(value)) for name, value in settings.items() if name not in known]
         self._client.log_batch(self.key, params=new)
@@ -149,7 +149,7 @@ class Mlflow:
 
 
 class Careful:
-    """A tracker whose failures end nothing: what it could not be told is told later, in its order."""
+    """A tracker whose failures stop no run: failed calls are repeated later, in their order."""
 
     def __init__(self, name: str, inner: Tracker) -> None:
         self.name = name

@@ -15,15 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from asyncrl.api.films import LEAST_HEIGHT, Film, Filmed, frame_rate, magnified, with_pictures
 from asyncrl.commands.evaluate import (
-    LEAST_HEIGHT,
     Config,
-    Film,
-    Filmed,
-    check_film,
-    draw_without_a_window,
-    frame_rate,
-    magnified,
     main,
     no_op_starts,
     play_what,
@@ -376,7 +370,7 @@ class TestVideo:
         [
             ("x.mp4", "Catch has no picture to film"),
             ("no/such/x.mp4", "there is no such folder"),
-            ("x.gif", "the name of a film ends in .mp4, .mkv or .mov"),
+            ("x.png", "the name of a film ends in .gif, .mp4, .mkv or .mov"),
             ("x", "the name of a film ends in"),
         ],
     )
@@ -409,12 +403,12 @@ class TestVideo:
         for name in ("SDL_VIDEODRIVER", "MUJOCO_GL"):
             monkeypatch.setenv(name, "")  # so that it is put back
             monkeypatch.delenv(name)
-        draw_without_a_window()
+        with_pictures(EnvSpec("ALE/Pong-v5"))
         assert os.environ["SDL_VIDEODRIVER"] == "dummy"
         assert os.environ.get("MUJOCO_GL") == (None if display else "egl")
 
         monkeypatch.setenv("SDL_VIDEODRIVER", "x11")
-        draw_without_a_window()
+        with_pictures(EnvSpec("ALE/Pong-v5"))
         assert os.environ["SDL_VIDEODRIVER"] == "x11"
 
     def test_an_environment_that_cannot_draw_is_one_line(
@@ -451,20 +445,18 @@ class TestVideo:
             while not any(filmed.step(0)[2:4]):
                 pass
 
-        assert [picture.shape for picture in pictures] == [(210, 160, 3)] * 6
-        assert magnified(pictures[0]).shape == (420, 320, 3)
+        assert [picture.shape for picture in pictures] == [(420, 320, 3)] * 6
         assert not (pictures[0] == pictures[0][0, 0]).all()  # it is not blank
 
     def test_pictures_that_change_their_size_are_all_in_the_film(self, tmp_path: Path) -> None:
         """Resized to the first one's size, which real ffmpeg needs."""
         ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra [video]")
         file = str(tmp_path / "film.mp4")
-        film = Film(file, ffmpeg, 15)
-        for shape in ((51, 33, 3), (60, 33, 3), (500, 90, 3), (7, 400, 3)):
-            film.add(np.full(shape, 200, np.uint8))
-        film.close()
+        with Film(Path(file), 15) as film:
+            for shape in ((51, 33, 3), (60, 33, 3), (500, 90, 3), (7, 400, 3)):
+                film.add(magnified(np.full(shape, 200, np.uint8)))
 
-        check_film(file, 4, ffmpeg)
+        assert ffmpeg.count_frames_and_secs(file)[0] == 4
         assert magnified(np.zeros((1, 5000, 3), np.uint8)).shape == (1, 5000, 3)
 
     def test_filming_changes_no_result(self, tmp_path: Path, catch: Path) -> None:
@@ -475,7 +467,7 @@ class TestVideo:
         file = tmp_path / "film.mp4"
 
         plain = play_what(run, "best", Config((run,), episodes=3))
-        filmed = play_what(run, "best", Config((run,), episodes=3, video=str(file)), ffmpeg)
+        filmed = play_what(run, "best", Config((run,), episodes=3, video=str(file)))
 
         assert filmed == plain
         pictures, _ = ffmpeg.count_frames_and_secs(str(file))
@@ -485,40 +477,37 @@ class TestVideo:
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # imageio leaves a pipe
     def test_what_ffmpeg_cannot_write_is_one_line(self, tmp_path: Path) -> None:
         """It has no word for it but that its input ends, which the first pictures may come too soon to see."""
-        ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra [video]")
+        pytest.importorskip("imageio_ffmpeg", reason="needs the extra [video]")
         (tmp_path / "film.mp4").mkdir()
-        film = Film(str(tmp_path / "film.mp4"), ffmpeg, 15)
-        picture = np.zeros((400, 400, 3), np.uint8)
 
         def shoot() -> None:
-            for _ in range(100):
-                film.add(picture)
+            with Film(tmp_path / "film.mp4", 15) as film:
+                for _ in range(100):
+                    film.add(np.zeros((400, 400, 3), np.uint8))
 
-        with pytest.raises(UsageError, match="ffmpeg cannot write it"):
+        with pytest.raises(UsageError, match="ffmpeg cannot write"):
             shoot()
 
-    def test_a_film_that_is_not_whole_is_noticed(self, tmp_path: Path) -> None:
+    def test_a_film_that_is_not_whole_is_noticed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """As a full disk leaves it; what there is of it stays."""
         ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra [video]")
-        file = str(tmp_path / "film.mp4")
-        film = Film(file, ffmpeg, 15)
-        for _ in range(3):
-            film.add(np.zeros((400, 400, 3), np.uint8))
-        film.close()
+        monkeypatch.setattr(ffmpeg, "count_frames_and_secs", lambda file: (2, 0.1))
 
-        check_film(file, 3, ffmpeg)
-        with pytest.raises(UsageError, match="3 of 4 pictures could be written; is the disk full"):
-            check_film(file, 4, ffmpeg)
-        Path(file).write_bytes(Path(file).read_bytes()[:500])
-        with pytest.raises(UsageError, match="0 of 3 pictures"):
-            check_film(file, 3, ffmpeg)
+        def shoot() -> None:
+            with Film(tmp_path / "film.mp4", 15) as film:
+                for _ in range(3):
+                    film.add(np.zeros((400, 400, 3), np.uint8))
+
+        with pytest.raises(UsageError, match="2 of 3 pictures could be written; is the disk full"):
+            shoot()
+        assert (tmp_path / "film.mp4").exists()
 
 
 class Recorded(Film):
     """A film that stays in memory."""
 
     def __init__(self, pictures: list[np.ndarray]) -> None:
-        super().__init__("", None, 15)
+        super().__init__(Path(), 15)
         self.pictures = pictures
 
     def add(self, picture: np.ndarray) -> None:

@@ -11,7 +11,6 @@ import pytest
 from asyncrl import __version__
 from asyncrl.__main__ import COMMANDS
 from asyncrl.__main__ import main as asyncrl
-from asyncrl.commands.completion import script
 from asyncrl.commands.train import main
 from asyncrl.pages import PAGES
 from tests.support import status_of, the_run
@@ -79,25 +78,38 @@ def test_help_has_the_defaults_of_the_environment_and_preset_that_are_named(
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_a_shell_completes_commands_and_flags() -> None:
+def test_a_shell_completes_commands_flags_and_choices(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """In bash itself."""
+    assert asyncrl(["completion", "bash"]) == 0
+    (tmp_path / "script").write_text(capfd.readouterr().out)
 
     def completed(*words: str) -> list[str]:
-        line = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _asyncrl; echo ${{COMPREPLY[@]}}"
-        done = subprocess.run(["bash", "-c", f"{script()}{line}"], capture_output=True, text=True, check=True)
+        line = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _tyro_asyncrl; echo ${{COMPREPLY[@]}}"
+        done = subprocess.run(
+            ["bash", "-c", f". {tmp_path}/script; {line}"], capture_output=True, text=True, check=True
+        )
         return done.stdout.split()
 
-    assert completed("asyncrl", "a") == ["a3c", "a2c", "apex"]
-    assert set(completed("asyncrl", "''")) == {*PAGES, *COMMANDS}
+    assert completed("asyncrl", "a") == ["a2c", "a3c", "apex"]
+    assert {*PAGES, *COMMANDS} <= set(completed("asyncrl", "''"))
     assert completed("asyncrl", "ppo", "--clip") == ["--clip"]
     assert completed("asyncrl", "a3c", "--clip") == []
+    assert completed("asyncrl", "a3c", "--backend", "s") == ["serial"]
     assert "--learning-rate" in completed("asyncrl", "train", "a3c", "--learn")
     assert completed("asyncrl", "sweep", "--tri") == ["--trials"]
 
 
 def test_completion_is_for_shells_it_knows(capsys: pytest.CaptureFixture[str]) -> None:
     """Others are told which."""
-    assert asyncrl(["completion", "zsh"]) == 0
-    assert capsys.readouterr().out.startswith("autoload")
     assert asyncrl(["completion", "fish"]) == 2
     assert "name a shell: bash or zsh" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_zsh_takes_its_script(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """By `eval`, as the documentation says, without a word."""
+    assert asyncrl(["completion", "zsh"]) == 0
+    (tmp_path / "script").write_text(capfd.readouterr().out)
+    line = f'autoload -U compinit; compinit -D; eval "$(cat {tmp_path}/script)"; echo $_comps[asyncrl]'
+    done = subprocess.run(["zsh", "-f", "-c", line], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("_tyro_asyncrl\n", "")

@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 
 from asyncrl.__main__ import main as command
+from asyncrl.api.episode import action_names, steps_of
 from asyncrl.api.playing import load_run, play_run
-from asyncrl.api.watching import Packed, action_names, watch
 from asyncrl.commands import live
 from asyncrl.commands.live import Reader, follow, is_going_on, sparkline
 from asyncrl.commands.train import main as train
@@ -84,16 +84,16 @@ def test_a_film_of_a_game_is_what_ffmpeg_makes_of_it(tmp_path: Path) -> None:
 def test_what_is_shown_is_the_episode_that_evaluate_plays_first(catch: Path) -> None:
     """The same seed and policy: the same score and length; thoughts are probabilities that add up to 1."""
     loaded = load_run(catch, seed=5)
-    moments = list(watch(loaded, steps=100, pictures=False))
+    steps = list(steps_of(loaded, steps=100, pictures=False))
     played = play_run(load_run(catch, seed=5), episodes=1)
 
-    assert [moments[-1].score + moments[-1].reward] == played.returns
-    assert [len(moments)] == played.lengths
-    assert [moment.step for moment in moments] == list(range(9))
-    for moment in moments:
-        assert moment.thought["probabilities"].sum() == pytest.approx(1)
-        assert moment.action == moment.thought["probabilities"].argmax()  # Catch is evaluated greedily
-        assert moment.thought["value"].shape == ()
+    assert [steps[-1].score + steps[-1].reward] == played.returns
+    assert [len(steps)] == played.lengths
+    assert [step.number for step in steps] == list(range(9))
+    for step in steps:
+        assert step.outputs["probabilities"].sum() == pytest.approx(1)
+        assert step.action == step.outputs["probabilities"].argmax()  # Catch is evaluated greedily
+        assert step.outputs["value"].shape == ()
 
 
 def test_an_environment_that_breaks_is_told_in_one_line(
@@ -145,12 +145,6 @@ def test_pictures_of_other_forms_and_sizes_become_a_film_of_one_size(tmp_path: P
 
     with Image.open(tmp_path / "film.gif") as film:
         assert (film.n_frames, film.size) == (5, (600 + 332, 400))
-
-
-def test_a_picture_comes_out_as_it_went_in() -> None:
-    """Compressed in between."""
-    picture = np.random.default_rng(1).integers(0, 255, (7, 5, 3)).astype(np.uint8)
-    np.testing.assert_array_equal(Packed.of(picture).unpacked(), picture)
 
 
 @pytest.mark.parametrize(

@@ -9,24 +9,26 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from asyncrl.plots.thoughts import CARD, CHOSEN, GAIN, LOSS, Look, Sight, draw, save_gif, share_of
+from asyncrl.api.drawing import CARD, CHOSEN, GAIN, LOSS, Look, draw, share_of
+from asyncrl.api.episode import Step
+from asyncrl.api.films import Film
 
 LOOK = Look("a3c on Catch", ("left", "stay", "right"), height=400)
 
 
-def sight(**changes: Any) -> Sight:
+def drawn(look: Look = LOOK, **changes: Any) -> Image.Image:
     """A policy in a game, after three steps."""
     parts: dict[str, Any] = {
         "picture": np.full((210, 160, 3), 200, np.uint8),
         "observation": np.zeros(4, np.float32),
-        "thought": {"probabilities": np.array([0.1, 0.7, 0.2]), "value": np.array(1.0)},
+        "outputs": {"probabilities": np.array([0.1, 0.7, 0.2]), "value": np.array(1.0)},
         "action": 1,
+        "reward": 0.0,
         "score": 2.0,
-        "step": 3,
-        "values": [0.0] * 8 + [1.0],
-        "rewards": [0.0] * 9,
+        "number": 3,
     }
-    return Sight(**parts | changes)
+    values, rewards = changes.pop("values", [0.0] * 8 + [1.0]), changes.pop("rewards", [0.0] * 9)
+    return draw(Step(**parts | changes), look, values, rewards)
 
 
 def pixels(picture: Image.Image, colour: tuple[int, int, int]) -> int:
@@ -36,7 +38,7 @@ def pixels(picture: Image.Image, colour: tuple[int, int, int]) -> int:
 
 def test_the_game_stands_on_the_left_at_the_height_of_the_film() -> None:
     """Both sizes are even, as films want them."""
-    picture = draw(sight(), LOOK)
+    picture = drawn()
 
     assert (picture.height, picture.width % 2) == (400, 0)
     assert picture.getpixel((100, 200)) == (200, 200, 200)
@@ -45,10 +47,10 @@ def test_the_game_stands_on_the_left_at_the_height_of_the_film() -> None:
 
 def test_the_bar_of_what_was_taken_stands_out_and_is_as_long_as_it_is_likely() -> None:
     """Seven times the length of one of 0.1."""
-    likely = pixels(draw(sight(), LOOK), CHOSEN)
-    unlikely = pixels(draw(sight(action=0), LOOK), CHOSEN)
+    likely = pixels(drawn(), CHOSEN)
+    unlikely = pixels(drawn(action=0), CHOSEN)
 
-    score = pixels(draw(sight(action=9), LOOK), CHOSEN)  # written in the same colour
+    score = pixels(drawn(action=9), CHOSEN)  # written in the same colour
     assert (likely - score) / (unlikely - score) == pytest.approx(7, rel=0.15)
 
 
@@ -62,8 +64,8 @@ def test_the_best_action_value_has_the_longest_bar() -> None:
 
 def test_what_was_paid_is_marked_unless_nearly_every_step_pays() -> None:
     """A gain and a loss; CartPole's 1 for every step says nothing."""
-    mixed = draw(sight(rewards=[0.0, 0, 0, 1, 0, 0, 0, 0, -1]), LOOK)
-    dense = draw(sight(rewards=[1.0] * 9), LOOK)
+    mixed = drawn(rewards=[0.0, 0, 0, 1, 0, 0, 0, 0, -1])
+    dense = drawn(rewards=[1.0] * 9)
 
     assert pixels(mixed, GAIN) > 20
     assert pixels(mixed, LOSS) > 20
@@ -75,9 +77,9 @@ def test_what_was_paid_is_marked_unless_nearly_every_step_pays() -> None:
     [
         {"picture": None},
         {"picture": None, "observation": np.zeros((4, 10, 10), np.uint8)},
-        {"thought": {"q": np.array([1.0, 2.0, 3.0]), "value": np.array(3.0)}},
-        {"thought": {"probabilities": np.array([0.1, 0.7, 0.2])}, "values": [], "rewards": []},
-        {"thought": {"mean": np.zeros(3), "deviation": np.ones(3)}, "action": np.zeros(3, np.float32)},
+        {"outputs": {"q": np.array([1.0, 2.0, 3.0]), "value": np.array(3.0)}},
+        {"outputs": {"probabilities": np.array([0.1, 0.7, 0.2])}, "values": [], "rewards": []},
+        {"outputs": {"mean": np.zeros(3), "deviation": np.ones(3)}, "action": np.zeros(3, np.float32)},
         {"picture": np.zeros((1000, 300, 3), np.uint8)},
     ],
 )
@@ -85,7 +87,7 @@ def test_there_is_a_picture_of_every_kind_of_agent_and_environment(changes: dict
     """Without pictures, with a board, values, no expectation, continuous actions without bounds."""
     look = Look("x", ("a", "b", "c"), low=(-1.0, -np.inf, 0.0), high=(1.0, np.inf, 1.0), height=200)
 
-    assert len(draw(sight(**changes), look).getcolors(100_000) or ()) > 3
+    assert len(drawn(look, **changes).getcolors(100_000) or ()) > 3
 
 
 def test_of_many_actions_the_likeliest_are_shown() -> None:
@@ -93,7 +95,7 @@ def test_of_many_actions_the_likeliest_are_shown() -> None:
     probabilities = np.full(18, 0.02)
     probabilities[17] = 0.66
     names = tuple(f"action {i}" for i in range(18))
-    picture = draw(sight(thought={"probabilities": probabilities}, action=17, values=[]), Look("x", names))
+    picture = drawn(Look("x", names), outputs={"probabilities": probabilities}, action=17, values=[])
 
     rows = (np.array(picture)[:, -60] == CARD).all(-1)
     assert int((np.diff(rows.astype(int)) == 1).sum()) == 8
@@ -101,8 +103,9 @@ def test_of_many_actions_the_likeliest_are_shown() -> None:
 
 def test_a_gif_has_all_pictures_at_the_speed_of_the_game(tmp_path: Path) -> None:
     """Fifteen a second are seven hundredths each; it repeats for ever, and keeps its colours."""
-    sights = [sight(step=i, score=float(i)) for i in range(5)]
-    save_gif(sights, lambda one: draw(one, LOOK), tmp_path / "film.gif", 15.0)
+    with Film(tmp_path / "film.gif", 15.0) as made:
+        for i in range(5):
+            made.add(np.array(drawn(number=i, score=float(i))))
 
     with Image.open(tmp_path / "film.gif") as film:
         assert (film.n_frames, film.info["duration"], film.info["loop"]) == (5, 70, 0)

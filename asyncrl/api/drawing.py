@@ -1,16 +1,17 @@
-"""Pictures of an agent at work: the game on the left, what the agent thinks on the right. Drawn by Pillow alone."""
+"""Pictures of an agent at work, drawn by Pillow: the game on the left, the network's outputs on the right."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
+
+from asyncrl.api.episode import Step
 
 BACK, CARD, TEXT, DIM = (18, 20, 24), (30, 33, 39), (232, 234, 237), (140, 146, 156)
 BAR, CHOSEN, LINE, GAIN, LOSS = (74, 96, 128), (245, 166, 35), (90, 200, 250), (80, 200, 120), (235, 87, 87)
@@ -18,8 +19,6 @@ WINDOW = 150
 """Steps over which the value is drawn."""
 MOST_BARS = 8
 """Rows of actions; further ones are left out, the likeliest stay."""
-COLOURS = 96
-"""Of a GIF."""
 
 
 @dataclass(frozen=True)
@@ -41,25 +40,13 @@ class Look:
         return 2 * (self.height * 5 // 12)
 
 
-@dataclass(frozen=True)
-class Sight:
-    """What one picture shows."""
+def draw(step: Step, look: Look, values: Sequence[float] = (), rewards: Sequence[float] = ()) -> Image.Image:
+    """One picture of a film.
 
-    picture: NDArray[np.uint8] | None
-    observation: NDArray[Any]
-    thought: dict[str, NDArray[np.float64]]
-    action: int | NDArray[np.float32]
-    score: float
-    step: int
-    values: Sequence[float]
-    """Expected returns up to now, the newest last; empty if there are none."""
-    rewards: Sequence[float]
-    """What was paid in those steps."""
-
-
-def draw(sight: Sight, look: Look) -> Image.Image:
-    """One picture of a film."""
-    game = scene(sight, look.height)
+    `values` are the expected returns up to this step, the newest last, empty if there are none; `rewards` are those
+    that each of their steps found.
+    """
+    game = scene(step, look.height)
     panel, pad = look.panel_width, look.height // 25
     whole = Image.new("RGB", (even(game.width) + panel, look.height), BACK)
     whole.paste(game, (0, 0))
@@ -68,22 +55,22 @@ def draw(sight: Sight, look: Look) -> Image.Image:
     large, small = font(look.height // 22), font(look.height // 28)
     pen.text((left, pad), look.title, TEXT, large)
     top = pad + look.height // 15
-    pen.text((left, top), f"score {sight.score:g}", CHOSEN, large)
-    pen.text((right, top), f"step {sight.step}", DIM, small, anchor="ra")
+    pen.text((left, top), f"score {step.score:g}", CHOSEN, large)
+    pen.text((right, top), f"step {step.number}", DIM, small, anchor="ra")
     top += look.height // 9
-    chart = look.height * 3 // 10 if sight.values else 0
+    chart = look.height * 3 // 10 if values else 0
     bottom = look.height - pad - (chart + pad if chart else 0)
-    draw_actions(pen, sight, look, (left, top, right, bottom))
+    draw_actions(pen, step, look, (left, top, right, bottom))
     if chart:
-        draw_values(pen, sight, (left, look.height - pad - chart, right, look.height - pad), small)
+        draw_values(pen, values, rewards, (left, look.height - pad - chart, right, look.height - pad), small)
     return whole
 
 
-def scene(sight: Sight, height: int) -> Image.Image:
+def scene(step: Step, height: int) -> Image.Image:
     """The game's picture of a height; what the agent sees where there is none."""
-    if sight.picture is not None:
-        return scaled(Image.fromarray(sight.picture), height)
-    seen = sight.observation
+    if step.picture is not None:
+        return scaled(Image.fromarray(step.picture), height)
+    seen = step.observation
     if seen.ndim == 3:  # the newest plane that says anything
         return scaled(Image.fromarray(as_grey(seen.max(0))).convert("RGB"), height)
     return draw_vector(seen, height)
@@ -121,17 +108,17 @@ Place = tuple[int, int, int, int]
 """Left, top, right and bottom in pixels."""
 
 
-def draw_actions(pen: ImageDraw.ImageDraw, sight: Sight, look: Look, place: Place) -> None:
+def draw_actions(pen: ImageDraw.ImageDraw, step: Step, look: Look, place: Place) -> None:
     """A bar for each action: its probability, its value, or where its distribution lies between its bounds."""
     left, top, right, bottom = place
     small = font(look.height // 28)
-    thought = sight.thought
-    if "mean" in thought:
+    outputs = step.outputs
+    if "mean" in outputs:
         pen.text((left, top), "action: mean, deviation, taken", DIM, small)
         shown = list(range(min(MOST_BARS, len(look.names))))
     else:
-        scores = thought["probabilities"] if "probabilities" in thought else thought["q"]
-        pen.text((left, top), "probability" if "probabilities" in thought else "value of action", DIM, small)
+        scores = outputs["probabilities"] if "probabilities" in outputs else outputs["q"]
+        pen.text((left, top), "probability" if "probabilities" in outputs else "value of action", DIM, small)
         shown = sorted(np.argsort(-scores, kind="stable")[:MOST_BARS].tolist())
     top += look.height // 18
     each = min((bottom - top) / max(1, len(shown)), look.height / 14)
@@ -140,14 +127,14 @@ def draw_actions(pen: ImageDraw.ImageDraw, sight: Sight, look: Look, place: Plac
         y = int(top + row * each)
         bar = (names_end, y + 1, right, int(y + 0.75 * each))
         pen.text((left, y), shortened(look.names[i], small, names_end - left - 4), TEXT, small)
-        if "mean" in thought:
-            draw_component(pen, sight, look, i, bar)
+        if "mean" in outputs:
+            draw_component(pen, step, look, i, bar)
         else:
-            taken = i == sight.action
-            share = float(scores[i]) if "probabilities" in thought else share_of(scores, i)
+            taken = i == step.action
+            share = float(scores[i]) if "probabilities" in outputs else share_of(scores, i)
             pen.rectangle(bar, CARD)
             pen.rectangle((bar[0], bar[1], bar[0] + int(share * (right - bar[0])), bar[3]), CHOSEN if taken else BAR)
-            text = f"{share:.2f}" if "probabilities" in thought else f"{scores[i]:.2f}"
+            text = f"{share:.2f}" if "probabilities" in outputs else f"{scores[i]:.2f}"
             colour = BACK if taken and share > 0.8 else TEXT
             pen.text((right - 3, (bar[1] + bar[3]) // 2), text, colour, font(look.height // 34), anchor="rm")
 
@@ -158,9 +145,9 @@ def share_of(scores: NDArray[np.float64], i: int) -> float:
     return 1.0 if spread == 0 else 0.05 + 0.95 * float(scores[i] - scores.min()) / spread
 
 
-def draw_component(pen: ImageDraw.ImageDraw, sight: Sight, look: Look, i: int, bar: Place) -> None:
+def draw_component(pen: ImageDraw.ImageDraw, step: Step, look: Look, i: int, bar: Place) -> None:
     """A component of a continuous action: mean and deviation between its bounds, and what was taken."""
-    mean, deviation = float(sight.thought["mean"][i]), float(sight.thought["deviation"][i])
+    mean, deviation = float(step.outputs["mean"][i]), float(step.outputs["deviation"][i])
     low, high = look.low[i], look.high[i]
     if not (np.isfinite(low) and np.isfinite(high) and high - low < 1e30):
         low, high = -3.0, 3.0
@@ -171,27 +158,29 @@ def draw_component(pen: ImageDraw.ImageDraw, sight: Sight, look: Look, i: int, b
     pen.rectangle(bar, CARD)
     pen.rectangle((at(mean - deviation), bar[1], at(mean + deviation), bar[3]), BAR)
     pen.line((at(mean), bar[1], at(mean), bar[3]), TEXT, 1)
-    taken = at(float(np.asarray(sight.action).ravel()[i]))
+    taken = at(float(np.asarray(step.action).ravel()[i]))
     pen.line((taken, bar[1], taken, bar[3]), CHOSEN, 3)
 
 
-def draw_values(pen: ImageDraw.ImageDraw, sight: Sight, place: Place, small: Any) -> None:
-    """The expected return over the newest steps, and lines where something was paid unless nearly every step pays."""
+def draw_values(
+    pen: ImageDraw.ImageDraw, known: Sequence[float], paid: Sequence[float], place: Place, small: Any
+) -> None:
+    """The expected return over the newest steps, and a line for each reward unless rewards are frequent."""
     left, top, right, bottom = place
-    pen.text((left, top), f"expected return {sight.values[-1]:.2f}", DIM, small)
+    pen.text((left, top), f"expected return {known[-1]:.2f}", DIM, small)
     top += int(1.8 * small.size)
     pen.rectangle((left, top, right, bottom), CARD)
-    values, rewards = list(sight.values[-WINDOW:]), list(sight.rewards[-WINDOW:])
-    low, high = min(sight.values), max(sight.values)
+    values, rewards = list(known[-WINDOW:]), list(paid[-WINDOW:])
+    low, high = min(known), max(known)
     room = max(0.1 * (high - low), 1e-3)
     low, high = low - room, high + room
     points = [
         (left + (right - left) * i / (WINDOW - 1), bottom - (bottom - top) * (value - low) / (high - low))
         for i, value in enumerate(values)
     ]
-    tells = 4 * sum(map(bool, sight.rewards)) <= len(sight.rewards)
+    sparse = 4 * sum(map(bool, paid)) <= len(paid)
     for (x, _), reward in zip(points, rewards, strict=True):
-        if reward and tells:
+        if reward and sparse:
             pen.line((x, top + 1, x, bottom - 1), GAIN if reward > 0 else LOSS, 2)
     if len(points) > 1:
         pen.line(points, LINE, 2)
@@ -215,24 +204,3 @@ def even(size: int) -> int:
 def font(size: int) -> Any:
     """Pillow's own font."""
     return ImageFont.load_default(max(8, size))
-
-
-def save_gif(pictures: Sequence[Any], draw_one: Any, file: Path, rate: float) -> None:
-    """Write `draw_one(p)` of all `pictures` as a GIF that repeats for ever. Raises OSError if it cannot be written.
-
-    All share one palette, of some pictures from everywhere: what stands still then costs nothing.
-    """
-    palette = palette_of(draw_one(pictures[i]) for i in range(0, len(pictures), max(1, len(pictures) // 12)))
-    frames = (draw_one(picture).quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures)
-    first = next(frames)
-    duration = max(20, 10 * round(100 / rate))  # GIF counts hundredths; below two of them browsers take ten
-    first.save(file, save_all=True, append_images=frames, duration=duration, loop=0, optimize=False)
-
-
-def palette_of(frames: Iterable[Image.Image]) -> Image.Image:
-    """A palette of COLOURS for all of these."""
-    some = list(frames)
-    together = Image.new("RGB", (some[0].width, sum(frame.height for frame in some)))
-    for i, frame in enumerate(some):
-        together.paste(frame, (0, i * some[0].height))
-    return together.quantize(COLOURS, Image.Quantize.MEDIANCUT)

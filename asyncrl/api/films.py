@@ -1,0 +1,185 @@
+"""Films: a picture for each step of an environment, as a GIF by Pillow or as a video by ffmpeg."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from asyncrl.core.errors import UsageError
+from asyncrl.envs.pictures import resized
+from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec
+from asyncrl.envs.wrapper import Wrapper
+
+SUFFIXES = (".gif", ".mp4", ".mkv", ".mov")
+LEAST_HEIGHT = 400
+"""Smaller pictures are magnified in a film, by a whole number."""
+MOST_WIDTH = 4096
+"""Pictures are not magnified beyond this width."""
+COLOURS = 96
+"""Colours of a GIF."""
+
+
+def check_file(flag: str, file: str) -> None:
+    """Raise UsageError if a film cannot be written into the `file` that a `flag` names."""
+    suffix = Path(file).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UsageError(f"{flag} {file}: the name of a film ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+    if not Path(file).absolute().parent.is_dir():
+        raise UsageError(f"{flag} {file}: there is no such folder")
+    if suffix != ".gif":
+        try:
+            import imageio_ffmpeg  # noqa: F401 - is it there?
+        except ImportError:
+            raise UsageError(f"{flag} needs imageio-ffmpeg: pip install imageio-ffmpeg (the extra [video])") from None
+
+
+def with_pictures(spec: EnvSpec) -> EnvSpec:
+    """The environment, asked for pictures. Raises UsageError if it has none."""
+    # Libraries that look for a window system when they are loaded are to draw into memory, which is all we need.
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame
+    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    environment = spec.make(0, evaluation=True)
+    environment.close()
+    if not hasattr(environment, "picture"):
+        raise UsageError(f"{spec.env_id} has no picture to film")
+    if spec.is_atari:  # the emulator always has its screen
+        return spec
+    spec = dataclasses.replace(spec, env_kwargs=(*spec.env_kwargs, ("render_mode", "rgb_array")))
+    environment = spec.make(0, evaluation=True)
+    try:
+        environment.reset()
+        environment.picture()  # type: ignore[attr-defined]
+    except BadEnvironment as error:
+        raise UsageError(str(error)) from error
+    finally:
+        environment.close()
+    return spec
+
+
+def frame_rate(spec: EnvSpec) -> float:
+    """Pictures per second at which a film has the game's own speed: 60 frames of Atari, elsewhere 30."""
+    return (60 if spec.is_atari else 30) / spec.frames_per_step
+
+
+class Film:
+    """A film whose first picture determines its size; others are resized to it.
+
+    Use it in a `with` block, whose end finishes the file; without pictures there is none.
+    """
+
+    def __init__(self, file: Path, rate: float) -> None:
+        """`rate` is in pictures per second."""
+        self._file, self._rate = file, rate
+        self._is_gif = file.suffix.lower() == ".gif"
+        self._shape: tuple[int, ...] = ()
+        self._packed: list[bytes] = []
+        """The pictures of a GIF: hundreds of uncompressed ones would not fit into memory."""
+        self._frames: Any = None
+        self._added = 0
+
+    def add(self, picture: NDArray[np.uint8]) -> None:
+        """Append a picture `[height, width, 3]`. Raises UsageError if ffmpeg cannot write it."""
+        if not self._shape:
+            self._shape = picture.shape
+        if picture.shape != self._shape:
+            picture = resized(picture, self._shape)
+        self._added += 1
+        if self._is_gif:
+            self._packed.append(zlib.compress(picture.tobytes(), 1))
+            return
+        if self._frames is None:
+            import imageio_ffmpeg
+
+            height, width, _ = self._shape
+            self._frames = imageio_ffmpeg.write_frames(
+                str(self._file), (width, height), fps=self._rate, macro_block_size=2, ffmpeg_log_level="error"
+            )
+            self._frames.send(None)
+        try:
+            self._frames.send(np.ascontiguousarray(picture))
+        except OSError:  # ffmpeg has ended, and printed why
+            raise UsageError(f"ffmpeg cannot write {self._file}") from None
+
+    def __enter__(self) -> Film:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Finish the file. Raises UsageError unless it has all pictures."""
+        if self._frames is not None:
+            self._frames.close()
+        if kind is not None:
+            return
+        if self._packed:
+            try:
+                self._save_gif()
+            except OSError as error:
+                raise UsageError(f"cannot write {self._file}: {error}") from None
+        elif self._added:
+            self._check_video()
+
+    def _check_video(self) -> None:
+        """Raise UsageError unless all pictures can be read: ffmpeg reports a full disk only to the terminal."""
+        import imageio_ffmpeg
+
+        try:
+            written, _ = imageio_ffmpeg.count_frames_and_secs(str(self._file))
+        except (OSError, RuntimeError):
+            written = 0
+        if written < self._added:
+            raise UsageError(f"{self._file}: {written} of {self._added} pictures could be written; is the disk full?")
+
+    def _save_gif(self) -> None:
+        """All pictures share one palette, made from a dozen of them: what does not move then takes no space."""
+        some = [self._unpacked(i) for i in range(0, self._added, max(1, self._added // 12))]
+        palette = Image.fromarray(np.concatenate(some)).quantize(COLOURS, Image.Quantize.MEDIANCUT)
+        pictures = (
+            Image.fromarray(self._unpacked(i)).quantize(palette=palette, dither=Image.Dither.NONE)
+            for i in range(self._added)
+        )
+        duration = max(20, 10 * round(100 / self._rate))  # in ms; GIF has hundredths, and browsers show 10 as 100
+        next(pictures).save(
+            self._file, save_all=True, append_images=pictures, duration=duration, loop=0, optimize=False
+        )
+
+    def _unpacked(self, i: int) -> NDArray[np.uint8]:
+        return np.frombuffer(zlib.decompress(self._packed[i]), np.uint8).reshape(self._shape)
+
+
+class Filmed(Wrapper):
+    """An environment whose first episode is filmed, a picture per step, magnified by a whole number."""
+
+    def __init__(self, environment: Environment, film: Film) -> None:
+        super().__init__(environment)
+        self._film, self._episodes = film, 0
+
+    def reset(self) -> NDArray[Any]:
+        """As the environment does."""
+        self._episodes += 1
+        observation = super().reset()
+        self._shoot()
+        return observation
+
+    def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool, bool]:
+        """As the environment does."""
+        result = super().step(action)
+        self._shoot()
+        return result
+
+    def _shoot(self) -> None:
+        if self._episodes == 1:
+            self._film.add(magnified(self.picture()))
+
+
+def magnified(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The picture [height, width, 3], magnified to LEAST_HEIGHT rows or more unless it is too wide for that."""
+    times = max(1, min(-(-LEAST_HEIGHT // len(picture)), MOST_WIDTH // picture.shape[1]))
+    return picture.repeat(times, 0).repeat(times, 1)

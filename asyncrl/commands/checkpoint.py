@@ -1,0 +1,67 @@
+"""What the commands that use a run's checkpoint have in common: their flags, and how they load it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncrl.core.errors import UsageError
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+from asyncrl.storage.stored import Permission
+
+if TYPE_CHECKING:
+    from asyncrl.api.playing import Loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    """Which checkpoint is loaded, and what its folder may import."""
+
+    checkpoint: str = "best"
+    """best, newest, or the name of one, such as step_000000500000."""
+    env_id: str = ""
+    """The run's environment, where it has another name here."""
+    trust: bool = False
+    """Import whatever the folder names, whoever made it."""
+
+    def load(
+        self,
+        run: Path,
+        checkpoint: str = "",
+        seed: int = 0,
+        greedy: bool | None = None,
+        change: Callable[[EnvSpec], EnvSpec] = lambda spec: spec,
+    ) -> Loaded:
+        """The checkpoint of a run, as `load_run` loads it; this process then computes with one thread."""
+        request_one_thread()
+        from asyncrl.api.playing import load_run
+
+        enforce_one_thread()
+        permission = Permission({"env_id": self.env_id} if self.env_id else {}, self.trust)
+        return load_run(run, checkpoint or self.checkpoint, seed, greedy, change, permission)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaySettings(CheckpointSettings):
+    """How a checkpoint is played."""
+
+    greedy: bool = False
+    """Take the best action. Without this or --sampled: as the run's own evaluations."""
+    sampled: bool = False
+    """Draw actions as the run's workers did, as far as its evaluator can."""
+    seed: int = 0
+    """Seed of environments and actions: the same one gives the same episodes, never those of a run's evaluations."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed must lie between 0 and 2^63, got {self.seed}")
+        if self.greedy and self.sampled:
+            raise UsageError("--greedy and --sampled exclude each other: give one of them")
+
+    def play(self, run: Path, checkpoint: str = "", change: Callable[[EnvSpec], EnvSpec] = lambda spec: spec) -> Loaded:
+        """The checkpoint, loaded to be played as these settings say; `change` may replace the environment."""
+        greedy = self.greedy if self.greedy or self.sampled else None
+        return self.load(run, checkpoint, self.seed, greedy, change)
