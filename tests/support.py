@@ -71,9 +71,9 @@ class FixedAgent:
 def make_run(folder: Path, page: str = "a3c", **settings: Any) -> Run:
     """A run of an algorithm (its name, or its module) on Catch, with its handles, ready to begin."""
     name = page if "." in page else f"asyncrl.{page}"
-    algorithm = algorithm_of(name)
+    method = algorithm_of(name)
     defaults = {"env_id": "Catch", "workers": 2, "total_steps": 2000, "backend": "serial", "quiet": True}
-    config = algorithm.Config(**(algorithm.preset("default", COUNTING) | defaults | settings))
+    config = method.Config(**(method.preset("default", COUNTING) | defaults | settings))
     environment = EnvSpec(config.env_id)
     spaces = environment.probe()
     theta, layout = initial_parameters(name, config, spaces)
