@@ -1,4 +1,4 @@
-"""A run on Ray: the cluster's machines, the places of processes on them, each an actor, and the wire between them.
+"""A run on Ray: the cluster's machines, the processes on them, each an actor, and the wire between them.
 
 Ray places, monitors and restarts processes, and carries their calls, but repeats none. Its actors are instances of
 ordinary classes: `backends/host.py`, `backends/learner_host.py`, `backends/replay_host.py`, and shards
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,8 +18,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from asyncrl.backends.reports import KINDS, Keeper, Seen
-from asyncrl.backends.supervisor import BUDGET_SECONDS
+from asyncrl.backends.reports import KINDS, Keeper
 from asyncrl.core.errors import DiskFull
 from asyncrl.core.updates import Descent
 from asyncrl.parameters.shards import Empty, Ledger, Shard, State
@@ -49,41 +46,6 @@ def living_nodes() -> list[dict[str, Any]]:
     here = ray.get_runtime_context().get_node_id()
     alive = [node for node in ray.nodes() if node["Alive"]]
     return sorted(alive, key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"]))
-
-
-@dataclass
-class Place:
-    """The place of a host or of the learner in the run, on whichever machine."""
-
-    number: int
-    node: str = ""
-    name: str = ""
-    """Name of the machine."""
-    actor: Any = None
-    """None: the place is empty."""
-    incarnation: int = 0
-    look: Any = None
-    """A pending call of `Host.look`."""
-    looked: float = 0.0
-    told: int = 0
-    seen: Seen | None = None
-    losses: list[float] = field(default_factory=list)
-    """Times of losses, by the monotonic clock, within the budget's time."""
-    due: float = 0.0
-    """When the place may be filled again."""
-    cause: str = ""
-    """Of the last loss."""
-    gone: bool = False
-    """Whether it stays empty after too many losses."""
-    left: bool = False
-    """Whether its work is finished."""
-
-    def lose(self, cause: str, budget: int) -> None:
-        """Note a loss; the place is gone if it was lost more often than `budget` within the budget's time."""
-        self.cause = cause
-        now = time.monotonic()
-        self.losses = [moment for moment in self.losses if now - moment < BUDGET_SECONDS] + [now]
-        self.gone = len(self.losses) > budget
 
 
 def placed(kind: type, node: dict[str, Any] | None, soft: bool = False, **options: Any) -> Any:

@@ -19,13 +19,13 @@ from typing import Any, cast
 
 import ray
 
-from asyncrl.backends.actors import Place, RayWire, in_words, living_nodes, patience, placed
+from asyncrl.backends.actors import RayWire, in_words, living_nodes, patience, placed
 from asyncrl.backends.handles import learns_on_hosts
 from asyncrl.backends.host import Host
 from asyncrl.backends.keepers import CALL_SECONDS, Keepers, Learner, Memories, Shards
 from asyncrl.backends.member import Beginning
-from asyncrl.backends.reports import LEFT, Seen
-from asyncrl.backends.supervisor import BACK_OFF_SECONDS, READY_SECONDS
+from asyncrl.backends.reports import LEFT, Place, Seen
+from asyncrl.backends.supervisor import READY_SECONDS
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import State
 from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, GO_ON, LEAVE, READY, RUNNING
@@ -228,8 +228,7 @@ class Driver:
         """Note the loss of a host. Another will start on the same machine or a free one, unless too many were lost."""
         place.actor = None
         self._silences.end(f"host {place.number} on {place.name}", answers=False)
-        place.lose(cause, self._spec.config.worker_restarts)
-        place.due = time.monotonic() + BACK_OFF_SECONDS[min(len(place.losses), len(BACK_OFF_SECONDS)) - 1]
+        place.lose(cause, self._spec.config.worker_restarts, self._watch)
         self._enter(place, ENDED if place.gone else BUILDING)
         follows = "it is not replaced" if place.gone else "another will start on a free machine"
         self._say(f"host {place.number} on {place.name} is lost ({cause}); {follows}")
@@ -267,7 +266,7 @@ class Driver:
         if self._learner is not None and self._learner.gone:
             return True
         if self._all_gone():
-            last = max((place for place in self._places if place.gone), key=lambda place: place.losses[-1])
+            last = max((place for place in self._places if place.gone), key=lambda place: place.restarts.losses[-1])
             reason = f"all hosts are gone for good: host {last.number} on {last.name} is lost ({last.cause})"
             self._tell("failed", reason, None)
             return True

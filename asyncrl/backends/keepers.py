@@ -18,11 +18,11 @@ import ray
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.backends.actors import Place, RayWire, SavedShard, get, patience, placed
+from asyncrl.backends.actors import RayWire, SavedShard, get, patience, placed
 from asyncrl.backends.handles import learners_of, pushes_every_update, replay_hosts_of
 from asyncrl.backends.learner_host import LearnerHost, filling
 from asyncrl.backends.replay_host import ReplayHost
-from asyncrl.backends.reports import KINDS, LEFT, Seen
+from asyncrl.backends.reports import KINDS, LEFT, Place, Seen
 from asyncrl.backends.supervisor import READY_SECONDS
 from asyncrl.core.devices import CPU
 from asyncrl.core.errors import DiskFull
@@ -89,6 +89,8 @@ class Keepers:
         """When each keeper has answered last, or was found to be starting again."""
         self._allowed = [READY_SECONDS] * len(parts)
         """How long each keeper may take to answer."""
+        self._troubles = [""] * len(parts)
+        """Why each was killed by the driver."""
         self.ended = False
         """Whether no host sends anything any more."""
 
@@ -173,9 +175,15 @@ class Keepers:
 
     def _replace(self, keeper: int, trouble: str) -> None:
         """Kill a keeper, so that Ray starts another."""
+        self._troubles[keeper] = trouble
         self._silences.end(self.name(keeper), answers=False)
         self._expect(keeper, READY_SECONDS)
         ray.kill(self.actors[keeper], no_restart=False)
+
+    def _take_trouble(self, keeper: int) -> str:
+        """Why a keeper was lost. To be asked once per loss: the next one has another reason."""
+        trouble, self._troubles[keeper] = self._troubles[keeper], ""
+        return trouble or "was lost with its process"
 
     def statistics_of(self, host: Any) -> Any:
         """The call for the store's state besides theta, which a keeper has or a host."""
@@ -255,8 +263,6 @@ class Shards(Keepers):
             theta, statistics = store.snapshot().numpy(), store.state()["statistics"][0].numpy()
             self._known = [beginning(theta[part], statistics[:, part], self.updates) for part in parts]
         self._account = Account()
-        self._troubles = [""] * len(parts)
-        """Why each was killed by the driver."""
 
     def _balance(self) -> tuple[int, int]:
         """Updates in every part of the newest known theta, and updates that were lost."""
@@ -268,7 +274,7 @@ class Shards(Keepers):
         epoch, earlier = (state.get("epoch", np.array(NEVER)).tolist() for state in (self._known[keeper], before))
         if earlier in (epoch, [*NEVER]):
             return
-        cause, self._troubles[keeper] = self._troubles[keeper] or "was lost with its process", ""
+        cause = self._take_trouble(keeper)
         version, updates = (int(count) for count in self._known[keeper]["counts"])
         self._say(f"{self.name(keeper)} {cause}; it continues from version {version:,} with {updates:,} updates")
         self._tell("event", "shard_lost", {"shard": keeper, "cause": cause, "updates": updates})
@@ -298,7 +304,6 @@ class Shards(Keepers):
 
     def _replace(self, keeper: int, trouble: str) -> None:
         self._say(f"{self.name(keeper)} {trouble}; another starts from its checkpoint")
-        self._troubles[keeper] = trouble
         super()._replace(keeper, trouble)
 
 
@@ -308,10 +313,7 @@ class Memories(Keepers):
     kind = "replay host"
 
     def __init__(self, run: Run, tell: Tell) -> None:
-        count = replay_hosts_of(run.spec.config)
-        super().__init__(run, [slice(0, 0)] * count, tell)
-        self._troubles = [""] * count
-        """Why each was killed by the driver."""
+        super().__init__(run, [slice(0, 0)] * replay_hosts_of(run.spec.config), tell)
 
     def _start(self, nodes: Sequence[dict[str, Any]]) -> list[Any]:
         config, actors = self._spec.config, []
@@ -322,16 +324,11 @@ class Memories(Keepers):
             actors.append(options.remote(self._spec, number))
         return actors
 
-    def _replace(self, keeper: int, trouble: str) -> None:
-        self._troubles[keeper] = trouble
-        super()._replace(keeper, trouble)
-
     def _fill(self, keeper: int, seconds: float = CALL_SECONDS) -> bool:
         begun = super()._fill(keeper, seconds)
         if begun and self._filled[keeper] > 1:
-            trouble, self._troubles[keeper] = self._troubles[keeper] or "was lost with its process", ""
             stored = int(self._known[keeper].get("stored", np.zeros(1))[0])
-            cause = f"{trouble}, and {stored:,} steps are lost with it"
+            cause = f"{self._take_trouble(keeper)}, and {stored:,} steps are lost with it"
             self._say(f"replay host {keeper} {cause}; another fills its memory anew")
             self._tell("event", "replay_host_lost", {"replay_host": keeper, "cause": cause})
         return begun
@@ -353,8 +350,6 @@ class Learner(Keepers):
         self._hosts, self._memories = hosts, memories
         self._before = run.handles.store.counts()
         """Updates from before a resume, with those that were lost then."""
-        self._trouble = ""
-        """Why it was killed by the driver."""
 
     def lacks_resource(self) -> str | None:
         """Why it cannot start on this cluster; None if it can."""
@@ -404,15 +399,13 @@ class Learner(Keepers):
         return super()._fill(keeper, seconds)
 
     def _replace(self, keeper: int, trouble: str) -> None:
-        if not self._trouble:
-            self._trouble = trouble
+        if not self._troubles[keeper]:
             super()._replace(keeper, trouble)
 
     def _lose(self) -> bool:
         """Note the loss of the learner. Returns whether it goes on: not after too many losses."""
-        place = self.place
-        trouble, self._trouble = self._trouble or "was lost with its process", ""
-        place.lose(trouble, self._spec.config.worker_restarts)
+        place, trouble = self.place, self._take_trouble(0)
+        place.lose(trouble, self._spec.config.worker_restarts, self._watch)
         known = self._counts().updates
         lost = max(0, self._seen_version() - known)
         updates, _ = self._balance()

@@ -43,6 +43,22 @@ PASSING_ERRORS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.
 """Errors of the system that may be over at the next attempt."""
 
 
+class Restarts:
+    """The losses in one place: of a worker, a learner, the evaluator or a host. Too many, and nobody follows."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        """Their times, by the monotonic clock, within the budget's time."""
+
+    def lose(self, budget: int, watch: Watch) -> float | None:
+        """Note a loss. Returns the pause before a successor; None if there were more than `budget`."""
+        recent = [moment for moment in self.losses if watch.silence(moment) < BUDGET_SECONDS]
+        self.losses = [*recent, time.monotonic()]
+        if len(self.losses) > budget:
+            return None
+        return BACK_OFF_SECONDS[min(len(self.losses), len(BACK_OFF_SECONDS)) - 1]
+
+
 @dataclass
 class Slot:
     """The place of a worker, a learner or the evaluator, and its current process."""
@@ -51,8 +67,7 @@ class Slot:
     process: BaseProcess | None = None
     incarnation: int = 0
     """Number of earlier processes in this place; each has its own random streams."""
-    losses: list[float] = field(default_factory=list)
-    """Times of losses, by the monotonic clock, within the budget's time."""
+    restarts: Restarts = field(default_factory=Restarts)
     due: float | None = 0.0
     """When to start a process; None: never."""
 
@@ -236,19 +251,17 @@ class Supervisor:
         self._vacate(slot)
         if slot in self.learners:
             cause += self._mend()
-        now = time.monotonic()
-        slot.losses = [moment for moment in slot.losses if self._watch.silence(moment) < BUDGET_SECONDS] + [now]
         slot.incarnation += 1
         budget = self._run.spec.config.worker_restarts
+        pause = slot.restarts.lose(budget, self._watch)
         if slot is not self.evaluator and self._run.handles.clock.finished():
             self._tell(slot, cause, "lost", "at the end of the run, nobody follows")
-        elif len(slot.losses) > budget:
+        elif pause is None:
             self._tell(slot, cause, "gone", f"{budget} restarts in {BUDGET_SECONDS / 60:.0f} minutes are its limit")
             if slot is not self.evaluator:
                 self._gone[slot.worker] = cause
         else:
-            pause = BACK_OFF_SECONDS[min(len(slot.losses), len(BACK_OFF_SECONDS)) - 1]
-            slot.due = now + pause
+            slot.due = time.monotonic() + pause
             # Not ENDED: those who wait for all workers to end must also wait for the successor.
             self._run.handles.clock.enter(slot.worker, BUILDING)
             self._tell(slot, cause, "restarted", f"a successor starts in {pause:g} s")
