@@ -92,7 +92,8 @@ def film(config: Config, file: Path) -> None:
             if (step.number - config.skip) % config.every == 0:
                 if step.picture is not None:
                     shape = shape or step.picture.shape
-                    step = replace(step, picture=resized(step.picture, shape))
+                    if step.picture.shape != shape:
+                        step = replace(step, picture=resized(step.picture, shape))
                 pictures.add(np.array(draw(step, look, values[-MOST_VALUES:], rewards[-MOST_VALUES:])))
             rewards.append(step.reward)
     if step is None:

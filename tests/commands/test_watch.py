@@ -82,7 +82,7 @@ def test_a_film_of_a_game_is_what_ffmpeg_makes_of_it(tmp_path: Path) -> None:
 
 
 def test_what_is_shown_is_the_episode_that_evaluate_plays_first(catch: Path) -> None:
-    """The same seed and policy: the same score and length; thoughts are probabilities that add up to 1."""
+    """The same seed and policy: the same score and length; probabilities add up to 1."""
     loaded = load_run(catch, seed=5)
     steps = list(steps_of(loaded, steps=100, pictures=False))
     played = play_run(load_run(catch, seed=5), episodes=1)
