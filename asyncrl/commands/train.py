@@ -15,10 +15,14 @@ from asyncrl.backends.launch import Launch, launched
 from asyncrl.backends.outcome import Signals
 from asyncrl.commands.program import run_command, version
 from asyncrl.config.commandline import parse
+from asyncrl.config.groups import BACKENDS, RARE
+from asyncrl.config.policy import InStepConfig
 from asyncrl.config.run_config import RunConfig
 from asyncrl.config.words import TRUST, permission_in, understood, value_of
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
+from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import TOYS
 from asyncrl.pages import command_of
 from asyncrl.runtime.allocation import keep_freed_memory
 from asyncrl.runtime.terminal import say
@@ -60,11 +64,29 @@ def show_help(page: str, words: Sequence[str]) -> None:
     With the page's plain defaults if the words are not right.
     """
     cls = algorithm_of(page).Config
+    spaces = None
     try:
-        default = configure(page, [word for word in words if word not in ("-h", "--help")]).config
+        settled = configure(page, [word for word in words if word not in ("-h", "--help")])
+        default, spaces = settled.config, settled.spaces
     except UsageError:
         default = cls()
-    parse(cls, ["--help"], command_of(page), default)
+    backend = value_of("--backend", words) or default.backend
+    parse(cls, ["--help"], command_of(page), default, meaningless(default, backend, spaces))
+
+
+def meaningless(config: RunConfig, backend: str, spaces: Spaces | None) -> set[str]:
+    """The settings that help leaves out: rare ones, and those without effect on this backend or environment."""
+    hidden = {*RARE, *(name for name, backends in BACKENDS.items() if backend not in backends)}
+    if backend != "collective" and not isinstance(config, InStepConfig):
+        hidden.add("overlap")
+    if not config.track:
+        hidden.add("track_project")
+    if spaces is not None:
+        hidden |= set() if spaces.is_continuous else {"mean", "variance", "first_deviation"}
+        hidden |= set() if spaces.kind == "atari" else {"noop_max", "life_loss", "full_action_space"}
+        hidden |= set() if spaces.kind in ("atari", "screen") else {"image_size"}
+        hidden |= {"frame_skip", "frame_stack", "sticky_actions"} if config.env_id in TOYS else set()
+    return hidden
 
 
 def launch_of(words: Sequence[str]) -> Launch | None:

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -58,7 +58,10 @@ MOST_USED = (
 """Those that help shows first, in the order of their use."""
 CONFIG_HELP = "Take settings from a run's config.json, or from TOML; those on the command line override them."
 TRUST_HELP = "Import whatever the folder behind --resume or --config names, whoever made it."
-TEXTS = {COMMON: "The settings used most often.", METHOD: "Settings of this method."}
+TEXTS = {
+    COMMON: "The settings used most often. What is shown fits the --backend and --env-id beside --help.",
+    METHOD: "Settings of this method.",
+}
 
 
 def parse_number(text: str) -> float:
@@ -143,8 +146,10 @@ _registry = tyro.constructors.ConstructorRegistry()
 _registry.primitive_rule(_rule)
 
 
-def parse(cls: type[T], words: Sequence[str], program: str, default: T | None = None) -> T:
-    """The configuration that `words` describe, other fields as in `default`.
+def parse(
+    cls: type[T], words: Sequence[str], program: str, default: T | None = None, hidden: Collection[str] = ()
+) -> T:
+    """The configuration that `words` describe, other fields as in `default`. Help leaves `hidden` fields out.
 
     Raises UsageError with one line for words it does not understand, and SystemExit(0) after --help.
     """
@@ -153,7 +158,7 @@ def parse(cls: type[T], words: Sequence[str], program: str, default: T | None = 
     if default is not None:
         options["default"] = default
     if any(word in ("-h", "--help") or word.startswith("--tyro-") for word in words):
-        _help(cls, words, options)
+        _help(cls, words, options, hidden)
     complaint = io.StringIO()
     try:
         # If stdout is redirected as well, tyro writes its message without frames and colours.
@@ -163,15 +168,15 @@ def parse(cls: type[T], words: Sequence[str], program: str, default: T | None = 
         raise UsageError(_shortened(complaint.getvalue(), words)) from None
 
 
-def _help(cls: type[Any], words: Sequence[str], options: dict[str, Any]) -> None:
+def _help(cls: type[Any], words: Sequence[str], options: dict[str, Any], hidden: Collection[str]) -> None:
     """Print the help of `cls`, with the settings of a run in groups, and exit."""
     if not issubclass(cls, Settings):
         tyro.cli(cls, args=list(words), **options)
     default = options.pop("default", None) or cls()
-    tyro.cli(_grouped(cls, default), args=list(words), config=(tyro.conf.OmitArgPrefixes,), **options)
+    tyro.cli(_grouped(cls, default, hidden), args=list(words), config=(tyro.conf.OmitArgPrefixes,), **options)
 
 
-def _grouped(cls: type[Any], default: Settings) -> type[Any]:
+def _grouped(cls: type[Any], default: Settings, hidden: Collection[str]) -> type[Any]:
     """The same settings nested in groups, so that tyro draws boxes around them; for the help only."""
     texts, kinds = texts_of(cls), get_type_hints(cls)
     home = {field.name: title for title, group in GROUPS.items() if group for field in dataclasses.fields(group)}
@@ -179,6 +184,8 @@ def _grouped(cls: type[Any], default: Settings) -> type[Any]:
     annotated: Any = Annotated  # the types are known to the program, not to a reader of it
     members: dict[str, list[Any]] = {title: [] for title in GROUPS}
     for field in dataclasses.fields(cls):
+        if field.name in hidden:
+            continue
         told = tyro.conf.arg(help=texts.get(field.name))
         value = dataclasses.field(default=getattr(default, field.name))
         own = members[home.get(field.name, METHOD)]

@@ -20,6 +20,32 @@ MOST_WORKERS = 10_000
 AUTO_HOSTS = 16
 """Room for hosts of --hosts auto."""
 NETWORKS = ("auto", "small", "board", "paper", "nature", "mlp")
+BACKENDS = {
+    "schedule": ("serial",),
+    "delays": ("serial",),
+    "reduce": ("collective",),
+    "init_method": ("collective",),
+    "collective_timeout_seconds": ("collective",),
+    "check_replicas": ("collective",),
+    "hosts": ("ray",),
+    "address": ("ray",),
+    "parameter_shards": ("ray",),
+    "learner_resource": ("ray",),
+    "push": ("ray",),
+    "exchange_updates": ("ray",),
+    "replay_hosts": ("ray",),
+    "simulate_hosts": ("serial",),
+    "exchange_delay": ("serial",),
+    "update": ("local", "serial"),
+    "statistics": ("local", "serial"),
+    "on_worker_error": ("local", "ray"),
+    "worker_restarts": ("local", "ray"),
+    "learner_threads": ("local", "ray"),
+    "learner_device": ("local", "serial", "ray"),
+}
+"""Settings that do something on some backends only; help shows them there."""
+RARE = ("record_interval_seconds", "checkpoints_kept", "evaluation_cpu_share", "check_replicas")
+"""Settings for measurements and tests, which help does not show."""
 
 
 def flag(field: str) -> str:

@@ -46,7 +46,7 @@ LONGEST_EPISODE = 100_000
 environment without a time limit would let it."""
 
 _ATARI_ID = re.compile(r"(?:ale_py:)?(?:ALE/.*|\w+(?:NoFrameskip|Deterministic)-v\d+|\w+-ram\w*-v\d+)")
-_TOY_IDS = ("Chain", "Catch")
+TOYS = ("Chain", "Catch")
 
 
 class EnvironmentNotice(UserWarning):
@@ -168,7 +168,7 @@ class EnvSpec:
             "full-action-space": self.full_action_space,
             "noop-max": self.noop_max != NOOP_MAX,
         }
-        if self.env_id in _TOY_IDS:
+        if self.env_id in TOYS:
             given |= {
                 "frame-skip": self.frame_skip > 1,
                 "frame-stack": self.frame_stack > 1,
@@ -296,7 +296,7 @@ class EnvSpec:
             from asyncrl.envs.atari import make_atari
 
             return make_atari(self, seed, evaluation)
-        if self.env_id in _TOY_IDS:
+        if self.env_id in TOYS:
             from asyncrl.envs.toy import make_toy
 
             return make_toy(self, seed)

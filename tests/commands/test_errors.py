@@ -21,11 +21,12 @@ from asyncrl.api.training import parse_argument
 from asyncrl.backends import local, serial
 from asyncrl.backends.outcome import failed
 from asyncrl.checks import machine
-from asyncrl.commands.train import main
+from asyncrl.commands.train import main, meaningless
 from asyncrl.config.commandline import parse, parse_integer
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig
 from asyncrl.pages import PAGES
+from tests.config.settings import KINDS
 from tests.support import run_command
 
 HERE = __name__
@@ -525,7 +526,9 @@ def test_what_a_newcomer_mistypes_is_one_line(
 
 
 @pytest.mark.parametrize("page", list(PAGES))
-def test_help_names_every_flag(page: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_names_every_flag_that_applies(
+    page: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Within 80 columns, each with a text, whatever else the line holds; nothing is started."""
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -536,8 +539,29 @@ def test_help_names_every_flag(page: str, capfd: pytest.CaptureFixture[str], mon
     assert (end.value.code or 0, error) == (0, "")
     assert out.startswith(f"usage: asyncrl {page} ")
     assert max(len(line) for line in out.splitlines()) <= 80
+    hidden = meaningless(config_of(page)(), "local", KINDS["atari"])
     for field in dataclasses.fields(config_of(page)):
-        assert re.search(rf"{flag(field.name)}[ ,]", out), f"{field.name} is missing"
+        assert bool(re.search(rf"^│ {flag(field.name)}[ ,]", out, re.MULTILINE)) == (field.name not in hidden)
+    assert page != "a3c" or len(re.findall(r"^│ --", out, re.MULTILINE)) <= 55
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "hidden", "shown"),
+    [
+        ("local", "vector", "hosts init_method delays noop_max image_size mean overlap check_replicas", "update seed"),
+        ("ray", "atari", "delays reduce init_method update first_deviation", "hosts push address noop_max image_size"),
+        ("serial", "continuous", "hosts push on_worker_error life_loss", "delays schedule mean variance statistics"),
+        ("collective", "board", "hosts delays update image_size worker_restarts", "reduce init_method overlap"),
+    ],
+)
+def test_what_does_nothing_on_a_backend_or_in_an_environment_is_not_shown(
+    backend: str, kind: str, hidden: str, shown: str
+) -> None:
+    """The other settings are."""
+    left_out = meaningless(config_of("a3c")(), backend, KINDS[kind])
+
+    assert left_out >= set(hidden.split())
+    assert not left_out & set(shown.split())
 
 
 def test_the_module_and_the_command_are_the_same() -> None:
