@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncrl import pages
-from asyncrl.algorithm import GRADIENT, MEMORY, algorithm_of, load
+from asyncrl.algorithm import GRADIENT, algorithm_of, load
 from asyncrl.api.training import check_together, make_spec, prepare
 from asyncrl.backends.group import RanksLost, first_line, leave
 from asyncrl.backends.handles import experience_bytes, learners_of
@@ -31,10 +32,9 @@ from asyncrl.backends.launch import Launch, launched
 from asyncrl.backends.looking import look
 from asyncrl.backends.processes import start_context
 from asyncrl.backends.ray import require_ray
-from asyncrl.checks import environment, group, hosts, learning, machine, replay
-from asyncrl.checks import learner as exchange
+from asyncrl.checks import environment, group, hosts, learning, machine
 from asyncrl.checks.finding import Finding
-from asyncrl.checks.learning import Heard, NoAnswer
+from asyncrl.checks.learning import NoAnswer
 from asyncrl.commands.program import prints_aside, run_command
 from asyncrl.config.commandline import parse
 from asyncrl.config.groups import default_workers
@@ -52,8 +52,6 @@ from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 WANTED = "forkserver" if sys.platform == "linux" else "spawn"
 """How children must be started."""
 A3C, N_STEP_Q = "asyncrl.a3c", "asyncrl.n_step_q"
-TARGET_STEPS = 40
-"""Between two refreshes of the target network of n-step Q."""
 EXERCISE: dict[str, Any] = {
     "env_id": "Chain",
     "env_kwargs": ("limit=9",),
@@ -64,8 +62,27 @@ EXERCISE: dict[str, Any] = {
     # The checks compare what the agent saw with what a second environment returns.
     "normalize_observations": False,
     "normalize_returns": False,
+    # Returns that are the n-step return.
+    "gae_lambda": 1.0,
+    "normalize_advantages": False,
+    "reward_clip": 0.0,
+    "lstm_cells": 0,
+    # Some updates of each batch, a queue in which rollouts grow old, and a memory that is overwritten.
+    "epochs": 2,
+    "minibatches": 2,
+    "queue_length": 2,
+    "batch_rollouts": 0,
+    "memory_steps": 152,
+    "warmup_steps": 32,
+    "minibatch": 16,
+    # Half an update for each rollout: after a warm-up of one from each actor, the learner waits in its second turn.
+    "replay_ratio": 0.5 / 16,
+    "target_interval_updates": 2,
+    # T goes to 48.
+    "target_interval_steps": 40,
 }
-"""The task of the checks: each rollout of 16 steps contains an episode's end, nearly always by the time limit."""
+"""The task of the checks, as far as a page has such settings: each rollout of 16 steps contains an episode's end,
+nearly always by the time limit."""
 PLAIN_SGD: dict[str, Any] = {
     "optimizer": "momentum-sgd",
     "optimizer_decay": 0.0,
@@ -74,23 +91,6 @@ PLAIN_SGD: dict[str, Any] = {
     "max_gradient_norm": 0.0,
 }
 """With these theta counts the gradients that are applied to it."""
-LEARNER_EXERCISE: dict[str, Any] = {
-    "gae_lambda": 1.0,
-    "normalize_advantages": False,
-    "reward_clip": 0.0,
-    "lstm_cells": 0,
-    "epochs": 2,
-    "minibatches": 2,
-    "queue_length": 2,
-    "batch_rollouts": 0,
-    "memory_steps": 152,
-    "warmup_steps": 32,
-    "minibatch": 16,
-    "replay_ratio": replay.UPDATES_PER_ROLLOUT / EXERCISE["t_max"],
-    "target_interval_updates": replay.TARGET_UPDATES,
-}
-"""And with a learner, as far as its page has such settings: some updates of each batch, returns that are the n-step
-return, a queue in which rollouts grow old, and a memory that is overwritten."""
 
 
 @dataclass(frozen=True)
@@ -180,10 +180,7 @@ def examine(config: Config, page: str, spec: EnvSpec, spaces: Spaces) -> list[Fi
     context = start_context(page)
     with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        if algorithm_of(page).experience != GRADIENT:
-            found, open_per_child = check_learner(context, page, folder)
-        else:
-            found, open_per_child = check_learning(context, folder, config.statistics)
+        found, open_per_child = check_learning(context, page, folder, config.statistics)
         room = list(check_room(page, run, spec, spaces, open_per_child))
         try:
             tried = check_environment(context, folder, config, spec, spaces)
@@ -247,85 +244,52 @@ def exercise_run(page: str, folder: Path, **settings: Any) -> Run:
     spec = make_spec(RunConfig(env_id=EXERCISE["env_id"], env_kwargs=EXERCISE["env_kwargs"]))
     spaces = spec.probe()
     module = algorithm_of(page)
-    config = module.Config(**(module.preset("default", spaces) | EXERCISE | {"runs_dir": str(folder)} | settings))
+    names = {setting.name for setting in dataclasses.fields(module.Config)}
+    fitting = {name: value for name, value in EXERCISE.items() if name in names}
+    config = module.Config(**(module.preset("default", spaces) | fitting | {"runs_dir": str(folder)} | settings))
     return prepare(page, config, spec, spaces)
 
 
-def check_learning(context: BaseContext, folder: Path, statistics: str) -> tuple[list[Finding], int]:
-    """Two A3C workers and one of n-step Q in turn, and two that push at once; also the files each needs here."""
+def check_learning(context: BaseContext, page: str, folder: Path, statistics: str) -> tuple[list[Finding], int]:
+    """What learning does in turns, and at once; also how many files each process needs here.
+
+    A page with a learner is checked itself; else A3C and n-step Q are.
+    """
+    with_learner = algorithm_of(page).experience != GRADIENT
     try:
-        a3c = exercise_run(A3C, folder, gae_lambda=1.0, statistics=statistics)
-        at_once = exercise_run(A3C, folder, **PLAIN_SGD)
-        n_step_q = exercise_run(N_STEP_Q, folder, target_interval_steps=TARGET_STEPS)
+        if with_learner:
+            runs = [exercise_run(page, folder)]
+        else:
+            runs = [
+                exercise_run(A3C, folder, statistics=statistics),
+                exercise_run(N_STEP_Q, folder, workers=1),
+            ]
+            at_once = exercise_run(A3C, folder, **PLAIN_SGD)
     except UsageError as error:
         return [no_room(error)], 4
-    initial, initial_q, initial_at_once = (run.handles.store.snapshot() for run in (a3c, n_step_q, at_once))
-    before = machine.open_files()
+    before, opened = machine.open_files(), 0
+    heard: list[learning.Record] = []
+    found: list[list[Finding]] = []
     try:
-        heard = [learning.hear(context, a3c, worker) for worker in range(2)]
-        opened = max(0, learning.run_child(context, learning.listen_in_child, n_step_q, 0) - before)
-        of_q = learning.read(n_step_q, 0)
-        learning.run_children(context, learning.push_at_once, at_once, range(at_once.spec.config.workers))
+        for run in runs:
+            initial = run.handles.store.snapshot()
+            records, most = learning.hear(context, run)
+            opened = max(opened, (most - before) // len(records))
+            heard += records.values()
+            found.append(list(learning.judge_records(run, initial, records)))
+        if not with_learner:
+            initial = at_once.handles.store.snapshot()
+            learning.run_children(context, learning.push_at_once, at_once, range(at_once.spec.config.workers))
+            of_q = [finding for finding in found.pop() if finding.check == learning.TARGET_NETWORK]
+            found.append([learning.check_at_once(at_once, initial), *of_q])
     except NoAnswer as error:
-        return [
-            Finding("a worker process", "FAIL", str(error), "see what it says; does `python -m asyncrl.a3c` run?")
-        ], 4
+        command = pages.command_of(page if with_learner else A3C)
+        return [Finding("a worker process", "FAIL", str(error), f"see what it says; does `{command}` run?")], 4
     return [
         learning.check_start_method(context.get_start_method() or "", WANTED, heard),
-        learning.check_threads([*heard, of_q]),
-        *judge_learning(a3c, initial, heard),
-        learning.check_at_once(at_once, initial_at_once),
-        learning.check_target(initial_q, of_q, TARGET_STEPS),
+        learning.check_threads(heard),
+        *chain.from_iterable(found),
     ], opened
-
-
-def check_learner(context: BaseContext, page: str, folder: Path) -> tuple[list[Finding], int]:
-    """Two actors and the learner of a page, in turns; also the files each needs in this process."""
-    try:
-        run = exercise_learner(page, folder)
-    except UsageError as error:
-        return [no_room(error)], 4
-    initial, before = run.handles.store.snapshot(), machine.open_files()
-    try:
-        learner, actors, opened = exchange.hear(context, run, participants_of(page))
-    except NoAnswer as error:
-        command = pages.command_of(page)
-        return [Finding("actors and learner", "FAIL", str(error), f"see what it says; does `{command}` run?")], 4
-    everyone = [learner, *actors]
-    return [
-        learning.check_start_method(context.get_start_method() or "", WANTED, everyone),
-        learning.check_threads(everyone),
-        *judge_exchange(run, initial, learner, actors),
-    ], max(0, opened - before) // len(everyone)
-
-
-def participants_of(page: str) -> type[exchange.Participant]:
-    """Who takes part in the exchange of a page."""
-    return replay.Participant if algorithm_of(page).experience == MEMORY else exchange.Participant
-
-
-def judge_exchange(run: Run, initial: Any, learner: Any, actors: Sequence[Any]) -> Iterator[Finding]:
-    """What was heard of actors and learner."""
-    if algorithm_of(run.spec.page).experience == MEMORY:
-        return replay.judge_exchange(run, initial, learner, actors)
-    return exchange.judge_exchange(run, initial, learner, actors)
-
-
-def exercise_learner(page: str, folder: Path) -> Run:
-    """A small run of a page that has a learner, below `folder`."""
-    fitting = {name: value for name, value in LEARNER_EXERCISE.items() if hasattr(algorithm_of(page).Config, name)}
-    return exercise_run(page, folder, **fitting)
-
-
-def judge_learning(run: Run, initial: Any, heard: Sequence[Heard]) -> list[Finding]:
-    """What was recorded of A3C's workers."""
-    return [
-        learning.check_pulls(run, initial, heard),
-        learning.check_gradients(heard),
-        learning.check_theta(run, initial, heard),
-        learning.check_statistics(run, initial, heard),
-        learning.check_truncation(run, heard),
-    ]
 
 
 def check_room(page: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, open_per_child: int) -> Iterator[Finding]:

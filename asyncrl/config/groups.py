@@ -34,8 +34,6 @@ BACKENDS = {
     "push": ("ray",),
     "exchange_updates": ("ray",),
     "replay_hosts": ("ray",),
-    "simulate_hosts": ("serial",),
-    "exchange_delay": ("serial",),
     "update": ("local", "serial"),
     "statistics": ("local", "serial"),
     "on_worker_error": ("local", "ray"),

@@ -203,10 +203,8 @@ def test_the_doctor_listens_to_it(tmp_path: Path, page: str) -> None:
     with served(tmp_path, page, workers=1, envs_per_worker=1, t_max=10, **target) as run:
         initial = run.handles.store.snapshot()
 
-        heard = learning.listen(run, 0)
+        findings = list(learning.judge_records(run, initial, learning.listen(run)))
 
-        findings = [learning.check_gradients([heard]), learning.check_theta(run, initial, [heard])]
-        findings += [learning.check_pulls(run, initial, [heard]), learning.check_statistics(run, initial, [heard])]
-        if target:
-            findings.append(learning.check_target(initial, heard, 20))
+        assert (learning.TARGET_NETWORK in {finding.check for finding in findings}) == bool(target)
+        findings = [finding for finding in findings if finding.check != "truncation bootstraps"]  # no episode is cut
         assert [finding.verdict for finding in findings] == ["ok"] * len(findings), findings
