@@ -32,8 +32,7 @@ from asyncrl.runtime.terminal import shown
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage import checkpoints
 from asyncrl.storage.run_folder import RunFolder
-from asyncrl.studies.human import SOURCES, Reference, human_normalized
-from asyncrl.studies.scores import Score, Total, totals
+from asyncrl.studies.scores import SOURCES, Reference, Score, Total, human_normalized, totals
 
 FILMS = (".mp4", ".mkv", ".mov")
 """Files that can hold what is filmed."""
