@@ -22,15 +22,15 @@ REFUSED = [
     (["--algorithms", "a3c", "a3c"], "--algorithms needs at least one value and none twice"),
     (["--algorithms", "a3c", "a3c@local"], "--algorithms needs at least one value and none twice"),
     (["--algorithms", "a4c"], "--algorithms: there is no page 'a4c'"),
-    (["--algorithms", "a3c@moon"], "a3c Catch moon-s1"),
-    (["--algorithms", "impala@collective"], "impala Catch collective-s1"),
+    (["--algorithms", "a3c@moon"], "a3c Catch moon"),
+    (["--algorithms", "impala@collective"], "impala Catch collective"),
     (["--scores", "high"], "--scores takes numbers or none, got high"),
     (["--scores", "nan"], "--scores takes numbers or none, got nan"),
     (["--scores", "1", "2"], "--scores takes one value, or one for each of the 1 environments"),
     (["--seeds", "0"], "--seeds must be at least 1"),
     (["--max-minutes", "-1"], "--max-minutes and --total-steps must not be negative"),
     (["--", "--workers", "3"], "--workers is set by the study itself"),
-    (["--", "--no-such-flag"], "a3c Catch local-s1"),
+    (["--", "--no-such-flag"], "a3c Catch local"),
 ]
 
 
