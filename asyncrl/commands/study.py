@@ -67,6 +67,10 @@ def conduct(
     failures: list[str] = []
     with alone_in(config.runs_dir, print_line) as lock:
         file = StudyFile(config.runs_dir)
+        if any(
+            bool(cell.workers) != bool(plan.cells[0].workers) for cell in file.cells
+        ):  # a race has them as a setting
+            raise UsageError(f"{config.runs_dir} holds another kind of study: choose another --runs-dir")
         if not config.report_only:
             file.add(plan.command, plan.environments, plan.cells, plan.references, plan.ablation)
             seen = {(cell.series, cell.env_id, cell.backend): cell for cell in plan.cells}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.commands import speedup
 from asyncrl.commands.race import main
 from asyncrl.studies.measure import measure_all
 from asyncrl.studies.plan import Cell, Settings, StudyFile
@@ -239,13 +240,22 @@ def test_one_environment_has_no_overview(tmp_path: Path) -> None:
 def test_runs_under_other_conditions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another score in the same folder: nothing of the race changes."""
     made_up(tmp_path / "race")
-    before = (tmp_path / "race" / "race.json").read_text()
+    before = (tmp_path / "race" / "study.json").read_text()
     words = ["--algorithms", "a2c", "--env-ids", ENV, "--max-minutes", "5", "--workers", "2"]
 
     assert main([*words, "--scores", "2", "--runs-dir", str(tmp_path / "race")]) == 2
 
     assert "has Catch with score 1.0, not 2.0: choose another --runs-dir" in capsys.readouterr().err
-    assert (tmp_path / "race" / "race.json").read_text() == before
+    assert (tmp_path / "race" / "study.json").read_text() == before
+
+
+def test_a_race_is_not_reported_on_as_a_study_of_speed_ups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both have the same file."""
+    made_up(tmp_path / "race")
+
+    assert speedup.main(["--report-only", "--runs-dir", str(tmp_path / "race")]) == 2
+
+    assert "holds another kind of study" in capsys.readouterr().err
 
 
 def test_a_race_runs_and_the_same_line_repeats_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
