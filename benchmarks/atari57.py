@@ -25,8 +25,8 @@ from asyncrl.core.cores import usable_cores
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.storage.files import replace_file
 from asyncrl.storage.records import read_records
-from asyncrl.studies.human import human_normalized
 from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs
+from asyncrl.studies.scores import human_normalized
 
 EPISODES, SEED, STEPS = 10, 1, 1_000_000
 WORDS = (

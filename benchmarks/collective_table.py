@@ -36,7 +36,7 @@ from pathlib import Path
 from ranks import SHARES, counted, shares, time_of
 
 from asyncrl.storage.records import read_records
-from asyncrl.studies.laws import fit_amdahl
+from asyncrl.studies.scaling_laws import fit_amdahl
 
 METHODS = {
     "ppo-gathering": ("ppo", "--reduce", "experience"),

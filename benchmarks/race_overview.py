@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from asyncrl.core.statistics import Sample
 from asyncrl.plots.curves import save_figure
-from asyncrl.studies.documents import Table
+from asyncrl.studies.documents import table
 
 Row = Mapping[str, str]
 MARKERS = "osD^vP*X"
@@ -102,7 +102,7 @@ def print_table(title: str, quantity: Quantity, sign: int) -> None:
         [method, *(str(own.get(method, "")) for own in quantity.values()), str(mean(quantity, method))]
         for method in order(quantity, sign)
     ]
-    print(f"\n{title}\n\n{Table(('method', *quantity, 'mean'), rows).markdown(Path())}")
+    print(f"\n{title}\n\n{table(('method', *quantity, 'mean'), rows).markdown}")
 
 
 def draw(axes: Axes, quantity: Quantity, sign: int, title: str) -> None:

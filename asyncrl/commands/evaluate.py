@@ -26,8 +26,7 @@ from asyncrl.runtime.evaluator import cut_in_words
 from asyncrl.runtime.terminal import shown
 from asyncrl.storage import checkpoints
 from asyncrl.storage.run_folder import RunFolder
-from asyncrl.studies.human import SOURCES, Reference, human_normalized
-from asyncrl.studies.scores import Score, Total, totals
+from asyncrl.studies.scores import SOURCES, Reference, Score, Total, human_normalized, totals
 
 
 @dataclass(frozen=True)

@@ -12,48 +12,50 @@ may add seeds, workers, methods, environments or another backend to the same fol
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from asyncrl import pages
 from asyncrl.algorithm import load
 from asyncrl.commands.program import run_command
+from asyncrl.commands.study import (
+    TAKEN,
+    Plan,
+    StudyConfig,
+    check_algorithms,
+    check_different,
+    conduct,
+    score_of,
+    split,
+    spread,
+)
 from asyncrl.config.commandline import parse
-from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.pages import GRADIENT_PAGES
-from asyncrl.studies.axes import group_words
-from asyncrl.studies.jobs import alone_in, run_jobs
 from asyncrl.studies.measure import Measurement, measure
 from asyncrl.studies.plan import ABLATIONS, Cell, Reference, Settings, StudyFile, make_cells
 from asyncrl.studies.speedups import choose_reference
 
-T = TypeVar("T")
-TAKEN = (
-    "workers", "seed", "backend", "total_steps", "max_seconds", "evaluation_interval_steps", "evaluation_episodes",
-    "stop_at_score", "env_id", "runs_dir", "run_name", "resume", "quiet",
-)  # fmt: skip
-"""Settings of runs that the study sets itself, besides those that its ablation compares."""
-
 
 @dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """A speed-up study. Flags after `--` go to every run."""
 
     algorithms: tuple[str, ...] = GRADIENT_PAGES
     """Methods to compare: pages of this package, or your own by their modules."""
+    seeds: int = 5
+    """Runs of each combination, with seeds 1, 2, ..."""
+    runs_dir: Path = Path("runs/speedup")
+    """Folder of the study: its runs, study.json, and report/."""
     env_ids: tuple[str, ...] = ("CartPole-v1", "Catch")
     """Environments to train on; speed-ups are averaged over them."""
     workers: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Numbers of workers; 1 must be among them."""
-    seeds: int = 5
-    """Runs of each combination, with seeds 1, 2, ..."""
     backend: Literal["local", "serial", "collective"] = "local"
     """local, collective: all three speed-ups, up to the number of cores. serial: data, with any number of workers."""
     reference_score: tuple[str, ...] = ("auto",)
@@ -74,43 +76,30 @@ class Config:
     """End a run once it has reached the reference score: cheaper, but its curve ends there."""
     ablation: Literal["none", "lock", "statistics", "exploration", "staleness"] = "none"
     """Compare two variants of each method: a predefined study."""
-    jobs: int = 0
-    """Runs at a time, each with its share of the cores; 0: local and collective 1, serial one per core."""
     price_per_core_hour: float = 0.0
     """Also report the money until the reference score."""
-    runs_dir: Path = Path("runs/speedup")
-    """Folder of the study: its runs, study.json, and report/."""
-    report_only: bool = False
-    """Make no runs; report on what is there."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run or resume the study that the command line says, then report; returns the exit code."""
     words = list(sys.argv[1:] if words is None else words)
-    program = "asyncrl speedup"
-    own, further = split(words)
-    command = shlex.join(["python", "-m", "asyncrl", "speedup", *words])
-    return run_command(program, lambda: study(parse(Config, own, program), further, command))
+    return run_command("asyncrl speedup", lambda: study(words))
 
 
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words before and after the first `--`."""
-    at = list(words).index("--") if "--" in words else len(words)
-    return list(words[:at]), list(words[at + 1 :])
-
-
-def study(config: Config, further: Sequence[str], command: str) -> int:
+def study(words: Sequence[str]) -> int:
     """The whole study; exit code 1 if a run failed. Raises UsageError before the first run is made."""
+    own, further = split(words, (*TAKEN, "evaluation_interval_steps"))
+    config = parse(Config, own, "asyncrl speedup")
     check(config)
-    check_further(config, further)
-    scores = given_scores(config)
+    split(words, [word[2:].replace("-", "_") for flags in ABLATIONS[config.ablation].values() for word in flags[:1]])
+    given = spread("--reference-score", config.reference_score, config.env_ids)
+    scores = [score_of("--reference-score", word, "auto") for word in given]
     fixed = {
         (env_id, algorithm): Reference(score, "given with --reference-score", config.reference_evaluations)
-        for env_id, score in scores.items()
+        for env_id, score in zip(config.env_ids, scores, strict=True)
+        if score is not None
         for algorithm in config.algorithms
     }
-    ablation = "" if config.ablation == "none" else config.ablation
-    cells = make_cells(config.algorithms, ablation, config.env_ids, config.backend, config.workers, config.seeds)
     budgets = spread("--total-steps", config.total_steps, config.env_ids)
     environments = {
         env_id: Settings(
@@ -119,47 +108,33 @@ def study(config: Config, further: Sequence[str], command: str) -> int:
             config.evaluation_interval_steps or max(1, steps // 100),
             config.evaluation_episodes,
             config.stop_at_reference,
-            tuple(further),
+            further,
         )
         for env_id, steps in zip(config.env_ids, budgets, strict=True)
     }
-    failures: list[str] = []
-    with alone_in(config.runs_dir, print_line) as lock:
-        file = StudyFile(config.runs_dir)
-        if not config.report_only:
-            file.add(command, ablation, environments, fixed, cells)
-            try_words(file, cells)
-            file.save()
-            slots = config.jobs or (len(usable_cores()) if config.backend == "serial" else 1)
+    cells = make_cells(config.algorithms, config.ablation, config.env_ids, config.backend, config.workers, config.seeds)
 
-            def make(some: list[Cell]) -> list[str]:
-                return run_jobs([file.job(cell) for cell in some], config.runs_dir, slots, lock, print_line)
+    def stages(file: StudyFile) -> Iterator[list[Cell]]:
+        yield [cell for cell in cells if cell.workers == 1]
+        set_references(file, config)
+        yield [cell for cell in cells if cell.workers > 1]
 
-            failures = make([cell for cell in cells if cell.workers == 1])
-            set_references(file, config)
-            failures += make([cell for cell in cells if cell.workers > 1])
-        elif not file.cells:
-            raise UsageError(f"{config.runs_dir} holds no study to report on")
-        from asyncrl.studies.report import write_report
+    def report(file: StudyFile) -> Path:
+        from asyncrl.studies.speedup_report import write_report
 
-        report = write_report(file, config.runs_dir, config.price_per_core_hour)
-    for failure in failures:
-        print_line(f"failed: {failure}", error=True)
-    print_line(report)
-    return 1 if failures else 0
+        return write_report(file, config.runs_dir, config.price_per_core_hour)
+
+    command = shlex.join(["python", "-m", "asyncrl", "speedup", *words])
+    return conduct(config, Plan(command, environments, cells, fixed, config.ablation), stages, report)
 
 
 def check(config: Config) -> None:
     """Raise UsageError for an impossible setting."""
     check_algorithms(config.algorithms)
     for name in ("algorithms", "env_ids", "workers"):
-        values = getattr(config, name)
-        if not values or len(set(values)) < len(values):
-            raise UsageError(f"--{name.replace('_', '-')} needs at least one value and none twice")
+        check_different(name.replace("_", "-"), getattr(config, name))
     if 1 not in config.workers:
         raise UsageError("--workers must include 1: speed-ups are relative to one worker")
-    if config.seeds < 1 or config.jobs < 0:
-        raise UsageError("--seeds must be at least 1, and --jobs not negative")
     if not 0 < config.reference_fraction <= 1:
         raise UsageError(f"--reference-fraction must lie in (0, 1], got {config.reference_fraction:g}")
     if config.reference_evaluations < 1:
@@ -180,62 +155,12 @@ def check(config: Config) -> None:
         )
 
 
-def check_algorithms(algorithms: Sequence[str]) -> None:
-    """Raise UsageError if one of them is no page, or two would write into the same folders."""
-    for algorithm in algorithms:
-        try:
-            load(pages.module_of(algorithm))
-        except UsageError as error:
-            raise UsageError(f"--algorithms: {error}") from None
-    folders = [pages.short(pages.module_of(algorithm)) for algorithm in set(algorithms)]
-    if twice := sorted({folder for folder in folders if folders.count(folder) > 1}):
-        raise UsageError(f"--algorithms has two pages called {twice[0]}, whose runs would share their folders")
-
-
-def check_further(config: Config, further: Sequence[str]) -> None:
-    """Raise UsageError if the flags for the runs would override what the study sets itself."""
-    compared = [word for variant in ABLATIONS.get(config.ablation, ()) for word in variant.words]
-    for flag, _ in group_words(further):
-        name = flag.removeprefix("--").replace("-", "_")
-        if name in TAKEN or flag.replace("_", "-") in compared:
-            raise UsageError(f"{flag} is set by the study itself and cannot be given after --")
-
-
-def given_scores(config: Config) -> dict[str, float]:
-    """The reference scores from the command line, by environment; empty for auto. Raises UsageError."""
-    words = spread("--reference-score", config.reference_score, config.env_ids)
-    try:
-        scores = {env: float(score) for env, score in zip(config.env_ids, words, strict=True) if score != "auto"}
-        if not all(map(math.isfinite, scores.values())):
-            raise ValueError
-        return scores
-    except ValueError:
-        raise UsageError(f"--reference-score takes numbers or auto, got {' '.join(config.reference_score)}") from None
-
-
-def spread(flag: str, values: Sequence[T], env_ids: Sequence[str]) -> list[T]:
-    """One value for each environment."""
-    if len(values) not in (1, len(env_ids)):
-        raise UsageError(f"{flag} takes one value, or one for each of the {len(env_ids)} environments")
-    return list(values) * (len(env_ids) if len(values) == 1 else 1)
-
-
-def try_words(file: StudyFile, cells: Sequence[Cell]) -> None:
-    """Let each command check its arguments before any run begins. Raises UsageError."""
-    from asyncrl.commands.train import configure
-
-    seen = {(cell.series, cell.env_id): cell for cell in cells}
-    for cell in seen.values():
-        job = file.job(cell)
-        configure(pages.module_of(job.page), job.arguments(Path("runs")))
-
-
 def set_references(file: StudyFile, config: Config) -> None:
     """Set and store the reference scores from the runs with one worker, unless they are set already.
 
     Both variants of an ablation get the score of the first variant, so that they can be compared.
     """
-    first = file.variants[0].label
+    first = next(iter(file.variants))
     groups: dict[tuple[str, str], list[Measurement]] = {}
     for cell in file.cells:
         if cell.workers == 1 and cell.variant == first and (cell.env_id, cell.algorithm) not in file.references:

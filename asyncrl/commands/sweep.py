@@ -13,7 +13,7 @@ lists and from bounds (`log-uniform LOW HIGH` or `uniform LOW HIGH`); --prune st
         --t-max 8 32 128 --total-steps 100_000 --trials 30 --prune
 
 The same command continues where it was stopped. It writes one page with a table and figures. With --print-jobs it only
-prints its runs as command lines, for GNU Parallel or a SLURM array; with --collect it only reports on existing runs.
+prints its runs as command lines, for GNU Parallel or a SLURM array; with --report-only it makes no runs.
 """
 
 from __future__ import annotations
@@ -31,53 +31,34 @@ from typing import get_type_hints
 from asyncrl import pages
 from asyncrl.algorithm import load
 from asyncrl.commands.program import run_command
-from asyncrl.commands.speedup import check_algorithms
+from asyncrl.commands.study import StudyConfig, check_algorithms, check_different, check_free, finish, try_jobs
 from asyncrl.config.commandline import parse
 from asyncrl.config.words import understood
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
-from asyncrl.studies.axes import Axis, Point, combine, group_words, make_axis, words_of
 from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs, run_state
-from asyncrl.studies.search import STORAGE, Plan, Search, import_optuna
-from asyncrl.studies.sweep_rows import Row
+from asyncrl.studies.search import STORAGE, Plan, Search, Trial, import_optuna
+from asyncrl.studies.search_space import Axis, Point, combine, group_words, make_axis, words_of
 
 TAKEN = ("seed", "runs_dir", "run_name", "resume", "quiet")
 """Settings of runs that the sweep sets itself."""
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(StudyConfig):
     """Make runs over lists, grids, random draws or a search of settings. Accepts all flags of the methods."""
 
-    algorithms: tuple[str, ...] = ("a3c",)
-    """Methods to run: pages of this package, or your own by their modules."""
-    seeds: int = 1
-    """Runs of each combination, with seeds 1, 2, ..."""
+    runs_dir: Path = Path("runs/sweep")
+    """Folder of the runs, and of report/."""
     trials: int = 0
     """Search: how many settings Optuna proposes for each method and environment; 0: all combinations instead."""
     prune: bool = False
     """Search: stop a run whose evaluations are below the median of the others."""
     draw_seed: int = 1
     """Seed of the random draws, and of a search."""
-    jobs: int = 0
-    """Runs at a time, each with its share of the cores; 0: one per core for small environments and serial runs."""
-    runs_dir: Path = Path("runs/sweep")
-    """Folder of the runs, and of report/."""
     print_jobs: bool = False
     """Print the runs that are not finished as command lines, and make none."""
-    collect: bool = False
-    """Make no runs; report on existing ones."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One run of the sweep."""
-
-    job: Job
-    point: Point
-    """Its settings by field, with those common to all runs."""
-    seed: int
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -101,10 +82,10 @@ def sweep(words: Sequence[str], program: str) -> int:
         return 0
     failures: list[str] = []
     with alone_in(config.runs_dir, print_line) as lock:
-        if not config.collect:
-            slots = slots_for(config, axes, try_words([trial for trial in trials if trial.seed == 1]))
+        if not config.report_only:
+            slots = slots_for(config, axes, try_jobs(trial.job for trial in trials if trial.run.cell.seed == 1))
             failures = run_jobs([trial.job for trial in trials], config.runs_dir, slots, lock, print_line)
-        rows = [row_of(trial, config.runs_dir) for trial in trials]
+        rows = [trial.read(config.runs_dir) for trial in trials]
         return report(rows, axes, config.runs_dir, words, failures)
 
 
@@ -114,7 +95,7 @@ def search(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> int:
     Raises UsageError if there is nothing to report on.
     """
     nothing = UsageError(f"{config.runs_dir} holds no trials to report on")
-    if config.collect and not (config.runs_dir / STORAGE).exists():
+    if config.report_only and not (config.runs_dir / STORAGE).exists():
         raise nothing
     searches = {
         (algorithm, env_id): make_search(algorithm, env_id, config, axes)
@@ -123,13 +104,13 @@ def search(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> int:
     }
     failures: list[str] = []
     with alone_in(config.runs_dir, print_line) as lock:
-        if not config.collect:
-            slots = slots_for(config, axes, try_words([trial for s in searches for trial in corners(*s, axes)]))
+        if not config.report_only:
+            slots = slots_for(config, axes, try_jobs(trial.job for s in searches for trial in corners(*s, axes)))
             plan = Plan(config.trials, config.seeds, config.prune, config.draw_seed, slots)
             for one in searches.values():
                 failures += one.run(plan, lock, print_line)
         rows = [
-            row_of(make_trial(algorithm, point, seed, axes), config.runs_dir, state)
+            make_trial(algorithm, point, seed, axes).read(config.runs_dir, state)
             for (algorithm, _), one in searches.items()
             for point, state in one.points()
             for seed in range(1, 2 if state else config.seeds + 1)
@@ -163,7 +144,7 @@ def env_ids_of(algorithm: str, axes: Sequence[Axis]) -> tuple[str, ...]:
 
 def corners(algorithm: str, env_id: str, axes: Sequence[Axis]) -> list[Trial]:
     """Runs at both ends of all bounds and with every listed value, for the commands to check."""
-    whole = [name for name, kind in get_type_hints(load(pages.module_of(algorithm)).Config).items() if kind is int]
+    whole = whole_numbers_of(algorithm)
 
     def ends(axis: Axis) -> tuple[str, ...]:
         if axis.field == "env_id":
@@ -197,23 +178,16 @@ def slots_for(config: Config, axes: Sequence[Axis], kinds: Collection[str]) -> i
     return 1
 
 
-def row_of(trial: Trial, runs_dir: Path, state: str = "") -> Row:
-    """The row of a run, from its records; a non-empty `state` replaces theirs."""
-    row = Row.read(trial.job.page, trial.job.env_id, trial.point, trial.seed, trial.job.folder(runs_dir))
-    return replace(row, state=state or row.state)
-
-
-def report(rows: Sequence[Row], axes: Sequence[Axis], runs_dir: Path, words: Sequence[str], failures: list[str]) -> int:
+def report(
+    rows: Sequence[Trial], axes: Sequence[Axis], runs_dir: Path, words: Sequence[str], failures: list[str]
+) -> int:
     """Write the report, print the best rows and failures; returns the exit code."""
     from asyncrl.studies.sweep_report import best_rows, write_report
 
     path = write_report(rows, axes, runs_dir, shlex.join(["python", "-m", "asyncrl", "sweep", *words]))
     for line in best_rows(rows, axes):
         print_line(line)
-    for failure in failures:
-        print_line(f"failed: {failure}", error=True)
-    print_line(path)
-    return 1 if failures else 0
+    return finish(path, failures)
 
 
 def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
@@ -225,10 +199,9 @@ def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
     mine = [word for flag, values in groups if flag in own for word in (flag, *values)]
     config = parse(Config, mine, program)
     check_algorithms(config.algorithms)
-    if not config.algorithms or len(set(config.algorithms)) < len(config.algorithms):
-        raise UsageError("--algorithms needs at least one and none twice")
-    if config.seeds < 1 or config.jobs < 0 or config.draw_seed < 0 or config.trials < 0:
-        raise UsageError("--seeds must be at least 1, --jobs, --draw-seed and --trials not negative")
+    check_different("algorithms", config.algorithms)
+    if config.draw_seed < 0 or config.trials < 0:
+        raise UsageError("--draw-seed and --trials must not be negative")
     if config.prune and not config.trials:
         raise UsageError("--prune is for a search: give --trials")
     fields = {name: switch for algorithm in config.algorithms for name, switch in settings_of(algorithm).items()}
@@ -236,8 +209,7 @@ def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
     for axis in axes:
         if config.trials and axis.drawn and axis.bounds is None:
             raise UsageError(f"a search takes no count: --{axis.field.replace('_', '-')} {axis.drawn} LOW HIGH")
-        if axis.field in TAKEN:
-            raise UsageError(f"--{axis.field.replace('_', '-')} is set by the sweep itself")
+        check_free(f"--{axis.field.replace('_', '-')}", TAKEN)
         if sum(other.field == axis.field for other in axes) > 1:
             raise UsageError(f"--{axis.field.replace('_', '-')} is given twice")
     return config, axes
@@ -268,19 +240,7 @@ def make_trial(algorithm: str, point: Point, seed: int, axes: Sequence[Axis]) ->
     varied = [f"{axis.field}={point[axis.field]}" for axis in axes if axis.varies and axis.field != "env_id"]
     told = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", "-".join([*varied, f"s{seed}"]))[:80]
     digest = hashlib.sha256(shlex.join(words).encode()).hexdigest()[:8]
-    return Trial(Job(algorithm, env_id, f"{told}-{digest}", words), point, seed)
-
-
-def try_words(trials: Sequence[Trial]) -> set[str]:
-    """Let the commands check the arguments of runs before any run begins; returns the kinds of their environments.
-
-    Raises UsageError.
-    """
-    from asyncrl.commands.train import configure
-
-    return {
-        configure(pages.module_of(trial.job.page), trial.job.arguments(Path("runs"))).spaces.kind for trial in trials
-    }
+    return Trial.of(Job(algorithm, env_id, f"{told}-{digest}", words), point, seed)
 
 
 def print_jobs(trials: Sequence[Trial], runs_dir: Path) -> None:

@@ -1,129 +1,81 @@
-"""A report as a list of blocks, written as Markdown and as one self-contained HTML file."""
+"""A study's report: Markdown, one self-contained page of HTML, tables as CSV and figures as PNG and SVG."""
 
 from __future__ import annotations
 
 import base64
+import csv
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from matplotlib.figure import Figure
+
+from asyncrl.plots.curves import save_figure
 from asyncrl.plots.templates import Markup, Parts
 
 PARTS = Parts("studies/document.html")
 
 
 @dataclass(frozen=True)
-class Heading:
+class Block:
+    """A part of a report, as Markdown and as HTML."""
+
+    markdown: str
+    html: Markup
+
+
+def heading(text: str, level: int = 2) -> Block:
     """A title; level 1 is the page's."""
-
-    text: str
-    level: int = 2
-
-    def markdown(self, folder: Path) -> str:
-        """As Markdown."""
-        return f"{'#' * self.level} {self.text}"
-
-    def html(self, folder: Path) -> Markup:
-        """As HTML."""
-        return PARTS.heading(self.level, self.text)
+    return Block(f"{'#' * level} {text}", PARTS.heading(level, text))
 
 
-@dataclass(frozen=True)
-class Text:
+def paragraph(text: str) -> Block:
     """A paragraph."""
-
-    text: str
-
-    def markdown(self, folder: Path) -> str:
-        """As Markdown."""
-        return self.text
-
-    def html(self, folder: Path) -> Markup:
-        """As HTML."""
-        return PARTS.paragraph(self.text)
+    return Block(text, PARTS.paragraph(text))
 
 
-@dataclass(frozen=True)
-class Items:
+def items(texts: Sequence[str]) -> Block:
     """A list."""
-
-    items: Sequence[str]
-
-    def markdown(self, folder: Path) -> str:
-        """As Markdown."""
-        return "\n".join(f"- {item}" for item in self.items)
-
-    def html(self, folder: Path) -> Markup:
-        """As HTML."""
-        return PARTS.items(self.items)
+    return Block("\n".join(f"- {text}" for text in texts), PARTS.items(texts))
 
 
-@dataclass(frozen=True)
-class Code:
-    """A command."""
-
-    text: str
-
-    def markdown(self, folder: Path) -> str:
-        """As Markdown."""
-        return f"```bash\n{self.text}\n```"
-
-    def html(self, folder: Path) -> Markup:
-        """As HTML."""
-        return PARTS.code(self.text)
+def code(text: str) -> Block:
+    """Commands."""
+    return Block(f"```bash\n{text}\n```", PARTS.code(text))
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows of cells below a row of titles, with numbers aligned right and words left."""
-
-    titles: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    marked: Collection[int] = ()
-    """Rows in bold type."""
-
-    def markdown(self, folder: Path) -> str:
-        """As Markdown."""
-        rows = [
-            [f"**{cell}**" if cell and i in self.marked else cell for cell in row] for i, row in enumerate(self.rows)
-        ]
-        lines = [self.titles, ["---" if words else "--:" for words in self._of_words()], *rows]
-        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-    def html(self, folder: Path) -> Markup:
-        """As HTML."""
-        return PARTS.table(self.titles, self.rows, self._of_words(), self.marked)
-
-    def _of_words(self) -> list[bool]:
-        """For each column, whether none of its cells begins with a number."""
-        return [
-            not any(re.match(r"[<>]? ?[-+]?\d", row[column]) for row in self.rows) for column in range(len(self.titles))
-        ]
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], marked: Collection[int] = ()) -> Block:
+    """Rows of cells, numbers aligned right and words left; rows with a number in `marked` are bold."""
+    words = [not any(re.match(r"[<>]? ?[-+]?\d", row[column]) for row in rows) for column in range(len(titles))]
+    bold = [[f"**{cell}**" if cell and i in marked else cell for cell in row] for i, row in enumerate(rows)]
+    lines = [titles, ["---" if left else "--:" for left in words], *bold]
+    markdown = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return Block(markdown, PARTS.table(titles, rows, words, marked))
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A PNG in the report's folder, with a caption."""
-
-    file: str
-    caption: str
-
-    def markdown(self, folder: Path) -> str:
-        """As Markdown: a link to the file."""
-        return f"![{Path(self.file).stem}]({self.file})\n\n{self.caption}"
-
-    def html(self, folder: Path) -> Markup:
-        """As HTML: the picture itself."""
-        content = base64.b64encode((folder / self.file).read_bytes()).decode()
-        return PARTS.picture(Path(self.file).stem, content, self.caption)
+def picture(figure: Figure, path: Path, caption: str) -> Block:
+    """Save a figure as `path` with .png and .svg; it stands in the HTML itself, and as a link in Markdown."""
+    png, svg = path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.svg")
+    save_figure(figure, svg)
+    save_figure(figure, png)
+    content = base64.b64encode(png.read_bytes()).decode()
+    return Block(f"![{path.name}]({png.name})\n\n{caption}", PARTS.picture(path.name, content, caption))
 
 
-Block = Heading | Text | Items | Code | Table | Picture
+def write_pages(folder: Path, title: str, blocks: Sequence[Block]) -> Path:
+    """Write report.md and report.html into the folder; returns the path of report.md."""
+    blocks = [heading(title, 1), *blocks]
+    path = folder / "report.md"
+    path.write_text("\n\n".join(block.markdown for block in blocks) + "\n")
+    (folder / "report.html").write_text(PARTS.page(title, [block.html for block in blocks]))
+    return path
 
 
-def write_pages(folder: Path, blocks: Sequence[Block]) -> None:
-    """Write report.md and report.html into the folder that holds the pictures."""
-    (folder / "report.md").write_text("\n\n".join(block.markdown(folder) for block in blocks) + "\n")
-    title = next((block.text for block in blocks if isinstance(block, Heading)), "Report")
-    (folder / "report.html").write_text(PARTS.page(title, [block.html(folder) for block in blocks]))
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows, which all have the same columns."""
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else ["empty"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from asyncrl.core.statistics import Sample
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
 from asyncrl.storage.status import read_status
-from asyncrl.studies.plan import Cell, Reference
+from asyncrl.studies.plan import Cell, Reference, StudyFile
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Measurement:
     """Workers that died or hung and were replaced."""
     evaluator_share: float = 0.0
     """The evaluator's share of the run's CPU time."""
+    machine: str = "unknown"
+    """The machine in one line."""
 
     @property
     def complete(self) -> bool:
@@ -87,6 +90,10 @@ def measure(cell: Cell, folder: Path) -> Measurement:
     state = str(status.get("state", ""))
     if not state:
         return Measurement(cell, "")
+    try:
+        host = read_json(folder / "host.json")
+    except (OSError, ValueError):
+        host = {}
     evaluations = [row for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]
     workers, learners = (
         [row for file in sorted(folder.glob(f"{kind}*.jsonl")) for row in read_records(file) if "time" in row]
@@ -96,22 +103,39 @@ def measure(cell: Cell, folder: Path) -> Measurement:
     return Measurement(
         cell,
         state,
-        cores=_cores(folder),
-        steps=max((row["steps"] for row in rows), default=0),
+        cores=int(host.get("cores_usable") or 0),
+        steps=max((row["steps"] for row in rows), default=int(status.get("steps", 0))),
         seconds=max((row["seconds"] for row in rows), default=0.0),
-        evaluations=tuple(Evaluation(row["steps"], row["seconds"], row["mean"]) for row in evaluations),
+        evaluations=tuple(Evaluation(row["steps"], row.get("seconds", 0.0), row["mean"]) for row in evaluations),
         phases=seconds_per_step(workers),
         staleness=add_staleness(row.get("staleness_counts", {}) for row in workers + learners),
         restarts=sum(status.get("worker_restarts", [])),
-        evaluator_share=float(evaluations[-1]["cpu_share"]) if evaluations else 0.0,
+        evaluator_share=float(evaluations[-1].get("cpu_share", 0.0)) if evaluations else 0.0,
+        machine=_machine(host),
     )
 
 
-def _cores(folder: Path) -> int:
-    try:
-        return int(read_json(folder / "host.json")["cores_usable"] or 0)
-    except (OSError, ValueError, KeyError):
-        return 0
+def measure_all(file: StudyFile, runs_dir: Path) -> list[Measurement]:
+    """Read all runs of a study."""
+    return [measure(cell, file.job(cell).folder(runs_dir)) for cell in file.cells]
+
+
+def times_to(
+    reference: Reference | None, runs: Sequence[Measurement], of: Callable[[Measurement | Evaluation], float]
+) -> Sample:
+    """What `of` says of each run when it reached the score; of the whole run if it never did, which is censored.
+
+    Without a score no run is censored.
+    """
+    reached = [run.reach(reference) if reference else run for run in runs]
+    values = tuple(of(at or run) for at, run in zip(reached, runs, strict=True))
+    return Sample(values, tuple(at is not None for at in reached))
+
+
+def machines(runs: Sequence[Measurement]) -> list[str]:
+    """The machines of the complete runs, each with its number of runs."""
+    counts = Counter(run.machine for run in runs if run.complete)
+    return [f"{machine} ({count} runs)" for machine, count in counts.items()]
 
 
 def seconds_per_step(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -131,11 +155,9 @@ def add_staleness(histograms: Any) -> dict[int, int]:
     return dict(sorted(total.items()))
 
 
-def hardware(folder: Path) -> str:
-    """The machine of a run, in one line."""
-    try:
-        facts = read_json(folder / "host.json")
-    except (OSError, ValueError):
+def _machine(facts: Mapping[str, Any]) -> str:
+    """A machine in one line, from host.json."""
+    if not facts:
         return "unknown"
     versions = facts.get("versions", {})
     return (

@@ -1,4 +1,4 @@
-"""The plan of a speed-up study: its cells, the commands of their runs, and the file that stores both."""
+"""The plan of a study: its cells, the commands of their runs, and the file that stores both."""
 
 from __future__ import annotations
 
@@ -6,42 +6,26 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from asyncrl.core.errors import UsageError
 from asyncrl.storage.files import read_json, write_json
 from asyncrl.studies.jobs import Job
 
-
-@dataclass(frozen=True)
-class Variant:
-    """One side of an ablation."""
-
-    label: str
-    """Its name in figures and tables."""
-    words: tuple[str, ...] = ()
-    """The flags of its runs."""
-
-
-PLAIN = Variant("")
-ABLATIONS: dict[str, tuple[Variant, ...]] = {
-    "lock": (Variant("hogwild", ("--update", "hogwild")), Variant("locked", ("--update", "locked"))),
-    "statistics": (
-        Variant("shared", ("--statistics", "shared")),
-        Variant("per-worker", ("--statistics", "per-worker")),
-    ),
-    "exploration": (
-        Variant("diverse", ("--exploration", "drawn")),
-        Variant("equal", ("--exploration", "equal")),
-    ),
-    "staleness": (
-        Variant("equal-turns", ("--schedule", "round-robin")),
-        Variant("unequal-turns", ("--delays", "1", "2", "4", "8", "16", "32", "64", "128")),
-    ),
+OWN = "own"
+"""Each method is evaluated as its own defaults have it."""
+ABLATIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "none": {"": ()},
+    "lock": {"hogwild": ("--update", "hogwild"), "locked": ("--update", "locked")},
+    "statistics": {"shared": ("--statistics", "shared"), "per-worker": ("--statistics", "per-worker")},
+    "exploration": {"diverse": ("--exploration", "drawn"), "equal": ("--exploration", "equal")},
+    "staleness": {
+        "equal-turns": ("--schedule", "round-robin"),
+        "unequal-turns": ("--delays", "1", "2", "4", "8", "16", "32", "64", "128"),
+    },
 }
-"""Predefined ablations, by their name for --ablation. `staleness`: with equal turns, every update of N workers is N - 1
-updates old (its gradient or, with one-step methods, the parameters it was acted with). With turns that double in length
-over each eight workers, the median is 1 to 5."""
+"""The variants of each ablation: their labels and the flags of their runs. `staleness`: with equal turns, every update
+of N workers is N - 1 updates old (its gradient or, with one-step methods, the parameters it was acted with). With turns
+that double in length over each eight workers, the median is 1 to 5."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +41,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the study, identified by what distinguishes it from the others."""
+    """One run of a study, identified by what distinguishes it from the others."""
 
     algorithm: str
     variant: str
     env_id: str
     backend: str
     workers: int
+    """0: those of the settings."""
     seed: int
 
     @property
@@ -74,21 +59,8 @@ class Cell:
     @property
     def run_name(self) -> str:
         """The name of its run; names sort by workers and seed."""
-        name = f"{self.backend}-w{self.workers:02d}-s{self.seed}"
-        return f"{name}-{self.variant}" if self.variant else name
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What all runs in an environment must have in common to be comparable."""
-
-    max_steps: int
-    max_seconds: float
-    evaluation_interval_steps: int
-    evaluation_episodes: int
-    stop_at_reference: bool
-    words: tuple[str, ...]
-    """Flags for every run, from after `--` on the command line."""
+        workers = f"w{self.workers:02d}" if self.workers else ""
+        return "-".join(part for part in (self.backend, workers, f"s{self.seed}", self.variant) if part)
 
 
 @dataclass(frozen=True)
@@ -107,6 +79,29 @@ class Reference:
         return f" in the mean of {self.evaluations} consecutive evaluations" if self.evaluations > 1 else ""
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What all runs in an environment must have in common to be comparable. A 0 is the method's default."""
+
+    max_steps: int
+    max_seconds: float
+    evaluation_interval_steps: int
+    evaluation_episodes: int
+    stop_at_reference: bool
+    words: tuple[str, ...]
+    """Flags for every run, from after `--` on the command line."""
+    workers: int = 0
+    evaluation_policy: str = OWN
+    """greedy or sampled for all methods alike; own: as each method's defaults have it."""
+    score: float | None = None
+    """The reference score of all methods, if it is a setting, as in a race."""
+
+    @property
+    def reference(self) -> Reference | None:
+        """The score as a reference."""
+        return None if self.score is None else Reference(self.score, "given with --scores")
+
+
 References = Mapping[tuple[str, str], Reference]
 """By environment and method."""
 
@@ -114,8 +109,8 @@ References = Mapping[tuple[str, str], Reference]
 class StudyFile:
     """study.json in the study's folder: settings and cells of all calls so far, and the reference scores.
 
-    Later calls with the same folder may add cells (seeds, workers, methods, the other backend). Cells with other
-    settings are refused, since they could not be compared.
+    Later calls with the same folder may add cells (seeds, workers, methods, other backends). Cells with other settings
+    are refused, since they could not be compared.
     """
 
     def __init__(self, runs_dir: Path) -> None:
@@ -126,29 +121,33 @@ class StudyFile:
             stored = {"ablation": None, "commands": [], "environments": {}, "references": [], "cells": []}
         except ValueError as error:
             raise UsageError(str(error)) from None
-        self.ablation: str | None = stored["ablation"]
+        # Older studies have "" for no ablation, and no number of evaluations, which was 1.
+        self.ablation: str | None = "none" if stored["ablation"] == "" else stored["ablation"]
         self.commands: list[str] = stored["commands"]
         """The command lines of the study."""
-        self.environments = {env: _settings(plain) for env, plain in stored["environments"].items()}
-        self.references = {  # older studies do not store the number of evaluations, which was 1
-            (entry["env_id"], entry["algorithm"]): Reference(entry["score"], entry["how"], entry.get("evaluations", 1))
-            for entry in stored["references"]
+        self.environments = {
+            env_id: Settings(**(plain | {"words": tuple(plain["words"])}))
+            for env_id, plain in stored["environments"].items()
+        }
+        self.references = {
+            (plain["env_id"], plain["algorithm"]): Reference(plain["score"], plain["how"], plain.get("evaluations", 1))
+            for plain in stored["references"]
         }
         self.cells = [Cell(**plain) for plain in stored["cells"]]
 
     def add(
         self,
         command: str,
-        ablation: str,
         environments: Mapping[str, Settings],
-        references: References,
         cells: Sequence[Cell],
+        references: References | None = None,
+        ablation: str = "none",
     ) -> None:
         """Add the cells of one call to the study; call `save` to store them.
 
         Raises UsageError if they cannot be compared with the others.
         """
-        if self.ablation is not None and self.ablation != ablation:
+        if self.ablation not in (None, ablation):
             raise UsageError(f"{self._path} is a study of --ablation {self.ablation}: choose another --runs-dir")
         for env_id, settings in environments.items():
             for name, before in dataclasses.asdict(self.environments.get(env_id, settings)).items():
@@ -156,75 +155,70 @@ class StudyFile:
                     raise UsageError(
                         f"{self._path} has {env_id} with {name} {before}, not {now}: choose another --runs-dir"
                     )
-        for key, reference in references.items():
-            before = self.references.get(key, reference)
-            if (before.score, before.evaluations) != (reference.score, reference.evaluations):
+        for key, reference in (references or {}).items():
+            known = self.references.get(key, reference)
+            if (known.score, known.evaluations) != (reference.score, reference.evaluations):
                 raise UsageError(
-                    f"{self._path} has reference score {before.score:g} for {' '.join(key)} "
-                    f"(--reference-evaluations {before.evaluations}), not another"
+                    f"{self._path} has reference score {known.score:g} for {' '.join(key)} "
+                    f"(--reference-evaluations {known.evaluations}), not another"
                 )
         self.commands += [command] if command not in self.commands else []
         self.ablation = ablation
-        self.references = {**references, **self.references}
+        self.references = {**(references or {}), **self.references}
         self.environments.update(environments)
         self.cells += [cell for cell in cells if cell not in set(self.cells)]
 
     def save(self) -> None:
         """Write the file."""
-        references = [
-            {"env_id": env_id, "algorithm": algorithm, **dataclasses.asdict(reference)}
-            for (env_id, algorithm), reference in self.references.items()
-        ]
-        environments = {env_id: dataclasses.asdict(settings) for env_id, settings in self.environments.items()}
-        cells = [dataclasses.asdict(cell) for cell in self.cells]
-        write_json(
-            self._path,
-            {
-                "ablation": self.ablation,
-                "commands": self.commands,
-                "environments": environments,
-                "references": references,
-                "cells": cells,
-            },
-        )
+        plain = {
+            "ablation": self.ablation,
+            "commands": self.commands,
+            "environments": {env_id: dataclasses.asdict(own) for env_id, own in self.environments.items()},
+            "references": [
+                {"env_id": env_id, "algorithm": algorithm, **dataclasses.asdict(reference)}
+                for (env_id, algorithm), reference in self.references.items()
+            ],
+            "cells": [dataclasses.asdict(cell) for cell in self.cells],
+        }
+        write_json(self._path, plain)
+
+    def reference(self, cell: Cell) -> Reference | None:
+        """The score that the run of a cell is timed to, if it is known."""
+        return self.environments[cell.env_id].reference or self.references.get((cell.env_id, cell.algorithm))
 
     def job(self, cell: Cell) -> Job:
         """The run of a cell. If runs stop at the reference score, it must be known."""
-        settings = self.environments[cell.env_id]
-        words = ["--workers", str(cell.workers), "--seed", str(cell.seed), "--backend", cell.backend]
-        words += ["--total-steps", str(settings.max_steps), "--max-seconds", str(settings.max_seconds)]
-        words += ["--evaluation-interval-steps", str(settings.evaluation_interval_steps)]
+        settings, reference = self.environments[cell.env_id], self.reference(cell)
+        flags = {
+            "--workers": cell.workers or settings.workers,
+            "--total-steps": settings.max_steps,
+            "--max-seconds": settings.max_seconds,
+            "--evaluation-interval-steps": settings.evaluation_interval_steps,
+            "--evaluation-policy": "" if settings.evaluation_policy == OWN else settings.evaluation_policy,
+        }
+        words = ["--seed", str(cell.seed), "--backend", cell.backend]
         words += ["--evaluation-episodes", str(settings.evaluation_episodes)]
-        reference = self.references.get((cell.env_id, cell.algorithm))
+        words += [word for flag, value in flags.items() if value for word in (flag, str(value))]
         if settings.stop_at_reference and reference:
             words += ["--stop-at-score", str(reference.score)]
-        words += [*self.variant(cell.variant).words, *settings.words]
+        words += [*self.variants[cell.variant], *settings.words]
         return Job(cell.algorithm, cell.env_id, cell.run_name, tuple(words))
 
     @property
-    def variants(self) -> tuple[Variant, ...]:
-        """The sides of the ablation; without one, a single variant without a label."""
-        return ABLATIONS[self.ablation] if self.ablation else (PLAIN,)
-
-    def variant(self, label: str) -> Variant:
-        """The variant with that label."""
-        return next(variant for variant in self.variants if variant.label == label)
-
-
-def _settings(plain: dict[str, Any]) -> Settings:
-    return Settings(**(plain | {"words": tuple(plain["words"])}))
+    def variants(self) -> Mapping[str, tuple[str, ...]]:
+        """The variants of the ablation; without one, a single variant without a label."""
+        return ABLATIONS[self.ablation or "none"]
 
 
 def make_cells(
     algorithms: Sequence[str], ablation: str, env_ids: Sequence[str], backend: str, workers: Sequence[int], seeds: int
 ) -> list[Cell]:
     """All combinations, seed by seed: a study that is interrupted has some runs of everything."""
-    variants = ABLATIONS[ablation] if ablation else (PLAIN,)
     return [
-        Cell(algorithm, variant.label, env_id, backend, count, seed)
+        Cell(algorithm, variant, env_id, backend, count, seed)
         for seed in range(1, seeds + 1)
         for env_id in env_ids
         for count in sorted(workers)
         for algorithm in algorithms
-        for variant in variants
+        for variant in ABLATIONS[ablation]
     ]

@@ -8,15 +8,17 @@ from __future__ import annotations
 import statistics
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from asyncrl.core.errors import UsageError
 from asyncrl.storage.records import RecordReader, read_records
-from asyncrl.studies.axes import Axis, Point
 from asyncrl.studies.jobs import Job, RunningJobs, Say, Told, is_done, run_tasks
+from asyncrl.studies.measure import Measurement, measure
+from asyncrl.studies.plan import Cell
+from asyncrl.studies.search_space import Axis, Point
 
 STORAGE = "search.log"
 FEWEST_TRIALS = 5
@@ -25,6 +27,36 @@ FEWEST_EVALUATIONS = 2
 """Evaluations of a run before it may be stopped early."""
 POINT, FAILURE = "point", "failure"
 """Our attributes of an Optuna trial: its settings as typed, and what went wrong."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep."""
+
+    job: Job
+    point: Point
+    """Its settings by field, with those common to all runs."""
+    run: Measurement
+
+    @classmethod
+    def of(cls, job: Job, point: Point, seed: int) -> Trial:
+        """A run that is not made yet."""
+        return cls(job, point, Measurement(Cell(job.page, "", job.env_id, "", 0, seed), ""))
+
+    def read(self, runs_dir: Path, state: str = "") -> Trial:
+        """With what its records say; a non-empty `state` replaces theirs."""
+        run = measure(self.run.cell, self.job.folder(runs_dir))
+        return replace(self, run=replace(run, state=state or run.state))
+
+    @property
+    def best_score(self) -> float | None:
+        """Best evaluation."""
+        return self.run.best_score()
+
+    @property
+    def final_score(self) -> float | None:
+        """Last evaluation, of the final parameters; None unless the run finished."""
+        return self.run.last_score(1) if self.run.complete else None
 
 
 @dataclass(frozen=True)

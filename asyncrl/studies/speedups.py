@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 import zlib
@@ -14,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from asyncrl.core.statistics import Estimate, Sample, mean, ratio, unity
-from asyncrl.studies.measure import Measurement, add_staleness
+from asyncrl.studies.documents import write_csv
+from asyncrl.studies.measure import Measurement, add_staleness, times_to
 from asyncrl.studies.plan import Reference, References, Series
 
 KINDS = ("throughput", "data", "time")
@@ -81,22 +81,18 @@ def _gather(key: tuple[Series, str, str, int], runs: list[Measurement], referenc
     runs = sorted(runs, key=lambda run: run.cell.seed)
     clocked = backend in CLOCKED
     lags = add_staleness(run.staleness for run in runs)
-    reached = [run.reach(reference) if reference else None for run in runs]
-    flags = tuple(evaluation is not None for evaluation in reached)
-    pairs = list(zip(runs, reached, strict=True))
+    steps = times_to(reference, runs, lambda at: float(at.steps)) if reference else None
     return Point(
         series,
         env_id,
         backend,
         workers,
         runs=len(runs),
-        reached=sum(flags),
+        reached=sum(steps.reached) if steps else 0,
         cores=max(run.cores for run in runs),
         throughput=Sample.complete([run.throughput for run in runs]) if clocked else None,
-        steps=Sample(tuple(float(at.steps if at else run.steps) for run, at in pairs), flags) if reference else None,
-        seconds=Sample(tuple(at.seconds if at else run.seconds for run, at in pairs), flags)
-        if reference and clocked
-        else None,
+        steps=steps,
+        seconds=times_to(reference, runs, lambda at: at.seconds) if reference and clocked else None,
         staleness=sum(lag * count for lag, count in lags.items()) / max(1, sum(lags.values())),
         evaluator_share=float(np.mean([run.evaluator_share for run in runs])),
     )
@@ -187,7 +183,7 @@ def write_table(path: Path, points: Sequence[Point], references: References, pri
     rows = [
         _row(point, references.get((point.env_id, point.series.algorithm)), price_per_core_hour) for point in points
     ]
-    _write_csv(path, rows)
+    write_csv(path, rows)
 
 
 def _row(point: Point, reference: Reference | None, price: float) -> dict[str, Any]:
@@ -257,11 +253,4 @@ def write_runs(path: Path, measurements: Sequence[Measurement], references: Refe
                 "censored": "" if at or not run.complete else f"at {run.steps} steps",
             }
         )
-    _write_csv(path, rows)
-
-
-def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else ["empty"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(path, rows)

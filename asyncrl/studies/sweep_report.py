@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,12 +14,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncrl.plots.curves import save_figure
-from asyncrl.studies.axes import Axis
-from asyncrl.studies.documents import Code, Heading, Picture, Table, Text, write_pages
-from asyncrl.studies.figures import NAMES, colours_of
-from asyncrl.studies.search import importances
-from asyncrl.studies.sweep_rows import Row
+from asyncrl.studies.documents import code, paragraph, picture, table, write_csv, write_pages
+from asyncrl.studies.figures import colours_of, legend_below, method_name, open_frame
+from asyncrl.studies.search import Trial, importances
+from asyncrl.studies.search_space import Axis
 
 SHOWN = 5
 """Number of best runs printed on the terminal."""
@@ -34,57 +31,41 @@ SCORED_FOR_LINES = 3
 """Parallel coordinates need at least so many runs with a score."""
 
 
-def write_report(rows: Sequence[Row], axes: Sequence[Axis], runs_dir: Path, command: str) -> Path:
+def write_report(rows: Sequence[Trial], axes: Sequence[Axis], runs_dir: Path, command: str) -> Path:
     """Write RUNS_DIR/report/: report.md, report.html, table.csv and figures; returns the path of report.md."""
     folder = runs_dir / "report"
     folder.mkdir(exist_ok=True)
-    rows = ranked(rows)
-    varied = varied_of(axes)
-    titles = ["method", "environment", *(axis.field for axis in varied), "seed", "state", "steps", "best", "final"]
+    rows, varied = ranked(rows), varied_of(axes)
     cells = [_cells(row, varied) for row in rows]
-    with open(folder / "table.csv", "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([titles, *cells])
-    pictures = [
-        Picture(
-            "scores.png",
+    write_csv(folder / "table.csv", cells)
+    states = Counter(row.run.state or "not made" for row in rows)
+    fixed = ", ".join(f"{axis.field} {axis.values[0]}" for axis in axes if not axis.varies)
+    blocks = [
+        paragraph(
+            f"{len(rows)} runs ({', '.join(f'{count} {state}' for state, count in states.items())}). "
+            f"{f'In all of them: {fixed}. ' if fixed else ''}"
+            "A score is the mean raw return of an evaluation; final: of the last one."
+        ),
+        code(command),
+        picture(
+            draw_sweep(rows, [with_values(axis, rows) for axis in varied]),
+            folder / "scores",
             "Final score of each run. Crosses at the lower edge are runs without a score: they failed, were stopped or "
             "have not been made.",
-        )
+        ),
     ]
-    _save(draw_sweep(rows, [with_values(axis, rows) for axis in varied]), folder, "scores")
     if varied and sum(row.best_score is not None for row in rows) >= SCORED_FOR_LINES:
-        _save(draw_parallel(rows, varied), folder, "parallel")
-        pictures.append(
-            Picture("parallel.png", "A line for each run, by its settings and its best score: yellow is best.")
+        caption = "A line for each run, by its settings and its best score: yellow is best."
+        blocks.append(picture(draw_parallel(rows, varied), folder / "parallel", caption))
+    if shares := shares_of(rows, varied):
+        caption = (
+            "How much each setting determines whether a run is among the better ones (PED-ANOVA, Watanabe et al. "
+            "2023, by Optuna). The shares add up to one; small ones need many runs to mean anything."
         )
-    shares = shares_of(rows, varied)
-    if shares:
-        _save(draw_importances(shares), folder, "importance")
-        pictures.append(
-            Picture(
-                "importance.png",
-                "How much each setting determines whether a run is among the better ones (PED-ANOVA, Watanabe et al. "
-                "2023, by Optuna). The shares add up to one; small ones need many runs to mean anything.",
-            )
-        )
-    states = Counter(row.state or "not made" for row in rows)
-    fixed = ", ".join(f"{axis.field} {axis.values[0]}" for axis in axes if not axis.varies)
-    write_pages(
-        folder,
-        [
-            Heading("Sweep", 1),
-            Text(
-                f"{len(rows)} runs ({', '.join(f'{count} {state}' for state, count in states.items())}). "
-                f"{f'In all of them: {fixed}. ' if fixed else ''}"
-                "A score is the mean raw return of an evaluation; final: of the last one."
-            ),
-            Code(command),
-            *pictures,
-            Table(titles, cells, marked=[i for i, row in enumerate(rows) if row in best_of(rows)]),
-        ],
-    )
-    return folder / "report.md"
+        blocks.append(picture(draw_importances(shares), folder / "importance", caption))
+    best = [i for i, row in enumerate(rows) if row in best_of(rows)]
+    blocks.append(table(list(cells[0]), [list(cell.values()) for cell in cells], marked=best))
+    return write_pages(folder, "Sweep", blocks)
 
 
 def varied_of(axes: Sequence[Axis]) -> list[Axis]:
@@ -92,54 +73,54 @@ def varied_of(axes: Sequence[Axis]) -> list[Axis]:
     return [axis for axis in axes if axis.varies and axis.field != "env_id"]
 
 
-def with_values(axis: Axis, rows: Sequence[Row]) -> Axis:
+def with_values(axis: Axis, rows: Sequence[Trial]) -> Axis:
     """The axis with the values that were tried, if it only has bounds."""
     if axis.bounds is None:
         return axis
-    return replace(axis, values=tuple(dict.fromkeys(row.settings[axis.field] for row in rows)))
+    return replace(axis, values=tuple(dict.fromkeys(row.point[axis.field] for row in rows)))
 
 
-def ranked(rows: Sequence[Row]) -> list[Row]:
+def ranked(rows: Sequence[Trial]) -> list[Trial]:
     """Rows by environment, the best score first, those without a score last."""
-    env_ids = list(dict.fromkeys(row.env_id for row in rows))
+    env_ids = list(dict.fromkeys(row.job.env_id for row in rows))
 
-    def order(row: Row) -> tuple[int, float]:
-        return env_ids.index(row.env_id), math.inf if row.best_score is None else -row.best_score
+    def order(row: Trial) -> tuple[int, float]:
+        return env_ids.index(row.job.env_id), math.inf if row.best_score is None else -row.best_score
 
     return sorted(rows, key=order)
 
 
-def best_of(rows: Sequence[Row]) -> list[Row]:
+def best_of(rows: Sequence[Trial]) -> list[Trial]:
     """The best run of each environment."""
-    first: dict[str, Row] = {}
+    first: dict[str, Trial] = {}
     for row in ranked(rows):
         if row.best_score is not None:
-            first.setdefault(row.env_id, row)
+            first.setdefault(row.job.env_id, row)
     return list(first.values())
 
 
-def best_rows(rows: Sequence[Row], axes: Sequence[Axis]) -> list[str]:
+def best_rows(rows: Sequence[Trial], axes: Sequence[Axis]) -> list[str]:
     """The best runs of each environment, as lines for the terminal."""
     varied = varied_of(axes)
-    methods = len({row.algorithm for row in rows}) > 1
+    methods = len({row.job.page for row in rows}) > 1
     lines = []
-    for env_id in dict.fromkeys(row.env_id for row in rows):
-        own = [row for row in ranked(rows) if row.env_id == env_id and row.best_score is not None]
+    for env_id in dict.fromkeys(row.job.env_id for row in rows):
+        own = [row for row in ranked(rows) if row.job.env_id == env_id and row.best_score is not None]
         if own:
             lines.append(f"best of {len(own)} runs in {env_id}:")
         for row in own[:SHOWN]:
-            settings = [f"{axis.field} {row.settings.get(axis.field, '')}" for axis in varied]
-            told = ", ".join([*([row.algorithm] if methods else []), *settings, f"seed {row.seed}"])
+            settings = [f"{axis.field} {row.point.get(axis.field, '')}" for axis in varied]
+            told = ", ".join([*([row.job.page] if methods else []), *settings, f"seed {row.run.cell.seed}"])
             lines.append(f"  {row.best_score:>10.6g}  {told}")
     return lines
 
 
-def shares_of(rows: Sequence[Row], varied: Sequence[Axis]) -> dict[str, dict[str, float]]:
+def shares_of(rows: Sequence[Trial], varied: Sequence[Axis]) -> dict[str, dict[str, float]]:
     """The importance of each setting, by method and environment, if there are enough runs."""
     groups: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     for row in rows:
         if row.best_score is not None:
-            groups.setdefault(f"{_name(row)}, {row.env_id}", []).append((row.settings, row.best_score))
+            groups.setdefault(f"{method_name(row.job.page)}, {row.job.env_id}", []).append((row.point, row.best_score))
     found = {name: importances(own, varied) for name, own in groups.items()}
     return {name: shares for name, shares in found.items() if shares}
 
@@ -154,27 +135,27 @@ def draw_importances(shares: Mapping[str, Mapping[str, float]]) -> Figure:
         axes.barh([field.replace("_", " ") for field in fields], [own[field] for field in fields], color="C0")
         axes.set_xlim(0, 1)
         axes.set_title(name, fontsize=11)
-        axes.spines[["top", "right"]].set_visible(False)
+        open_frame(axes)
     grid[-1].set_xlabel("importance")
     return figure
 
 
-def draw_parallel(rows: Sequence[Row], varied: Sequence[Axis]) -> Figure:
+def draw_parallel(rows: Sequence[Trial], varied: Sequence[Axis]) -> Figure:
     """Parallel coordinates: a vertical axis per setting, the best score at the right; a panel per environment."""
-    env_ids = list(dict.fromkeys(row.env_id for row in rows))
+    env_ids = list(dict.fromkeys(row.job.env_id for row in rows))
     figure = Figure(figsize=(2.0 + 1.6 * (len(varied) + 1), 3.6 * len(env_ids)), layout="constrained")
     grid = figure.subplots(len(env_ids), 1, squeeze=False)[:, 0]
     for axes, env_id in zip(grid, env_ids, strict=True):
-        own = [row for row in rows if row.env_id == env_id and row.best_score is not None]
+        own = [row for row in rows if row.job.env_id == env_id and row.best_score is not None]
         if own:
             _draw_lines(axes, own, [with_values(axis, rows) for axis in varied])
         axes.set_title(env_id, fontsize=11)
     return figure
 
 
-def _draw_lines(axes: Axes, rows: Sequence[Row], varied: Sequence[Axis]) -> None:
+def _draw_lines(axes: Axes, rows: Sequence[Trial], varied: Sequence[Axis]) -> None:
     scores = [row.best_score or 0.0 for row in rows]
-    columns = [_heights(axis, [row.settings[axis.field] for row in rows]) for axis in varied]
+    columns = [_heights(axis, [row.point[axis.field] for row in rows]) for axis in varied]
     columns.append(_between(scores))
     for i in sorted(range(len(rows)), key=lambda i: scores[i]):  # the best are drawn last
         axes.plot(
@@ -219,50 +200,48 @@ def _between(scores: Sequence[float]) -> list[float]:
     return [(score - low) / ((high - low) or 1.0) for score in scores]
 
 
-def _save(figure: Figure, folder: Path, name: str) -> None:
-    for suffix in ("svg", "png"):
-        save_figure(figure, folder / f"{name}.{suffix}")
+def _cells(row: Trial, varied: Sequence[Axis]) -> dict[str, str]:
+    scores = {"best": row.best_score, "final": row.final_score}
+    return {
+        "method": row.job.page,
+        "environment": row.job.env_id,
+        **{axis.field: row.point.get(axis.field, "") for axis in varied},
+        "seed": str(row.run.cell.seed),
+        "state": row.run.state or "not made",
+        "steps": str(row.run.steps),
+        **{name: "" if score is None else f"{score:.6g}" for name, score in scores.items()},
+    }
 
 
-def _cells(row: Row, varied: Sequence[Axis]) -> list[str]:
-    scores = ["" if score is None else f"{score:.6g}" for score in (row.best_score, row.final_score)]
-    settings = [row.settings.get(axis.field, "") for axis in varied]
-    return [row.algorithm, row.env_id, *settings, str(row.seed), row.state or "not made", str(row.steps), *scores]
-
-
-def draw_sweep(rows: Sequence[Row], varied: Sequence[Axis]) -> Figure:
+def draw_sweep(rows: Sequence[Trial], varied: Sequence[Axis]) -> Figure:
     """Final score over the axis with the most values, a panel per environment, a colour per method and other setting.
 
     An axis that was drawn log-uniformly, or spans more than a factor of 20, is logarithmic (the paper's Figure 2).
     """
     across = max(varied, key=lambda axis: (axis.is_numeric, len(axis.values)), default=None)
-    env_ids = list(dict.fromkeys(row.env_id for row in rows))
+    env_ids = list(dict.fromkeys(row.job.env_id for row in rows))
     figure = Figure(figsize=(max(6.0, min(10.0, 5.0 * len(env_ids))), 4.4), layout="constrained")
     grid = figure.subplots(1, len(env_ids), squeeze=False)[0]
-    groups = {_group(row, varied, across): row.algorithm for row in rows}
+    groups = {_group(row, varied, across): row.job.page for row in rows}
     colours = dict(zip(groups, colours_of(list(groups.values())), strict=True))
     for axes, env_id in zip(grid, env_ids, strict=True):
         for group in groups:
-            own = [row for row in rows if (row.env_id, _group(row, varied, across)) == (env_id, group)]
+            own = [row for row in rows if (row.job.env_id, _group(row, varied, across)) == (env_id, group)]
             _draw_points(axes, own, across, colours[group], group)
         _finish(axes, across, env_id)
     if len(groups) > 1:
         handles, labels = grid[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(groups)), frameon=False, fontsize=9)
+        legend_below(figure, handles, labels)
     return figure
 
 
-def _name(row: Row) -> str:
-    return NAMES.get(row.algorithm, row.algorithm)
-
-
-def _group(row: Row, varied: Sequence[Axis], across: Axis | None) -> str:
+def _group(row: Trial, varied: Sequence[Axis], across: Axis | None) -> str:
     """The row's group, which sets its colour: its method and all settings except the one on the axis."""
-    others = [f"{axis.field} {row.settings[axis.field]}" for axis in varied if axis is not across and not axis.drawn]
-    return ", ".join([_name(row), *others])
+    others = [f"{axis.field} {row.point[axis.field]}" for axis in varied if axis is not across and not axis.drawn]
+    return ", ".join([method_name(row.job.page), *others])
 
 
-def _draw_points(axes: Axes, rows: Sequence[Row], across: Axis | None, colour: str, label: str) -> None:
+def _draw_points(axes: Axes, rows: Sequence[Trial], across: Axis | None, colour: str, label: str) -> None:
     """A dot per run; a cross at the lower edge for a run without a score."""
     places = [_place(row, across) for row in rows]
     scores = [row.final_score for row in rows]
@@ -273,10 +252,10 @@ def _draw_points(axes: Axes, rows: Sequence[Row], across: Axis | None, colour: s
         axes.plot(lost, np.zeros(len(lost)), "x", color=colour, transform=axes.get_xaxis_transform(), clip_on=False)
 
 
-def _place(row: Row, across: Axis | None) -> float:
+def _place(row: Trial, across: Axis | None) -> float:
     if across is None:
-        return float(row.seed)
-    value = row.settings[across.field]
+        return float(row.run.cell.seed)
+    value = row.point[across.field]
     return float(value) if across.is_numeric else float(across.values.index(value))
 
 
@@ -293,4 +272,4 @@ def _finish(axes: Axes, across: Axis | None, env_id: str) -> None:
     axes.set_ylabel("final score (raw return)")
     axes.set_title(env_id, fontsize=11)
     axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+    open_frame(axes)

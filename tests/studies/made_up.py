@@ -47,7 +47,7 @@ def make_study(
     backends: tuple[str, ...] = ("local", "serial"),
     workers: tuple[int, ...] = (1, 2, 4, 8),
     seeds: int = 3,
-    ablation: str = "",
+    ablation: str = "none",
 ) -> StudyFile:
     """A study whose runs all look finished. The reference score is 1, the machine has 4 cores."""
     runs_dir.mkdir(exist_ok=True)
@@ -57,7 +57,7 @@ def make_study(
     ]
     settings = dict.fromkeys(env_ids, Settings(10_000, 0.0, 100, 20, False, ("--t-max", "5")))
     references = {(env, algorithm): Reference(1.0, "made up") for env in env_ids for algorithm in algorithms}
-    file.add("python -m asyncrl speedup", ablation, settings, references, cells)
+    file.add("python -m asyncrl speedup", settings, cells, references, ablation)
     file.save()
     for cell in cells:
         make_run(file.job(cell).folder(runs_dir), cell, reaches(cell), rate(cell))

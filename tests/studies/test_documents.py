@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asyncrl.studies.documents import Code, Heading, Items, Picture, Table, Text, write_pages
+from matplotlib.figure import Figure
+
+from asyncrl.studies.documents import code, heading, items, paragraph, picture, table, write_pages
 
 NASTY = '<script>alert(1)</script>"><img src=x onerror=alert(1)>'
 
 
 def test_no_text_of_a_report_becomes_html(tmp_path: Path) -> None:
     """Whichever block it is in."""
-    picture = "a'><script>.png"
-    (tmp_path / picture).write_bytes(b"png")
-    blocks = [Heading(NASTY, 1), Text(NASTY), Items([NASTY]), Code(NASTY), Table([NASTY], [[NASTY]], marked=[0])]
-    write_pages(tmp_path, [*blocks, Picture(picture, NASTY)])
+    blocks = [heading(NASTY), paragraph(NASTY), items([NASTY]), code(NASTY), table([NASTY], [[NASTY]], marked=[0])]
+    path = write_pages(tmp_path, NASTY, [*blocks, picture(Figure(), tmp_path / "a'><script>", NASTY)])
 
+    assert path == tmp_path / "report.md"
     page = (tmp_path / "report.html").read_text()
-    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;&#34;&gt;&lt;img") == 8
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;&#34;&gt;&lt;img") == 9
     assert "<script" not in page
     assert page.count("<img ") == 1
+
+
+def test_a_table_aligns_numbers_to_the_right_and_words_to_the_left() -> None:
+    block = table(["method", "state", "1", "8"], [["a3c", "lost", "1", "unknown"], ["n_step_q", "", "", "< 0.50 *"]])
+
+    assert block.markdown.splitlines()[1] == "| --- | --- | --: | --: |"
+    assert '<th class="words">state</th><th>1</th>' in block.html
+    assert '<td class="words"></td><td></td><td>&lt; 0.50 *</td>' in block.html

@@ -11,25 +11,27 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.commands import speedup
 from asyncrl.commands.race import main
-from asyncrl.studies.race_report import write_report
-from asyncrl.studies.race_results import equal_time, mean_places, merits_of, name_of, rank, read_lap, told_time
-from asyncrl.studies.races import Conditions, Entrant, RaceFile, Start
+from asyncrl.studies.measure import measure_all
+from asyncrl.studies.plan import Cell, Settings, StudyFile
+from asyncrl.studies.race import Result, equal_time, mean_places, merits_of, names_of, rank
+from asyncrl.studies.race_report import told_time, write_report
 
 ENV = "Catch"
 REFUSED = [
     (["--algorithms", "a3c", "a3c"], "--algorithms needs at least one value and none twice"),
     (["--algorithms", "a3c", "a3c@local"], "--algorithms needs at least one value and none twice"),
     (["--algorithms", "a4c"], "--algorithms: there is no algorithm 'a4c'"),
-    (["--algorithms", "a3c@moon"], "a3c@moon on Catch"),
-    (["--algorithms", "impala@collective"], "impala@collective on Catch"),
+    (["--algorithms", "a3c@moon"], "a3c Catch moon"),
+    (["--algorithms", "impala@collective"], "impala Catch collective"),
     (["--scores", "high"], "--scores takes numbers or none, got high"),
     (["--scores", "nan"], "--scores takes numbers or none, got nan"),
     (["--scores", "1", "2"], "--scores takes one value, or one for each of the 1 environments"),
-    (["--seeds", "0"], "--seeds and --jobs must be at least 1"),
+    (["--seeds", "0"], "--seeds must be at least 1"),
     (["--max-minutes", "-1"], "--max-minutes and --total-steps must not be negative"),
-    (["--", "--workers", "3"], "--workers is set by the race itself"),
-    (["--", "--no-such-flag"], "a3c on Catch"),
+    (["--", "--workers", "3"], "--workers is set by the study itself"),
+    (["--", "--no-such-flag"], "a3c Catch local"),
 ]
 
 
@@ -49,27 +51,24 @@ def test_a_mistake_is_one_line_and_no_run_is_made(
     assert not list((tmp_path / "race").glob("*/*/*"))
 
 
-def made_up(runs_dir: Path, score: float | None = 1.0, env_ids: Sequence[str] = (ENV,)) -> RaceFile:
+def made_up(runs_dir: Path, score: float | None = 1.0, env_ids: Sequence[str] = (ENV,)) -> StudyFile:
     """PPO reaches 1 after 1, 2 and 3 minutes; A3C after 4, with two runs of 5 minutes that never do."""
     runs_dir.mkdir()
-    file = RaceFile(runs_dir)
-    starts = [
-        Start(Entrant(page, "local"), env_id, seed)
-        for seed in (1, 2, 3)
-        for env_id in env_ids
-        for page in ("a3c", "ppo")
+    file = StudyFile(runs_dir)
+    cells = [
+        Cell(page, "", env_id, "local", 0, seed) for seed in (1, 2, 3) for env_id in env_ids for page in ("a3c", "ppo")
     ]
-    conditions = Conditions(score, 5.0, 0, 2, 10, score is not None, (), "greedy")
-    file.add("python -m asyncrl race", dict.fromkeys(env_ids, conditions), starts)
+    settings = Settings(0, 300.0, 0, 10, score is not None, (), 2, "greedy", score)
+    file.add("python -m asyncrl race", dict.fromkeys(env_ids, settings), cells)
     file.save()
     minutes = {("ppo", 1): 1, ("ppo", 2): 2, ("ppo", 3): 3, ("a3c", 1): 4}
-    for start in starts:
-        at = minutes.get((start.entrant.algorithm, start.seed))
-        folder = file.job(start).folder(runs_dir)
+    for cell in cells:
+        at = minutes.get((cell.algorithm, cell.seed))
+        folder = file.job(cell).folder(runs_dir)
         folder.mkdir(parents=True)
         (folder / "status.json").write_text(json.dumps({"state": "finished"}))
         (folder / "host.json").write_text(json.dumps({"cores_usable": 2}))
-        (folder / "config.json").write_text(json.dumps({"page": f"asyncrl.{start.entrant.algorithm}", "config": {}}))
+        (folder / "config.json").write_text(json.dumps({"page": f"asyncrl.{cell.algorithm}", "config": {}}))
         rows = [
             {"steps": 6000 * m, "seconds": 60.0 * m, "mean": 1.0 if m == at else 0.25, "cpu_share": 0.0}
             for m in range(1, (at or 5) + 1)
@@ -80,15 +79,21 @@ def made_up(runs_dir: Path, score: float | None = 1.0, env_ids: Sequence[str] = 
     return file
 
 
+def ranked(file: StudyFile, runs_dir: Path) -> list[Result]:
+    """The results in the first environment."""
+    named = list(zip(names_of(file.cells), measure_all(file, runs_dir), strict=True))
+    return rank(named, ENV, file.environments[ENV].reference)
+
+
 def test_the_soonest_median_is_first_and_a_run_that_never_arrived_is_not_left_out(tmp_path: Path) -> None:
     """Two of A3C's three runs are censored, so its median is only known to be more than what they had."""
     file = made_up(tmp_path / "race")
 
-    ppo, a3c = rank([read_lap(file, start, tmp_path / "race") for start in file.starts])
+    ppo, a3c = ranked(file, tmp_path / "race")
 
-    assert (str(ppo.entrant), ppo.reached, ppo.minutes.median, ppo.steps.median) == ("ppo", 3, 2.0, 12_000.0)
+    assert (ppo.name, ppo.reached, ppo.minutes.median, ppo.steps.median) == ("PPO", 3, 2.0, 12_000.0)
     assert ppo.core_minutes.median == 4.0
-    assert (str(a3c.entrant), a3c.reached) == ("a3c", 1)
+    assert (a3c.name, a3c.reached) == ("A3C", 1)
     assert a3c.minutes.median == float("inf")
     assert a3c.minutes.bound == 5.0
 
@@ -154,13 +159,13 @@ def test_at_equal_time_the_slower_has_what_it_had_then(tmp_path: Path) -> None:
     """
     file = made_up(tmp_path / "race", score=None)
 
-    ppo, a3c = rank([read_lap(file, start, tmp_path / "race") for start in file.starts])
+    ppo, a3c = ranked(file, tmp_path / "race")
     text = write_report(file, tmp_path / "race", lambda said: None).read_text()
 
     assert equal_time([ppo, a3c]) == 3.0
-    assert ppo.scores_at(3.0) == ppo.last_scores
-    assert a3c.scores_at(3.0).values == (0.25, 0.25, 0.25)
-    assert a3c.scores_at(0.5).values == (-math.inf,) * 3
+    assert ppo.last_scores(3.0) == ppo.last_scores()
+    assert a3c.last_scores(3.0).values == (0.25, 0.25, 0.25)
+    assert a3c.last_scores(0.5).values == (-math.inf,) * 3
     assert "| entrant | last score | score after 3.0 minutes | minutes |" in text
     assert "| A3C | 0.25 (0.25, 0.25, 0.5) | 0.25 (0.25, 0.25, 0.25) | 5.0 (" in text
 
@@ -169,12 +174,12 @@ def test_entrants_that_take_equally_long_are_compared_once(tmp_path: Path) -> No
     """Nor is there an equal time where a score is to be reached."""
     runs_dir = tmp_path / "race"
     file = made_up(runs_dir, score=None)
-    a3c = rank([read_lap(file, start, runs_dir) for start in file.starts])[1]
+    a3c = ranked(file, runs_dir)[1]
     scored = made_up(tmp_path / "scored")
 
     assert equal_time([a3c]) is None
     assert equal_time([]) is None
-    assert equal_time(rank([read_lap(scored, start, tmp_path / "scored") for start in scored.starts])) is None
+    assert equal_time(ranked(scored, tmp_path / "scored")) is None
 
 
 @pytest.mark.parametrize(("score", "ppo", "a3c"), [(None, "0.625", "0.25"), (1.0, "2.0", "> 5.0")])
@@ -183,9 +188,9 @@ def test_several_environments_are_seen_beside_each_other(
 ) -> None:
     """A column of medians each; PPO has no finished run in the second, so there its place is behind A3C's."""
     file = made_up(tmp_path / "race", score, (ENV, "Chain", "Maze"))
-    for start in file.starts:
-        if (start.entrant.algorithm, start.env_id) == ("ppo", "Chain"):
-            (file.job(start).folder(tmp_path / "race") / "status.json").write_text(json.dumps({"state": "failed"}))
+    for cell in file.cells:
+        if (cell.algorithm, cell.env_id) == ("ppo", "Chain"):
+            (file.job(cell).folder(tmp_path / "race") / "status.json").write_text(json.dumps({"state": "failed"}))
 
     text = write_report(file, tmp_path / "race", lambda said: None).read_text()
 
@@ -200,33 +205,25 @@ def test_several_environments_are_seen_beside_each_other(
 def test_equal_results_share_their_places(tmp_path: Path) -> None:
     """Both have 0.25 at the end of all runs: nobody is first."""
     file = made_up(tmp_path / "race", score=None)
-    for start in file.starts:
+    for cell in file.cells:
         rows = [{"steps": 6000 * m, "seconds": 60.0 * m, "mean": 0.25, "cpu_share": 0.0} for m in range(1, 4)]
-        evaluations = file.job(start).folder(tmp_path / "race") / "evaluator.jsonl"
+        evaluations = file.job(cell).folder(tmp_path / "race") / "evaluator.jsonl"
         evaluations.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    ranked = rank([read_lap(file, start, tmp_path / "race") for start in file.starts])
-
-    assert set(mean_places([ranked]).values()) == {1.5}
+    assert set(mean_places([ranked(file, tmp_path / "race")]).values()) == {1.5}
 
 
-def test_a_page_on_two_backends_is_two_entrants_and_one_backend_named_twice_is_one(tmp_path: Path) -> None:
-    """In one call or in two; their names say which backend."""
-    file = RaceFile(tmp_path)
-    conditions = {ENV: Conditions(1.0, 5.0, 0, 2, 10, True, (), "greedy")}
-    for entrant in (Entrant("a3c", "local"), Entrant.of("a3c@local", "serial"), Entrant("ppo", "local")):
-        file.add("one", conditions, [Start(entrant, ENV, 1)])
-    assert [name_of(start.entrant) for start in file.starts] == ["A3C", "PPO"]
-
-    file.add("two", conditions, [Start(Entrant("a3c", "serial"), ENV, 1)])
-
-    assert [name_of(start.entrant) for start in file.starts] == ["A3C, local", "PPO", "A3C, serial"]
+def test_entrants_on_several_backends_are_named_by_them() -> None:
+    """On one backend the method's name says it all."""
+    cells = [Cell(page, "", ENV, backend, 0, 1) for page, backend in (("a3c", "local"), ("ppo", "local"))]
+    assert names_of(cells) == ["A3C", "PPO"]
+    assert names_of([*cells, Cell("a3c", "", ENV, "serial", 0, 1)]) == ["A3C, local", "PPO, local", "A3C, serial"]
 
 
 def test_one_run_has_no_interval(tmp_path: Path) -> None:
     """It would have no width."""
     file = made_up(tmp_path / "race")
-    file.starts = [start for start in file.starts if start.seed == 1]
+    file.cells = [cell for cell in file.cells if cell.seed == 1]
 
     text = write_report(file, tmp_path / "race", lambda said: None).read_text()
 
@@ -243,13 +240,22 @@ def test_one_environment_has_no_overview(tmp_path: Path) -> None:
 def test_runs_under_other_conditions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another score in the same folder: nothing of the race changes."""
     made_up(tmp_path / "race")
-    before = (tmp_path / "race" / "race.json").read_text()
+    before = (tmp_path / "race" / "study.json").read_text()
     words = ["--algorithms", "a2c", "--env-ids", ENV, "--max-minutes", "5", "--workers", "2"]
 
     assert main([*words, "--scores", "2", "--runs-dir", str(tmp_path / "race")]) == 2
 
     assert "has Catch with score 1.0, not 2.0: choose another --runs-dir" in capsys.readouterr().err
-    assert (tmp_path / "race" / "race.json").read_text() == before
+    assert (tmp_path / "race" / "study.json").read_text() == before
+
+
+def test_a_race_is_not_reported_on_as_a_study_of_speed_ups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both have the same file."""
+    made_up(tmp_path / "race")
+
+    assert speedup.main(["--report-only", "--runs-dir", str(tmp_path / "race")]) == 2
+
+    assert "holds another kind of study" in capsys.readouterr().err
 
 
 def test_a_race_runs_and_the_same_line_repeats_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,7 +272,7 @@ def test_a_race_runs_and_the_same_line_repeats_nothing(tmp_path: Path, capsys: p
     assert sorted(path.parent.name for path in runs) == ["serial-s1", "serial-s1"]
     assert "2 runs, 2 of them already finished" in capsys.readouterr().out
     text = (tmp_path / "report" / "report.md").read_text()
-    assert "| A3C, serial | 1 | finished |" in text
+    assert "| A3C | 1 | finished |" in text
     assert "| PPO | 1 | finished |" in text
 
 
@@ -284,9 +290,9 @@ def test_times_keep_two_digits_below_one(minutes: float, unit: str, told: str) -
 def test_a_short_race_is_told_in_seconds(tmp_path: Path) -> None:
     """The only known median is half a minute: tables and figures have seconds, also for the runs that took longer."""
     file = made_up(tmp_path / "race")
-    for start in file.starts:
-        if start.entrant.algorithm == "ppo":
-            evaluations = file.job(start).folder(tmp_path / "race") / "evaluator.jsonl"
+    for cell in file.cells:
+        if cell.algorithm == "ppo":
+            evaluations = file.job(cell).folder(tmp_path / "race") / "evaluator.jsonl"
             rows = [{"steps": 6000, "seconds": 30.0, "mean": 1.0, "cpu_share": 0.0}]
             evaluations.write_text("".join(json.dumps(row) + "\n" for row in rows))
     said: list[str] = []
@@ -303,21 +309,21 @@ def test_all_entrants_are_evaluated_by_one_rule(tmp_path: Path) -> None:
     file = made_up(tmp_path / "race")
     text = write_report(file, tmp_path / "race", lambda said: None).read_text()
 
-    words = [file.job(start).words for start in file.starts]
-    assert all(" ".join(own).endswith("--evaluation-policy greedy") for own in words)
+    words = [file.job(cell).words for cell in file.cells]
+    assert all("--evaluation-policy greedy" in " ".join(own) for own in words)
     assert "in the mean of 10 whole episodes with the best actions." in text
     file.environments[ENV] = replace(file.environments[ENV], evaluation_policy="own")
-    assert all("--evaluation-policy" not in file.job(start).words for start in file.starts)
+    assert all("--evaluation-policy" not in file.job(cell).words for cell in file.cells)
 
 
 def test_runs_are_compared_one_by_one(tmp_path: Path) -> None:
     """PPO's runs are all sooner than A3C's; the worth of a time is that of the soonest run divided by it."""
     file = made_up(tmp_path / "race")
-    results = rank([read_lap(file, start, tmp_path / "race") for start in file.starts])
+    results = ranked(file, tmp_path / "race")
     text = write_report(file, tmp_path / "race", lambda said: None).read_text()
 
-    merits = {str(result.entrant): merits_of(result.entrant, results) for result in results}
-    assert merits == {"ppo": (pytest.approx([1.0, 1 / 2, 1 / 3]), False), "a3c": (pytest.approx([1 / 4, 0, 0]), False)}
+    merits = {result.name: merits_of(result, results) for result in results}
+    assert merits == {"PPO": pytest.approx([1.0, 1 / 2, 1 / 3]), "A3C": pytest.approx([1 / 4, 0, 0])}
     assert "| entrant | A3C | PPO |" in text
     assert "| PPO | 1.00 |  |" in text
     assert "| A3C |  | 0.00 |" in text
@@ -327,12 +333,12 @@ def test_runs_are_compared_one_by_one(tmp_path: Path) -> None:
 def test_last_scores_are_normalised_by_the_races_own_runs(tmp_path: Path) -> None:
     """The lowest run of the environment is 0 and the highest 1."""
     file = made_up(tmp_path / "race", score=None)
-    results = rank([read_lap(file, start, tmp_path / "race") for start in file.starts])
+    results = ranked(file, tmp_path / "race")
     text = write_report(file, tmp_path / "race", lambda said: None).read_text()
 
-    scores = {result.entrant.algorithm: result.last_scores.values for result in results}
+    scores = {result.name: result.last_scores().values for result in results}
     lowest, highest = (each(sum(scores.values(), ())) for each in (min, max))
     for result in results:
-        expected = [(score - lowest) / (highest - lowest) for score in scores[result.entrant.algorithm]]
-        assert merits_of(result.entrant, results) == (pytest.approx(expected), True)
+        expected = [(score - lowest) / (highest - lowest) for score in scores[result.name]]
+        assert merits_of(result, results) == pytest.approx(expected)
     assert "| entrant | interquartile mean | optimality gap |" in text

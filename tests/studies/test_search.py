@@ -14,9 +14,9 @@ import pytest
 
 from asyncrl.commands.sweep import main, understand
 from asyncrl.studies import jobs
-from asyncrl.studies.axes import Axis
 from asyncrl.studies.jobs import Job, RunningJobs
 from asyncrl.studies.search import importances
+from asyncrl.studies.search_space import Axis
 
 optuna = pytest.importorskip("optuna")
 RATE = ("--learning-rate", "log-uniform", "1e-5", "1e-1")
@@ -140,7 +140,7 @@ def test_a_run_that_failed_is_told_and_not_repeated(
         (["--trials", "3", "--t-max", "uniform", "-4", "5"], "--t-max must be at least 1"),
         (["--prune"], "--prune is for a search: give --trials"),
         (["--trials", "3", "--print-jobs"], "--print-jobs is for sweeps without --trials"),
-        (["--trials", "-1"], "--trials not negative"),
+        (["--trials", "-1"], "--trials must not be negative"),
     ],
 )
 def test_mistakes_are_one_line_before_any_run(
@@ -158,7 +158,7 @@ def test_nothing_to_collect_is_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     """A mistyped folder is not made."""
     place = tmp_path / "mistyped"
 
-    assert main([*WORDS, "--trials", "2", "--collect", "--runs-dir", str(place)]) == 2
+    assert main([*WORDS, "--trials", "2", "--report-only", "--runs-dir", str(place)]) == 2
 
     assert f"{place} holds no trials to report on" in capsys.readouterr().err
     assert not place.exists()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.studies.figures import Data, draw_time_split
 from asyncrl.studies.measure import Evaluation, Measurement, measure
 from asyncrl.studies.plan import Cell, Reference, Series, StudyFile
-from asyncrl.studies.report import limits
+from asyncrl.studies.speedup_figures import Data, draw_time_split
+from asyncrl.studies.speedup_report import limits
 from asyncrl.studies.speedups import MEAN, Point, choose_reference, cost, make_points, write_runs, write_table
 from tests.studies.made_up import make_study
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from asyncrl.commands.sweep import main, make_trials, understand
+from asyncrl.studies.jobs import Job
+from asyncrl.studies.measure import Evaluation
+from asyncrl.studies.search import Trial
 from tests.support import run_command
 
 RATES = ("--learning-rates", "4", "log-uniform", "1e-4", "1e-2")
@@ -74,7 +78,7 @@ def test_what_other_machines_wrote_is_collected(tmp_path: Path, capsys: pytest.C
         finish(tmp_path, line, score=float(i))
 
     assert printed(capsys, *words) == lines[3:]
-    assert main([*words, "--collect"]) == 0
+    assert main([*words, "--report-only"]) == 0
 
     with open(tmp_path / "report" / "table.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -89,13 +93,14 @@ def test_what_other_machines_wrote_is_collected(tmp_path: Path, capsys: pytest.C
 
 def test_the_figure_is_the_papers_scatter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A panel per environment, score over a logarithmic learning rate, a dot per run, a colour per method."""
+
     from asyncrl.studies.sweep_report import draw_sweep
-    from asyncrl.studies.sweep_rows import Row
 
     words = ["--algorithms", "a3c", "n_step_q", "--env-ids", "Catch", "Chain", *RATES]
     config, axes = understand(words, "asyncrl sweep")
     trials = make_trials(config, axes)
-    rows = [Row(t.job.page, t.job.env_id, t.point, t.seed, "finished", 1000, 1.0, 1.0) for t in trials]
+    curve = (Evaluation(1000, 1.0, 1.0),)
+    rows = [replace(trial, run=replace(trial.run, state="finished", evaluations=curve)) for trial in trials]
 
     figure = draw_sweep(rows, [axis for axis in axes if axis.field == "learning_rate"])
 
@@ -112,25 +117,26 @@ def test_the_figure_is_the_papers_scatter(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_run_that_was_stopped_has_no_final_score(tmp_path: Path) -> None:
     """Its last evaluation is not of a whole training."""
-    from asyncrl.studies.sweep_rows import Row
+    trial = Trial.of(Job("a3c", "Catch", "one", ()), {}, 1)
+    folder = trial.job.folder(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "status.json").write_text('{"state": "stopped", "steps": 500}')
+    (folder / "evaluator.jsonl").write_text('{"steps": 500, "mean": 3.0}\n')
 
-    (tmp_path / "status.json").write_text('{"state": "stopped", "steps": 500}')
-    (tmp_path / "evaluator.jsonl").write_text('{"steps": 500, "mean": 3.0}\n')
-
-    row = Row.read("a3c", "Catch", {}, 1, tmp_path)
-    assert (row.state, row.best_score, row.final_score) == ("stopped", 3.0, None)
+    row = trial.read(tmp_path)
+    assert (row.run.state, row.best_score, row.final_score) == ("stopped", 3.0, None)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--env-ids", "Catch", "--learning-rat", "1"], "there is no --learning-rat"),
-        (["--env-ids", "Catch", "--seed", "1", "2"], "--seed is set by the sweep itself"),
+        (["--env-ids", "Catch", "--seed", "1", "2"], "--seed is set by the study itself"),
         (["--env-ids", "Catch", "--t-max", "5", "0"], "--t-max must be at least 1"),
         (["--env-ids", "Catch", "--t-max", "5", "--t-maxs", "6"], "--t-max is given twice"),
         (["--algorithms", "a4c"], "a4c"),
-        (["--algorithms"], "--algorithms needs at least one and none twice"),
-        (["--algorithms", "a3c", "a3c"], "--algorithms needs at least one and none twice"),
+        (["--algorithms"], "--algorithms needs at least one value and none twice"),
+        (["--algorithms", "a3c", "a3c"], "--algorithms needs at least one value and none twice"),
         (["--env-kwargs", "name=it's"], '--env-kwargs cannot be split into words at "name=it\'s"'),
         (["Catch"], "unexpected word 'Catch'"),
         (["--algorithms", "one_step_q", "--double-q", "perhaps"], "--double-q takes True or False, got 'perhaps'"),

@@ -13,11 +13,11 @@ import pytest
 from matplotlib.image import imread
 
 from asyncrl.pages import PAGES
-from asyncrl.studies.documents import Table
-from asyncrl.studies.figures import COLOURS, Data, align, all_figures, colours_of
+from asyncrl.studies.figures import COLOURS, colours_of
 from asyncrl.studies.measure import measure
 from asyncrl.studies.plan import Cell
-from asyncrl.studies.report import limits, verdict, write_report
+from asyncrl.studies.speedup_figures import Data, align, all_figures
+from asyncrl.studies.speedup_report import limits, verdict, write_report
 from asyncrl.studies.speedups import make_points
 from tests.studies.made_up import make_study
 
@@ -27,13 +27,6 @@ CHROMIUM = next(
 FIGURES = {
     "speedup", "laws", "reach", "score-steps", "score-time", "best-median", "staleness", "time-split", "cost",
 }  # fmt: skip
-
-
-def test_a_table_aligns_numbers_to_the_right_and_words_to_the_left() -> None:
-    table = Table(["method", "state", "1", "8"], [["a3c", "lost", "1", "unknown"], ["n_step_q", "", "", "< 0.50 *"]])
-    assert table.markdown(Path()).splitlines()[1] == "| --- | --- | --: | --: |"
-    assert '<th class="words">state</th><th>1</th>' in table.html(Path())
-    assert '<td class="words"></td><td></td><td>&lt; 0.50 *</td>' in table.html(Path())
 
 
 def reaches(cell: Cell) -> int:

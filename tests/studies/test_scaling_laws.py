@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from asyncrl.studies.laws import Law, fit_amdahl, fit_usl
+from asyncrl.studies.scaling_laws import Law, fit_amdahl, fit_usl
 
 COUNTS = [1, 2, 4, 8, 16, 32]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from asyncrl.core.errors import UsageError
-from asyncrl.studies.axes import Axis, combine, group_words, make_axis, words_of
+from asyncrl.studies.search_space import Axis, combine, group_words, make_axis, words_of
 
 FIELDS = dict.fromkeys(("learning_rate", "t_max", "workers", "hidden_sizes"), False) | {"double_q": True}
 

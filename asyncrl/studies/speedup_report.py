@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.core.statistics import LEAST, Estimate
-from asyncrl.plots.curves import save_figure
-from asyncrl.studies.documents import Block, Code, Heading, Items, Picture, Table, Text, write_pages
-from asyncrl.studies.figures import Data, all_figures, laws_of, name_of, phase_mean, who
-from asyncrl.studies.laws import Law
-from asyncrl.studies.measure import Measurement, hardware, measure
+from asyncrl.studies.documents import Block, code, heading, items, paragraph, picture, table, write_pages
+from asyncrl.studies.measure import Measurement, machines, measure_all
 from asyncrl.studies.plan import Series, StudyFile
+from asyncrl.studies.scaling_laws import Law
+from asyncrl.studies.speedup_figures import Data, all_figures, laws_of, name_of, phase_mean, who
 from asyncrl.studies.speedups import CLOCKED, KINDS, MEAN, Point, make_points, write_runs, write_table
 
 MEANINGS = {
@@ -25,41 +24,35 @@ MEANINGS = {
 
 def write_report(file: StudyFile, runs_dir: Path, price_per_core_hour: float = 0.0) -> Path:
     """Read all runs of the study and write RUNS_DIR/report/; returns the path of report.md."""
-    folders = [file.job(cell).folder(runs_dir) for cell in file.cells]
-    measurements = [measure(cell, folder) for cell, folder in zip(file.cells, folders, strict=True)]
+    measurements = measure_all(file, runs_dir)
     points = make_points(measurements, file.references)
     data = Data(measurements, points, file.references, price_per_core_hour)
     folder = runs_dir / "report"
     folder.mkdir(exist_ok=True)
     write_table(folder / "table.csv", points, file.references, price_per_core_hour)
     write_runs(folder / "runs.csv", measurements, file.references)
-    pictures: list[Block] = []
-    for name, (figure, caption) in all_figures(data).items():
-        save_figure(figure, folder / f"{name}.svg")
-        save_figure(figure, folder / f"{name}.png")
-        pictures.append(Picture(f"{name}.png", caption))
-    machines = Counter(hardware(f) for f, run in zip(folders, measurements, strict=True) if run.complete)
-    blocks: list[Block] = [
-        Heading("What do more workers buy?", 1),
+    blocks = [
         *_summary(data),
-        Heading("How it was measured"),
-        *_method(file, measurements, machines),
-        Heading("Speed-ups"),
+        heading("How it was measured"),
+        *_method(file, measurements),
+        heading("Speed-ups"),
         *_tables(data),
-        Heading("What limits it"),
-        Items([limits(data, series) for series in data.series]),
-        Heading("Figures"),
-        *pictures,
+        heading("What limits it"),
+        items([limits(data, series) for series in data.series]),
+        heading("Figures"),
+        *(picture(figure, folder / name, caption) for name, (figure, caption) in all_figures(data).items()),
     ]
-    write_pages(folder, blocks)
-    return folder / "report.md"
+    return write_pages(folder, "What do more workers buy?", blocks)
 
 
 def _summary(data: Data) -> list[Block]:
     lines = [line for series in data.series if (line := verdict(data, series))]
     if not lines:
-        return [Text("No series has a speed-up yet: it takes finished runs with one worker and with more.")]
-    return [Text("Did more workers need less data, which would make them more than linearly faster?"), Items(lines)]
+        return [paragraph("No series has a speed-up yet: it takes finished runs with one worker and with more.")]
+    return [
+        paragraph("Did more workers need less data, which would make them more than linearly faster?"),
+        items(lines),
+    ]
 
 
 def verdict(data: Data, series: Series) -> str:
@@ -88,7 +81,7 @@ def _censored(point: Point) -> str:
     return f"{point.runs - point.reached} of {point.runs} runs are censored"
 
 
-def _method(file: StudyFile, measurements: Sequence[Measurement], machines: Counter[str]) -> list[Block]:
+def _method(file: StudyFile, measurements: Sequence[Measurement]) -> list[Block]:
     finished = sum(run.complete for run in measurements)
     replaced = sum(run.restarts > 0 for run in measurements if run.complete)
     missing = Counter(run.state or "not made" for run in measurements if not run.complete)
@@ -105,7 +98,7 @@ def _method(file: StudyFile, measurements: Sequence[Measurement], machines: Coun
         for (env_id, algorithm), reference in file.references.items()
     )
     return [
-        Text(
+        paragraph(
             f"{finished} of {len(measurements)} runs finished{f' ({left_out})' if left_out else ''}. "
             f"{f'In {replaced} of them workers were replaced, which costs time. ' if replaced else ''}"
             "Speed-ups are ratios of medians over seeds against one worker, in the mean over environments; in brackets "
@@ -113,14 +106,14 @@ def _method(file: StudyFile, measurements: Sequence[Measurement], machines: Coun
             "is censored: it counts as slower than all that did. The clock starts when all workers are ready, each "
             "worker computes in one thread, and the evaluator is not counted among the workers."
         ),
-        Items(settings),
-        Heading("Reference scores", 3),
-        Items(list(references)),
-        Heading("Machine", 3),
-        Items([f"{machine} ({count} runs)" for machine, count in machines.items()]),
-        Text(f"Cores that a run could use: {_cores(measurements)}."),
-        Heading("Commands", 3),
-        Code("\n".join(file.commands)),
+        items(settings),
+        heading("Reference scores", 3),
+        items(list(references)),
+        heading("Machine", 3),
+        items(machines(measurements)),
+        paragraph(f"Cores that a run could use: {_cores(measurements)}."),
+        heading("Commands", 3),
+        code("\n".join(file.commands)),
     ]
 
 
@@ -131,20 +124,20 @@ def _cores(measurements: Sequence[Measurement]) -> str:
 
 
 def _tables(data: Data) -> list[Block]:
-    blocks: list[Block] = []
+    blocks = []
     for kind in KINDS:
         for backend in (*CLOCKED, "serial"):
             points = [p for p in data.points if p.backend == backend and p.speedup(kind)]
             if not any(point.workers > 1 for point in points):
                 continue
-            blocks.append(Heading(f"{kind.capitalize()}: {MEANINGS[kind]} ({backend} backend)", 3))
+            blocks.append(heading(f"{kind.capitalize()}: {MEANINGS[kind]} ({backend} backend)", 3))
             blocks.append(_table(data, points, kind))
             if any(point.crowded for point in points):
-                blocks.append(Text(f"* more {who(backend)} than cores."))
+                blocks.append(paragraph(f"* more {who(backend)} than cores."))
     return blocks
 
 
-def _table(data: Data, points: Sequence[Point], kind: str) -> Table:
+def _table(data: Data, points: Sequence[Point], kind: str) -> Block:
     """Rows are series and environments, columns numbers of workers."""
     counts = sorted({point.workers for point in points})
     found = {(p.series, p.env_id, p.workers): p for p in points}
@@ -155,7 +148,7 @@ def _table(data: Data, points: Sequence[Point], kind: str) -> Table:
         for series in data.series
         if any((series, env_id, count) in found for count in counts)
     ]
-    return Table(["method", "environment", *(str(count) for count in counts)], rows)
+    return table(["method", "environment", *(str(count) for count in counts)], rows)
 
 
 def _cell(point: Point | None, kind: str) -> str:
