@@ -57,9 +57,9 @@ def __getattr__(name: str) -> Any:
         return import_module("asyncrl.api.background").training
     if name not in __all__:
         raise AttributeError(f"module 'asyncrl' has no attribute {name!r}")
-    from asyncrl.pages import PAGES
+    from asyncrl.catalog import ALGORITHMS
 
-    return import_module(f"asyncrl.{name}") if name in PAGES else getattr(import_module("asyncrl.api"), name)
+    return import_module(f"asyncrl.{name}") if name in ALGORITHMS else getattr(import_module("asyncrl.api"), name)
 
 
 def __dir__() -> list[str]:

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from asyncrl.catalog import ALGORITHMS, module_of, name_of
 from asyncrl.core.output import print_line
-from asyncrl.pages import PAGES, module_of, name_of
 from asyncrl.runtime.threads import request_one_thread
 
 COMMANDS = {
-    "train": "train with any page, also your own: asyncrl train my_package.my_page",
+    "train": "train with any algorithm, also your own: asyncrl train my_package.my_algorithm",
     "plot": "learning curves of any runs in one figure",
     "evaluate": "play episodes with what a run has learnt",
     "watch": "a film of the agent and what it thinks, or a live view of a run",
@@ -37,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     if not words or words[0] in ("-h", "--help"):
         print_line("usage: asyncrl COMMAND [OPTIONS]\n\ncommands:")
-        for name, text in (PAGES | COMMANDS).items():
+        for name, text in (ALGORITHMS | COMMANDS).items():
             print_line(f"  {name:16}{text}")
         print_line("\n`asyncrl COMMAND --help` lists the options; `python -m asyncrl COMMAND` is the same command.")
         print_line("`asyncrl --version` says which this is.")
@@ -47,9 +47,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
         print_line(version())
         return 0
-    if words[0] not in PAGES | COMMANDS:
-        near = difflib.get_close_matches(words[0], PAGES | COMMANDS, n=1)
-        remedy = f"perhaps you meant {near[0]}" if near else f"there are {', '.join(PAGES | COMMANDS)}"
+    if words[0] not in ALGORITHMS | COMMANDS:
+        near = difflib.get_close_matches(words[0], ALGORITHMS | COMMANDS, n=1)
+        remedy = f"perhaps you meant {near[0]}" if near else f"there are {', '.join(ALGORITHMS | COMMANDS)}"
         print_line(f"asyncrl: error: no command {words[0]!r}; {remedy}", error=True)
         return 2
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -57,16 +57,16 @@ def main(words: Sequence[str] | None = None) -> int:
     if words[0] == "train":
         words = words[1:]
         if words[:1] in (["-h"], ["--help"]):
-            print_line("usage: asyncrl train PAGE [OPTIONS]\n\npages, or your own module:")
-            for name, text in PAGES.items():
+            print_line("usage: asyncrl train ALGORITHM [OPTIONS]\n\npages, or your own module:")
+            for name, text in ALGORITHMS.items():
                 print_line(f"  {name:16}{text}")
-            print_line("\n`asyncrl train PAGE --help` lists the options.")
+            print_line("\n`asyncrl train ALGORITHM --help` lists the options.")
             return 0
         if not words or words[0].startswith("-"):
             from asyncrl.core.errors import UsageError
 
             try:
-                words = [page_in_config(words), *words]
+                words = [algorithm_in_config(words), *words]
             except UsageError as error:
                 print_line(f"asyncrl train: error: {error}", error=True)
                 return 2
@@ -78,17 +78,17 @@ def main(words: Sequence[str] | None = None) -> int:
     return train(module_of(words[0]), words[1:])
 
 
-def page_in_config(words: Sequence[str]) -> str:
-    """The page that the file behind `--config` names, where the command line names none. Raises UsageError."""
+def algorithm_in_config(words: Sequence[str]) -> str:
+    """The algorithm that the file behind `--config` names, where the command line names none. Raises UsageError."""
     from asyncrl.config.words import permission_in, read_file, value_of
     from asyncrl.core.errors import UsageError
 
     file = value_of("--config", words)
-    page = name_of(read_file(Path(file), permission_in(words))[0]) if file else ""
-    if not page:
+    algorithm = name_of(read_file(Path(file), permission_in(words))[0]) if file else ""
+    if not algorithm:
         here = f", or in {file}" if file else ""
-        raise UsageError(f"name an algorithm first{here}: {', '.join(PAGES)}, or your own module")
-    return page
+        raise UsageError(f"name an algorithm first{here}: {', '.join(ALGORITHMS)}, or your own module")
+    return algorithm
 
 
 if __name__ == "__main__":

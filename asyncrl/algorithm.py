@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from asyncrl.catalog import ALGORITHMS, name_of
 from asyncrl.config.policy import PolicyConfig
 from asyncrl.config.run_config import RunConfig
 from asyncrl.config.value import ActionValueConfig
@@ -31,7 +32,6 @@ from asyncrl.nets.actor_critic import ActorCritic
 from asyncrl.nets.gaussian import GaussianActorCritic
 from asyncrl.nets.policies import make_actor_critic
 from asyncrl.nets.q_network import QNetwork, make_q_network
-from asyncrl.pages import PAGES, name_of
 
 GRADIENT, IN_STEP, QUEUE, MEMORY = "gradient", "in step", "queue", "replay"
 """Where rollouts go: into a gradient of the worker that made them; to a learner, in step with all other actors or
@@ -218,7 +218,7 @@ def load(name: str) -> type[Algorithm]:
     A module whose source does not mention this package cannot have one: neither it nor its parents are imported.
     """
     module = name.partition(":")[0]
-    if name_of(name) not in PAGES and module != "__main__":
+    if name_of(name) not in ALGORITHMS and module != "__main__":
         _require_plausible(module)
     # Nobody can have given a limit of his own before his algorithm is there, which reads the settings.
     with (
@@ -267,8 +267,8 @@ def _require_plausible(module: str) -> None:
     spec = _find(module)
     if spec is None:
         raise UsageError(
-            f"there is no algorithm {module!r}: the package's own are {', '.join(PAGES)}; your own is given by its "
-            "module, which must be installed or on PYTHONPATH"
+            f"there is no algorithm {module!r}: the package's own are {', '.join(ALGORITHMS)}; your own is given by "
+            "its module, which must be installed or on PYTHONPATH"
         )
     source = getattr(spec.loader, "get_source", lambda _: None)(module)
     if module not in sys.modules and "asyncrl" not in (source or ""):

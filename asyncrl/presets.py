@@ -15,7 +15,7 @@ Presets = dict[str, dict[str, Settings]]
 # ------------------------------------------------------------------------------------------------------------ defaults
 
 ATARI: Settings = {"reward_clip": 1.0}
-"""All pages. Atari's games differ by orders of magnitude in what they pay (docs/results/atari.md)."""
+"""All algorithms. Atari's games differ by orders of magnitude in what they pay (docs/results/atari.md)."""
 
 A3C_VECTOR: Settings = {
     "envs_per_worker": 8,
@@ -115,10 +115,10 @@ A2C_BOARD: Settings = {
 """A3C's for MinAtar, with smaller batches, since A2C makes one update where A3C's workers make one each
 (docs/results/minatar.md)."""
 A2C_CONTINUOUS: Settings = A2C_VECTOR | {"t_max": 32, "learning_rate": 5e-4, "entropy_weights": (0.0,)}
-"""A3C's for HalfCheetah with half the environments, and the page's own gradient norm."""
+"""A3C's for HalfCheetah with half the environments, and the algorithm's own gradient norm."""
 
 PPO_SCREEN: Settings = {"t_max": 64, "learning_rate": 1e-3, "overlap": True}
-"""Pong at 18 sooner than any other page (docs/results/pong.md): a batch of 1,024 steps with four times the paper's
+"""Pong at 18 sooner than any other algorithm (docs/results/pong.md): a batch of 1,024 steps with four times the paper's
 learning rate, and no core that waits."""
 PPO_VECTOR: Settings = {
     "envs_per_worker": 4,
@@ -314,8 +314,8 @@ PPO_PAPER: Settings = {
     "normalize_observations": False,
     "normalize_returns": False,
 }
-"""What tables 3 and 5 of Schulman et al. 2017 share. Scaled advantages, and Adam's epsilon of 1e-5, are the page's own
-defaults and those of its authors' code (ppo1 of OpenAI Baselines), which limits no norm."""
+"""What tables 3 and 5 of Schulman et al. 2017 share. Scaled advantages, and Adam's epsilon of 1e-5, are plain
+defaults here and those of its authors' code (ppo1 of OpenAI Baselines), which limits no norm."""
 PPO_PAPER_ATARI: Settings = (
     PPO_PAPER
     | ATARI

@@ -169,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="where the runs are")
     parser.add_argument("rows", type=Path, help="the CSV file")
-    parser.add_argument("--page", default="ppo")
+    parser.add_argument("--algorithm", default="ppo")
     parser.add_argument("--games", nargs="*", default=sorted(published()), help="by default all 57; none: only show")
     parser.add_argument("--slots", type=int, default=max(1, len(usable_cores()) // 2), help="runs at a time")
     parser.add_argument("--figure", type=Path, help="draw it here")
@@ -177,7 +177,9 @@ def main() -> None:
 
     rows = read_rows(arguments.rows)
     jobs = {
-        game: Job(arguments.page, env_id_of(game), "million", WORDS) for game in arguments.games if game not in rows
+        game: Job(arguments.algorithm, env_id_of(game), "million", WORDS)
+        for game in arguments.games
+        if game not in rows
     }
 
     def say(line: str) -> None:

@@ -10,8 +10,8 @@ processes predicts for more.
 
 With `--scaling strong` there are `--environments` in all, so every number of processes makes the same updates from the
 same number of steps, and only the work is divided. With `weak` each process has `--environments`: an update uses more
-steps, and there are fewer updates. Other settings are the page's preset for the environment; flags after `--` go to
-every run.
+steps, and there are fewer updates. Other settings are the preset for the environment; flags after `--` go to every
+run.
 
 Runs are made one after the other, seed by seed, in alternating order. A finished run is not repeated: the same command
 continues where it was stopped, and more seeds, processes or batches can be added. Rates are medians over seeds and
@@ -72,10 +72,11 @@ class Result:
 
 def command_of(cell: Cell, seed: int, arguments: argparse.Namespace, flags: Sequence[str]) -> list[str]:
     """The training command of a run, without its folder."""
-    page, *words = METHODS[cell.method]
+    algorithm, *words = METHODS[cell.method]
     steps = arguments.steps
     return [
-        sys.executable, "-m", "asyncrl", "train", page, *words, "--env-id", arguments.env_id, "--backend", "collective",
+        sys.executable, "-m", "asyncrl", "train", algorithm, *words, "--env-id", arguments.env_id, "--backend",
+        "collective",
         "--workers", str(cell.processes), "--envs-per-worker", str(cell.environments), "--seed", str(seed),
         *(["--t-max", str(cell.t_max)] if cell.t_max else []), "--total-steps", str(steps),
         "--evaluation-interval-steps", str(max(1, steps // arguments.evaluations)), "--quiet", *flags,

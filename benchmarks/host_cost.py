@@ -37,7 +37,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "impala": ("impala", (), ()),
     "apex": ("apex", ("--warmup-steps", "1000"), ()),
 }
-"""By name: page, flags of both, flags with Ray."""
+"""By name: algorithm, flags of both, flags with Ray."""
 
 
 def cpu_seconds(command: psutil.Process) -> dict[int, float]:
@@ -57,7 +57,7 @@ def counted(folder: Path) -> tuple[int, int]:
     return sum(row.get("worker_steps", 0) for row in rows), sum(row.get("updates", 0) for row in rows)
 
 
-def cost(page: str, words: Sequence[str], seconds: float) -> tuple[float, float]:
+def cost(algorithm: str, words: Sequence[str], seconds: float) -> tuple[float, float]:
     """CPU microseconds per step, and steps per second, of one run."""
     with tempfile.TemporaryDirectory() as folder:
         common = [
@@ -65,12 +65,12 @@ def cost(page: str, words: Sequence[str], seconds: float) -> tuple[float, float]
             "--runs-dir", folder, "--quiet",
         ]  # fmt: skip
         command = subprocess.Popen(
-            [sys.executable, "-m", f"asyncrl.{page}", *words, *common], stdout=subprocess.DEVNULL
+            [sys.executable, "-m", f"asyncrl.{algorithm}", *words, *common], stdout=subprocess.DEVNULL
         )
         try:
             while counted(Path(folder))[1] < 20:
                 if command.poll() is not None:
-                    raise SystemExit(f"a run of {page} ended with exit code {command.returncode}")
+                    raise SystemExit(f"a run of {algorithm} ended with exit code {command.returncode}")
                 time.sleep(0.5)
             one = psutil.Process(command.pid)
             time.sleep(2)
@@ -98,12 +98,12 @@ def main() -> None:
     print("| case | local, CPU us per step | Ray, CPU us per step | ratio | steps per second, local and Ray |")
     print("|---|--:|--:|--:|--:|")
     for name in arguments.cases:
-        page, common, with_ray = CASES[name]
+        algorithm, common, with_ray = CASES[name]
         words = ["--env-id", arguments.env_id, "--workers", str(arguments.workers), *common]
         local, ray = [], []
         for _ in range(arguments.repeats):
-            local.append(cost(page, [*words, "--backend", "local"], arguments.seconds))
-            ray.append(cost(page, [*words, "--backend", "ray", *with_ray], arguments.seconds))
+            local.append(cost(algorithm, [*words, "--backend", "local"], arguments.seconds))
+            ray.append(cost(algorithm, [*words, "--backend", "ray", *with_ray], arguments.seconds))
         ratios = sorted(one[0] / other[0] for one, other in zip(local, ray, strict=True))
         costs = [statistics.median(one[0] for one in column) for column in (local, ray)]
         rates = [statistics.median(one[1] for one in column) for column in (local, ray)]

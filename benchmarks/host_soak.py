@@ -123,7 +123,7 @@ FAULTS: dict[str, Callable[[Run, random.Random], Any]] = {
 def command_of(options: argparse.Namespace, prefix: list[str], address: str) -> list[str]:
     """The run, which begins or goes on."""
     return [
-        *prefix, sys.executable, "-m", f"asyncrl.{options.page}", "--env-id", options.env_id, "--backend", "ray",
+        *prefix, sys.executable, "-m", f"asyncrl.{options.algorithm}", "--env-id", options.env_id, "--backend", "ray",
         "--address", address, "--hosts", str(HOSTS), "--workers", str(options.workers), "--total-steps", "1e12",
         "--worker-restarts", "1000000", "--hang-seconds", "20", "--checkpoint-interval-steps", "100000",
         "--runs-dir", str(options.folder), "--run-name", NAME, "--resume", "auto", "--quiet", *options.words,
@@ -167,7 +167,7 @@ def main() -> int:
     """Train, do harm, measure, tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--page", default="a3c", help="the algorithm's module")
+    parser.add_argument("--algorithm", default="a3c", help="the algorithm's module")
     parser.add_argument("--env-id", default="ALE/Pong-v5")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=120.0, help="seconds between two faults")

@@ -1,8 +1,8 @@
 """Steps to a score on several hosts with Ray, and on one machine with as many workers.
 
 The hosts are network namespaces of this machine, joined by a bridge, with a Ray node each, whose processes are in a
-namespace of their own. Needs root, the command `ip` and `pip install "asyncrl[ray]"`. For each page, seed and number of
-hosts a run on the hosts and a run of the local backend with as many workers are made, one after the other. Each ends at
+namespace of their own. Needs root, the command `ip` and `pip install "asyncrl[ray]"`. For each algorithm, seed and
+number of hosts a run on the hosts and one of the local backend with as many workers are made in turn. Each ends at
 the first evaluation that has the score. A finished run is not repeated.
 
     python benchmarks/hosts.py runs/hosts
@@ -88,12 +88,12 @@ def cluster(hosts: int, workers: int, again: bool = False) -> Iterator[tuple[lis
         yield ["ip", "netns", "exec", named[0][0]], head
 
 
-def train(words: Sequence[str], page: str, folder: Path, score: float) -> dict[str, Any]:
+def train(words: Sequence[str], algorithm: str, folder: Path, score: float) -> dict[str, Any]:
     """One run: its steps to the score (None: not reached), that evaluation, all evaluations, and its seconds."""
     command = [*words, "--runs-dir", str(folder), "--run-name", "run", "--quiet", "--stop-at-score", str(score)]
     code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
     if code:
-        raise SystemExit(f"{page} ended with exit code {code}: {' '.join(command)}")
+        raise SystemExit(f"{algorithm} ended with exit code {code}: {' '.join(command)}")
     (own,) = folder.glob("*/*/run")
     rows = [row for row in read_records(own / "evaluator.jsonl") if row.get("mean") is not None]
     reached = next((row for row in rows if row["mean"] >= score), None)
@@ -108,15 +108,17 @@ def show(results: dict[str, dict[str, Any]], arguments: argparse.Namespace) -> N
     """The table."""
     print(f"| {arguments.env_id} to {arguments.score:g} | hosts | steps on hosts | steps of local | ratio of medians |")
     print("|---|--:|---|---|--:|")
-    for page in arguments.pages:
+    for algorithm in arguments.algorithms:
         for hosts in arguments.hosts:
-            pairs = [[results.get(f"{page}-{hosts}-{kind}-{seed}") for seed in arguments.seeds] for kind in KINDS]
+            pairs = [[results.get(f"{algorithm}-{hosts}-{kind}-{seed}") for seed in arguments.seeds] for kind in KINDS]
             if any(result is None for column in pairs for result in column):
                 continue
             steps = [[result["steps"] or float("inf") for result in column if result] for column in pairs]
             texts = [", ".join(f"{one:,.0f}" for one in column) for column in steps]
             ratio = statistics.median(steps[0]) / statistics.median(steps[1])
-            print(f"| {page} | {hosts} x {arguments.workers} | {texts[0]} | {texts[1]} | {ratio:.2f} |", flush=True)
+            print(
+                f"| {algorithm} | {hosts} x {arguments.workers} | {texts[0]} | {texts[1]} | {ratio:.2f} |", flush=True
+            )
 
 
 def main() -> None:
@@ -125,7 +127,7 @@ def main() -> None:
     own, flags = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="for the results")
-    parser.add_argument("--pages", nargs="+", default=["a3c", "impala", "gorila"])
+    parser.add_argument("--algorithms", nargs="+", default=["a3c", "impala", "gorila"])
     parser.add_argument("--env-id", default="CartPole-v1")
     parser.add_argument("--score", type=float, default=475.0)
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 3])
@@ -139,13 +141,13 @@ def main() -> None:
     results = read_json(stored) if stored.exists() else {}
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, **VARIABLES}
     for hosts in arguments.hosts:
-        jobs = [(page, seed) for seed in arguments.seeds for page in arguments.pages]
-        if all(f"{page}-{hosts}-{kind}-{seed}" in results for page, seed in jobs for kind in KINDS):
+        jobs = [(algorithm, seed) for seed in arguments.seeds for algorithm in arguments.algorithms]
+        if all(f"{algorithm}-{hosts}-{kind}-{seed}" in results for algorithm, seed in jobs for kind in KINDS):
             continue
         with cluster(hosts, arguments.workers) as (prefix, address):
-            for page, seed in jobs:
+            for algorithm, seed in jobs:
                 common = [
-                    sys.executable, "-m", f"asyncrl.{page}", "--env-id", arguments.env_id, "--seed", str(seed),
+                    sys.executable, "-m", f"asyncrl.{algorithm}", "--env-id", arguments.env_id, "--seed", str(seed),
                     "--total-steps", str(arguments.total_steps), "--evaluation-episodes", "20",
                     "--evaluation-interval-steps", str(arguments.evaluation_interval_steps), *flags,
                 ]  # fmt: skip
@@ -155,9 +157,9 @@ def main() -> None:
                     "local": [*common, "--backend", "local", "--workers", str(hosts * arguments.workers)],
                 }
                 for kind, words in kinds.items():
-                    if (name := f"{page}-{hosts}-{kind}-{seed}") not in results:
+                    if (name := f"{algorithm}-{hosts}-{kind}-{seed}") not in results:
                         with tempfile.TemporaryDirectory() as folder:
-                            results[name] = train(words, page, Path(folder), arguments.score)
+                            results[name] = train(words, algorithm, Path(folder), arguments.score)
                         print(name, results[name]["steps"], f"{results[name]['seconds']:.1f} s", flush=True)
                         stored.write_text(json.dumps(results, indent=1))
     show(results, arguments)

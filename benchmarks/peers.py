@@ -34,7 +34,7 @@ OURS = {
     "a2c": ("a2c", (2, 8, 5), ("--optimizer", "rmsprop", "--overlap")),
     "ppo": ("ppo", (2, 4, 128), ("--epochs", "4", "--minibatches", "4", *TOGETHER)),
 }
-"""Row, and its page, (workers, environments per worker, t_max) and flags."""
+"""Row, and its algorithm, (workers, environments per worker, t_max) and flags."""
 PEER_OF = {"a2c": "a2c", "ppo": "ppo", "a3c": "a2c", "a3c-20": "a2c"}
 
 
@@ -134,10 +134,10 @@ def compare(names: Sequence[str], precisions: Sequence[str], repeats: int, secon
         for peer, (one, many) in peers.items():
             print(f"{repeat + 1}: SB3 {peer} in one process {one}, in many {many}", flush=True)
         for name in names:
-            page, setting, flags = OURS[name]
+            algorithm, setting, flags = OURS[name]
             for precision in precisions:
                 words = (*BARE, "--record-interval-seconds", "1", *SCREENS, *flags, "--precision", precision)
-                rate, _, usage = training_rate(page, "ALE/Pong-v5", setting, seconds, words, WARM_UP)
+                rate, _, usage = training_rate(algorithm, "ALE/Pong-v5", setting, seconds, words, WARM_UP)
                 ours = speed(rate, usage, seconds)
                 rows.setdefault((name, precision), []).append((ours, peers[PEER_OF[name]]))
                 print(f"{repeat + 1}: {name} {precision} {ours}", flush=True)

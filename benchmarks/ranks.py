@@ -4,7 +4,7 @@ Every variant is trained with every number of workers for some seconds, one afte
 that other programs on the machine affect all of them alike. The first seconds of each run do not count.
 
     python benchmarks/ranks.py --env-id ALE/Pong-v5 --workers 1 2 --variants "local" "collective" "collective --overlap"
-    python benchmarks/ranks.py --page ppo --env-id HalfCheetah-v5 --workers 1 2 4 8 \
+    python benchmarks/ranks.py --algorithm ppo --env-id HalfCheetah-v5 --workers 1 2 4 8 \
         --variants "collective" "collective --reduce gradients"
 
 A variant is a backend and further flags. What follows `--` goes to every run. Shares are of the time of all ranks:
@@ -35,11 +35,14 @@ SHARES = ("acting", "learning", "waiting", "communicating")
 ACTING, LEARNING = ("environment", "act", "collect", "pull"), ("loss", "push", "take", "put")
 
 
-def train(page: str, variant: str, workers: int, seconds: float, warm_up: float, flags: Sequence[str]) -> list[float]:
+def train(
+    algorithm: str, variant: str, workers: int, seconds: float, warm_up: float, flags: Sequence[str]
+) -> list[float]:
     """One run: steps per second, updates per second, CPU microseconds per step, and the shares of the time."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            sys.executable, "-m", "asyncrl", "train", page, "--backend", *variant.split(), "--workers", str(workers),
+            sys.executable, "-m", "asyncrl", "train", algorithm, "--backend", *variant.split(), "--workers",
+            str(workers),
             "--max-seconds", str(warm_up + seconds), "--total-steps", "1e9", "--record-interval-seconds", "0.5",
             "--evaluation-interval-steps", "0", "--evaluation-episodes", "1", "--checkpoint-interval-steps", "0",
             "--runs-dir", folder, "--quiet", *flags,
@@ -117,7 +120,7 @@ def main() -> None:
     words = sys.argv[1:]
     flags = words[words.index("--") + 1 :] if "--" in words else []
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", default="a3c")
+    parser.add_argument("--algorithm", default="a3c")
     parser.add_argument("--env-id", default="ALE/Pong-v5")
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--variants", nargs="+", default=["local", "collective"])
@@ -130,13 +133,14 @@ def main() -> None:
     found: dict[tuple[str, int], list[list[float]]] = {cell: [] for cell in cells}
     for repeat in range(arguments.repeats):
         for cell in cells if repeat % 2 == 0 else reversed(cells):
-            made = train(arguments.page, *cell, arguments.seconds, arguments.warm_up, everywhere)
+            made = train(arguments.algorithm, *cell, arguments.seconds, arguments.warm_up, everywhere)
             found[cell].append(made)
             split = ", ".join(f"{share} {part:.1%}" for share, part in zip(SHARES, made[3:], strict=True))
             rate = f"{made[0]:,.0f} steps/s, {made[1]:,.1f} updates/s, {made[2]:,.0f} CPU us per step"
             print(f"# {cell[0]}, {cell[1]}: {rate}, {split}", file=sys.stderr, flush=True)
     print(
-        f"{arguments.page} on {arguments.env_id}, {arguments.repeats} x {arguments.seconds:g} s each, medians", *flags
+        f"{arguments.algorithm} on {arguments.env_id}, {arguments.repeats} x {arguments.seconds:g} s each, medians",
+        *flags,
     )
     print("| run | workers | steps/s (range) | times one | updates/s | CPU us/step | " + " | ".join(SHARES) + " |")
     print("|---" * (6 + len(SHARES)) + "|")

@@ -74,7 +74,9 @@ def begin(method: str, description: str | None, total_steps: int, interval: int)
     torch.set_num_threads(1)
     arguments.out.mkdir(parents=True)
     config = {"env_id": arguments.env_id, "seed": arguments.seed, "total_steps": arguments.total_steps}
-    (arguments.out / "config.json").write_text(json.dumps({"page": f"Stable-Baselines3 {method}", "config": config}))
+    (arguments.out / "config.json").write_text(
+        json.dumps({"algorithm": f"Stable-Baselines3 {method}", "config": config})
+    )
     return arguments
 
 

@@ -112,22 +112,22 @@ def counted(folder: Path) -> tuple[int, int, int]:
 
 
 def measure(
-    page: str, hosts: int, shards: int, env_id: str, size: Sequence[str], address: str, seconds: float
+    algorithm: str, hosts: int, shards: int, env_id: str, size: Sequence[str], address: str, seconds: float
 ) -> dict[str, Any]:
     """One run: CPU seconds, steps, updates and exchanges between two looks that are `seconds` apart."""
     with tempfile.TemporaryDirectory() as folder:
         network = size if env_id == CART_POLE else ()
-        often = ("--parameter-shards", str(shards), "--exchange-updates", "1") if page == "a3c" else ()
+        often = ("--parameter-shards", str(shards), "--exchange-updates", "1") if algorithm == "a3c" else ()
         words = [
             "--env-id", env_id, "--backend", "ray", "--address", address, "--hosts", str(hosts),
             "--workers", "1", "--total-steps", "1e9", "--evaluation-interval-steps", "0",
             "--record-interval-seconds", "0.2", "--runs-dir", folder, "--quiet", *often, *network,
         ]  # fmt: skip
-        command = subprocess.Popen([sys.executable, "-m", f"asyncrl.{page}", *words], stdout=subprocess.DEVNULL)
+        command = subprocess.Popen([sys.executable, "-m", f"asyncrl.{algorithm}", *words], stdout=subprocess.DEVNULL)
         try:
             while counted(Path(folder))[0] < 2000:
                 if command.poll() is not None:
-                    raise SystemExit(f"a run of {page} ended with exit code {command.returncode}")
+                    raise SystemExit(f"a run of {algorithm} ended with exit code {command.returncode}")
                 time.sleep(0.5)
             parts: dict[int, str] = {}
             one = psutil.Process(command.pid)
@@ -142,7 +142,8 @@ def measure(
         status = read_json(run / "status.json")
         assert status["exit_code"] == 143, status
     return {
-        "page": page, "env_id": env_id, "hosts": hosts, "shards": shards, "parameters": parameters_of(env_id, size),
+        "algorithm": algorithm, "env_id": env_id, "hosts": hosts, "shards": shards, 
+        "parameters": parameters_of(env_id, size),
         "seconds": round(took, 2), "steps": steps, "updates": updates, "exchanges": exchanges,
         "cpu_seconds": {part: round(spent - before.get(part, 0.0), 3) for part, spent in sorted(after.items())},
     }  # fmt: skip
@@ -151,7 +152,7 @@ def measure(
 def missing(known: Sequence[dict[str, Any]], seconds: float) -> Iterator[dict[str, Any]]:
     """Make the runs that are not known yet."""
     os.environ |= VARIABLES
-    made = {tuple(row[key] for key in ("page", "hosts", "shards", "env_id", "parameters")) for row in known}
+    made = {tuple(row[key] for key in ("algorithm", "hosts", "shards", "env_id", "parameters")) for row in known}
     for nodes in (1, 2):
         runs = [run for run in RUNS if run[1] == nodes and (*run[:4], parameters_of(*run[3:])) not in made]
         if runs:
@@ -246,8 +247,8 @@ def main() -> None:
 
 def report(found: dict[str, Any], given: argparse.Namespace) -> None:
     """Print costs, the model beside what was measured, and the table; draw the figure."""
-    exchanging = [row for row in found["measured"] if row["page"] == "a3c"]
-    learning = [row for row in found["measured"] if row["page"] == "impala"]
+    exchanging = [row for row in found["measured"] if row["algorithm"] == "a3c"]
+    learning = [row for row in found["measured"] if row["algorithm"] == "impala"]
     alone = [row for row in exchanging if row["hosts"] == 1]
     shard, host = fit(alone, "shard"), fit(alone, "host")
     print(f"shard: {shard[0]:.2f} ms per call, {shard[1]:.2f} ms per megabyte; ", end="")
@@ -319,7 +320,7 @@ def draw(
 def draw_calls(measured: Sequence[dict[str, Any]], shard: tuple[float, float], axes: Axes) -> None:
     """CPU time of a shard per call, and the line that was fitted to the runs on one host."""
     for hosts, marker in ((1, "o"), (2, "s")):
-        rows = [row for row in measured if row["page"] == "a3c" and row["hosts"] == hosts]
+        rows = [row for row in measured if row["algorithm"] == "a3c" and row["hosts"] == hosts]
         sizes = [call_megabytes(row["parameters"], row["shards"]) for row in rows]
         costs = [1e3 * row["cpu_seconds"]["shard"] / row["exchanges"] for row in rows]
         axes.plot(sizes, costs, marker, alpha=0.7, label=f"{hosts} host" + "s" * (hosts > 1))

@@ -32,10 +32,10 @@ from asyncrl.backends.exchange import Exchange, Times
 from asyncrl.backends.handles import as_one_host, learns_on_hosts, pushes_every_update
 from asyncrl.backends.member import Beginning, Member, build
 from asyncrl.backends.reports import KINDS
+from asyncrl.catalog import module_of
 from asyncrl.commands.train import main as train
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import merge
-from asyncrl.pages import module_of
 from asyncrl.parameters.shards import Answer, Call, Ledger, Shard, beginning, slices
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import ENDED, FINISH, RUNNING
@@ -118,7 +118,7 @@ class SimulatedHost(Member):
     def __init__(self, beginning: Beginning, wire: SimulatedWire, times: Times) -> None:
         super().__init__(beginning)
         whole = beginning.spec
-        one = as_one_host(whole.page, whole.config)
+        one = as_one_host(whole.algorithm, whole.config)
         self.spec: RunSpec = replace(whole, config=one, first_worker=beginning.host * one.workers)
         self._handles = build(beginning, self.spec)
         self._writer = RecordWriter(whole.folder.exchange_file(beginning.host))
@@ -168,7 +168,11 @@ class Simulation:
             schedule="round-robin", delays=(),
         )  # fmt: skip
         self._spec = replace(run.spec, config=ray)
-        if not learns_on_hosts(run.spec.page, ray) or pushes_every_update(run.spec.page, ray) or run.handles.experience:
+        if (
+            not learns_on_hosts(run.spec.algorithm, ray)
+            or pushes_every_update(run.spec.algorithm, ray)
+            or run.handles.experience
+        ):
             raise UsageError("hosts are simulated for methods whose workers learn, and that send changes of theta")
         if config.workers % plan.hosts:
             raise UsageError(f"give --workers as a multiple of --hosts {plan.hosts}, which divide them evenly")
@@ -273,7 +277,7 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("page", help="the algorithm, one whose workers learn: a3c, n_step_q, ...")
+    parser.add_argument("algorithm", help="the algorithm, one whose workers learn: a3c, n_step_q, ...")
     parser.add_argument("--hosts", type=int, required=True, help="number of hosts")
     parser.add_argument("--parameter-shards", type=int, default=1, help="number of shards")
     parser.add_argument("--exchange-delay", type=float, default=1.0, help="in turns of every worker; 0: none")
@@ -290,7 +294,7 @@ def main(words: Sequence[str]) -> int:
 
     try:
         with mock.patch.object(serial, "build_worker", build):
-            return train(module_of(given.page), [*others, "--backend", "serial"])
+            return train(module_of(given.algorithm), [*others, "--backend", "serial"])
     finally:
         if simulation is not None:
             simulation.close()

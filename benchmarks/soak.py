@@ -2,9 +2,9 @@
 
     python benchmarks/soak.py --minutes 60 --workers 16
     python benchmarks/soak.py --minutes 60 --workers 16 --folder soak        # again: goes on where it stopped
-    python benchmarks/soak.py --page ppo --workers 4 --minutes 1.2 --kill-every 1 --score 475
-    python benchmarks/soak.py --page ppo --workers 4 --group-kills 20 --score 475
-    python benchmarks/soak.py --page gorila --workers 4 --group-kills 20 --score 450 -- --layout bundled
+    python benchmarks/soak.py --algorithm ppo --workers 4 --minutes 1.2 --kill-every 1 --score 475
+    python benchmarks/soak.py --algorithm ppo --workers 4 --group-kills 20 --score 475
+    python benchmarks/soak.py --algorithm gorila --workers 4 --group-kills 20 --score 450 -- --layout bundled
 
 With a kill every 30 seconds, starting successors takes about a hundredth of one core, so the run still trains, and the
 measurement shows what remains after kills, not the cost of a start.
@@ -60,7 +60,7 @@ WORKERS = re.compile(r"/(worker-\d+|learner(-\d+)?)\.jsonl$")
 def main() -> int:
     """Run, kill, measure, tell."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--page", default="a3c", help="the algorithm's module")
+    parser.add_argument("--algorithm", default="a3c", help="the algorithm's module")
     parser.add_argument("--minutes", type=float, default=60.0, help="training time over all parts")
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--env-id", default="CartPole-v1")
@@ -88,7 +88,8 @@ def main() -> int:
 def command_of(options: argparse.Namespace, evaluation_interval: int) -> list[str]:
     """The run, which begins or goes on."""
     return [
-        sys.executable, "-m", f"asyncrl.{options.page}", "--env-id", options.env_id, "--workers", str(options.workers),
+        sys.executable, "-m", f"asyncrl.{options.algorithm}", "--env-id", options.env_id, "--workers",
+        str(options.workers),
         "--runs-dir", str(options.folder), "--run-name", NAME, "--resume", "auto", "--total-steps", "1e12",
         "--evaluation-interval-steps", str(evaluation_interval), "--worker-restarts", "1000000", "--quiet",
         *options.words,
@@ -142,7 +143,7 @@ def trial(options: argparse.Namespace) -> int:
     left += [f"{SHARED_MEMORY}/{name}" for name in sorted(names_in(SHARED_MEMORY)) if owners & set(name.split("_"))]
     left += [str(path) for path in options.folder.rglob("*") if HALF_WRITTEN.match(path.name)]
     status = status_of(options.folder)
-    print(f"{options.page}: {told}; evaluations up to {best}; {status['steps']:,} steps and {status['updates']:,} "
+    print(f"{options.algorithm}: {told}; evaluations up to {best}; {status['steps']:,} steps and {status['updates']:,} "
           f"updates; left behind: {', '.join(left) or 'nothing'}")  # fmt: skip
     return int(bool(left) or (options.score is not None and best < options.score))
 

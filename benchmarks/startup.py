@@ -1,7 +1,7 @@
 """How long a run takes to start, and how much memory one more worker needs.
 
 A run with all workers and one with a quarter of them alternate, several times. Start-up is the time from the start of
-the command until it says that all workers are ready. Memory is proportional (PSS: a page that n processes share
+the command until it says that all workers are ready. Memory is proportional (PSS: an algorithm that n processes share
 counts 1/n for each), summed over all processes of the run after some seconds of training; the cost of a worker is the
 slope between the two runs, so what a run costs anyway (supervisor, evaluator, the shared parameters) is not in it.
 
@@ -64,12 +64,14 @@ def part_of(process: psutil.Process) -> str:
     return "supervisor, evaluator, workers"
 
 
-def measure(page: str, workers: int, env_id: str, settle: float, extra: Sequence[str]) -> Start:
+def measure(algorithm: str, workers: int, env_id: str, settle: float, extra: Sequence[str]) -> Start:
     """Start a run, let it train for `settle` seconds, weigh it, and stop it."""
     with tempfile.TemporaryDirectory() as runs:
         words = ["--env-id", env_id, "--workers", str(workers), "--runs-dir", runs, "--total-steps", "1e12", *extra]
         began = time.perf_counter()
-        command = subprocess.Popen([sys.executable, "-m", f"asyncrl.{page}", *words], stdout=subprocess.PIPE, text=True)
+        command = subprocess.Popen(
+            [sys.executable, "-m", f"asyncrl.{algorithm}", *words], stdout=subprocess.PIPE, text=True
+        )
         assert command.stdout is not None
         try:
             said = next((line for line in command.stdout if line.startswith(f"all {workers} workers are ready")), None)
@@ -93,7 +95,7 @@ def measure(page: str, workers: int, env_id: str, settle: float, extra: Sequence
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--page", default="a3c", help="the algorithm's module")
+    parser.add_argument("--algorithm", default="a3c", help="the algorithm's module")
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--env-id", default="ALE/Pong-v5")
     parser.add_argument("--repeats", type=int, default=3)
@@ -104,13 +106,13 @@ def main() -> None:
     if options.workers <= fewer:
         parser.error("--workers must be at least 2, or there is no slope")
 
-    where = f"{options.page} on {options.env_id}, {psutil.cpu_count()} cores"
+    where = f"{options.algorithm} on {options.env_id}, {psutil.cpu_count()} cores"
     print(f"{where}, median of {options.repeats} (lowest to highest)\n")
     print("workers   seconds until all are ready   CPU seconds   PSS of the run")
     starts: dict[int, list[Start]] = {fewer: [], options.workers: []}
     for _ in range(options.repeats):
         for workers, made in starts.items():
-            made.append(measure(options.page, workers, options.env_id, options.settle, options.extra))
+            made.append(measure(options.algorithm, workers, options.env_id, options.settle, options.extra))
     for workers, made in starts.items():
         seconds, megabytes = [start.seconds for start in made], [start.megabytes for start in made]
         print(

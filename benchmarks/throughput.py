@@ -7,7 +7,7 @@ count.
 
     python benchmarks/throughput.py                        # all five settings, ALE/Pong-v5
     python benchmarks/throughput.py --settings 2,8,20 --repeats 5 --seconds 20 -- --network paper --image-size 84
-    python benchmarks/throughput.py --page impala --settings 2,8,20
+    python benchmarks/throughput.py --algorithm impala --settings 2,8,20
     python benchmarks/throughput.py --bookkeeping --seconds 120
 
 With `--bookkeeping` it measures the cost of bookkeeping instead: training with the default records, TensorBoard,
@@ -92,7 +92,7 @@ def environment_rate(spec: EnvSpec, workers: int, environments: int, seconds: fl
 
 
 def training_rate(
-    page: str, env_id: str, setting: Sequence[int], seconds: float, flags: Sequence[str], warm_up: float = 0.0
+    algorithm: str, env_id: str, setting: Sequence[int], seconds: float, flags: Sequence[str], warm_up: float = 0.0
 ) -> tuple[float, dict[str, float], Usage]:
     """Steps per second of a training run, where its processes' time went, and what it used.
 
@@ -101,7 +101,7 @@ def training_rate(
     workers, environments, t_max = setting
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            sys.executable, "-m", f"asyncrl.{page}", "--env-id", env_id, "--workers", str(workers),
+            sys.executable, "-m", f"asyncrl.{algorithm}", "--env-id", env_id, "--workers", str(workers),
             "--envs-per-worker", str(environments), "--t-max", str(t_max), "--max-seconds", str(warm_up + seconds),
             "--total-steps", "1e12", "--runs-dir", folder, "--quiet", *flags,
         ]  # fmt: skip
@@ -113,7 +113,7 @@ def training_rate(
             raise SystemExit(f"training ended with exit code {process.returncode}")
         (run,) = Path(folder).glob("*/*/*")
         # The rows of workers, not the command's own clock: the last evaluation is not training.
-        rates, spent = [], dict.fromkeys(phases_of(page), 0.0)
+        rates, spent = [], dict.fromkeys(phases_of(algorithm), 0.0)
         for file in (*run.glob("worker-*.jsonl"), *run.glob("learner.jsonl")):
             rows = [row for row in read_records(file) if "time" in row]
             earlier = [row["seconds"] for row in rows if row["seconds"] < warm_up]
@@ -127,19 +127,21 @@ def training_rate(
     return sum(rates), {phase: value / total for phase, value in spent.items()}, usage
 
 
-def phases_of(page: str) -> tuple[str, ...]:
-    """The phases of a page's processes, in the records' words."""
-    return PHASES if algorithm_of(f"asyncrl.{page}").experience == "gradient" else PHASES + OF_ACTORS_AND_LEARNER
+def phases_of(algorithm: str) -> tuple[str, ...]:
+    """The phases of an algorithm's processes, in the records' words."""
+    return PHASES if algorithm_of(f"asyncrl.{algorithm}").experience == "gradient" else PHASES + OF_ACTORS_AND_LEARNER
 
 
 def compare_bookkeeping(
-    page: str, env_id: str, setting: Sequence[int], repeats: int, seconds: float, flags: Sequence[str]
+    algorithm: str, env_id: str, setting: Sequence[int], repeats: int, seconds: float, flags: Sequence[str]
 ) -> None:
     """Print what is left of the speed of bare training when everything is on, alternating."""
     bare = (*BARE, "--record-interval-seconds", "3600")
     ratios = []
     for _ in range(repeats):
-        without, watched = (training_rate(page, env_id, setting, seconds, (*part, *flags))[0] for part in (bare, ()))
+        without, watched = (
+            training_rate(algorithm, env_id, setting, seconds, (*part, *flags))[0] for part in (bare, ())
+        )
         ratios.append(watched / without)
         print(f"bare {without:,.0f} steps/s, watched {watched:,.0f} steps/s: {ratios[-1]:.1%}", flush=True)
     print(f"median {statistics.median(ratios):.1%}, {min(ratios):.1%} to {max(ratios):.1%}")
@@ -188,7 +190,7 @@ def main() -> None:
     words = sys.argv[1:]
     flags = words[words.index("--") + 1 :] if "--" in words else []
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", default="a3c", help="the algorithm's module")
+    parser.add_argument("--algorithm", default="a3c", help="the algorithm's module")
     parser.add_argument("--env-id", default="ALE/Pong-v5")
     parser.add_argument("--settings", nargs="*", help="workers,environments,t_max")
     parser.add_argument("--repeats", type=int, default=3)
@@ -200,14 +202,15 @@ def main() -> None:
     request_one_thread()
     if arguments.bookkeeping:
         repeats, seconds = arguments.repeats, arguments.seconds
-        compare_bookkeeping(arguments.page, arguments.env_id, (16, 4, 20), repeats, seconds, flags)
+        compare_bookkeeping(arguments.algorithm, arguments.env_id, (16, 4, 20), repeats, seconds, flags)
         return
     # The very environment that training will make, flags included.
-    phases, config = phases_of(arguments.page), algorithm_of(f"asyncrl.{arguments.page}").Config
+    phases, config = phases_of(arguments.algorithm), algorithm_of(f"asyncrl.{arguments.algorithm}").Config
     spec = make_spec(parse(config, ["--env-id", arguments.env_id, *flags], "throughput"))
     skip = spec.frames_per_step
     print(
-        f"{arguments.page} on {arguments.env_id}, {arguments.repeats} x {arguments.seconds:g} s each, medians", *flags
+        f"{arguments.algorithm} on {arguments.env_id}, {arguments.repeats} x {arguments.seconds:g} s each, medians",
+        *flags,
     )
     print(
         f"{'workers':>7} {'E':>3} {'t_max':>5} | {'env only':>9} {'training':>9} {'frames/s':>9} | {'kept':>5} "
@@ -220,7 +223,10 @@ def main() -> None:
             alone = environment_rate(spec, setting[0], setting[1], arguments.seconds)
             bare = (*BARE, "--record-interval-seconds", "1", *flags)
             pairs.append(
-                (alone, *training_rate(arguments.page, arguments.env_id, setting, arguments.seconds, bare, WARM_UP))
+                (
+                    alone,
+                    *training_rate(arguments.algorithm, arguments.env_id, setting, arguments.seconds, bare, WARM_UP),
+                )
             )
         ratios = [training / alone for alone, training, _, _ in pairs]
         alone, training = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))

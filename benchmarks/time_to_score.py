@@ -5,7 +5,7 @@ Each seed is one run of the training command with `--stop-at-score`; it ends whe
 finished run is not repeated: an interrupted benchmark continues with the run that was interrupted.
 
     python benchmarks/time_to_score.py                     # ALE/Pong-v5 to 18, seeds 1 to 3, the plain default
-    python benchmarks/time_to_score.py --page ppo
+    python benchmarks/time_to_score.py --algorithm ppo
     python benchmarks/time_to_score.py --env-id CartPole-v1 --score 475 --seeds 1 2 3 4 5 -- --workers 4
 
 Flags after `--` go to the training command. Three times are printed, in minutes: `reached` is the snapshot whose
@@ -52,7 +52,7 @@ class Result:
 def measure(seed: int, folder: Path, arguments: argparse.Namespace, flags: Sequence[str]) -> Result:
     """Train in a folder of its own until the score is reached or the time is over."""
     command = [
-        sys.executable, "-m", f"asyncrl.{arguments.page}", "--env-id", arguments.env_id, "--seed", str(seed),
+        sys.executable, "-m", f"asyncrl.{arguments.algorithm}", "--env-id", arguments.env_id, "--seed", str(seed),
         "--stop-at-score", str(arguments.score), "--max-seconds", str(60 * arguments.max_minutes),
         "--runs-dir", str(arguments.runs_dir), "--run-name", folder.name, "--quiet", *flags,
     ]  # fmt: skip
@@ -77,7 +77,7 @@ def main() -> None:
     words = sys.argv[1:]
     flags = words[words.index("--") + 1 :] if "--" in words else []
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", default="a3c", help="the algorithm's module")
+    parser.add_argument("--algorithm", default="a3c", help="the algorithm's module")
     parser.add_argument("--env-id", default="ALE/Pong-v5")
     parser.add_argument("--score", type=float, default=18.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -85,11 +85,11 @@ def main() -> None:
     parser.add_argument("--runs-dir", type=Path, default=Path("runs/time-to-score"))
     arguments = parser.parse_args(words[: words.index("--")] if "--" in words else words)
 
-    print(f"{arguments.page} on {arguments.env_id} until {arguments.score:g}:", *flags)
+    print(f"{arguments.algorithm} on {arguments.env_id} until {arguments.score:g}:", *flags)
     print(f"{'seed':>5} {'score':>7} {'steps':>11} {'reached':>9} {'known':>9} {'command':>9} {'core-min':>9}")
     results = []
     for seed in arguments.seeds:
-        folder = arguments.runs_dir / arguments.page / arguments.env_id.replace("/", "_") / f"seed-{seed}"
+        folder = arguments.runs_dir / arguments.algorithm / arguments.env_id.replace("/", "_") / f"seed-{seed}"
         stored = folder.parent / f"result-{seed}.json"
         if stored.exists():
             result = Result(**json.loads(stored.read_text()))

@@ -68,16 +68,16 @@ class FixedAgent:
         return torch.zeros(len(observations), dtype=torch.int64), state, {}
 
 
-def make_run(folder: Path, page: str = "a3c", **settings: Any) -> Run:
+def make_run(folder: Path, algorithm: str = "a3c", **settings: Any) -> Run:
     """A run of an algorithm (its name, or its module) on Catch, with its handles, ready to begin."""
-    name = page if "." in page else f"asyncrl.{page}"
+    name = algorithm if "." in algorithm else f"asyncrl.{algorithm}"
     method = algorithm_of(name)
     defaults = {"env_id": "Catch", "workers": 2, "total_steps": 2000, "backend": "serial", "quiet": True}
     config = method.Config(**(method.preset("default", COUNTING) | defaults | settings))
     environment = EnvSpec(config.env_id)
     spaces = environment.probe()
     theta, layout = initial_parameters(name, config, spaces)
-    run_folder = RunFolder.create(folder, page, config.env_id, "test")
+    run_folder = RunFolder.create(folder, algorithm, config.env_id, "test")
     spec = RunSpec(name, config, environment, spaces, run_folder, layout)
     return Run(spec, build_handles(spec, theta))
 
@@ -97,11 +97,11 @@ def push(store: SharedStore, worker: int, gradient: Tensor, version: int, steps:
 
 
 def run_command(
-    *words: str, timeout: float = 200, page: str = "a3c", **options: Any
+    *words: str, timeout: float = 200, algorithm: str = "a3c", **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m asyncrl.<page> words...` as a user types it."""
+    """`python -m asyncrl.<algorithm> words...` as a user types it."""
     return subprocess.run(
-        [sys.executable, "-m", "asyncrl", page, *words],
+        [sys.executable, "-m", "asyncrl", algorithm, *words],
         capture_output=True,
         text=True,
         timeout=timeout,

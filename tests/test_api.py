@@ -25,8 +25,8 @@ import asyncrl
 from asyncrl.api.playing import load_run
 from asyncrl.api.runs import Rows
 from asyncrl.api.settings import asked_for
+from asyncrl.catalog import ALGORITHMS
 from asyncrl.commands.train import configure
-from asyncrl.pages import PAGES
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.seeding import ENVIRONMENT, NO_PART, derive
 from tests.support import status_of
@@ -169,7 +169,7 @@ def test_cartpole_is_solved_and_its_policy_plays_in_gymnasiums_environment(cartp
 
     environment = gymnasium.make("CartPole-v1")
     assert np.mean([play(policy, environment, seed) for seed in range(10)]) >= 300
-    assert (policy.page, policy.env_id, policy.greedy) == ("asyncrl.a2c", "CartPole-v1", True)
+    assert (policy.algorithm, policy.env_id, policy.greedy) == ("asyncrl.a2c", "CartPole-v1", True)
 
 
 def test_a_run_plays_whole_episodes(cartpole: asyncrl.Run) -> None:
@@ -230,7 +230,7 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("page", "settings", "line"),
+    ("algorithm", "settings", "line"),
     [
         ("a4c", {}, "there is no algorithm 'a4c'"),
         ("a3c", {"worker": 2}, "there is no setting worker; perhaps you meant workers"),
@@ -251,13 +251,15 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
         ("a3c", {"network": "mpl"}, "--network takes auto, small, board, paper, nature, mlp or module:factory"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(tmp_path: Path, page: str | None, settings: Any, line: str) -> None:
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    tmp_path: Path, algorithm: str | None, settings: Any, line: str
+) -> None:
     """Before a folder is made."""
     if "config" not in settings:
         settings = {"runs_dir": tmp_path} | settings
 
     with pytest.raises(asyncrl.UsageError, match=re.escape(line)):
-        asyncrl.train(page, **settings)
+        asyncrl.train(algorithm, **settings)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -289,7 +291,7 @@ def test_environments_that_cannot_be_counted_are_refused(count: object) -> None:
 
 
 TOML = """
-page = "a3c"
+algorithm = "a3c"
 env-id = "Catch"
 n_envs = 6
 stop_at_score = "none"
@@ -303,7 +305,7 @@ rows = 5
 
 
 def test_a_file_has_the_settings_that_are_not_given_as_on_the_command_line(tmp_path: Path) -> None:
-    """Under any of their names; it may name the page."""
+    """Under any of their names; it may name the algorithm."""
     (tmp_path / "mine.toml").write_text(TOML)
 
     more = {"workers": 3, "learning_rate": 0.5, "env_kwargs": {}}
@@ -314,7 +316,7 @@ def test_a_file_has_the_settings_that_are_not_given_as_on_the_command_line(tmp_p
     assert (config.workers, config.envs_per_worker, config.stop_at_score, config.env_kwargs) == (3, 2, None, ())
     with pytest.raises(asyncrl.UsageError, match="has settings of a3c, not of ppo"):
         asyncrl.train("ppo", config=tmp_path / "mine.toml")
-    (tmp_path / "mine.toml").write_text('page = "a3c"\nworkers = "two"')
+    (tmp_path / "mine.toml").write_text('algorithm = "a3c"\nworkers = "two"')
     with pytest.raises(asyncrl.UsageError, match="workers takes a whole number, got 'two'"):
         asyncrl.train(config=tmp_path / "mine.toml")
 
@@ -512,7 +514,7 @@ except AttributeError as error:
     done = run_script(tmp_path, script)
 
     assert (done.stdout, done.stderr) == ("module 'asyncrl' has no attribute 'nothing'\n", "")
-    assert set(PAGES) <= set(asyncrl.__all__)
+    assert set(ALGORITHMS) <= set(asyncrl.__all__)
 
 
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:
@@ -566,9 +568,9 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 @pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1].rpartition(':')[2]}-{'-'.join(case[2])}")
 def trained(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[asyncrl.Run, Callable[[], Any]]:
     """A short run, and what makes Gymnasium's environment."""
-    page, env_id, settings = request.param
+    algorithm, env_id, settings = request.param
     make = Screen if env_id.endswith("Screen") else lambda: gymnasium.make(env_id)
-    return asyncrl.train(page, env_id=env_id, **TINY | settings, runs_dir=tmp_path), make
+    return asyncrl.train(algorithm, env_id=env_id, **TINY | settings, runs_dir=tmp_path), make
 
 
 def test_a_policy_plays_the_episodes_that_evaluate_plays(trained: tuple[asyncrl.Run, Callable[[], Any]]) -> None:
@@ -619,12 +621,12 @@ def test_a_memory_remembers(tmp_path: Path) -> None:
     assert not torch.equal(first.memory[0], second.memory[0])  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("page", "on_env_error"), [("a3c", "stop"), ("n_step_q", "rebuild")])
+@pytest.mark.parametrize(("algorithm", "on_env_error"), [("a3c", "stop"), ("n_step_q", "rebuild")])
 def test_observations_and_actions_of_several_parts_are_acted_in_as_they_are(
-    tmp_path: Path, page: str, on_env_error: str
+    tmp_path: Path, algorithm: str, on_env_error: str
 ) -> None:
     """A Dict alone or as a batch, whose parts are batches; actions are what the environment takes."""
-    run = asyncrl.train(page, env_id=f"{HERE}:Levers", **TINY, on_env_error=on_env_error, runs_dir=tmp_path)
+    run = asyncrl.train(algorithm, env_id=f"{HERE}:Levers", **TINY, on_env_error=on_env_error, runs_dir=tmp_path)
     policy, environment = asyncrl.load(run), Levers()
     seen = [environment.reset(seed=1)[0]]
     for _ in range(4):
@@ -634,7 +636,7 @@ def test_observations_and_actions_of_several_parts_are_acted_in_as_they_are(
     batch = {key: np.array([one[key] for one in seen]) for key in seen[0]}
     together, _ = policy.act(batch)
     assert together.shape == (5, 2)
-    if page == "n_step_q":  # the others draw
+    if algorithm == "n_step_q":  # the others draw
         np.testing.assert_array_equal(together, [policy.act(one)[0] for one in seen])
     with pytest.raises(asyncrl.UsageError, match="it has the parts lamp, level"):
         policy.act({"lamp": 1})

@@ -17,9 +17,9 @@ from urllib.parse import unquote
 import pytest
 
 from asyncrl.algorithm import load
+from asyncrl.catalog import ALGORITHMS, module_of
 from asyncrl.commands import doctor, evaluate, export, plot, race, report, speedup, sweep, watch
 from asyncrl.config.commandline import parse
-from asyncrl.pages import PAGES, module_of
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -60,10 +60,14 @@ def understand(words: list[str]) -> None:
     name, words = words[0], [word for word in words[1:] if word != "--help"]
     if name == "train":
         name, words = words[0], words[1:]
-    if name in PAGES:
+    if name in ALGORITHMS:
         parse(load(module_of(name)).Config, words, name)
     elif name in ("speedup", "race"):
-        parse({"speedup": speedup.Config, "race": race.Config}[name], speedup.split(words)[0], name)
+        parse(
+            {"speedup": speedup.Config, "race": race.Config}[name],
+            words[: words.index("--")] if "--" in words else words,
+            name,
+        )
     elif name == "sweep":
         sweep.understand(words, name)
     elif not name.startswith("my_package."):
@@ -144,12 +148,12 @@ def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
 
 
 def tutorial(folder: Path) -> None:
-    """Write the tutorial's package there: a block that is a file, and those before the last, one after the other."""
-    whole, *parts, _ = blocks((DOCS / "tutorial.md").read_text(), "python")
+    """Write the tutorial's package there: its first two blocks are files."""
+    sharper, whole, _ = blocks((DOCS / "tutorial.md").read_text(), "python")
     (folder / "my_package").mkdir()
     (folder / "my_package" / "__init__.py").touch()
-    (folder / "my_package" / "sharper.py").write_text(whole)
-    (folder / "my_package" / "my_page.py").write_text("\n".join(parts))
+    (folder / "my_package" / "sharper.py").write_text(sharper)
+    (folder / "my_package" / "my_algorithm.py").write_text(whole)
 
 
 def test_the_tutorials_page_trains_in_turns(tmp_path: Path) -> None:
@@ -159,7 +163,7 @@ def test_the_tutorials_page_trains_in_turns(tmp_path: Path) -> None:
         "-m",
         "asyncrl",
         "train",
-        "my_package.my_page",
+        "my_package.my_algorithm",
         "--env-id",
         "Catch",
         "--backend",

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.__main__ import main
+from asyncrl.catalog import ALGORITHMS
 from asyncrl.core.precision import INSTRUCTIONS
-from asyncrl.pages import PAGES
 from asyncrl.storage.run_folder import cpu_instructions
 from tests.test_commands_in_documents import DOCS, TAUGHT, commands, files_in, of_the_package, tutorial
 
@@ -45,7 +45,7 @@ RUNS = ("a3c --env-id CartPole-v1", "a3c --env-id ALE/Pong-v5", "ppo --env-id AL
 TRAINING = {"--total-steps": "400", "--evaluation-interval-steps": "400", "--evaluation-episodes": "1"}
 STUDY = {"--total-steps": "400", "--evaluation-episodes": "1", "--seeds": "1", "--backend": "serial"}
 SMALL = {
-    **dict.fromkeys(PAGES, TRAINING | {"--workers": "2", "--max-episode-steps": "50", "--backend": "serial"}),
+    **dict.fromkeys(ALGORITHMS, TRAINING | {"--workers": "2", "--max-episode-steps": "50", "--backend": "serial"}),
     "evaluate": {"--episodes": "2"},
     "watch": {"--steps": "10"},
     "race": STUDY | {"--workers": "2"},
@@ -55,7 +55,7 @@ SMALL = {
 """Flags of each command that a test gives other values, to be done soon."""
 for page in ("gorila", "apex"):
     SMALL[page] = SMALL[page] | {"--memory-steps": "4000", "--warmup-steps": "200"}
-SMALL["my_package.my_page"] = SMALL["a3c"]
+SMALL["my_package.my_algorithm"] = SMALL["a3c"]
 FURTHER = {"race": ["--", "--max-episode-steps", "50"], "speedup": ["--workers", "1", "2"]}
 """What stands behind them."""
 

@@ -13,8 +13,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from asyncrl.algorithm import algorithm_of
+from asyncrl.catalog import ALGORITHMS, module_of
 from asyncrl.commands.train import main
-from asyncrl.pages import PAGES, module_of
 from asyncrl.storage.records import read_records
 from asyncrl.storage.tensorboard import shown
 from tests.support import the_run
@@ -99,7 +99,7 @@ def test_evaluation_keys_are_documented(run: Path) -> None:
 
 def test_every_setting_has_its_help() -> None:
     """A sentence under each field: it is the help of the flag."""
-    configs = [algorithm_of(module_of(name)).Config for name in PAGES]
+    configs = [algorithm_of(module_of(name)).Config for name in ALGORITHMS]
     for cls in {cls for config in configs for cls in config.__mro__[:-1]}:
         source = Path(str(__import__(cls.__module__, fromlist=["x"]).__file__)).read_text()
         for field in dataclasses.fields(cls):

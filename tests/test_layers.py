@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import asyncrl
-from asyncrl.pages import PAGES
+from asyncrl.catalog import ALGORITHMS
 
 ROOT = Path(asyncrl.__file__).parent
 MODULES = {".".join(["asyncrl", *file.relative_to(ROOT).with_suffix("").parts]): file for file in ROOT.rglob("*.py")}
@@ -21,40 +21,40 @@ MAY_IMPORT = {
     "presets": {"core"},
     "nets": {"nets", "config", "core"},
     "envs": {"envs", "config", "core"},
-    "storage": {"storage", "pages", "core"},
-    "runtime": {"runtime", "algorithm", "envs", "storage", "config", "core"},
+    "storage": {"storage", "catalog", "core"},
+    "runtime": {"runtime", "base", "envs", "storage", "config", "core"},
     "parameters": {"parameters", "runtime", "core"},
     "experience": {"experience", "runtime", "envs", "core"},
-    "backends": {"backends", "algorithm", "parameters", "experience", "runtime", "envs", "storage", "config", "core"},
-    "checks": {"checks", "algorithm", "backends", "experience", "runtime", "envs", "storage", "config", "core"},
-    "plots": {"plots", "storage", "pages", "core"},
-    "studies": {"studies", "plots", "storage", "pages", "core"},
-    "pages": set(),
+    "backends": {"backends", "base", "parameters", "experience", "runtime", "envs", "storage", "config", "core"},
+    "checks": {"checks", "base", "backends", "experience", "runtime", "envs", "storage", "config", "core"},
+    "plots": {"plots", "storage", "catalog", "core"},
+    "studies": {"studies", "plots", "storage", "catalog", "core"},
+    "catalog": set(),
     "api": {
         "api",
-        "algorithm",
+        "base",
         "checks",
         "backends",
         "experience",
         "runtime",
         "envs",
         "storage",
-        "pages",
+        "catalog",
         "config",
         "core",
     },
-    "algorithm": {"nets", "config", "pages", "core"},
-    "page": {"page", "algorithm", "presets", "nets", "envs", "config", "core"},
+    "base": {"nets", "config", "catalog", "core"},
+    "algorithm": {"algorithm", "base", "presets", "nets", "envs", "config", "core"},
 }
 
 
 def layer_of(module: str) -> str:
     part = module.split(".")[1] if "." in module else ""
-    return "page" if part in PAGES else part
+    return "base" if part == "algorithm" else "algorithm" if part in ALGORITHMS else part
 
 
 def imports_of(file: Path) -> list[str]:
-    """The modules of this package that a file imports, the guard at the bottom of a page left out."""
+    """The modules of this package that a file imports, the guard at the bottom of an algorithm left out."""
     tree = ast.parse(file.read_text())
     guards = [top for top in tree.body if isinstance(top, ast.If) and "__main__" in ast.dump(top.test)]
     guarded = {id(node) for guard in guards for node in ast.walk(guard)}

@@ -91,7 +91,7 @@ def describe(loaded: Loaded) -> dict[str, str]:
     spec, checkpoint = loaded.run.spec, loaded.checkpoint
     return {
         "format": "asyncrl agent 1",
-        "page": spec.page,
+        "algorithm": spec.algorithm,
         "env_id": spec.environment.env_id,
         "steps": str(checkpoint.steps),
         "spaces": json.dumps(plain(dataclasses.asdict(spec.spaces))),

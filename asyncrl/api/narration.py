@@ -11,10 +11,10 @@ from typing import Any
 from asyncrl.algorithm import algorithm_of
 from asyncrl.backends.handles import learners_of, pushes_every_update
 from asyncrl.backends.outcome import Outcome
+from asyncrl.catalog import name_of, short
 from asyncrl.config.groups import default_workers
 from asyncrl.core.cores import usable_cores
 from asyncrl.experience.replay import Replay
-from asyncrl.pages import name_of, short
 from asyncrl.runtime.monitor import Summary
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.terminal import number
@@ -29,7 +29,7 @@ def introduction(run: Run, description: str, changes: list[str]) -> list[str]:
     hosts = f"{up_to}{config.most_hosts} hosts x " if config.backend == "ray" else ""
     lines = [
         description,
-        f"{short(run.spec.page)}, preset {config.preset}: {parameters:,} parameters, "
+        f"{short(run.spec.algorithm)}, preset {config.preset}: {parameters:,} parameters, "
         f"{hosts}{config.workers} workers x {config.envs_per_worker} environments, t_max {config.t_max}, "
         f"{config.optimizer} {config.learning_rate:g}, {config.precision}, " + how_updated(run),
         chosen_by_preset(run),
@@ -52,17 +52,17 @@ def how_updated(run: Run) -> str:
     config = run.spec.config
     if config.backend == "collective":
         return "in step"
-    if learners_of(run.spec.page, config) == 1:
+    if learners_of(run.spec.algorithm, config) == 1:
         return "one learner"
-    if config.backend == "ray" and pushes_every_update(run.spec.page, config):
+    if config.backend == "ray" and pushes_every_update(run.spec.algorithm, config):
         return "every update pushed to the shards"
     owner = "per-worker" if config.per_worker_statistics else "shared" if config.update_rule.statistics else "no"
     return f"{config.update} updates, {owner} statistics"
 
 
 def chosen_by_preset(run: Run) -> str:
-    """The settings in which the preset differs from the page's defaults, and the command line did not override it."""
-    module, config, spaces = algorithm_of(run.spec.page), run.spec.config, run.spec.spaces
+    """The settings that the preset changes in the algorithm's defaults, and the command line did not override."""
+    module, config, spaces = algorithm_of(run.spec.algorithm), run.spec.config, run.spec.spaces
     plain = module.Config()
     chosen = {
         name: value
@@ -125,7 +125,7 @@ def what_next(run: Run) -> list[str]:
     # A run that made all its steps needs more of them.
     more = f" --total-steps {2 * config.total_steps}" if run.handles.clock.steps >= config.total_steps else ""
     return [
-        f"resume it:   python -m asyncrl train {name_of(run.spec.page)} --resume {path}{more}",
+        f"resume it:   python -m asyncrl train {name_of(run.spec.algorithm)} --resume {path}{more}",
         f"evaluate it: python -m asyncrl evaluate {path}",
         f"watch it:    python -m asyncrl watch {path}",
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from asyncrl import pages
+from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.api.resume import stored_config
 from asyncrl.api.training import check_memory, make_spec
@@ -47,7 +47,7 @@ class Result:
     """The results of whole episodes."""
 
     run: str
-    page: str
+    algorithm: str
     env_id: str
     checkpoint: str
     steps: int
@@ -88,19 +88,19 @@ def load_run(
     """
     folder = RunFolder.open(path)
     stored = read_stored(folder.config_file)
-    page = page_of(stored, permission)
-    settings = stored_config(page, stored, permission, trains=False)
+    algorithm = algorithm_of(stored, permission)
+    settings = stored_config(algorithm, stored, permission, trains=False)
     settings = own_settings(dataclasses.replace(settings, **permission.given), seed, greedy)
     with watched(settings.hang_seconds):
         environment = change(make_spec(settings))
         spaces = environment.probe()
-        _, layout = initial_parameters(page, settings, spaces)
+        _, layout = initial_parameters(algorithm, settings, spaces)
     found = load_checkpoint(folder, checkpoint)
     env_id = stored.config.get("env_id", settings.env_id)  # the same environment, if it is called otherwise here
-    check_fits(found, page, env_id, settings.optimizer, layout)
+    check_fits(found, algorithm, env_id, settings.optimizer, layout)
     theta = flat_parameters(found, layout)
-    check_memory(page, settings, environment, spaces, theta.numel(), experience=0)  # nobody learns
-    spec = RunSpec(page, settings, environment, spaces, folder, layout, NO_PART)
+    check_memory(algorithm, settings, environment, spaces, theta.numel(), experience=0)  # nobody learns
+    spec = RunSpec(algorithm, settings, environment, spaces, folder, layout, NO_PART)
     return Loaded(Run(spec, build_handles(spec, theta, found, trains=False)), found, path, checkpoint)
 
 
@@ -126,7 +126,7 @@ def play_run(
     assert played is not None  # nobody interrupts
     return Result(
         run=str(loaded.path),
-        page=pages.short(run.spec.page),
+        algorithm=catalog.short(run.spec.algorithm),
         env_id=run.spec.environment.env_id,
         checkpoint=loaded.name,
         steps=checkpoint.steps,
@@ -138,14 +138,14 @@ def play_run(
     )
 
 
-def page_of(stored: Stored, permission: Permission) -> str:
-    """The module of the run's page, imported. Raises UsageError if there is none, or if it may not be imported."""
-    page = stored.usable_page(permission)
+def algorithm_of(stored: Stored, permission: Permission) -> str:
+    """The module of the run's algorithm, imported. Raises UsageError if there is none, or if it may not be imported."""
+    algorithm = stored.usable_algorithm(permission)
     try:
-        load(page)
+        load(algorithm)
     except UsageError as error:
-        raise UsageError(f"{stored.path.parent} is a run of {page!r}, which cannot be used: {error}") from None
-    return page
+        raise UsageError(f"{stored.path.parent} is a run of {algorithm!r}, which cannot be used: {error}") from None
+    return algorithm
 
 
 def own_settings(run: RunConfig, seed: int, greedy: bool | None) -> RunConfig:

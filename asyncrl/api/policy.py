@@ -41,7 +41,7 @@ class Policy:
 
     def __init__(self, loaded: Loaded) -> None:
         run = loaded.run
-        self.page = run.spec.page
+        self.algorithm = run.spec.algorithm
         """Module of the algorithm."""
         self.env_id = run.spec.environment.env_id
         self.steps = loaded.checkpoint.steps

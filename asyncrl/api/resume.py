@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 from asyncrl.algorithm import algorithm_of
+from asyncrl.catalog import module_of, name_of, short
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig, from_plain, to_plain
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.envs.spec import one_line
-from asyncrl.pages import module_of, name_of, short
 from asyncrl.runtime.monitor import TIME_IS_OVER
 from asyncrl.runtime.run import Layout
 from asyncrl.runtime.snapshots import check_fits
@@ -30,13 +30,13 @@ def is_resumed(config: RunConfig) -> bool:
     return config.resume not in ("", AUTO)
 
 
-def newest(page: str, config: RunConfig) -> Path | None:
+def newest(algorithm: str, config: RunConfig) -> Path | None:
     """The newest run with a checkpoint that this command started earlier; None if there is none.
 
     Its name is --run-name, or else the same except for the time at the end; for ranks the number of ranks may differ
     too.
     """
-    runs = runs_of(Path(config.runs_dir), short(page), config.env_id)
+    runs = runs_of(Path(config.runs_dir), short(algorithm), config.env_id)
     if config.run_name:
         mine = [run for run in runs if run.path.name == config.run_name]
     elif config.backend == "collective":
@@ -64,16 +64,16 @@ def is_finished(path: Path) -> bool:
     return status.get("state") == "finished" and status.get("reason", TIME_IS_OVER) != TIME_IS_OVER
 
 
-def stored_config(page: str, stored: Stored, permission: Permission, trains: bool) -> RunConfig:
+def stored_config(algorithm: str, stored: Stored, permission: Permission, trains: bool) -> RunConfig:
     """The configuration of a run, to be resumed or, unless it `trains`, to be played.
 
-    Raises UsageError if it is not a run of this page, or names code that may not be imported.
+    Raises UsageError if it is not a run of this algorithm, or names code that may not be imported.
     """
-    if module_of(stored.page) != page:
-        raise UsageError(f"{stored.path.parent} is a run of {name_of(stored.page)}; resume it with that command")
+    if module_of(stored.algorithm) != algorithm:
+        raise UsageError(f"{stored.path.parent} is a run of {name_of(stored.algorithm)}; resume it with that command")
     config = stored.usable_config(permission, trains)
     try:
-        return from_plain(algorithm_of(page).Config, config)
+        return from_plain(algorithm_of(algorithm).Config, config)
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"{stored.path} cannot be read: {one_line(error)}") from None
 
@@ -85,7 +85,7 @@ def differences(stored: RunConfig, config: RunConfig) -> list[str]:
     return [f"changed on resume: {flag(name)} {before[name]} -> {after[name]}" for name in names]
 
 
-def load_for_resume(page: str, config: RunConfig, layout: Layout) -> Checkpoint:
+def load_for_resume(algorithm: str, config: RunConfig, layout: Layout) -> Checkpoint:
     """The newest valid checkpoint of the run to resume. Raises UsageError if there is none that fits."""
     try:
         checkpoint, skipped = checkpoints.load_newest(RunFolder.open(Path(config.resume)).checkpoints)
@@ -93,7 +93,7 @@ def load_for_resume(page: str, config: RunConfig, layout: Layout) -> Checkpoint:
         raise UsageError(f"nothing to resume in {config.resume}: {error}") from None
     for line in skipped:
         print_line(line, error=True)
-    check_fits(checkpoint, page, config.env_id, config.optimizer, layout)
+    check_fits(checkpoint, algorithm, config.env_id, config.optimizer, layout)
     # A run that was killed after its last step still has to make its last evaluation.
     if checkpoint.steps >= config.total_steps and is_finished(Path(config.resume)):
         raise UsageError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from asyncrl import pages
+from asyncrl import catalog
 from asyncrl.algorithm import Algorithm, load, name_of_class
 from asyncrl.api.training import Settled, settle
 from asyncrl.config.arguments import write_argument
@@ -31,7 +31,7 @@ File = str | os.PathLike[str]
 class Asked:
     """The run that a program asks for."""
 
-    page: str
+    algorithm: str
     """Name of the algorithm."""
     config: RunConfig | None
     """A complete Config; None: `settings` has those that were given."""
@@ -46,7 +46,7 @@ class Asked:
 
     def settled(self) -> Settled:
         """The run with all settings resolved. Raises UsageError."""
-        cls = load(self.page).Config
+        cls = load(self.algorithm).Config
         given = settings_for(cls, self.settings)
 
         def read(default: RunConfig | None, resume: str) -> RunConfig:
@@ -55,13 +55,15 @@ class Asked:
             return made
 
         own = {} if self.config is None else to_plain(self.config)
-        settled = settle(self.page, read, self.resume, Permission({"page": self.page, **own, **given}, self.trust))
+        settled = settle(
+            self.algorithm, read, self.resume, Permission({"algorithm": self.algorithm, **own, **given}, self.trust)
+        )
         if settled.config.backend == "collective":
             from asyncrl.backends.launch import launched
 
             if (launch := launched(os.environ)) is not None:
                 raise UsageError(
-                    f"under {launch.by} use the command, python -m asyncrl.{pages.short(self.page)} --backend "
+                    f"under {launch.by} use the command, python -m asyncrl.{catalog.short(self.algorithm)} --backend "
                     "collective: from Python each of its processes would start ranks of its own"
                 )
         return settled
@@ -92,7 +94,7 @@ def asked_for(
             raise UsageError("give the settings one by one or a config, not both")
         return Asked(name, config, own, trust)
     file, given = Path(config), own_names(settings)
-    named = {"page": _name(algorithm)} if algorithm else {}
+    named = {"algorithm": _name(algorithm)} if algorithm else {}
     permission = Permission(given | named, trust)
     name = _name(algorithm or read_file(file, permission)[0])
     stored = _from_text(load(name).Config, own_names(settings_in(file, name, permission)))
@@ -194,9 +196,9 @@ def _told(config: type[RunConfig]) -> str:
 
 def _name(algorithm: str | type[Algorithm] | None) -> str:
     if not algorithm:
-        raise UsageError(f"name an algorithm first: {', '.join(pages.PAGES)}, or your own")
+        raise UsageError(f"name an algorithm first: {', '.join(catalog.ALGORITHMS)}, or your own")
     if isinstance(algorithm, str):
-        return pages.module_of(algorithm)
+        return catalog.module_of(algorithm)
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
         return name_of_class(algorithm)
     raise UsageError(f"{algorithm!r} is no algorithm: give a name, or a class derived from asyncrl.Algorithm")

@@ -33,6 +33,7 @@ from asyncrl.backends.handles import (
 )
 from asyncrl.backends.looking import look
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
+from asyncrl.catalog import command_of, short
 from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
 from asyncrl.config.arguments import parse_argument
@@ -45,7 +46,6 @@ from asyncrl.core.precision import INSTRUCTIONS
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import user_code, watched
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.pages import command_of, short
 from asyncrl.runtime.monitor import Listener, Monitor, Summary
 from asyncrl.runtime.normalize import moments_shape, moments_size
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters
@@ -71,7 +71,7 @@ FILES_PER_CHILD = 3
 class Settled:
     """The description of a run, before anything is created or started."""
 
-    page: str
+    algorithm: str
     config: RunConfig
     environment: EnvSpec
     spaces: Spaces
@@ -91,50 +91,52 @@ class Ended:
 
 
 Read = Callable[[RunConfig | None, str], RunConfig]
-"""Returns the requested configuration. The first argument has the defaults (None: those of the page); the second, if
+"""Returns the requested configuration. The first argument has the defaults (None: the algorithm's own); the second, if
 not empty, replaces `resume`. Raises UsageError."""
 
 
-def settle(page: str, read: Read, resume: str, permission: Permission) -> Settled:
+def settle(algorithm: str, read: Read, resume: str, permission: Permission) -> Settled:
     """Settings, environment and changes on resume, for the run in `resume`, the newest one, or a new one.
 
     `permission`: what of a resumed run's folder may be imported. Raises UsageError.
     """
     if resume != AUTO:
-        return _settle(page, read, resume, permission)
-    settled = _settle(page, read, "", permission)
-    path = newest(page, settled.config)
-    return settled if path is None else _settle(page, read, str(path), permission)
+        return _settle(algorithm, read, resume, permission)
+    settled = _settle(algorithm, read, "", permission)
+    path = newest(algorithm, settled.config)
+    return settled if path is None else _settle(algorithm, read, str(path), permission)
 
 
-def _settle(page: str, read: Read, resume: str, permission: Permission) -> Settled:
-    module = algorithm_of(page)
+def _settle(algorithm: str, read: Read, resume: str, permission: Permission) -> Settled:
+    module = algorithm_of(algorithm)
     if resume:
-        stored = stored_config(page, read_stored(RunFolder.open(Path(resume)).config_file), permission, trains=True)
+        stored = stored_config(
+            algorithm, read_stored(RunFolder.open(Path(resume)).config_file), permission, trains=True
+        )
         config = read(stored, resume)
         changes = differences(stored, config)
         spec = make_spec(config)
-        spaces = look_at(page, config, spec)
+        spaces = look_at(algorithm, config, spec)
     else:
         changes = []
         first = read(None, "")
         spec = make_spec(first)
-        spaces = look_at(page, first, spec)  # the preset depends on it
-        with user_code(f"{page}'s preset()"):
+        spaces = look_at(algorithm, first, spec)  # the preset depends on it
+        with user_code(f"{algorithm}'s preset()"):
             settings = module.preset(first.preset, spaces) | {"preset": first.preset}
         config = read(dataclasses.replace(module.Config(), **settings), "")
         if make_spec(config) != spec:
             spec = make_spec(config)
-            spaces = look_at(page, config, spec)
+            spaces = look_at(algorithm, config, spec)
     # Described from the probed spaces: describing must not create another environment.
     facts = {"id": config.env_id, "description": spec.describe(spaces), **dataclasses.asdict(spaces)}
-    check_together(page, config, spaces)
-    return Settled(page, config, spec, spaces, changes, facts)
+    check_together(algorithm, config, spaces)
+    return Settled(algorithm, config, spec, spaces, changes, facts)
 
 
-def look_at(page: str, config: RunConfig, spec: EnvSpec) -> Spaces:
+def look_at(algorithm: str, config: RunConfig, spec: EnvSpec) -> Spaces:
     """The spaces of the environment. Raises UsageError if it cannot be used, or takes longer than --hang-seconds."""
-    return look(spec, page, config.hang_seconds, here=config.backend == "serial")
+    return look(spec, algorithm, config.hang_seconds, here=config.backend == "serial")
 
 
 def has_nothing_to_do(settled: Settled, resume: str) -> bool:
@@ -143,23 +145,25 @@ def has_nothing_to_do(settled: Settled, resume: str) -> bool:
     return resume == AUTO and is_resumed(config) and is_finished(Path(config.resume)) and not settled.changes
 
 
-def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
+def check_together(algorithm: str, config: RunConfig, spaces: Spaces) -> None:
     """Raise UsageError for settings that do not fit the environment, each other or this system."""
-    if spaces.is_continuous and not algorithm_of(page).takes_continuous:
-        raise UsageError(f"{config.env_id} has continuous actions; {command_of(page)} chooses between discrete ones")
+    if spaces.is_continuous and not algorithm_of(algorithm).takes_continuous:
+        raise UsageError(
+            f"{config.env_id} has continuous actions; {command_of(algorithm)} chooses between discrete ones"
+        )
     if config.backend == "serial" and config.on_worker_error == "restart":
         raise UsageError("--on-worker-error restart is for --backend local: a serial run has no process to replace")
     threads, device = getattr(config, "learner_threads", 1), getattr(config, "learner_device", CPU)
     if config.backend == "serial" and threads > 1:
         raise UsageError("--learner-threads is not for --backend serial, which repeats itself in one thread")
-    if config.statistics == "per-worker" and algorithm_of(page).experience != GRADIENT:
-        who = "one learner does" if learners_of(page, config) == 1 else "learners do"
-        raise UsageError(f"--statistics per-worker is for workers that learn; in {command_of(page)} {who}")
+    if config.statistics == "per-worker" and algorithm_of(algorithm).experience != GRADIENT:
+        who = "one learner does" if learners_of(algorithm, config) == 1 else "learners do"
+        raise UsageError(f"--statistics per-worker is for workers that learn; in {command_of(algorithm)} {who}")
     if config.overlap:
-        _check_overlap(page, config)
+        _check_overlap(algorithm, config)
     require(config.track)
     if config.backend == "collective":
-        _check_collective(page, config)
+        _check_collective(algorithm, config)
     if config.precision == "bfloat16":
         instructions = cpu_instructions()
         if instructions is not None and INSTRUCTIONS.isdisjoint(instructions):
@@ -174,18 +178,20 @@ def check_together(page: str, config: RunConfig, spaces: Spaces) -> None:
     if device != CPU:
         _check_device(config, device)
     if config.backend == "ray":
-        _check_ray(page, config)
+        _check_ray(algorithm, config)
     if config.update == "locked" and sys.platform == "win32":
         raise UsageError("--update locked needs a POSIX system")
 
 
-def _check_overlap(page: str, config: RunConfig) -> None:
+def _check_overlap(algorithm: str, config: RunConfig) -> None:
     """Raise UsageError for methods in which no process waits for others."""
-    kind = algorithm_of(page).experience
+    kind = algorithm_of(algorithm).experience
     if kind not in (GRADIENT, IN_STEP):
-        raise UsageError(f"--overlap is for actors that wait for the learner; those of {command_of(page)} do not")
+        raise UsageError(f"--overlap is for actors that wait for the learner; those of {command_of(algorithm)} do not")
     if kind == GRADIENT and config.backend != "collective":
-        raise UsageError(f"--overlap is for ranks (--backend collective); workers of {command_of(page)} do not wait")
+        raise UsageError(
+            f"--overlap is for ranks (--backend collective); workers of {command_of(algorithm)} do not wait"
+        )
 
 
 def _check_device(config: RunConfig, device: str) -> None:
@@ -198,41 +204,41 @@ def _check_device(config: RunConfig, device: str) -> None:
         require_device(device)
 
 
-def _check_ray(page: str, config: RunConfig) -> None:
+def _check_ray(algorithm: str, config: RunConfig) -> None:
     """Raise UsageError for methods and settings that do not run on hosts, or if Ray is not installed."""
-    kind = algorithm_of(page).experience
+    kind = algorithm_of(algorithm).experience
     if kind == MEMORY:
         if keeps_replay(config):
             raise UsageError("--checkpoint-replay is for one machine: the memory of hosts is not saved")
         if config.hosts == "auto":
             raise UsageError("--hosts auto is for methods without a memory, which hosts divide: give a number")
         as_one_machine(config, config.all_workers)  # whether the memory has room for the steps of all workers
-        if replay_hosts_of(config) and learns_on_hosts(page, config):
+        if replay_hosts_of(config) and learns_on_hosts(algorithm, config):
             which = "--layout bundled" if is_bundled(config) else "several --learners"
             raise UsageError(f"--replay-hosts are for one learner; with {which} each host has a memory of its own")
     for name in ("parameter_shards", "push"):
-        if getattr(config, name) != getattr(type(config), name) and not learns_on_hosts(page, config):
+        if getattr(config, name) != getattr(type(config), name) and not learns_on_hosts(algorithm, config):
             several = "; several --learners or --layout bundled do so on each host" if hasattr(config, "layout") else ""
-            one = f"in {command_of(page)} one learner does{several}"
+            one = f"in {command_of(algorithm)} one learner does{several}"
             raise UsageError(f"{flag(name)} is for methods whose workers learn; {one}")
     for name, plain in (("learner_resource", ""), ("learner_device", CPU)):
-        if getattr(config, name, plain) != plain and learns_on_hosts(page, config):
+        if getattr(config, name, plain) != plain and learns_on_hosts(algorithm, config):
             who = "workers learn" if kind == GRADIENT else "each host has its own with these settings"
-            raise UsageError(f"{flag(name)} is for methods with a learner; in {command_of(page)} {who}")
+            raise UsageError(f"{flag(name)} is for methods with a learner; in {command_of(algorithm)} {who}")
     from asyncrl.backends.ray import require_ray
 
     require_ray()
 
 
-def _check_collective(page: str, config: RunConfig) -> None:
+def _check_collective(algorithm: str, config: RunConfig) -> None:
     """Raise UsageError for methods and settings that ranks in step do not support."""
-    if algorithm_of(page).experience not in (GRADIENT, IN_STEP):
+    if algorithm_of(algorithm).experience not in (GRADIENT, IN_STEP):
         raise UsageError(
-            f"{command_of(page)} does not wait for its actors, and the ranks of --backend collective wait for each "
-            "other: it runs with --backend local and serial"
+            f"{command_of(algorithm)} does not wait for its actors, and the ranks of --backend collective wait for "
+            "each other: it runs with --backend local and serial"
         )
-    if config.reduce == "gradients" and algorithm_of(page).experience == GRADIENT:
-        raise UsageError(f"--reduce says where a learner learns; {command_of(page)} reduces gradients in any case")
+    if config.reduce == "gradients" and algorithm_of(algorithm).experience == GRADIENT:
+        raise UsageError(f"--reduce says where a learner learns; {command_of(algorithm)} reduces gradients in any case")
     if getattr(config, "learner_threads", 1) > 1:
         raise UsageError("--learner-threads is not for --backend collective: each rank computes in one thread")
     for name in ("max_staleness", "max_loss_deviations"):
@@ -260,17 +266,17 @@ def carry_out(
     with ExitStack() as stack:
         hold = partial(_hold, stack, tell, signals)
         held = hold(RunFolder.open(Path(config.resume))) if is_resumed(config) else None
-        run = prepare(settled.page, config, settled.environment, settled.spaces)
+        run = prepare(settled.algorithm, config, settled.environment, settled.spaces)
         folder = run.spec.folder
         held = held or hold(folder)
         checkpoints.clean(folder.checkpoints)  # left by a save that was killed
-        view = make_view(config.quiet or not speaks, f"{short(settled.page)} on {config.env_id}")
+        view = make_view(config.quiet or not speaks, f"{short(settled.algorithm)} on {config.env_id}")
         tell(f"run folder: {folder.path}")
         for line in introduction(run, settled.facts["description"], settled.changes):
             view.say(line)
-        write_stored(folder.config_file, settled.page, to_plain(config), settled.facts)
+        write_stored(folder.config_file, settled.algorithm, to_plain(config), settled.facts)
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
-        title = f"{short(settled.page)} {config.env_id} {folder.path.name}"
+        title = f"{short(settled.algorithm)} {config.env_id} {folder.path.name}"
         try:
             trackers = make_trackers(config.track, config.track_project, title, folder.path)
         except UsageError:
@@ -297,38 +303,40 @@ def _say_nothing(line: str) -> None:
     pass
 
 
-def prepare(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> Run:
+def prepare(algorithm: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> Run:
     """Create folder, store and counters of a run, or restore them from the newest checkpoint. Raises UsageError."""
     try:
-        with watched(config.hang_seconds), user_code(f"{page}'s network"):
-            theta, layout = initial_parameters(page, config, spaces)
+        with watched(config.hang_seconds), user_code(f"{algorithm}'s network"):
+            theta, layout = initial_parameters(algorithm, config, spaces)
     except (MemoryError, RuntimeError) as error:  # the latter is raised by torch
         if "memory" not in str(error):
             raise
         raise UsageError("there is not enough memory for a network of this size") from None
-    checkpoint = load_for_resume(page, config, layout) if is_resumed(config) else None
-    check_room(page, config, environment, spaces, theta.numel())
+    checkpoint = load_for_resume(algorithm, config, layout) if is_resumed(config) else None
+    check_room(algorithm, config, environment, spaces, theta.numel())
     part = 1 + checkpoint.facts["part"] if checkpoint else 0
     exact = exact_state(checkpoint, config) if checkpoint and config.backend == "serial" else None
     if checkpoint:
         theta = flat_parameters(checkpoint, layout)
-    own = parcels([page, *environment.own_names, config.network, getattr(config, "exploration", "")])
-    spec = RunSpec(page, config, environment, spaces, open_folder(page, config), layout, part, exact, parcels=own)
+    own = parcels([algorithm, *environment.own_names, config.network, getattr(config, "exploration", "")])
+    spec = RunSpec(
+        algorithm, config, environment, spaces, open_folder(algorithm, config), layout, part, exact, parcels=own
+    )
     return Run(spec, build_handles(spec, theta, checkpoint))
 
 
-def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
+def check_room(algorithm: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
     """Raise UsageError if there is not enough memory, file descriptors or disk, or no place for sockets."""
     if config.backend != "serial":
         sockets.make_place()
-    experience = experience_bytes(page, config, spec, spaces)
+    experience = experience_bytes(algorithm, config, spec, spaces)
     available = machine.available_bytes()
-    if algorithm_of(page).experience == MEMORY:
+    if algorithm_of(algorithm).experience == MEMORY:
         steps = config.memory_steps // max(1, replay_hosts_of(config))  # type: ignore[attr-defined]
         demand(machine.check_replay(steps, experience, available))
-    check_memory(page, config, spec, spaces, parameters, experience)
-    target = algorithm_of(page).has_target
-    learners = learners_of(page, config)
+    check_memory(algorithm, config, spec, spaces, parameters, experience)
+    target = algorithm_of(algorithm).has_target
+    learners = learners_of(algorithm, config)
     workers = config.workers if config.backend == "local" else 0  # ranks may be on other machines
     place = Path(config.resume if is_resumed(config) else config.runs_dir)
     needed = machine.processes_bytes(config, spec, spaces, parameters, learners) if workers else 0
@@ -339,10 +347,12 @@ def check_room(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, para
     demand(machine.check_disk(machine.checkpoint_bytes(config, parameters, target, kept), place))
 
 
-def check_memory(page: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int, experience: int) -> None:
+def check_memory(
+    algorithm: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int, experience: int
+) -> None:
     """Raise UsageError if there is not enough shared memory for the store of a run with these settings."""
     moments = moments_size(moments_shape(config, spec, spaces))
-    needed = machine.shared_bytes(config, parameters, moments, algorithm_of(page).has_target, experience)
+    needed = machine.shared_bytes(config, parameters, moments, algorithm_of(algorithm).has_target, experience)
     demand(machine.check_shared_memory(needed))
 
 
@@ -401,11 +411,11 @@ def make_spec(config: RunConfig) -> EnvSpec:
     )
 
 
-def open_folder(page: str, config: RunConfig) -> RunFolder:
+def open_folder(algorithm: str, config: RunConfig) -> RunFolder:
     """The folder to write to: a new one, or the resumed run's."""
     if is_resumed(config):
         return RunFolder.open(Path(config.resume))
-    create = partial(RunFolder.create, Path(config.runs_dir), short(page), config.env_id)
+    create = partial(RunFolder.create, Path(config.runs_dir), short(algorithm), config.env_id)
     if config.run_name:
         # A run that was killed before its first checkpoint starts afresh in the same folder.
         return create(config.run_name, again=config.resume == AUTO)

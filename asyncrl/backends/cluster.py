@@ -1,6 +1,6 @@
 """The driver of a run on Ray, between hosts, shards or a learner, and the run's supervisor.
 
-Shards or the learner, whichever the page has, are the *keepers* of theta. The driver is a separate process: when the
+Shards or the learner, whichever the algorithm has, are the *keepers* of theta. The driver is another process: when the
 head of a cluster dies, Ray exits the driver silently, and the supervisor must survive to report how the run ended. The
 driver copies the state of keepers and hosts into memory that it shares with the supervisor, which looks after the run
 as with any backend.
@@ -61,7 +61,7 @@ class Driver:
         self._places = [Place(number) for number in range(spec.config.most_hosts)]
         self._wanted = len(self._places)
         """Number of hosts for which the run waits before it begins."""
-        shards = learns_on_hosts(spec.page, spec.config)
+        shards = learns_on_hosts(spec.algorithm, spec.config)
         self._memories = Memories(run, self._tell)
         self._keepers = Shards(run, self._tell) if shards else Learner(run, self._tell, self._places, self._memories)
         self._learner = self._keepers.place if isinstance(self._keepers, Learner) else None

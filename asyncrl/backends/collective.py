@@ -143,7 +143,7 @@ class Leader:
 
     def start_ranks(self, secret: bytes) -> None:
         """Start the other ranks on this machine."""
-        context = start_context(self._run.spec.page)
+        context = start_context(self._run.spec.algorithm)
         for rank in range(1, self._board.size):
             seat = Seat(self._run.spec, self._board.port, secret)
             self.ranks[rank] = start_child(context, rank_process, seat, rank, self._run.handles.clock)

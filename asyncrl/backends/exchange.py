@@ -1,4 +1,4 @@
-"""A host's exchange of parameters with the shards, for pages whose workers learn."""
+"""A host's exchange of parameters with the shards, for algorithms whose workers learn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host sends to the learner of a run, and gets from it, for pages with a learner.
+"""What a host sends to the learner of a run, and gets from it, for algorithms with a learner.
 
 The host's actors put rollouts into rings in its memory. From there they go to their *keeper* in parcels, on credit
 (`asyncrl.experience.credit`). That is the learner, or one of the replay hosts if these have the memory. A rollout keeps
@@ -77,8 +77,8 @@ class Forwarding:
         self._incarnation = beginning.incarnation
         self._rings = cast(Batches, handles.experience).rings
         self._store = cast(Mirror, handles.store)
-        self._shape = rollout_shape(spec.page, spec.config, spec.environment, spec.spaces)
-        kind = algorithm_of(spec.page).experience
+        self._shape = rollout_shape(spec.algorithm, spec.config, spec.environment, spec.spaces)
+        kind = algorithm_of(spec.algorithm).experience
         self._pace, self._poll = (0.0, LOOK_SECONDS) if kind == IN_STEP else (GATHER_SECONDS, GATHER_SECONDS)
         self._theta_seconds = THETA_SECONDS if kind == MEMORY else 0.0
         self._keeper, self._keeper_name = LEARNER_KEEPER, "learner"

@@ -55,7 +55,7 @@ def build_shared_handles(
     spec: RunSpec, theta: Tensor, trains: bool = True, steps: int = 0, seconds: float = 0.0, shards: int = 0
 ) -> Handles:
     """What the processes of one machine share; begun as `build_clock` says. `shards`: those that apply gradients."""
-    config, page = spec.config, algorithm_of(spec.page)
+    config, algorithm = spec.config, algorithm_of(spec.algorithm)
     clock = build_clock(spec, steps, seconds)
     lock_file = str(spec.folder.path / "store.lock") if config.update == "locked" else None
     if shards:
@@ -66,7 +66,7 @@ def build_shared_handles(
         store = SharedStore(theta, config.descent, config.workers, clock, lock_file)
     moments = RunMoments(config.workers, moments_size(moments_shape(config, spec.environment, spec.spaces)))
     experience = None
-    if trains and page.experience != GRADIENT:
+    if trains and algorithm.experience != GRADIENT:
         experience = build_experience(spec, clock, moments)
     return Handles(store, clock, moments, experience)
 
@@ -83,10 +83,10 @@ def as_one_machine(config: RunConfig, workers: int) -> RunConfig:
     )  # fmt: skip
 
 
-def as_one_host(page: str, config: RunConfig) -> RunConfig:
+def as_one_host(algorithm: str, config: RunConfig) -> RunConfig:
     """The settings of one of several hosts. If each has a replay memory of its own, that is its share of the steps."""
     one, hosts = as_one_machine(config, config.workers), config.most_hosts
-    if not learns_on_hosts(page, config):
+    if not learns_on_hosts(algorithm, config):
         return one
     if config.hosts != "auto":
         one = with_decays_of(one, hosts)
@@ -102,9 +102,9 @@ def with_decays_of(config: RunConfig, hosts: int) -> RunConfig:
     )
 
 
-def learns_on_hosts(page: str, config: RunConfig) -> bool:
+def learns_on_hosts(algorithm: str, config: RunConfig) -> bool:
     """Whether each of several hosts learns, and theta is in shards between them; else one learner has it."""
-    return algorithm_of(page).experience == GRADIENT or is_bundled(config) or learners_of(page, config) > 1
+    return algorithm_of(algorithm).experience == GRADIENT or is_bundled(config) or learners_of(algorithm, config) > 1
 
 
 def replay_hosts_of(config: RunConfig) -> int:
@@ -112,9 +112,9 @@ def replay_hosts_of(config: RunConfig) -> int:
     return config.replay_hosts if config.backend == "ray" and isinstance(config, ReplayConfig) else 0
 
 
-def pushes_every_update(page: str, config: RunConfig) -> bool:
+def pushes_every_update(algorithm: str, config: RunConfig) -> bool:
     """Whether hosts send every gradient to the shards, which apply them."""
-    return config.push == "every-update" and learns_on_hosts(page, config)
+    return config.push == "every-update" and learns_on_hosts(algorithm, config)
 
 
 def build_host_handles(spec: RunSpec, theta: Tensor, shards: int = 0) -> Handles:
@@ -122,16 +122,16 @@ def build_host_handles(spec: RunSpec, theta: Tensor, shards: int = 0) -> Handles
 
     If a learner is elsewhere, the store is a copy of its theta, and the experience has the rollouts on their way to it.
     """
-    if learns_on_hosts(spec.page, spec.config):
+    if learns_on_hosts(spec.algorithm, spec.config):
         return build_shared_handles(spec, theta, shards=shards)
     clock = build_clock(spec)
     from asyncrl.parameters.mirror import Mirror
 
     store = Mirror(theta, spec.config.descent, spec.config.workers, clock)
     moments = RunMoments(spec.config.workers, moments_size(moments_shape(spec.config, spec.environment, spec.spaces)))
-    if algorithm_of(spec.page).experience != MEMORY:
+    if algorithm_of(spec.algorithm).experience != MEMORY:
         return Handles(store, clock, moments, build_experience(spec, clock, moments))
-    shape = rollout_shape(spec.page, spec.config, spec.environment, spec.spaces)
+    shape = rollout_shape(spec.algorithm, spec.config, spec.environment, spec.spaces)
     queue = Batches(shape, spec.config.workers, clock, in_step=False, capacity=ON_THE_WAY)
     return Handles(store, clock, moments, queue)
 
@@ -147,26 +147,28 @@ def build_mirror_handles(spec: RunSpec, theta: Tensor, steps: int, seconds: floa
 
 def build_clock(spec: RunSpec, steps: int = 0, seconds: float = 0.0) -> Clock:
     """The counters of a run that made so many steps in so many seconds before it was resumed."""
-    return Clock(spec.config.all_workers, spec.config.total_steps, steps, seconds, learners_of(spec.page, spec.config))
+    return Clock(
+        spec.config.all_workers, spec.config.total_steps, steps, seconds, learners_of(spec.algorithm, spec.config)
+    )
 
 
 def build_rank_handles(spec: RunSpec, theta: Tensor, rank: int, steps: int = 0, seconds: float = 0.0) -> Handles:
     """What one rank of the collective backend has, the transport still missing; begun as `build_clock` says."""
-    config, page = spec.config, algorithm_of(spec.page)
+    config, algorithm = spec.config, algorithm_of(spec.algorithm)
     clock = build_clock(spec, steps, seconds)
     from asyncrl.experience.gathered import Gathered, Kept
     from asyncrl.parameters.replicas import Replicas
 
     accord = Accord()
-    reduces = config.reduce == "gradients" and page.experience != GRADIENT
-    overlap = config.overlap and page.experience == GRADIENT
+    reduces = config.reduce == "gradients" and algorithm.experience != GRADIENT
+    overlap = config.overlap and algorithm.experience == GRADIENT
     store = Replicas(
         theta, config.descent, config.workers, rank, clock, accord, config.check_replicas, reduces, overlap
     )
     size = moments_size(moments_shape(config, spec.environment, spec.spaces))
     experience: Gathered | Kept | None = None
-    if page.experience != GRADIENT:
-        shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
+    if algorithm.experience != GRADIENT:
+        shape = rollout_shape(spec.algorithm, config, spec.environment, spec.spaces)
         experience = Kept(shape, clock) if reduces else Gathered(shape, config.workers, rank, clock, store, accord)
     return Handles(store, clock, RunMoments(config.workers, size, rank=True), experience, accord)
 
@@ -183,13 +185,13 @@ def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint) -> None:
 
 def build_experience(spec: RunSpec, clock: Clock, moments: RunMoments) -> Experience:
     """Where rollouts of a run go on their way to a learner."""
-    page, config = algorithm_of(spec.page), spec.config
-    if page.experience == MEMORY:
+    algorithm, config = algorithm_of(spec.algorithm), spec.config
+    if algorithm.experience == MEMORY:
         make = partial(make_normalizer, moments, LEARNER, config, spec.environment, spec.spaces)
         place = (spec.part, *([spec.first_worker] if spec.first_worker else []))
-        return Replay(replay_plan(spec.page, config, spec.environment, spec.spaces, place), clock, make)
-    shape = rollout_shape(spec.page, config, spec.environment, spec.spaces)
-    in_step, length = page.experience == IN_STEP, queue_length(spec.page, config)
+        return Replay(replay_plan(spec.algorithm, config, spec.environment, spec.spaces, place), clock, make)
+    shape = rollout_shape(spec.algorithm, config, spec.environment, spec.spaces)
+    in_step, length = algorithm.experience == IN_STEP, queue_length(spec.algorithm, config)
     most = 0 if in_step else config.batch_rollouts  # type: ignore[attr-defined]
     return Batches(shape, config.workers, clock, in_step, length, most, config.backend == "serial")
 
@@ -199,39 +201,39 @@ def is_bundled(config: RunConfig) -> bool:
     return getattr(config, "layout", "") == "bundled"
 
 
-def learners_of(page: str, config: RunConfig) -> int:
+def learners_of(algorithm: str, config: RunConfig) -> int:
     """Number of learner processes, on all hosts."""
-    if algorithm_of(page).experience == GRADIENT or is_bundled(config):
+    if algorithm_of(algorithm).experience == GRADIENT or is_bundled(config):
         return 0
     learners = int(getattr(config, "learners", 1))
     return learners * config.most_hosts if config.backend == "ray" and learners > 1 else learners
 
 
-def queue_length(page: str, config: RunConfig) -> int:
+def queue_length(algorithm: str, config: RunConfig) -> int:
     """Rollouts of each actor for which there is room on the way to the learner."""
-    if algorithm_of(page).experience == IN_STEP:
+    if algorithm_of(algorithm).experience == IN_STEP:
         return 2 if config.overlap else 1
     return int(config.queue_length)  # type: ignore[attr-defined]
 
 
-def experience_bytes(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> int:
+def experience_bytes(algorithm: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> int:
     """Bytes of shared memory that rollouts of a run take on their way to a learner; 0 without one.
 
     Of several replay hosts it is the memory of the first: the others may be on other machines.
     """
-    kind = algorithm_of(page).experience
+    kind = algorithm_of(algorithm).experience
     if kind == GRADIENT or config.backend == "collective":
         return 0
     if kind == MEMORY:
         if replay_hosts_of(config):
-            return replay_host_plan(page, config, environment, spaces, 0, (0,)).bytes
-        return replay_plan(page, config, environment, spaces).bytes
-    shape = rollout_shape(page, config, environment, spaces)
-    return batches_bytes(shape, config.workers, queue_length(page, config))
+            return replay_host_plan(algorithm, config, environment, spaces, 0, (0,)).bytes
+        return replay_plan(algorithm, config, environment, spaces).bytes
+    shape = rollout_shape(algorithm, config, environment, spaces)
+    return batches_bytes(shape, config.workers, queue_length(algorithm, config))
 
 
 def replay_plan(
-    page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces, place: tuple[int, ...] = (0,)
+    algorithm: str, config: RunConfig, environment: EnvSpec, spaces: Spaces, place: tuple[int, ...] = (0,)
 ) -> ReplayPlan:
     """The replay memory of a run, as plain data. `place` distinguishes its random numbers from those of others."""
     assert isinstance(config, ReplayConfig)
@@ -251,15 +253,15 @@ def replay_plan(
         (config.seed, *place),
         config.checkpoint_replay,
         is_bundled(config),
-        config.workers if is_bundled(config) else learners_of(page, config),
+        config.workers if is_bundled(config) else learners_of(algorithm, config),
     )
 
 
 def replay_host_plan(
-    page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces, number: int, place: tuple[int, ...]
+    algorithm: str, config: RunConfig, environment: EnvSpec, spaces: Spaces, number: int, place: tuple[int, ...]
 ) -> ReplayPlan:
     """The part of a run's replay memory that replay host `number` has: that of hosts `number`, `number` + N, ..."""
-    whole = replay_plan(page, as_one_machine(config, config.all_workers), environment, spaces, place)
+    whole = replay_plan(algorithm, as_one_machine(config, config.all_workers), environment, spaces, place)
     hosts, own = config.most_hosts, len(range(number, config.most_hosts, replay_hosts_of(config)))
     return replace(
         whole,
@@ -269,8 +271,8 @@ def replay_host_plan(
     )
 
 
-def rollout_shape(page: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> RolloutShape:
+def rollout_shape(algorithm: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> RolloutShape:
     """What all rollouts of a run have in common."""
     moments = moments_shape(config, environment, spaces)
-    state = state_shapes(page, config, spaces)
-    return RolloutShape(config.t_max, config.envs_per_worker, spaces, state, algorithm_of(page).extras, moments)
+    state = state_shapes(algorithm, config, spaces)
+    return RolloutShape(config.t_max, config.envs_per_worker, spaces, state, algorithm_of(algorithm).extras, moments)

@@ -72,7 +72,7 @@ class Host(Member):
         enforce_one_thread()
         self._wire = wire
         spec = beginning.spec
-        config = as_one_host(spec.page, spec.config)
+        config = as_one_host(spec.algorithm, spec.config)
         self._scratch = Path(tempfile.mkdtemp(prefix="asyncrl-"))
         self._spec = replace(
             spec,

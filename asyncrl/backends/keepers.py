@@ -1,4 +1,4 @@
-"""The keepers of theta in a run on Ray: shards or the learner, whichever the page has, as the driver sees them.
+"""The keepers of theta in a run on Ray: shards or the learner, whichever the algorithm has, as the driver sees them.
 
 The driver starts them and fills them, and regularly copies their state into the memory that it shares with the
 supervisor. From the newest copy it fills a keeper that has lost everything. Replay hosts, which have no theta, are
@@ -253,12 +253,12 @@ class Shards(Keepers):
     kind = "shard"
 
     def __init__(self, run: Run, tell: Tell) -> None:
-        store, page, config = run.handles.store, run.spec.page, run.spec.config
+        store, algorithm, config = run.handles.store, run.spec.algorithm, run.spec.config
         assert isinstance(store, Mirror)
         parts = slices(store.theta.numel(), config.parameter_shards)
         super().__init__(run, parts, tell)
-        self._writers += learners_of(page, config) // config.most_hosts
-        self._descent = config.descent if pushes_every_update(page, config) else None
+        self._writers += learners_of(algorithm, config) // config.most_hosts
+        self._descent = config.descent if pushes_every_update(algorithm, config) else None
         if self._descent is not None:
             theta, statistics = store.snapshot().numpy(), store.state()["statistics"][0].numpy()
             self._known = [beginning(theta[part], statistics[:, part], self.updates) for part in parts]

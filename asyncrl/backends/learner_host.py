@@ -68,7 +68,7 @@ class LearnerHost(Keeper):
         self._scratch = Path(tempfile.mkdtemp(prefix="asyncrl-"))
         whole = as_one_machine(config, config.all_workers)
         self._spec = replace(spec, config=whole, folder=RunFolder(self._scratch))
-        self._samples = algorithm_of(spec.page).experience == MEMORY
+        self._samples = algorithm_of(spec.algorithm).experience == MEMORY
         self._replay_hosts = replay_hosts_of(config)
         self._memories: Wire | None = None
         self._journal = Journal()
@@ -191,7 +191,7 @@ class LearnerHost(Keeper):
         if self._memories is not None:
             normalizer = make_normalizer(handles.moments, LEARNER, *about)
             return RemoteReplay(self._memories, self._replay_hosts, self._epoch, handles.clock, normalizer)
-        shape = rollout_shape(spec.page, *about)
+        shape = rollout_shape(spec.algorithm, *about)
         rings_or_memory = cast(Batches | Replay, handles.experience)
         return Landing(rings_or_memory, shape, self._hosts, self._workers, self._epoch)
 

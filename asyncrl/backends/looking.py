@@ -40,7 +40,7 @@ class Seen:
     """What there is to say about the environment."""
 
 
-def look(spec: EnvSpec, page: str, seconds: float, here: bool, steps: bool = True) -> Spaces:
+def look(spec: EnvSpec, algorithm: str, seconds: float, here: bool, steps: bool = True) -> Spaces:
     """What `spec.probe(steps)` returns. Raises UsageError if the environment cannot be used.
 
     `here`: in this process, where the run is going to have it. `seconds`: the longest that one call of it may take; 0:
@@ -49,15 +49,15 @@ def look(spec: EnvSpec, page: str, seconds: float, here: bool, steps: bool = Tru
     if here or sys.platform != "linux":  # where a process would have to import everything first
         with watched(seconds):
             return spec.probe(steps)
-    seen = _ask(spec, page, seconds, steps)
+    seen = _ask(spec, algorithm, seconds, steps)
     for notice in seen.notices:
         warnings.warn(notice, EnvironmentNotice, stacklevel=2)
     return seen.spaces
 
 
-def _ask(spec: EnvSpec, page: str, seconds: float, steps: bool) -> Seen:
+def _ask(spec: EnvSpec, algorithm: str, seconds: float, steps: bool) -> Seen:
     """Start the process, and wait for its answer."""
-    context = start_context(page)
+    context = start_context(algorithm)
     receiver, sender = context.Pipe(duplex=False)
     arguments = (sender, spec, parcels(spec.own_names), steps, families.TOKEN)
     process: BaseProcess = context.Process(target=_look, args=arguments, name="look")  # type: ignore[attr-defined]

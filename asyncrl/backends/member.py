@@ -44,10 +44,10 @@ class Member:
 
     def __init__(self, beginning: Beginning) -> None:
         self.beginning = beginning
-        page, config = beginning.spec.page, beginning.spec.config
-        self.learns = learns_on_hosts(page, config)
+        algorithm, config = beginning.spec.algorithm, beginning.spec.config
+        self.learns = learns_on_hosts(algorithm, config)
         """Whether theta is in shards; else one learner has it."""
-        learners = learners_of(page, config) // config.most_hosts if self.learns else 0
+        learners = learners_of(algorithm, config) // config.most_hosts if self.learns else 0
         self.learners = range(LEARNER, LEARNER - learners, -1)
         """The numbers of this host's learners."""
         self.firsts: list[set[int]] = [set() for _ in range(config.workers)]
@@ -93,7 +93,7 @@ def build(beginning: Beginning, spec: RunSpec) -> Handles:
     """What the workers of one host share, theta still missing. `spec` describes the run of this host alone."""
     size = sum(int(torch.Size(shape).numel()) for _, shape in spec.layout)
     config = beginning.spec.config
-    shards = config.parameter_shards if pushes_every_update(beginning.spec.page, config) else 0
+    shards = config.parameter_shards if pushes_every_update(beginning.spec.algorithm, config) else 0
     handles = build_host_handles(spec, torch.zeros(size), shards)
     handles.clock.rebase(beginning.steps, beginning.seconds)
     handles.moments.lay_down(beginning.moments)

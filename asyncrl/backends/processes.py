@@ -80,7 +80,7 @@ KILLS = Kills()
 """Of children of this process, and of others in its control group."""
 
 
-def start_context(page: str) -> BaseContext:
+def start_context(algorithm: str) -> BaseContext:
     """forkserver with everything heavy imported once, on Linux; spawn elsewhere. Never fork: it copies locks.
 
     Raises UsageError if there is no place for the fork server's socket.
@@ -91,7 +91,7 @@ def start_context(page: str) -> BaseContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [
-            "torch", "gymnasium", "ale_py", "cv2", page, "asyncrl.backends.local", "asyncrl.envs.atari",
+            "torch", "gymnasium", "ale_py", "cv2", algorithm, "asyncrl.backends.local", "asyncrl.envs.atari",
             "asyncrl.backends.preloaded",
         ]
     )  # fmt: skip

@@ -94,13 +94,13 @@ class Beginning:
         places = {rank: (host, pid) for rank, (host, pid) in enumerate(data["places"])}
         return cls(data["run"], data["steps"], data["seconds"], Counts(*data["counts"]), places)
 
-    def spec(self, page: str, make_spec: MakeSpec) -> RunSpec:
-        """The description of the run, for a rank that was started with the command of `page`."""
-        config = from_plain(algorithm_of(page).Config, self.run["config"])
+    def spec(self, algorithm: str, make_spec: MakeSpec) -> RunSpec:
+        """The description of the run, for a rank that was started with the command of `algorithm`."""
+        config = from_plain(algorithm_of(algorithm).Config, self.run["config"])
         layout = tuple((name, tuple(shape)) for name, shape in self.run["layout"])
         folder = RunFolder(Path(self.run["folder"]))
         spaces = from_plain(Spaces, self.run["spaces"])
-        return RunSpec(page, config, make_spec(config), spaces, folder, layout, self.run["part"])
+        return RunSpec(algorithm, config, make_spec(config), spaces, folder, layout, self.run["part"])
 
 
 @dataclass(frozen=True)
@@ -203,13 +203,13 @@ def rank_process(seat: Seat, rank: int) -> None:
         os._exit(code)
 
 
-def attend_launched(launch: Launch, page: str, words: Sequence[str], make_spec: MakeSpec) -> int:
+def attend_launched(launch: Launch, algorithm: str, words: Sequence[str], make_spec: MakeSpec) -> int:
     """Run a rank other than 0 that a launcher has started; returns the exit code."""
     try:
         board = board_of(launch)
         greet(board, words)
         with Signals().caught() as signals:
-            code = attend(board, signals, lambda beginning: beginning.spec(page, make_spec))
+            code = attend(board, signals, lambda beginning: beginning.spec(algorithm, make_spec))
     except (RanksLost, RuntimeError, UsageError) as error:
         print_line(f"asyncrl: rank {launch.rank} on {socket.gethostname()}: {first_line(error)}", error=True)
         code = 2 if isinstance(error, UsageError) else 1

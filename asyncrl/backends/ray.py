@@ -72,7 +72,9 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
         run, monitor, view, worker_process, evaluator_process, learner_process, workers=False, learners=False
     )  # fmt: skip
     here, there = multiprocessing.Pipe()
-    driver = start_child(start_context(run.spec.page), driver_process, Seat(run, there), 0, run.handles.clock, DRIVER)
+    driver = start_child(
+        start_context(run.spec.algorithm), driver_process, Seat(run, there), 0, run.handles.clock, DRIVER
+    )
     there.close()
     leader = Leader(run, monitor, view, driver, here)
     try:

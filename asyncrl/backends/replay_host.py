@@ -61,10 +61,10 @@ class ReplayHost(Keeper):
             spec, config = self._spec, self._spec.config
             # Each memory of each part of the run has random numbers of its own.
             place = spec.part, self._number, times
-            plan = replay_host_plan(spec.page, config, spec.environment, spec.spaces, self._number, place)
+            plan = replay_host_plan(spec.algorithm, config, spec.environment, spec.spaces, self._number, place)
             self._clock = Clock(plan.actors, 0)
             one = as_one_machine(config, config.workers)
-            shape = rollout_shape(spec.page, one, spec.environment, spec.spaces)
+            shape = rollout_shape(spec.algorithm, one, spec.environment, spec.spaces)
             self._epoch = times
             memory = Replay(plan, self._clock, lambda: None)
             self._landing = Landing(memory, shape, plan.actors // config.workers, config.workers, epoch=times)

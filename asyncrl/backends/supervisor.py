@@ -114,7 +114,7 @@ class Supervisor:
         self._view = view
         self._targets = {EVALUATOR: evaluate} | dict.fromkeys(run.handles.clock.learners, learn)
         self._work = work
-        self._context = start_context(run.spec.page)
+        self._context = start_context(run.spec.algorithm)
         self.workers = [Slot(worker) for worker in range(run.spec.config.workers if workers else 0)]
         self.learners = [Slot(learner) for learner in (run.handles.clock.learners if learners else ())]
         self.evaluator = Slot(EVALUATOR, due=0.0 if evaluator else None)

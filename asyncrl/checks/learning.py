@@ -85,7 +85,7 @@ class Record:
     target_matters: list[bool] = field(default_factory=list)
     """Whether changing the shared theta^- changed the loss."""
     returns: Pairs = field(default_factory=list)
-    """Value losses or returns, from the page and from the definition of the n-step return."""
+    """Value losses or returns, from the algorithm and from the definition of the n-step return."""
     truncations: list[tuple[float, bool]] = field(default_factory=list)
     """For each truncated episode: the discount at its end, and whether its last real observation was kept."""
     waits: int = 0
@@ -233,7 +233,7 @@ class Followed:
 
 
 class RecordedAgent(Recorder):
-    """The page's agent; records what its losses were computed from, and computes them by other means."""
+    """The algorithm's agent; records what its losses were computed from, and computes them by other means."""
 
     def __init__(
         self, wrapped: Agent, run: Run, record: Record, target: Tensor | None, followed: Followed | None
@@ -244,7 +244,7 @@ class RecordedAgent(Recorder):
         """The expected value loss of the batch, if it is known."""
 
     def passes(self, batch: Any) -> Iterator[Part]:
-        """The page's, after checking a batch of rollouts with the current theta."""
+        """The algorithm's, after checking a batch of rollouts with the current theta."""
         returns, prepared = None, []
         if isinstance(batch, Rollout) and hasattr(self.network, "values_of"):  # a policy and a value
             fresh = torch.tensor(self._record.versions[-1]) == self._record.newest[-1]
@@ -277,7 +277,7 @@ class RecordedAgent(Recorder):
         return returns
 
     def loss(self, part: Any) -> tuple[Tensor, Metrics]:
-        """The page's loss; its gradient and its value loss a second time by other means."""
+        """The algorithm's loss; its gradient and its value loss a second time by other means."""
         parameters = list(self.network.parameters())
         self._record.local.append(joined(parameters))
         self._wrapped.loss(part)[0].backward()
@@ -366,7 +366,7 @@ class Participant:
 def turns_of(run: Run) -> list[int]:
     """Whose turn it is, for all turns."""
     workers = range(run.spec.config.workers)
-    if algorithm_of(run.spec.page).experience == GRADIENT:  # each turn pushes a gradient and computes the next
+    if algorithm_of(run.spec.algorithm).experience == GRADIENT:  # each turn pushes a gradient and computes the next
         return [worker for worker in workers for _ in range(UPDATES + 1)]
     return [*workers, *workers, LEARNER, LEARNER] * ROUNDS
 
@@ -455,7 +455,7 @@ def threads() -> dict[str, int]:
 
 def judge_records(run: Run, initial: Tensor, records: Records) -> Iterator[Finding]:
     """All checks of what was recorded of a run that began with theta `initial` `[P]`."""
-    kind, learner = algorithm_of(run.spec.page).experience, records.get(LEARNER)
+    kind, learner = algorithm_of(run.spec.algorithm).experience, records.get(LEARNER)
     actors = [record for who, record in records.items() if who != LEARNER]
     updating = actors if learner is None else [learner]
     thetas, statistics = apply_again(run, initial, updating)
@@ -490,7 +490,7 @@ def check_gradients(records: Sequence[Record]) -> Finding:
         "the gradient is the true one",
         len(seen) == len(true) and error <= TOLERANCE and bool(seen.any()),
         f"{len(seen)} updates by {len(records)} processes, largest difference {error:.1e}",
-        "gradients are stale, summed or aliased: look at core/flat.py gradient_of and the page's loss",
+        "gradients are stale, summed or aliased: look at core/flat.py gradient_of and the algorithm's loss",
     )
 
 
@@ -633,7 +633,7 @@ def check_order(run: Run, learner: Record, actors: Sequence[Record]) -> Finding:
     batches = zip(learner.versions, learner.newest, strict=True)
     ages = [newest - version for versions, newest in batches for version in versions]
     waits = sum(actor.waits for actor in actors)
-    if algorithm_of(run.spec.page).experience == IN_STEP:
+    if algorithm_of(run.spec.algorithm).experience == IN_STEP:
         turns = len(actors) * ROUNDS  # and as many in which an actor finds no room before the batch is learnt from
         return judge(
             "batches in step are of the newest theta",
@@ -756,7 +756,7 @@ def check_priorities(run: Run, learner: Record, rows: Sequence[Sequence[Row]]) -
         error <= TOLERANCE,
         f"{len(first)} of actors, {len(learner.renewed)} of the learner, {len(weights)} weights, "
         f"largest difference {error:.1e}",
-        "errors do not become priorities: look at Steps._first_priorities, Replay.feedback and the page's errors",
+        "errors do not become priorities: look at Steps._first_priorities, Replay.feedback and the algorithm's errors",
     )
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from asyncrl import pages
+from asyncrl import catalog
 from asyncrl.algorithm import algorithm_of
 from asyncrl.commands.program import run_command
 from asyncrl.core.errors import UsageError
@@ -51,8 +51,8 @@ def every_command() -> Any:
 
     common = [("config", Path, Path()), ("trust", bool, False), ("version", bool, False)]
     algorithms: dict[str, type] = {}
-    for name in pages.PAGES:
-        config = algorithm_of(pages.module_of(name)).Config
+    for name in catalog.ALGORITHMS:
+        config = algorithm_of(catalog.module_of(name)).Config
         algorithms[name] = make_dataclass("Config", common, bases=(config,), frozen=True)
     commands: dict[str, type] = {}
     for name in COMMANDS:

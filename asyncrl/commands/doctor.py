@@ -23,7 +23,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from asyncrl import pages
+from asyncrl import catalog
 from asyncrl.algorithm import GRADIENT, algorithm_of, load
 from asyncrl.api.training import check_together, make_spec, prepare
 from asyncrl.backends.group import RanksLost, first_line, leave
@@ -81,7 +81,7 @@ EXERCISE: dict[str, Any] = {
     # T goes to 48.
     "target_interval_steps": 40,
 }
-"""The task of the checks, as far as a page has such settings: each rollout of 16 steps contains an episode's end,
+"""The task of the checks, as far as an algorithm has such settings: each rollout of 16 steps contains an episode's end,
 nearly always by the time limit."""
 PLAIN_SGD: dict[str, Any] = {
     "optimizer": "momentum-sgd",
@@ -97,8 +97,8 @@ PLAIN_SGD: dict[str, Any] = {
 class Config:
     """Check learning, this machine and an environment. Takes some ten seconds."""
 
-    page: str = "a3c"
-    """Page of the planned run. Learning is checked with A3C and n-step Q, or with the page if it has a learner."""
+    algorithm: str = "a3c"
+    """Algorithm of the planned run. Learning is checked with A3C and n-step Q, or with this one if it has a learner."""
     env_id: str = "ALE/Pong-v5"
     """Environment to check and measure: any that can be trained on, yours as module:factory."""
     env_kwargs: tuple[str, ...] = ()
@@ -159,44 +159,44 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Finding]:
-    """All findings. Raises UsageError for a page or an environment that cannot be used at all."""
-    page = pages.module_of(config.page)
-    load(page)
+    """All findings. Raises UsageError for an algorithm or an environment that cannot be used at all."""
+    algorithm = catalog.module_of(config.algorithm)
+    load(algorithm)
     spec = make_spec(RunConfig(env_id=config.env_id, env_kwargs=config.env_kwargs))
     # What it does when it is reset and stepped is for the checks to tell.
-    spaces = look(spec, page, HANG_SECONDS, here=False, steps=False)
-    found = check_group(config, launch, words, page, spec, spaces)
+    spaces = look(spec, algorithm, HANG_SECONDS, here=False, steps=False)
+    found = check_group(config, launch, words, algorithm, spec, spaces)
     if config.backend == "ray":
-        found += check_hosts(config, page, spec, spaces)
+        found += check_hosts(config, algorithm, spec, spaces)
     if 0 < machine.descriptor_limit() < machine.LEAST_FILES:  # the checks themselves would fail
         return [*found, machine.check_descriptors(config.workers, per_child=4)]
-    return [*found, *examine(config, page, spec, spaces)]
+    return [*found, *examine(config, algorithm, spec, spaces)]
 
 
-def examine(config: Config, page: str, spec: EnvSpec, spaces: Spaces) -> list[Finding]:
+def examine(config: Config, algorithm: str, spec: EnvSpec, spaces: Spaces) -> list[Finding]:
     """All checks, in the order in which they are shown."""
-    run = run_config(config, page, spaces)
-    check_together(page, run, spaces)
-    context = start_context(page)
+    run = run_config(config, algorithm, spaces)
+    check_together(algorithm, run, spaces)
+    context = start_context(algorithm)
     with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        found, open_per_child = check_learning(context, page, folder, config.statistics)
-        room = list(check_room(page, run, spec, spaces, open_per_child))
+        found, open_per_child = check_learning(context, algorithm, folder, config.statistics)
+        room = list(check_room(algorithm, run, spec, spaces, open_per_child))
         try:
             tried = check_environment(context, folder, config, spec, spaces)
-            tried += check_speed(context, page, folder, run, spec, spaces)
+            tried += check_speed(context, algorithm, folder, run, spec, spaces)
         except UsageError as error:
             tried = [no_room(error)]
         return [*found, *room, *tried]
 
 
 def check_group(
-    config: Config, launch: Launch | None, words: Sequence[str], page: str, spec: EnvSpec, spaces: Spaces
+    config: Config, launch: Launch | None, words: Sequence[str], algorithm: str, spec: EnvSpec, spaces: Spaces
 ) -> list[Finding]:
     """Rank 0: what there is to say of ranks; nothing without any."""
     if launch is None and config.backend != "collective":
         return []
-    parameters = initial_parameters(page, run_config(config, page, spaces), spaces)[0].numel()
+    parameters = initial_parameters(algorithm, run_config(config, algorithm, spaces), spaces)[0].numel()
     try:
         with ExitStack() as stack:
             launch = launch or stack.enter_context(group.started(config.workers, words))
@@ -205,19 +205,19 @@ def check_group(
         return [Finding("exchanges between ranks", "FAIL", first_line(error), "see what the other ranks say")]
 
 
-def check_hosts(config: Config, page: str, spec: EnvSpec, spaces: Spaces) -> list[Finding]:
+def check_hosts(config: Config, algorithm: str, spec: EnvSpec, spaces: Spaces) -> list[Finding]:
     """What there is to say of a Ray cluster's machines. Raises UsageError without Ray."""
     require_ray()
-    run = run_config(config, page, spaces)
-    parameters = initial_parameters(page, run, spaces)[0].numel()
-    needed = shared_bytes(page, run, spec, spaces, parameters)
-    return hosts.examine(start_context(page), config.address, config.workers, needed, parameters)
+    run = run_config(config, algorithm, spaces)
+    parameters = initial_parameters(algorithm, run, spaces)[0].numel()
+    needed = shared_bytes(algorithm, run, spec, spaces, parameters)
+    return hosts.examine(start_context(algorithm), config.address, config.workers, needed, parameters)
 
 
-def shared_bytes(page: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> int:
+def shared_bytes(algorithm: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> int:
     """Bytes of shared memory that the planned run takes on one machine."""
-    moments, experience = moments_size(moments_shape(run, spec, spaces)), experience_bytes(page, run, spec, spaces)
-    return machine.shared_bytes(run, parameters, moments, algorithm_of(page).has_target, experience)
+    moments, experience = moments_size(moments_shape(run, spec, spaces)), experience_bytes(algorithm, run, spec, spaces)
+    return machine.shared_bytes(run, parameters, moments, algorithm_of(algorithm).has_target, experience)
 
 
 def no_room(error: UsageError) -> Finding:
@@ -225,8 +225,8 @@ def no_room(error: UsageError) -> Finding:
     return Finding("a small run", "FAIL", str(error), "make the room that is missing, and try again")
 
 
-def run_config(config: Config, page: str, spaces: Spaces) -> RunConfig:
-    """The run that the page would start with these flags."""
+def run_config(config: Config, algorithm: str, spaces: Spaces) -> RunConfig:
+    """The run that the algorithm would start with these flags."""
     given = {
         "env_id": config.env_id,
         "env_kwargs": config.env_kwargs,
@@ -235,30 +235,30 @@ def run_config(config: Config, page: str, spaces: Spaces) -> RunConfig:
         "statistics": config.statistics,
         "runs_dir": str(config.runs_dir),
     }
-    module = algorithm_of(page)
+    module = algorithm_of(algorithm)
     return module.Config(**(module.preset("default", spaces) | given))
 
 
-def exercise_run(page: str, folder: Path, **settings: Any) -> Run:
-    """A small run of `page` on Chain, below `folder`."""
+def exercise_run(algorithm: str, folder: Path, **settings: Any) -> Run:
+    """A small run of `algorithm` on Chain, below `folder`."""
     spec = make_spec(RunConfig(env_id=EXERCISE["env_id"], env_kwargs=EXERCISE["env_kwargs"]))
     spaces = spec.probe()
-    module = algorithm_of(page)
+    module = algorithm_of(algorithm)
     names = {setting.name for setting in dataclasses.fields(module.Config)}
     fitting = {name: value for name, value in EXERCISE.items() if name in names}
     config = module.Config(**(module.preset("default", spaces) | fitting | {"runs_dir": str(folder)} | settings))
-    return prepare(page, config, spec, spaces)
+    return prepare(algorithm, config, spec, spaces)
 
 
-def check_learning(context: BaseContext, page: str, folder: Path, statistics: str) -> tuple[list[Finding], int]:
+def check_learning(context: BaseContext, algorithm: str, folder: Path, statistics: str) -> tuple[list[Finding], int]:
     """What learning does in turns, and at once; also how many files each process needs here.
 
-    A page with a learner is checked itself; else A3C and n-step Q are.
+    An algorithm with a learner is checked itself; else A3C and n-step Q are.
     """
-    with_learner = algorithm_of(page).experience != GRADIENT
+    with_learner = algorithm_of(algorithm).experience != GRADIENT
     try:
         if with_learner:
-            runs = [exercise_run(page, folder)]
+            runs = [exercise_run(algorithm, folder)]
         else:
             runs = [
                 exercise_run(A3C, folder, statistics=statistics),
@@ -283,7 +283,7 @@ def check_learning(context: BaseContext, page: str, folder: Path, statistics: st
             of_q = [finding for finding in found.pop() if finding.check == learning.TARGET_NETWORK]
             found.append([learning.check_at_once(at_once, initial), *of_q])
     except NoAnswer as error:
-        command = pages.command_of(page if with_learner else A3C)
+        command = catalog.command_of(algorithm if with_learner else A3C)
         return [Finding("a worker process", "FAIL", str(error), f"see what it says; does `{command}` run?")], 4
     return [
         learning.check_start_method(context.get_start_method() or "", WANTED, heard),
@@ -292,12 +292,12 @@ def check_learning(context: BaseContext, page: str, folder: Path, statistics: st
     ], opened
 
 
-def check_room(page: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, open_per_child: int) -> Iterator[Finding]:
+def check_room(algorithm: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, open_per_child: int) -> Iterator[Finding]:
     """Memory, file descriptors and disk for the planned run."""
-    target, learners = algorithm_of(page).has_target, learners_of(page, run)
-    parameters = initial_parameters(page, run, spaces)[0].numel()
-    experience = experience_bytes(page, run, spec, spaces)
-    yield machine.check_shared_memory(shared_bytes(page, run, spec, spaces, parameters))
+    target, learners = algorithm_of(algorithm).has_target, learners_of(algorithm, run)
+    parameters = initial_parameters(algorithm, run, spaces)[0].numel()
+    experience = experience_bytes(algorithm, run, spec, spaces)
+    yield machine.check_shared_memory(shared_bytes(algorithm, run, spec, spaces, parameters))
     needed = machine.processes_bytes(run, spec, spaces, parameters, learners) + experience
     yield machine.check_memory(run.workers, needed, machine.available_bytes(), learners)
     yield machine.check_descriptors(run.workers, open_per_child, learners=learners)
@@ -324,11 +324,11 @@ def with_environment(run: Run, environment: EnvSpec, spaces: Spaces) -> Run:
 
 
 def check_speed(
-    context: BaseContext, page: str, folder: Path, settings: RunConfig, spec: EnvSpec, spaces: Spaces
+    context: BaseContext, algorithm: str, folder: Path, settings: RunConfig, spec: EnvSpec, spaces: Spaces
 ) -> Iterator[Finding]:
     """Two seconds of one worker's training on the environment, in turns with the learner if there is one."""
     config = dataclasses.replace(settings, workers=1, runs_dir=str(folder / "speed"))
-    run = prepare(page, config, spec, spaces)
+    run = prepare(algorithm, config, spec, spaces)
     try:
         learning.run_child(context, machine.train_a_while, run, 0)
     except NoAnswer as error:
@@ -343,7 +343,9 @@ def show(findings: Sequence[Finding], config: Config) -> None:
     if config.json:
         checks = [dataclasses.asdict(finding) for finding in findings]
         print_line(
-            json.dumps({"page": config.page, "env_id": config.env_id, "ok": not failed, "checks": checks}, indent=2)
+            json.dumps(
+                {"algorithm": config.algorithm, "env_id": config.env_id, "ok": not failed, "checks": checks}, indent=2
+            )
         )
         return
     console = Console(

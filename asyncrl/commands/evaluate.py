@@ -159,7 +159,9 @@ def show(result: Result, config: Config) -> None:
     if config.json:
         print_line(json.dumps(dataclasses.asdict(result) | summary, indent=2))
         return
-    print_line(f"{result.page} on {result.env_id}, {result.checkpoint} checkpoint, trained for {result.steps:,} steps")
+    print_line(
+        f"{result.algorithm} on {result.env_id}, {result.checkpoint} checkpoint, trained for {result.steps:,} steps"
+    )
     print_line(f"{len(result.returns)} episodes, {result.policy} policy, seed {result.seed}{_protocol(config)}")
     print_line("returns: " + " ".join(f"{score:g}" for score in result.returns))
     print_line("lengths: " + " ".join(str(length) for length in result.lengths))
@@ -179,7 +181,7 @@ def show(result: Result, config: Config) -> None:
 def show_all(results: Sequence[Result], config: Config) -> None:
     """Print several results as a table with what they come to, or as JSON."""
     rows = [judged(result, config) for result in results]
-    scores = [Score(result.page, result.env_id, row["mean"]) for result, row in zip(results, rows, strict=True)]
+    scores = [Score(result.algorithm, result.env_id, row["mean"]) for result, row in zip(results, rows, strict=True)]
     # The checkpoints of one run are no seeds.
     together = [] if config.checkpoint == "all" else totals(scores, config.human)
     if config.json:
@@ -205,7 +207,7 @@ def _table(results: Sequence[Result], rows: Sequence[dict[str, Any]]) -> Table:
         percent = f"{row['human_normalized']:.1f}" if "human_normalized" in row else "-"
         interval = "-" if row["interval"] is None else "{:.2f} to {:.2f}".format(*row["interval"])
         table.add_row(
-            *map(shown, (f"{result.page} {Path(result.run).name}", result.env_id, result.checkpoint)),
+            *map(shown, (f"{result.algorithm} {Path(result.run).name}", result.env_id, result.checkpoint)),
             f"{result.steps:,}", result.policy, f"{row['mean']:.2f}", interval, f"{row['min']:g}", f"{row['max']:g}",
             *([percent] if human else []),
         )  # fmt: skip
@@ -224,7 +226,7 @@ def _total_as_data(total: Total) -> dict[str, Any]:
 
 def _total_in_words(total: Total) -> str:
     unit, of = (" %", "human-normalised, ") if total.normalized else ("", "")
-    line = f"{total.page}, {of}{total.runs} runs"
+    line = f"{total.algorithm}, {of}{total.runs} runs"
     if total.games > 1:
         line += f" of {total.games} games: median over games {total.median:.1f}{unit}, mean {total.mean:.1f}{unit};"
     iqm = total.interquartile

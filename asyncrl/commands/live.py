@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 
+from asyncrl.catalog import short
 from asyncrl.core.output import print_line
-from asyncrl.pages import short
 from asyncrl.runtime.monitor import Summary
 from asyncrl.runtime.terminal import PlainView, number, panel
 from asyncrl.storage.records import RecordReader
@@ -52,7 +52,7 @@ class Reader:
         self.folder = folder
         stored = read_stored(folder.config_file)
         self.config = stored.config
-        self.title = f"{short(stored.page)} on {self.config.get('env_id')}"
+        self.title = f"{short(stored.algorithm)} on {self.config.get('env_id')}"
         self._supervisor = RecordReader(folder.supervisor_file)
         self._evaluator = RecordReader(folder.evaluator_file)
         self._row: dict[str, Any] = {}

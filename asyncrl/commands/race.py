@@ -5,7 +5,7 @@ how many minutes, steps and core-minutes. Flags after `--` go to every run:
 
     python -m asyncrl race --env-ids ALE/Pong-v5 --scores 18 --max-minutes 15
 
-An entrant is a page, or a page on another backend: `a3c@collective`. Runs are made one after the other, so that each
+An entrant is an algorithm, or one on another backend: `a3c@collective`. Runs are made one after the other, so that each
 has the machine to itself, seed by seed. A race may be stopped or killed; the same command continues it, and finished
 runs are never repeated. Another command may add entrants, seeds and environments.
 """
@@ -43,7 +43,7 @@ class Config(StudyConfig):
     """A race to a score. Flags after `--` go to every run."""
 
     algorithms: tuple[str, ...] = ("a3c", "a2c", "ppo", "impala", "gorila", "apex")
-    """Entrants: pages of this package or your own, followed by @BACKEND to use another backend than --backend."""
+    """Entrants: algorithms of this package or your own, followed by @BACKEND to use another backend than --backend."""
     seeds: int = 3
     """Runs of each entrant, with seeds 1, 2, ..."""
     runs_dir: Path = Path("runs/race")
@@ -55,11 +55,11 @@ class Config(StudyConfig):
     backend: str = "local"
     """Where the entrants run. serial: repeatable, but its minutes are meaningless."""
     workers: int = 0
-    """Workers of each run; 0: each page's default."""
+    """Workers of each run; 0: each algorithm's default."""
     max_minutes: float = 15.0
     """Longest training time of a run in minutes; 0: no limit."""
     total_steps: tuple[int, ...] = (0,)
-    """Steps T of each run, one number for all environments, or one each; 0: the page's default."""
+    """Steps T of each run, one number for all environments, or one each; 0: the algorithm's default."""
     evaluation_episodes: int = 10
     """Whole episodes per evaluation."""
     evaluation_policy: Literal["greedy", "sampled", "own"] = "greedy"

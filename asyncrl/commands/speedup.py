@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from asyncrl import pages
+from asyncrl import catalog
 from asyncrl.algorithm import load
+from asyncrl.catalog import GRADIENT_METHODS
 from asyncrl.commands.program import run_command
 from asyncrl.commands.study import (
     TAKEN,
@@ -36,7 +37,6 @@ from asyncrl.commands.study import (
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
-from asyncrl.pages import GRADIENT_PAGES
 from asyncrl.studies.measure import Measurement, measure
 from asyncrl.studies.plan import ABLATIONS, Cell, Reference, Settings, StudyFile, make_cells
 from asyncrl.studies.speedups import choose_reference
@@ -46,8 +46,8 @@ from asyncrl.studies.speedups import choose_reference
 class Config(StudyConfig):
     """A speed-up study. Flags after `--` go to every run."""
 
-    algorithms: tuple[str, ...] = GRADIENT_PAGES
-    """Methods to compare: pages of this package, or your own by their modules."""
+    algorithms: tuple[str, ...] = GRADIENT_METHODS
+    """Methods to compare: algorithms of this package, or your own by their modules."""
     seeds: int = 5
     """Runs of each combination, with seeds 1, 2, ..."""
     runs_dir: Path = Path("runs/speedup")
@@ -147,8 +147,8 @@ def check(config: Config) -> None:
         raise UsageError(f"--ablation {config.ablation} is about one memory, and each rank has its own")
     if config.ablation == "staleness" and config.backend != "serial":
         raise UsageError("--ablation staleness needs --backend serial, whose schedule is given")
-    modules = {algorithm: load(pages.module_of(algorithm)) for algorithm in config.algorithms}
-    without = [algorithm for algorithm, page in modules.items() if not hasattr(page.Config, "exploration")]
+    found = {name: load(catalog.module_of(name)) for name in config.algorithms}
+    without = [name for name, algorithm in found.items() if not hasattr(algorithm.Config, "exploration")]
     if config.ablation == "exploration" and without:
         raise UsageError(
             f"--ablation exploration is for the value-based methods: leave {', '.join(without)} out of --algorithms"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from asyncrl import pages
+from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
@@ -29,7 +29,7 @@ class StudyConfig:
     """The flags of all studies."""
 
     algorithms: tuple[str, ...] = ("a3c",)
-    """Methods to run: pages of this package, or your own by their modules."""
+    """Methods to run: algorithms of this package, or your own by their modules."""
     seeds: int = 1
     """Runs of each combination, with seeds 1, 2, ..."""
     jobs: int = 0
@@ -105,7 +105,7 @@ def try_jobs(jobs: Iterable[Job]) -> set[str]:
     kinds: set[str] = set()
     for job in jobs:
         try:
-            kinds.add(configure(pages.module_of(job.page), job.arguments(Path("runs"))).spaces.kind)
+            kinds.add(configure(catalog.module_of(job.algorithm), job.arguments(Path("runs"))).spaces.kind)
         except UsageError as error:
             raise UsageError(f"{job}: {error}") from None
     return kinds
@@ -118,15 +118,15 @@ def check_different(flag: str, values: Sequence[object]) -> None:
 
 
 def check_algorithms(algorithms: Sequence[str]) -> None:
-    """Raise UsageError if one of them is no page, or two would write into the same folders."""
+    """Raise UsageError if one of them is no algorithm, or two would write into the same folders."""
     for algorithm in algorithms:
         try:
-            load(pages.module_of(algorithm))
+            load(catalog.module_of(algorithm))
         except UsageError as error:
             raise UsageError(f"--algorithms: {error}") from None
-    folders = [pages.short(pages.module_of(algorithm)) for algorithm in set(algorithms)]
+    folders = [catalog.short(catalog.module_of(algorithm)) for algorithm in set(algorithms)]
     if twice := sorted({folder for folder in folders if folders.count(folder) > 1}):
-        raise UsageError(f"--algorithms has two pages called {twice[0]}, whose runs would share their folders")
+        raise UsageError(f"--algorithms has two algorithms called {twice[0]}, whose runs would share their folders")
 
 
 def split(words: Sequence[str], taken: Collection[str]) -> tuple[list[str], tuple[str, ...]]:

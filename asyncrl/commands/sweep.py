@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_type_hints
 
-from asyncrl import pages
+from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.commands.program import run_command
 from asyncrl.commands.study import StudyConfig, check_algorithms, check_different, check_free, finish, try_jobs
@@ -132,14 +132,14 @@ def make_search(algorithm: str, env_id: str, config: Config, axes: Sequence[Axis
 
 def whole_numbers_of(algorithm: str) -> list[str]:
     """The settings of a method with integer values."""
-    hints = get_type_hints(load(pages.module_of(algorithm)).Config)
+    hints = get_type_hints(load(catalog.module_of(algorithm)).Config)
     return [name for name, kind in hints.items() if kind is int]
 
 
 def env_ids_of(algorithm: str, axes: Sequence[Axis]) -> tuple[str, ...]:
     """The environments given by the axes, or the method's default."""
     named = [axis.values for axis in axes if axis.field == "env_id"]
-    return named[0] if named else (load(pages.module_of(algorithm)).Config.env_id,)
+    return named[0] if named else (load(catalog.module_of(algorithm)).Config.env_id,)
 
 
 def corners(algorithm: str, env_id: str, axes: Sequence[Axis]) -> list[Trial]:
@@ -217,7 +217,7 @@ def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
 
 def settings_of(algorithm: str) -> dict[str, bool]:
     """The settings of a method, and whether each is only on or off."""
-    fields = dataclasses.fields(load(pages.module_of(algorithm)).Config)
+    fields = dataclasses.fields(load(catalog.module_of(algorithm)).Config)
     return {field.name: field.type in (bool, "bool") for field in fields}
 
 
@@ -235,7 +235,7 @@ def make_trial(algorithm: str, point: Point, seed: int, axes: Sequence[Axis]) ->
     """One run. Its name has the settings that vary, and a short hash of all others."""
     switches = [name for name, is_switch in settings_of(algorithm).items() if is_switch]
     settings = {field: value for field, value in point.items() if field != "env_id"}
-    env_id = point.get("env_id") or load(pages.module_of(algorithm)).Config.env_id
+    env_id = point.get("env_id") or load(catalog.module_of(algorithm)).Config.env_id
     words = (*words_of(settings, switches), "--seed", str(seed))
     varied = [f"{axis.field}={point[axis.field]}" for axis in axes if axis.varies and axis.field != "env_id"]
     told = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", "-".join([*varied, f"s{seed}"]))[:80]
@@ -252,7 +252,9 @@ def print_jobs(trials: Sequence[Trial], runs_dir: Path) -> None:
         if folder.exists():
             print_line(f"left out: {folder} was begun ({run_state(folder) or 'no status'})", error=True)
         else:
-            print_line(shlex.join(["python", "-m", "asyncrl", "train", trial.job.page, *trial.job.arguments(runs_dir)]))
+            print_line(
+                shlex.join(["python", "-m", "asyncrl", "train", trial.job.algorithm, *trial.job.arguments(runs_dir)])
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command behind every page: `python -m asyncrl.a3c ...` and its siblings, and `asyncrl train PAGE ...`."""
+"""The command behind every algorithm: `python -m asyncrl.a3c ...` and its like, and `asyncrl train ALGORITHM ...`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from asyncrl.backends import collective, ranks
 from asyncrl.backends.group import leave
 from asyncrl.backends.launch import Launch, launched
 from asyncrl.backends.outcome import Signals
+from asyncrl.catalog import command_of
 from asyncrl.commands.program import run_command, version
 from asyncrl.config.commandline import parse
 from asyncrl.config.groups import BACKENDS, RARE
@@ -23,55 +24,54 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import TOYS
-from asyncrl.pages import command_of
 from asyncrl.runtime.allocation import keep_freed_memory
 from asyncrl.runtime.terminal import say
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 
 
-def main(page: str, words: Sequence[str] | None = None) -> int:
-    """Train as the command line `words` say, with the algorithm of module `page`; returns the exit code."""
+def main(algorithm: str, words: Sequence[str] | None = None) -> int:
+    """Train as the command line `words` say, with the algorithm of module `algorithm`; returns the exit code."""
     words = sys.argv[1:] if words is None else words
     request_one_thread()
     enforce_one_thread()
     keep_freed_memory()
-    return run_command(command_of(page), lambda: train(page, words))
+    return run_command(command_of(algorithm), lambda: train(algorithm, words))
 
 
-def train(page: str, words: Sequence[str]) -> int:
+def train(algorithm: str, words: Sequence[str]) -> int:
     """One run from the first check to the last line. Raises UsageError before anything is made or started."""
     if "--version" in words:
         say(version())
         return 0
-    load(page)
-    words = understood(words, page)
+    load(algorithm)
+    words = understood(words, algorithm)
     if {"-h", "--help"} & set(words):
-        show_help(page, words)
+        show_help(algorithm, words)
     launch = launch_of(words)
     if launch is None:
-        return train_here(page, words)
+        return train_here(algorithm, words)
     if launch.rank != 0:
-        return ranks.attend_launched(launch, page, words, make_spec)
+        return ranks.attend_launched(launch, algorithm, words, make_spec)
     with collective.convened(launch, words) as meeting:
-        code = train_here(page, with_ranks(words, launch), meeting)
+        code = train_here(algorithm, with_ranks(words, launch), meeting)
     leave(code)
     return code
 
 
-def show_help(page: str, words: Sequence[str]) -> None:
+def show_help(algorithm: str, words: Sequence[str]) -> None:
     """Print the help, with the defaults of the preset and environment that the words name, and end the program.
 
-    With the page's plain defaults if the words are not right.
+    With the algorithm's plain defaults if the words are not right.
     """
-    cls = algorithm_of(page).Config
+    cls = algorithm_of(algorithm).Config
     spaces = None
     try:
-        settled = configure(page, [word for word in words if word not in ("-h", "--help")])
+        settled = configure(algorithm, [word for word in words if word not in ("-h", "--help")])
         default, spaces = settled.config, settled.spaces
     except UsageError:
         default = cls()
     backend = value_of("--backend", words) or default.backend
-    parse(cls, ["--help"], command_of(page), default, meaningless(default, backend, spaces))
+    parse(cls, ["--help"], command_of(algorithm), default, meaningless(default, backend, spaces))
 
 
 def meaningless(config: RunConfig, backend: str, spaces: Spaces | None) -> set[str]:
@@ -111,9 +111,9 @@ def with_ranks(words: Sequence[str], launch: Launch) -> list[str]:
     return [*words, "--workers", size]
 
 
-def train_here(page: str, words: Sequence[str], meeting: collective.Meeting | None = None) -> int:
+def train_here(algorithm: str, words: Sequence[str], meeting: collective.Meeting | None = None) -> int:
     """The same in the process that keeps the run: rank 0 of `meeting`, or the only one that was started."""
-    settled = configure(page, words)
+    settled = configure(algorithm, words)
     if has_nothing_to_do(settled, value_of("--resume", words)):
         say(f"{settled.config.resume} is finished; there is nothing to do")
         return 0
@@ -126,14 +126,14 @@ def train_here(page: str, words: Sequence[str], meeting: collective.Meeting | No
     return outcome.exit_code
 
 
-def configure(page: str, words: Sequence[str]) -> Settled:
+def configure(algorithm: str, words: Sequence[str]) -> Settled:
     """What the command line says, settled. Raises UsageError."""
-    cls = algorithm_of(page).Config
+    cls = algorithm_of(algorithm).Config
 
     own = [word for word in words if word != TRUST]
 
     def read(default: RunConfig | None, resume: str) -> RunConfig:
         more = ["--resume", resume] if resume else []
-        return parse(cls, [*own, *more], command_of(page), default)
+        return parse(cls, [*own, *more], command_of(algorithm), default)
 
-    return settle(page, read, value_of("--resume", words), permission_in(words, page))
+    return settle(algorithm, read, value_of("--resume", words), permission_in(words, algorithm))

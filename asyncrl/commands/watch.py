@@ -11,6 +11,7 @@ import numpy as np
 import tyro
 
 from asyncrl.api.films import Film, check_file, frame_rate, with_pictures
+from asyncrl.catalog import short
 from asyncrl.commands.checkpoint import PlaySettings
 from asyncrl.commands.live import follow, is_going_on
 from asyncrl.commands.program import run_with
@@ -18,7 +19,6 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.envs.pictures import resized
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.pages import short
 from asyncrl.storage.run_folder import RunFolder
 
 MOST_VALUES = 1000
@@ -82,7 +82,7 @@ def film(config: Config, file: Path) -> None:
     from asyncrl.api.episode import action_names, steps_of
 
     spec, spaces = loaded.run.spec.environment, loaded.run.spec.spaces
-    title = f"{short(loaded.run.spec.page)} on {spec.env_id}"
+    title = f"{short(loaded.run.spec.algorithm)} on {spec.env_id}"
     look = Look(title, action_names(loaded), spaces.action_low, spaces.action_high, config.height // 2 * 2)
     values, rewards, shape, step = [], [0.0], None, None
     with Film(file, frame_rate(spec) / config.every) as pictures:

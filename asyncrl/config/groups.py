@@ -1,4 +1,4 @@
-"""The settings that every page takes, grouped as in the help.
+"""The settings that every algorithm takes, grouped as in the help.
 
 A group is a frozen dataclass that checks its own fields. A field's name is also the flag and the key in config.json;
 the text below it is its help. `RunConfig` joins all groups.
@@ -99,7 +99,7 @@ class RunSettings(Settings):
     seed: int = 1
     """Seed of everything random. The serial backend repeats a run bit for bit on one kind of processor."""
     runs_dir: str = "runs"
-    """Folder for runs: each gets RUNS_DIR/page/environment/name."""
+    """Folder for runs: each gets RUNS_DIR/algorithm/environment/name."""
     run_name: str = ""
     """Name of the run's folder; empty: made from workers, seed and time."""
     resume: str = ""
@@ -251,7 +251,7 @@ class ParallelismSettings(Settings):
 
 @dataclass(frozen=True)
 class LearnerSettings(Settings):
-    """Further settings of pages with a learner, for its process."""
+    """Further settings of algorithms with a learner, for its process."""
 
     learner_threads: int = 1
     """Local and ray backend: threads of the learner. Useful if cores are idle while it learns."""

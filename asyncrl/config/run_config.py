@@ -1,4 +1,4 @@
-"""The part of the configuration that every algorithm shares. Each page adds its own fields to it, once."""
+"""The part of the configuration that every algorithm shares. Each algorithm adds its own fields to it, once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RunConfig(
     EnvironmentSettings,
     RunSettings,
 ):
-    """What every page takes: all groups of settings together, flat.
+    """What every algorithm takes: all groups of settings together, flat.
 
     *Steps* are agent steps, summed over all workers. A *frame* is one of the environment's: 4 per step on
     Atari and 1 elsewhere, unless `frame_skip` says otherwise.

@@ -1,4 +1,4 @@
-"""Gorila's two rules of stability, for any page whose Config derives from them."""
+"""Gorila's two rules of stability, for any algorithm whose Config derives from them."""
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ NOT_TAKEN = ("resume", "run_name", "runs_dir", "quiet")
 """Of a run's settings, those that another run does not take from its config.json."""
 
 
-def understood(words: Sequence[str], page: str = "") -> list[str]:
+def understood(words: Sequence[str], algorithm: str = "") -> list[str]:
     """The words with our own names, and those of `--config FILE` before all others, which therefore count more.
 
-    `page` is the module whose settings they are; a file of another page's is refused. Raises UsageError.
+    `algorithm` is the module whose settings they are; a file of another algorithm's is refused. Raises UsageError.
     """
     words = list(spelled_out(words))
     from_files: list[str] = []
@@ -50,7 +50,7 @@ def understood(words: Sequence[str], page: str = "") -> list[str]:
         file = attached if equals else next(left, "")
         if not file or file.startswith("--"):
             raise UsageError("--config needs a value")
-        from_files += spelled_out(words_in(Path(file), page, permission_in(words, page)))
+        from_files += spelled_out(words_in(Path(file), algorithm, permission_in(words, algorithm)))
     return spread_environments([*from_files, *rest])
 
 
@@ -135,27 +135,27 @@ def value_of(flag: str, words: Sequence[str]) -> str:
     return value
 
 
-def permission_in(words: Sequence[str], page: str = "") -> Permission:
-    """What a command line says itself about the code that it needs; `page` is the module that it names."""
+def permission_in(words: Sequence[str], algorithm: str = "") -> Permission:
+    """What a command line says itself about the code that it needs; `algorithm` is the module that it names."""
     words = list(spelled_out(words))
     given = {name: value_of("--" + name.replace("_", "-"), words) for name in (*TRAINED, "env_kwargs")}
-    return Permission({name: text for name, text in (given | {"page": page}).items() if text}, TRUST in words)
+    return Permission({name: text for name, text in (given | {"algorithm": algorithm}).items() if text}, TRUST in words)
 
 
-def settings_in(path: Path, page: str, permission: Permission) -> dict[str, Any]:
-    """The settings in a file for the page of module `page` ("": any). Raises UsageError."""
+def settings_in(path: Path, algorithm: str, permission: Permission) -> dict[str, Any]:
+    """The settings in a file for the algorithm of module `algorithm` ("": any). Raises UsageError."""
     own, settings = read_file(path, permission)
-    if page and own and page not in (own, f"asyncrl.{own}"):
+    if algorithm and own and algorithm not in (own, f"asyncrl.{own}"):
         raise UsageError(
-            f"{path} has settings of {own.removeprefix('asyncrl.')}, not of {page.removeprefix('asyncrl.')}"
+            f"{path} has settings of {own.removeprefix('asyncrl.')}, not of {algorithm.removeprefix('asyncrl.')}"
         )
     return settings
 
 
-def words_in(path: Path, page: str, permission: Permission) -> list[str]:
+def words_in(path: Path, algorithm: str, permission: Permission) -> list[str]:
     """The settings in a file as words of a command line. Raises UsageError."""
     words: list[str] = []
-    for name, value in settings_in(path, page, permission).items():
+    for name, value in settings_in(path, algorithm, permission).items():
         if (name, value) == ("track", []):
             continue  # the flag alone says something else
         flag = "--" + name.replace("_", "-")
@@ -171,7 +171,7 @@ def words_in(path: Path, page: str, permission: Permission) -> list[str]:
 
 
 def read_file(path: Path, permission: Permission) -> tuple[str, dict[str, Any]]:
-    """The page that a file names ("" if none) and its settings: a run's config.json, or TOML. Raises UsageError.
+    """The algorithm that a file names ("" if none) and its settings: a run's config.json, or TOML. Raises UsageError.
 
     In TOML settings stand by themselves or in tables, whose names say nothing; `env_kwargs` may be a table. It is
     written by hand and may name any code; what a config.json names must be allowed.
@@ -182,18 +182,18 @@ def read_file(path: Path, permission: Permission) -> tuple[str, dict[str, Any]]:
         try:
             stored = read_stored(path, flat=True)
             settings = stored.usable_config(permission, trains=True)
-            page = stored.page and stored.usable_page(permission)
+            algorithm = stored.algorithm and stored.usable_algorithm(permission)
         except UsageError as error:
             raise UsageError(f"--config {error}") from None
-        return page, {name: value for name, value in settings.items() if name not in NOT_TAKEN}
+        return algorithm, {name: value for name, value in settings.items() if name not in NOT_TAKEN}
     try:
         data = tomllib.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"--config {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UsageError(f"--config {path} cannot be read: {type(error).__name__}: {error}") from None
-    page = str(data.pop("page", ""))
+    algorithm = str(data.pop("algorithm", ""))
     flat: dict[str, Any] = {}
     for name, value in data.items():
         flat |= value if isinstance(value, dict) and name.replace("-", "_") != "env_kwargs" else {name: value}
-    return page, {name.replace("-", "_"): value for name, value in flat.items()}
+    return algorithm, {name.replace("-", "_"): value for name, value in flat.items()}

@@ -46,7 +46,7 @@ class Rollout:
     reward_scale: float | Tensor = 1.0
     """The factor of rewards in the loss if returns are normalised; `[E]` if it differs between environments."""
     next_actions: Tensor | None = None
-    """`[T, E]` the actions taken in observation t + 1; only for pages that look ahead (Sarsa)."""
+    """`[T, E]` the actions taken in observation t + 1; only for algorithms that look ahead (Sarsa)."""
     acted_at: int = 0
     """T, the steps of all workers, that determined the exploration."""
     extras: Extras = dataclasses.field(default_factory=dict)

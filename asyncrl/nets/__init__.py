@@ -1,1 +1,1 @@
-"""Plain torch modules: bodies for images and vectors, and the heads the pages put on them."""
+"""Plain torch modules: bodies for images and vectors, and the heads the algorithms put on them."""

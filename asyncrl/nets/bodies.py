@@ -1,4 +1,4 @@
-"""Bodies: observations in, features out. Which one a page uses is chosen by `make_body`."""
+"""Bodies: observations in, features out. Which one an algorithm uses is chosen by `make_body`."""
 
 from __future__ import annotations
 

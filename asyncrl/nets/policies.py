@@ -1,4 +1,4 @@
-"""Policy and value networks from the settings of a page."""
+"""Policy and value networks from the settings of an algorithm."""
 
 from __future__ import annotations
 

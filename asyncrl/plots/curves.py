@@ -18,8 +18,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from asyncrl.catalog import short
 from asyncrl.core.errors import UsageError
-from asyncrl.pages import short
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import RunFolder
 from asyncrl.storage.stored import read_stored
@@ -61,7 +61,7 @@ def read_curve(path: Path) -> Curve:
     """
     stored = read_stored(RunFolder.open(path).config_file)
     rows = [row for row in read_records(path / "evaluator.jsonl") if row.get("mean") is not None]
-    config = {"page": short(stored.page), **stored.config}
+    config = {"algorithm": short(stored.algorithm), **stored.config}
     if config.get("backend") != "ray":
         config = {key: value for key, value in config.items() if key not in HOST_SETTINGS}
     return Curve(path, config, rows)
@@ -77,10 +77,10 @@ def label_curves(curves: Sequence[Curve]) -> list[str]:
     differing = [key for key in names if len({repr(c.config[key]) for c in curves if key in c.config}) > 1]
     if not differing:
         workers = curves[0].config["workers"]
-        return [f"{curves[0].config['page']}{f', {workers} workers' if workers else ''}"] * len(curves)
+        return [f"{curves[0].config['algorithm']}{f', {workers} workers' if workers else ''}"] * len(curves)
     for key in reversed(differing.copy()):
         fewer = [other for other in differing if other != key]
-        if key != "page" and _groups(curves, fewer) == _groups(curves, differing):
+        if key != "algorithm" and _groups(curves, fewer) == _groups(curves, differing):
             differing = fewer
     return [
         ", ".join(_in_label(key, curve.config[key]) for key in differing if key in curve.config) for curve in curves
@@ -96,7 +96,7 @@ def _groups(curves: Sequence[Curve], keys: Sequence[str]) -> list[int]:
 def _in_label(key: str, value: Any) -> str:
     """A setting as labels have it; the values of method and environment stand without a name."""
     text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if key in ("page", "env_id") else f"{key} {text}"
+    return text if key in ("algorithm", "env_id") else f"{key} {text}"
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from asyncrl.catalog import short as algorithm_name
 from asyncrl.core.aggregates import normalized, optimality_gap, probability_of_improvement
 from asyncrl.core.statistics import LEAST, over_games
-from asyncrl.pages import short as page_name
 from asyncrl.plots.charts import Line, histogram, line_chart
 from asyncrl.plots.templates import Markup, Parts
 from asyncrl.storage.files import read_json
@@ -43,7 +43,7 @@ class RunData:
     name: str
     """What tells it from the others."""
     colour: str
-    page: str
+    algorithm: str
     config: dict[str, Any]
     environment: dict[str, Any]
     status: dict[str, Any]
@@ -83,7 +83,7 @@ class Table(NamedTuple):
 def read_runs(paths: Sequence[Path]) -> list[RunData]:
     """What the folders hold. Raises UsageError for one that is no run."""
     read = [_read(path) for path in paths]
-    names = _names([run.config | {"page": run.page} for run in read], [Path(path).name for path in paths])
+    names = _names([run.config | {"algorithm": run.algorithm} for run in read], [Path(path).name for path in paths])
     return [
         RunData(**vars(run) | {"name": name, "colour": COLOURS[i % len(COLOURS)]})
         for i, (run, name) in enumerate(zip(read, names, strict=True))
@@ -99,7 +99,7 @@ def _read(path: Path) -> RunData:
     learners = [row for file in sorted(folder.path.glob("learner*.jsonl")) for row in read_records(file)]
     evaluations = [row for row in read_records(folder.evaluator_file) if row.get("mean") is not None]
     return RunData(
-        "", "", page_name(stored.page), config, stored.environment, read_status(folder.path),
+        "", "", algorithm_name(stored.algorithm), config, stored.environment, read_status(folder.path),
         _json(folder.host_file), evaluations,
         [row for row in supervisor if "event" not in row], [row for row in supervisor if "event" in row],
         workers, learners,
@@ -116,7 +116,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _names(configs: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> list[str]:
     """The least that tells the runs apart: method, environment, seed, or else the folder's name."""
-    for keys in (("page",), ("page", "env_id"), ("page", "seed"), ("page", "env_id", "seed")):
+    for keys in (("algorithm",), ("algorithm", "env_id"), ("algorithm", "seed"), ("algorithm", "env_id", "seed")):
         names = [", ".join(f"seed {c[key]}" if key == "seed" else str(c[key]) for key in keys) for c in configs]
         if len(set(names)) == len(names):
             return names
@@ -126,7 +126,7 @@ def _names(configs: Sequence[Mapping[str, Any]], folders: Sequence[str]) -> list
 def make_page(runs: Sequence[RunData], title: str = "") -> str:
     """The whole page."""
     environments = ", ".join(dict.fromkeys(run.env_id for run in runs))
-    title = title or f"{', '.join(dict.fromkeys(run.page for run in runs))} on {environments}"
+    title = title or f"{', '.join(dict.fromkeys(run.algorithm for run in runs))} on {environments}"
     content = {
         "overview": _overview, "curves": _curves, "comparison": _comparison, "least": LEAST, "counted": _counted,
         "evaluations": _evaluations, "evaluations_in_words": _evaluations_in_words, "workers": _workers,
@@ -160,7 +160,7 @@ def _overview(runs: Sequence[RunData]) -> Table:
         state, reason = status.get("state", "no status"), status.get("reason")
         steps, seconds = status.get("steps", 0), status.get("seconds")
         rows.append([
-            PARTS.name(run), run.page, run.env_id, f"{state}: {reason}" if reason else state,
+            PARTS.name(run), run.algorithm, run.env_id, f"{state}: {reason}" if reason else state,
             run.config["workers"], run.config["seed"], f"{steps:,}", _duration(seconds),
             _number(steps / seconds if steps and seconds else None, ",.0f"), f"{status.get('updates', 0):,}",
             _number(run.best), _number(run.evaluations[-1]["mean"] if run.evaluations else None),
@@ -210,8 +210,8 @@ def _comparison(runs: Sequence[RunData]) -> Table | None:
     for run in runs:
         if run.evaluations:
             last = statistics.fmean(row["mean"] for row in run.evaluations[-3:])
-            scores.setdefault((run.page, run.env_id), []).append(last)
-    methods = list(dict.fromkeys(run.page for run in runs))
+            scores.setdefault((run.algorithm, run.env_id), []).append(last)
+    methods = list(dict.fromkeys(run.algorithm for run in runs))
     environments = list(dict.fromkeys(run.env_id for run in runs))
     if len(methods) < 2 or any((method, env_id) not in scores for method in methods for env_id in environments):
         return None

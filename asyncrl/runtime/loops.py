@@ -1,4 +1,4 @@
-"""The three loops, for any page, any store and any experience.
+"""The three loops, for any algorithm, any store and any experience.
 
     actor_learner    A3C and the Q family (Mnih et al. 2016, Algorithm S3)
     actor, learner   A2C, PPO, IMPALA, Gorila, Ape-X

@@ -209,7 +209,9 @@ class Monitor:
         settings = vars(self.run.spec.config)
         config = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
         self._text("config", f"| setting | value |\n|---|---|\n{config}")
-        told = {"page": self.run.spec.page} | {key: settings[key] for key in settings if key not in BOOKKEEPING}
+        told = {"algorithm": self.run.spec.algorithm} | {
+            key: settings[key] for key in settings if key not in BOOKKEEPING
+        }
         for tracker in self._trackers:
             tracker.hparams(told, SCORES)
         event = "resumed" if self.run.spec.part else "started"

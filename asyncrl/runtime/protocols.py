@@ -173,7 +173,7 @@ class Store(Protocol):
         ...
 
     def view(self) -> Tensor | None:
-        """theta `[P]` itself, for pages that act on it while others write; None if it can only be copied."""
+        """theta `[P]` itself, for algorithms that act on it while others write; None if it can only be copied."""
         ...
 
     def push(self, update: Update) -> Receipt:

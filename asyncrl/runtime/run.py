@@ -47,7 +47,7 @@ Layout = tuple[tuple[str, tuple[int, ...]], ...]
 class RunSpec:
     """The description of a run, or of one part of a resumed run: plain data, no live memory."""
 
-    page: str
+    algorithm: str
     """Name of the algorithm: its module, for example "asyncrl.a3c", or `module:Class`."""
     config: RunConfig
     environment: EnvSpec
@@ -99,11 +99,11 @@ class Run:
     handles: Handles
 
 
-def initial_parameters(page: str, config: RunConfig, spaces: Spaces) -> tuple[Tensor, Layout]:
+def initial_parameters(algorithm: str, config: RunConfig, spaces: Spaces) -> tuple[Tensor, Layout]:
     """theta `[P]` at the beginning of a run with this seed, and its layout."""
     with GLOBAL_GENERATOR:
         torch.manual_seed(derive(config.seed, NETWORK))
-        network = algorithm_of(page).make_network(config, spaces)
+        network = algorithm_of(algorithm).make_network(config, spaces)
     layout = tuple((name, tuple(parameter.shape)) for name, parameter in network.named_parameters())
     return flatten_parameters(network), layout
 
@@ -111,21 +111,21 @@ def initial_parameters(page: str, config: RunConfig, spaces: Spaces) -> tuple[Te
 def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
     """An agent and its replica: of a worker, a learner or the evaluator."""
     spec, store = run.spec, run.handles.store
-    page = algorithm_of(spec.page)
+    algorithm = algorithm_of(spec.algorithm)
     with GLOBAL_GENERATOR, torch.device(getattr(spec.config, "learner_device", CPU) if worker <= LEARNER else CPU):
-        network = page.make_network(spec.config, spec.spaces)
-        target = page.make_network(spec.config, spec.spaces) if page.has_target else None
+        network = algorithm.make_network(spec.config, spec.spaces)
+        target = algorithm.make_network(spec.config, spec.spaces) if algorithm.has_target else None
     # The only writer of theta may compute on it; so may those whose method is to do so while others write.
     only_writer = worker == LEARNER and len(run.handles.clock.learners) == 1
-    private_copy = worker == EVALUATOR or (page.private_copy and not only_writer)
+    private_copy = worker == EVALUATOR or (algorithm.private_copy and not only_writer)
     # The evaluator says what theta is worth as it stands in the checkpoint.
     precision = "float32" if worker == EVALUATOR else spec.config.precision
     # Who acts and learns with one theta' need not compute everything twice. Whole episodes would be too long to keep.
-    alike = page.private_copy and page.experience == GRADIENT and not page.whole_episodes
+    alike = algorithm.private_copy and algorithm.experience == GRADIENT and not algorithm.whole_episodes
     taped = (spec.config.t_max + 1, spec.config.envs_per_worker) if alike and worker >= 0 else None
     replica = Replica(store, network, target, private_copy, precision, taped)
     random = generator(spec.config.seed, ACTIONS, *spec.stream(worker))
-    return page(spec.config, network, target, *_role_of(spec.among_all(worker)), random), replica
+    return algorithm(spec.config, network, target, *_role_of(spec.among_all(worker)), random), replica
 
 
 def _role_of(process: int) -> tuple[Who, int]:
@@ -136,9 +136,9 @@ def _role_of(process: int) -> tuple[Who, int]:
 
 
 @functools.lru_cache(maxsize=1)  # it takes a network, and a run asks for it twice before it begins
-def state_shapes(page: str, config: RunConfig, spaces: Spaces) -> tuple[tuple[int, ...], ...]:
+def state_shapes(algorithm: str, config: RunConfig, spaces: Spaces) -> tuple[tuple[int, ...], ...]:
     """Shapes of the recurrent state's tensors for one environment; none for a feed-forward network."""
-    module = algorithm_of(page)
+    module = algorithm_of(algorithm)
     with GLOBAL_GENERATOR:
         agent = module(config, module.make_network(config, spaces), None, "worker", 0, torch.Generator())
     return tuple(tuple(part.shape[1:]) for part in agent.initial_state(1) or ())
@@ -217,7 +217,7 @@ def build_worker(
     records are written elsewhere.
     """
     spec, handles = run.spec, run.handles
-    config, page = spec.config, algorithm_of(spec.page)
+    config, algorithm = spec.config, algorithm_of(spec.algorithm)
     agent, replica = make_agent(run, worker)
     before = running_threads()
     writer = make_writer(spec.folder.worker_file(worker))
@@ -232,10 +232,10 @@ def build_worker(
             config.t_max,
             config.gamma,
             handles.clock,
-            look_ahead=page.looks_ahead,
-            extras=page.extras,
+            look_ahead=algorithm.looks_ahead,
+            extras=algorithm.extras,
             normalizer=build_normalizer(run, worker),
-            whole_episodes=page.whole_episodes,
+            whole_episodes=algorithm.whole_episodes,
             beat=handles.clock.pulse(worker),
         )
     threads = running_threads() - before
@@ -243,7 +243,7 @@ def build_worker(
     # Where nobody else learns from what actors put, each does so itself, and acts and learns with one theta'.
     learns_too = handles.experience is not None and not handles.clock.learners
     telemetry = Telemetry(
-        worker, handles.clock, writer, config.record_interval_seconds, collector, page.private_copy,
+        worker, handles.clock, writer, config.record_interval_seconds, collector, algorithm.private_copy,
         partial(dump_culprit, spec.folder.culprit_file(name_of(worker)), agent),
         handles.accord.spent if handles.accord is not None and config.reduce == "experience" else None, learns_too,
     )  # fmt: skip
@@ -252,7 +252,7 @@ def build_worker(
         if learns_too:
             loop = bundled(loop, learning_loop(run, worker, agent, replica, writer))
         return Role(loop, agent, writer, collector)
-    pending = Pending(torch.empty_like(replica.theta), page.private_copy)
+    pending = Pending(torch.empty_like(replica.theta), algorithm.private_copy)
     loop = actor_learner(worker, agent, replica, collector, handles.store, handles.clock, telemetry, pending)
     return Role(loop, agent, writer, collector, pending)
 
@@ -263,7 +263,7 @@ def build_learner(
     make_agent: MakeAgent = build_agent,
     make_writer: Callable[[Path], Rows] = RecordWriter,
 ) -> Role:
-    """A learner of a page whose experience goes to one; `make_writer` as for workers."""
+    """A learner of an algorithm whose experience goes to one; `make_writer` as for workers."""
     agent, replica = make_agent(run, learner)
     writer = make_writer(run.spec.folder.learner_file(name_of(learner)))
     writer.write({"worker": name_of(learner), "event": "ready"})

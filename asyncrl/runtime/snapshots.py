@@ -59,7 +59,7 @@ def take_checkpoint(
         parameters=name_parameters(snapshot, run.spec.layout),
         tensors=(store.state() | run.handles.moments.state() if beside is None else beside) | tensors,
         facts={
-            "page": run.spec.page,
+            "algorithm": run.spec.algorithm,
             "env_id": run.spec.environment.env_id,
             "optimizer": run.spec.config.optimizer,
             **dict(zip(DROPPED, store.counts()[1:], strict=True)),
@@ -90,13 +90,13 @@ def name_parameters(theta: Tensor, layout: Layout) -> dict[str, Tensor]:
     return named
 
 
-def check_fits(checkpoint: Checkpoint, page: str, env_id: str, optimizer: str, layout: Layout) -> None:
-    """Raise UsageError, with one line, if the checkpoint is of another page, environment, network or optimiser.
+def check_fits(checkpoint: Checkpoint, algorithm: str, env_id: str, optimizer: str, layout: Layout) -> None:
+    """Raise UsageError, with one line, if the checkpoint is of another algorithm, environment, network or optimiser.
 
     So it does if a fact is missing that a resumed run needs.
     """
     facts = checkpoint.facts
-    for key, value in {"page": page, "env_id": env_id, "optimizer": optimizer}.items():
+    for key, value in {"algorithm": algorithm, "env_id": env_id, "optimizer": optimizer}.items():
         handed = key == "env_id" and str(facts.get(key)).startswith("__main__:") and is_name(value)
         if facts.get(key) != value and not handed:  # another program may call what it hands over otherwise
             raise UsageError(f"the checkpoint's {key} is {facts.get(key)}, this run's is {value}")

@@ -1,6 +1,6 @@
 """The folder of a run: where it lies, which files it holds, and what it says about its host.
 
-    runs/<page>/<environment>/<name>/
+    runs/<algorithm>/<environment>/<name>/
         config.json  config.signature  host.json  status.json  run.lock
         worker-00.jsonl ...  evaluator.jsonl  supervisor.jsonl     records, one writer each
         <role>.traceback.txt                                       only when something failed
@@ -59,7 +59,7 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, runs_dir: Path, page: str, env_id: str, name: str, again: bool = False) -> RunFolder:
+    def create(cls, runs_dir: Path, algorithm: str, env_id: str, name: str, again: bool = False) -> RunFolder:
         """Make the folder of a new run, with its empty `checkpoints` and `tb`; `again`: it may be there.
 
         Raises UsageError for a name that is no safe folder name and for a place that cannot be written, RunExists for
@@ -70,7 +70,7 @@ class RunFolder:
                 f"{name!r} cannot name a run: use at most {MAX_NAME_LENGTH} letters, digits and _ . + = -, "
                 "starting with a letter, a digit or _"
             )
-        run = cls(run_path(runs_dir, page, env_id, name))
+        run = cls(run_path(runs_dir, algorithm, env_id, name))
         made: list[Path] = []
         try:
             make_folders(run.path.parent, made)
@@ -175,9 +175,9 @@ class RunFolder:
         return self.path / f"{role}.stack.txt"
 
 
-def run_path(runs_dir: Path, page: str, env_id: str, name: str) -> Path:
-    """Where the run of that name lies: RUNS_DIR/page/environment/name, absolute."""
-    return Path(os.path.abspath(runs_dir)) / safe_name(page) / safe_name(env_id) / name
+def run_path(runs_dir: Path, algorithm: str, env_id: str, name: str) -> Path:
+    """Where the run of that name lies: RUNS_DIR/algorithm/environment/name, absolute."""
+    return Path(os.path.abspath(runs_dir)) / safe_name(algorithm) / safe_name(env_id) / name
 
 
 def default_name(seed: int, workers: int, stamp: str = STAMP) -> str:
@@ -201,9 +201,9 @@ def started_at(folder: Path) -> datetime:
     return datetime.min.replace(tzinfo=UTC)
 
 
-def runs_of(runs_dir: Path, page: str, env_id: str) -> list[RunFolder]:
-    """Return all runs of a page on an environment, whatever their state."""
-    place = run_path(runs_dir, page, env_id, "_").parent
+def runs_of(runs_dir: Path, algorithm: str, env_id: str) -> list[RunFolder]:
+    """Return all runs of an algorithm on an environment, whatever their state."""
+    place = run_path(runs_dir, algorithm, env_id, "_").parent
     return [RunFolder(path) for path in sorted(place.iterdir()) if path.is_dir()] if place.is_dir() else []
 
 
@@ -288,6 +288,6 @@ def _cpu_fact(key: str) -> str | None:
 
 def _memory_gib() -> float | None:
     try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_ALGORITHMS") / 2**30, 1)
     except (AttributeError, ValueError, OSError):
         return None

@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from asyncrl.catalog import ALGORITHMS, module_of
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import PROGRAM, is_name, known_here
-from asyncrl.pages import PAGES, module_of
 from asyncrl.storage.files import plain, replace_file
 from asyncrl.storage.user_key import KEY_BYTES, user_key
 
 SIGNATURE = "config.signature"
 REGISTRARS = ("ale_py", "gymnasium", "minigrid", "minatar")
 """Modules that only register environments with Gymnasium: `ale_py:ALE/Pong-v5` needs nobody's word."""
-OWN_PAGES = frozenset(map(module_of, PAGES))
+OWN_ALGORITHMS = frozenset(map(module_of, ALGORITHMS))
 LOADED = ("env_id", "network")
 """Settings that name code which a run needs in order to be played."""
 CODE = (*LOADED, "exploration")
@@ -43,7 +43,7 @@ class Permission:
     """What a call says itself about the code that it needs."""
 
     given: Mapping[str, Any] = field(default_factory=dict)
-    """Its own settings, which replace a folder's, and `page`. Their modules may be imported."""
+    """Its own settings, which replace a folder's, and `algorithm`. Their modules may be imported."""
     trust: bool = False
     """Whether everything that the folder names may be imported."""
 
@@ -51,7 +51,7 @@ class Permission:
         """The modules that the call names, other than asyncrl's own algorithms."""
         given = {name: text for name, text in self.given.items() if isinstance(text, str)}
         code = {text.partition(":")[0] for name, text in given.items() if name in CODE and ":" in text}
-        return code | ({given.get("page", "").partition(":")[0]} - OWN_PAGES)
+        return code | ({given.get("algorithm", "").partition(":")[0]} - OWN_ALGORITHMS)
 
 
 NONE_GIVEN = Permission()
@@ -63,7 +63,7 @@ class Stored:
 
     path: Path
     """The file."""
-    page: str
+    algorithm: str
     config: dict[str, Any]
     environment: dict[str, Any]
     program: str
@@ -71,13 +71,13 @@ class Stored:
     is_own: bool
     """Whether this user has written it on this machine."""
 
-    def usable_page(self, permission: Permission) -> str:
+    def usable_algorithm(self, permission: Permission) -> str:
         """The name of the algorithm, which may be imported. Raises UsageError."""
-        page = module_of(self.page)
-        if page.startswith("__main__:"):
-            return known_here(page, self.program)
-        self._require_trust([] if page in OWN_PAGES else [("page", page)], permission)
-        return page
+        algorithm = module_of(self.algorithm)
+        if algorithm.startswith("__main__:"):
+            return known_here(algorithm, self.program)
+        self._require_trust([] if algorithm in OWN_ALGORITHMS else [("algorithm", algorithm)], permission)
+        return algorithm
 
     def usable_config(self, permission: Permission, trains: bool) -> dict[str, Any]:
         """The settings, of which everything they name may be imported; what a program handed over has its name here.
@@ -131,22 +131,22 @@ def read_stored(file: Path, flat: bool = False) -> Stored:
         content = file.read_bytes()
         data = json.loads(content)
         if flat and not isinstance(data.get("config"), dict):
-            data = {"page": data.pop("page", ""), "config": data}
-        page, config, environment = data["page"], dict(data["config"]), dict(data.get("environment") or {})
+            data = {"algorithm": data.pop("algorithm", ""), "config": data}
+        algorithm, config, environment = data["algorithm"], dict(data["config"]), dict(data.get("environment") or {})
         config = {name: value for name, value in config.items() if name not in REMOVED or value != REMOVED[name]}
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UsageError(f"{file} cannot be read: {type(error).__name__}: {error}") from None
-    return Stored(file, str(page), config, environment, str(data.get("program", "")), _is_signed(file, content))
+    return Stored(file, str(algorithm), config, environment, str(data.get("program", "")), _is_signed(file, content))
 
 
-def write_stored(file: Path, page: str, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+def write_stored(file: Path, algorithm: str, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
     """Write and sign a run's config.json.
 
     The signatures of the old file and of the new one are written first, so that no kill leaves a file without its own.
     """
-    data = {"page": page, "config": config, "environment": environment}
+    data = {"algorithm": algorithm, "config": config, "environment": environment}
     if "__main__:" in str(config):
         data["program"] = PROGRAM
     content = (json.dumps(plain(data), indent=2, allow_nan=False) + "\n").encode()

@@ -22,9 +22,9 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
+from asyncrl.catalog import short
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
-from asyncrl.pages import short
 from asyncrl.storage.holding import holding, is_held
 from asyncrl.storage.run_folder import make_folders, remove_folders, run_path
 from asyncrl.storage.status import LOCK, read_status
@@ -38,8 +38,8 @@ LOOK_SECONDS = 1.0
 class Job:
     """One run of one page."""
 
-    page: str
-    """The method, such as "a3c", or the module of a user's own page."""
+    algorithm: str
+    """The method, such as "a3c", or the module of a user's own algorithm."""
     env_id: str
     name: str
     """Name of the run's folder, always the same for the same job."""
@@ -47,16 +47,16 @@ class Job:
     """Further flags and values."""
 
     def arguments(self, runs_dir: Path) -> list[str]:
-        """The words after `python -m asyncrl train <page>`."""
+        """The words after `python -m asyncrl train <algorithm>`."""
         place = ("--runs-dir", str(runs_dir), "--run-name", self.name, "--quiet")
         return ["--env-id", self.env_id, *self.words, *place]
 
     def folder(self, runs_dir: Path) -> Path:
         """The run's folder."""
-        return run_path(runs_dir, short(self.page), self.env_id, self.name)
+        return run_path(runs_dir, short(self.algorithm), self.env_id, self.name)
 
     def __str__(self) -> str:
-        return f"{self.page} {self.env_id} {self.name}"
+        return f"{self.algorithm} {self.env_id} {self.name}"
 
 
 def run_state(folder: Path) -> str:
@@ -182,7 +182,7 @@ class RunningJobs:
             if folder.exists():
                 shutil.rmtree(folder)
             process = subprocess.Popen(
-                [sys.executable, "-m", "asyncrl", "train", job.page, *job.arguments(self._runs_dir)],
+                [sys.executable, "-m", "asyncrl", "train", job.algorithm, *job.arguments(self._runs_dir)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

@@ -256,7 +256,7 @@ def _figures(
     curves = [
         Curve(
             place,
-            {"page": name, "env_id": env_id, "workers": ""},
+            {"algorithm": name, "env_id": env_id, "workers": ""},
             [{"steps": each.steps, "seconds": each.seconds, "mean": each.score} for each in run.evaluations],
         )
         for name, run in runs

@@ -68,7 +68,7 @@ def human_normalized(env_id: str, score: float, reference: Reference = "no-op") 
 class Score:
     """The mean over the episodes of one run."""
 
-    page: str
+    algorithm: str
     env_id: str
     mean: float
 
@@ -77,7 +77,7 @@ class Score:
 class Total:
     """The scores of one method over all its runs."""
 
-    page: str
+    algorithm: str
     runs: int
     games: int
     normalized: bool
@@ -96,12 +96,15 @@ def totals(scores: Sequence[Score], reference: Reference) -> list[Total]:
     Scores of different environments are only comparable if they are human-normalised. So if there are several
     environments, only the 57 games count. A single run has no total.
     """
-    found = (_total([score for score in scores if score.page == page], reference) for page in _pages(scores))
+    found = (
+        _total([score for score in scores if score.algorithm == algorithm], reference)
+        for algorithm in _algorithms(scores)
+    )
     return [total for total in found if total is not None]
 
 
-def _pages(scores: Sequence[Score]) -> list[str]:
-    return list(dict.fromkeys(score.page for score in scores))
+def _algorithms(scores: Sequence[Score]) -> list[str]:
+    return list(dict.fromkeys(score.algorithm for score in scores))
 
 
 def _total(scores: Sequence[Score], reference: Reference) -> Total | None:
@@ -119,6 +122,6 @@ def _total(scores: Sequence[Score], reference: Reference) -> Total | None:
         return None
     means = [statistics.fmean(seeds) for seeds in games.values()]
     return Total(
-        scores[0].page, runs, len(games), normalized, statistics.median(means), statistics.fmean(means),
+        scores[0].algorithm, runs, len(games), normalized, statistics.median(means), statistics.fmean(means),
         over_games(list(games.values())),
     )  # fmt: skip

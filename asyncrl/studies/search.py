@@ -41,7 +41,7 @@ class Trial:
     @classmethod
     def of(cls, job: Job, point: Point, seed: int) -> Trial:
         """A run that is not made yet."""
-        return cls(job, point, Measurement(Cell(job.page, "", job.env_id, "", 0, seed), ""))
+        return cls(job, point, Measurement(Cell(job.algorithm, "", job.env_id, "", 0, seed), ""))
 
     def read(self, runs_dir: Path, state: str = "") -> Trial:
         """With what its records say; a non-empty `state` replaces theirs."""

@@ -102,7 +102,7 @@ def best_of(rows: Sequence[Trial]) -> list[Trial]:
 def best_rows(rows: Sequence[Trial], axes: Sequence[Axis]) -> list[str]:
     """The best runs of each environment, as lines for the terminal."""
     varied = varied_of(axes)
-    methods = len({row.job.page for row in rows}) > 1
+    methods = len({row.job.algorithm for row in rows}) > 1
     lines = []
     for env_id in dict.fromkeys(row.job.env_id for row in rows):
         own = [row for row in ranked(rows) if row.job.env_id == env_id and row.best_score is not None]
@@ -110,7 +110,7 @@ def best_rows(rows: Sequence[Trial], axes: Sequence[Axis]) -> list[str]:
             lines.append(f"best of {len(own)} runs in {env_id}:")
         for row in own[:SHOWN]:
             settings = [f"{axis.field} {row.point.get(axis.field, '')}" for axis in varied]
-            told = ", ".join([*([row.job.page] if methods else []), *settings, f"seed {row.run.cell.seed}"])
+            told = ", ".join([*([row.job.algorithm] if methods else []), *settings, f"seed {row.run.cell.seed}"])
             lines.append(f"  {row.best_score:>10.6g}  {told}")
     return lines
 
@@ -120,7 +120,9 @@ def shares_of(rows: Sequence[Trial], varied: Sequence[Axis]) -> dict[str, dict[s
     groups: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     for row in rows:
         if row.best_score is not None:
-            groups.setdefault(f"{method_name(row.job.page)}, {row.job.env_id}", []).append((row.point, row.best_score))
+            groups.setdefault(f"{method_name(row.job.algorithm)}, {row.job.env_id}", []).append(
+                (row.point, row.best_score)
+            )
     found = {name: importances(own, varied) for name, own in groups.items()}
     return {name: shares for name, shares in found.items() if shares}
 
@@ -203,7 +205,7 @@ def _between(scores: Sequence[float]) -> list[float]:
 def _cells(row: Trial, varied: Sequence[Axis]) -> dict[str, str]:
     scores = {"best": row.best_score, "final": row.final_score}
     return {
-        "method": row.job.page,
+        "method": row.job.algorithm,
         "environment": row.job.env_id,
         **{axis.field: row.point.get(axis.field, "") for axis in varied},
         "seed": str(row.run.cell.seed),
@@ -222,7 +224,7 @@ def draw_sweep(rows: Sequence[Trial], varied: Sequence[Axis]) -> Figure:
     env_ids = list(dict.fromkeys(row.job.env_id for row in rows))
     figure = Figure(figsize=(max(6.0, min(10.0, 5.0 * len(env_ids))), 4.4), layout="constrained")
     grid = figure.subplots(1, len(env_ids), squeeze=False)[0]
-    groups = {_group(row, varied, across): row.job.page for row in rows}
+    groups = {_group(row, varied, across): row.job.algorithm for row in rows}
     colours = dict(zip(groups, colours_of(list(groups.values())), strict=True))
     for axes, env_id in zip(grid, env_ids, strict=True):
         for group in groups:
@@ -238,7 +240,7 @@ def draw_sweep(rows: Sequence[Trial], varied: Sequence[Axis]) -> Figure:
 def _group(row: Trial, varied: Sequence[Axis], across: Axis | None) -> str:
     """The row's group, which sets its colour: its method and all settings except the one on the axis."""
     others = [f"{axis.field} {row.point[axis.field]}" for axis in varied if axis is not across and not axis.drawn]
-    return ", ".join([method_name(row.job.page), *others])
+    return ", ".join([method_name(row.job.algorithm), *others])
 
 
 def _draw_points(axes: Axes, rows: Sequence[Trial], across: Axis | None, colour: str, label: str) -> None:

@@ -47,11 +47,11 @@ def counted(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["a2c", "ppo"])
-def test_each_rank_may_learn_from_its_own_rollouts(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo"])
+def test_each_rank_may_learn_from_its_own_rollouts(tmp_path: Path, algorithm: str) -> None:
     """--reduce gradients: every update is everybody's, and compared."""
     words = [*CATCH, "--check-replicas", "1", "--reduce", "gradients", "--runs-dir", str(tmp_path)]
-    assert main(f"asyncrl.{page}", [*words, "--workers", "2", "--total-steps", "6000"]) == 0
+    assert main(f"asyncrl.{algorithm}", [*words, "--workers", "2", "--total-steps", "6000"]) == 0
 
     run = the_run(tmp_path)
     assert counted(run)["steps"] == status_of(run)["steps"] >= 6000
@@ -59,21 +59,21 @@ def test_each_rank_may_learn_from_its_own_rollouts(tmp_path: Path, page: str) ->
     assert updates == status_of(run)["updates"] > 10
 
 
-@pytest.mark.parametrize("page", ["a3c", "ppo"])
-def test_two_ranks_train_and_another_number_goes_on(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("algorithm", ["a3c", "ppo"])
+def test_two_ranks_train_and_another_number_goes_on(tmp_path: Path, algorithm: str) -> None:
     """Compared at each update; every step and update is in a row of each rank; then the same run alone.
 
     Here A3C overlaps: its gradients are one update old.
     """
     words = [*CATCH, "--check-replicas", "1", "--evaluation-interval-steps", "1000", "--runs-dir", str(tmp_path)]
-    words += ["--overlap"] * (page == "a3c")
-    assert main(f"asyncrl.{page}", [*words, "--workers", "2", "--total-steps", "3000"]) == 0
+    words += ["--overlap"] * (algorithm == "a3c")
+    assert main(f"asyncrl.{algorithm}", [*words, "--workers", "2", "--total-steps", "3000"]) == 0
     run = the_run(tmp_path)
     first = status_of(run)
 
     assert (first["state"], first["reason"]) == ("finished", "total_steps reached")
     assert counted(run)["steps"] == first["steps"] >= 3000
-    if page == "a3c":
+    if algorithm == "a3c":
         assert counted(run)["updates"] == [first["updates"]] * 2
         rows = [row for row in read_records(run / "supervisor.jsonl") if "async/staleness_max" in row]
         assert rows[-1]["async/staleness_max"] == 1
@@ -82,26 +82,26 @@ def test_two_ranks_train_and_another_number_goes_on(tmp_path: Path, page: str) -
     assert evaluations_of(run)[-1]["steps"] == first["steps"]
     assert load_newest(run / "checkpoints")[0].updates == first["updates"] > 10
 
-    assert main(f"asyncrl.{page}", ["--resume", str(run), "--workers", "1", "--total-steps", "4500"]) == 0
+    assert main(f"asyncrl.{algorithm}", ["--resume", str(run), "--workers", "1", "--total-steps", "4500"]) == 0
     second = status_of(run)
     assert (second["state"], second["part"]) == ("finished", 1)
     assert second["steps"] >= 4500
     assert second["updates"] > first["updates"]
 
 
-@pytest.mark.parametrize("page", ["one_step_sarsa", "a2c", "reinforce"])
-def test_one_rank_alone_needs_no_other(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("algorithm", ["one_step_sarsa", "a2c", "reinforce"])
+def test_one_rank_alone_needs_no_other(tmp_path: Path, algorithm: str) -> None:
     """The same loops and exchanges, with nobody to wait for."""
     words = [*CATCH, "--workers", "1", "--total-steps", "1000", "--runs-dir", str(tmp_path)]
 
-    assert main(f"asyncrl.{page}", words) == 0
+    assert main(f"asyncrl.{algorithm}", words) == 0
 
     assert status_of(the_run(tmp_path))["state"] == "finished"
     assert not torch.distributed.is_initialized()
 
 
 @pytest.mark.parametrize(
-    ("page", "words", "complaint"),
+    ("algorithm", "words", "complaint"),
     [
         ("impala", (), "does not wait for its actors, .* it runs with --backend local and serial"),
         ("a3c", ("--update", "locked"), "--update locked and --statistics per-worker are for one memory"),
@@ -115,10 +115,10 @@ def test_one_rank_alone_needs_no_other(tmp_path: Path, page: str) -> None:
     ],
 )
 def test_what_ranks_cannot_do_is_refused_in_one_line(
-    tmp_path: Path, page: str, words: tuple[str, ...], complaint: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, algorithm: str, words: tuple[str, ...], complaint: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """With exit code 2, and nothing is made."""
-    assert main(f"asyncrl.{page}", [*CATCH, "--workers", "2", *words, "--runs-dir", str(tmp_path)]) == 2
+    assert main(f"asyncrl.{algorithm}", [*CATCH, "--workers", "2", *words, "--runs-dir", str(tmp_path)]) == 2
 
     (line,) = capfd.readouterr().err.strip().splitlines()
     assert re.search(complaint, line)
@@ -176,11 +176,11 @@ def test_a_rank_that_raises_ends_the_run_with_its_traceback(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.parametrize("page", ["a3c", "ppo"])
-def test_a_killed_rank_ends_the_run_with_a_checkpoint(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("algorithm", ["a3c", "ppo"])
+def test_a_killed_rank_ends_the_run_with_a_checkpoint(tmp_path: Path, algorithm: str) -> None:
     """Long before the others would have waited long enough; no process is left."""
     words = (*CATCH, "--workers", "3", "--total-steps", "1e8", "--evaluation-interval-steps", "0")
-    with running(tmp_path, *words, page=page) as run:
+    with running(tmp_path, *words, algorithm=algorithm) as run:
         run.until(lambda: run.status.get("steps", 0) > 0, "the first steps")
         ranks = [child for child in run.everyone() if child.name() and is_rank(child)]
         assert len(ranks) == 2
@@ -278,7 +278,9 @@ def test_the_newest_run_is_the_last_one_that_began(tmp_path: Path, monkeypatch: 
     for name in ("w8-s1-20260101-120000", "w16-s1-20260601-120000", "w9-s1-20260301-120000"):
         folder = tmp_path / "a3c" / "Catch" / name
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps({"page": "asyncrl.a3c", "config": {"backend": "collective"}}))
+        (folder / "config.json").write_text(
+            json.dumps({"algorithm": "asyncrl.a3c", "config": {"backend": "collective"}})
+        )
 
     found = resume.newest("asyncrl.a3c", RunConfig(env_id="Catch", backend="collective", runs_dir=str(tmp_path)))
 
@@ -303,13 +305,13 @@ def test_settings_that_mean_nothing_here_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def launch(rank: int, size: int, port: int, *words: str, page: str = "a3c") -> subprocess.Popen[str]:
+def launch(rank: int, size: int, port: int, *words: str, algorithm: str = "a3c") -> subprocess.Popen[str]:
     """What torchrun would start."""
     variables = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     variables["ASYNCRL_SECRET"] = SECRET.decode()
     environment = os.environ | {name: str(value) for name, value in variables.items()} | {"OMP_NUM_THREADS": "16"}
     return subprocess.Popen(
-        [sys.executable, "-m", f"asyncrl.{page}", *words],
+        [sys.executable, "-m", f"asyncrl.{algorithm}", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
     )  # fmt: skip
 
@@ -368,11 +370,11 @@ def listens(process: subprocess.Popen[str], port: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.parametrize("page", ["a3c", "ppo"])
-def test_a_run_that_was_suspended_goes_on(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("algorithm", ["a3c", "ppo"])
+def test_a_run_that_was_suspended_goes_on(tmp_path: Path, algorithm: str) -> None:
     """For longer than ranks wait for each other. Meanwhile and before, it listens to this machine alone."""
     words = (*CATCH, "--workers", "2", "--total-steps", "1e9", "--evaluation-interval-steps", "0")
-    with running(tmp_path, *words, "--collective-timeout-seconds", "5", page=page) as run:
+    with running(tmp_path, *words, "--collective-timeout-seconds", "5", algorithm=algorithm) as run:
         run.until(lambda: run.status.get("steps", 0) > 0, "the first steps")
         everyone = run.everyone()
         places = {one.laddr.ip for process in everyone for one in process.net_connections() if one.status == "LISTEN"}

@@ -23,9 +23,9 @@ STEPS, INTERVAL = 3000, 1000
 COMMON = ("--backend", "serial", "--workers", "3", "--quiet", "--evaluation-episodes", "2")
 
 
-def train(page: str, runs_dir: Path, *words: str) -> Path:
+def train(algorithm: str, runs_dir: Path, *words: str) -> Path:
     """A run in this process; returns its folder."""
-    assert main(f"asyncrl.{page}", [*COMMON, "--runs-dir", str(runs_dir), *words]) == 0
+    assert main(f"asyncrl.{algorithm}", [*COMMON, "--runs-dir", str(runs_dir), *words]) == 0
     return the_run(runs_dir)
 
 
@@ -100,13 +100,13 @@ def test_a_resumed_serial_run_equals_an_unbroken_one(
     tmp_path: Path, case: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Parameters, statistics, moments, random streams, target network, and the scores of all later evaluations."""
-    page, *words = CASES[case]
+    algorithm, *words = CASES[case]
     words += ["--total-steps", str(STEPS), "--checkpoint-interval-steps", str(INTERVAL)]
     words += ["--checkpoints-kept", "10", "--evaluation-interval-steps", "700"]
-    whole = train(page, tmp_path / "runs", *words)
+    whole = train(algorithm, tmp_path / "runs", *words)
     broken = interrupted_at_the_first_checkpoint(whole, tmp_path / "broken")
 
-    assert main(f"asyncrl.{page}", ["--resume", str(broken), "--no-quiet"]) == 0
+    assert main(f"asyncrl.{algorithm}", ["--resume", str(broken), "--no-quiet"]) == 0
 
     assert "every worker continues where it was" in capfd.readouterr().out
     assert_equal(state_of(broken), state_of(whole))
@@ -134,16 +134,16 @@ def test_a_resumed_serial_run_of_a_game_equals_an_unbroken_one(tmp_path: Path, g
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("page", ["a3c", "one_step_sarsa", "a2c", "impala"])
+@pytest.mark.parametrize("algorithm", ["a3c", "one_step_sarsa", "a2c", "impala"])
 def test_a_stopped_serial_run_goes_on_from_the_very_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
 ) -> None:
     """SIGTERM in the middle of anything: nothing is pushed early, nothing is lost, and the records tell of all.
 
     With a learner it comes when two of three actors have put their rollouts.
     """
     words = ["--env-id", "CartPole-v1", "--total-steps", str(STEPS), "--evaluation-interval-steps", "0"]
-    whole = train(page, tmp_path / "whole", *words)
+    whole = train(algorithm, tmp_path / "whole", *words)
     turns = 0
     turn = serial.Turns.next
 
@@ -155,11 +155,11 @@ def test_a_stopped_serial_run_goes_on_from_the_very_turn(
         return turn(self)
 
     monkeypatch.setattr(serial.Turns, "next", stop_at_turn_22)
-    assert main(f"asyncrl.{page}", [*COMMON, "--runs-dir", str(tmp_path / "stopped"), *words]) == 143
+    assert main(f"asyncrl.{algorithm}", [*COMMON, "--runs-dir", str(tmp_path / "stopped"), *words]) == 143
     stopped = the_run(tmp_path / "stopped")
     assert 0 < load_newest(stopped / "checkpoints")[0].steps < STEPS
 
-    assert main(f"asyncrl.{page}", ["--resume", str(stopped)]) == 0
+    assert main(f"asyncrl.{algorithm}", ["--resume", str(stopped)]) == 0
 
     assert_equal(state_of(stopped), state_of(whole))
     assert recorded(stopped) == recorded(whole)

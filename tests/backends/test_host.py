@@ -57,7 +57,7 @@ def shards_of(run: Run, count: int, hosts: int) -> list[Shard]:
     found = []
     for number, part in enumerate(slices(len(theta), count)):
         config = run.spec.config
-        writers = config.workers + learners_of(run.spec.page, config) // hosts
+        writers = config.workers + learners_of(run.spec.algorithm, config) // hosts
         ledger = Ledger(hosts, writers, KINDS, sizes) if number == 0 else None
         pushed = config.push == "every-update"
         shard = Shard(hosts, lambda state: None, ledger=ledger, descent=config.descent if pushed else None)
@@ -108,7 +108,7 @@ def test_two_hosts_make_one_run_of_shared_parameters(tmp_path: Path, push: str) 
     overwrite the other's change.
     """
     settings = {"workers": 1, "total_steps": 10**9, "envs_per_worker": 4, "record_interval_seconds": 1e6}
-    run = make_run(tmp_path, "tests.counting.a3c_page", **settings)
+    run = make_run(tmp_path, "tests.counting.counting_a3c", **settings)
     config = replace(run.spec.config, backend="ray", hosts=2, parameter_shards=2, push=push)
     run = Run(replace(run.spec, config=config), run.handles)
     shards = shards_of(run, count=2, hosts=2)

@@ -54,10 +54,10 @@ class ThreadWire:
         return [(call, call.result()) for call in done]
 
 
-def run_of(folder: Path, page: str, hosts: int, replay_hosts: int = 0, **settings: Any) -> Run:
-    """A run of a page on hosts of one worker each."""
+def run_of(folder: Path, algorithm: str, hosts: int, replay_hosts: int = 0, **settings: Any) -> Run:
+    """A run of an algorithm on hosts of one worker each."""
     plain = {"workers": 1, "total_steps": 10**9, "envs_per_worker": 4, "record_interval_seconds": 1e6}
-    run = make_run(folder, page, **(plain | settings))
+    run = make_run(folder, algorithm, **(plain | settings))
     on_hosts = {"backend": "ray", "hosts": hosts, **({"replay_hosts": replay_hosts} if replay_hosts else {})}
     return Run(replace(run.spec, config=replace(run.spec.config, **on_hosts)), run.handles)
 
@@ -126,10 +126,10 @@ def steps_of(learner: LearnerHost) -> list[int]:
     return [int(steps) for steps in tallies[..., 0].ravel()]
 
 
-@pytest.mark.parametrize("page", ["impala", pytest.param("a2c", marks=pytest.mark.slow)])
-def test_two_hosts_feed_one_learner(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("algorithm", ["impala", pytest.param("a2c", marks=pytest.mark.slow)])
+def test_two_hosts_feed_one_learner(tmp_path: Path, algorithm: str) -> None:
     """Every fifth answer is lost: still the learner learns from each rollout once, and T is that of both hosts."""
-    run = run_of(tmp_path, page, hosts=2)
+    run = run_of(tmp_path, algorithm, hosts=2)
     learner = LearnerHost(run.spec)
     fill(learner, run)
     hosts = [Host(beginning_of(run, host), ThreadWire(learner, faulty=5)) for host in (0, 1)]

@@ -24,7 +24,7 @@ def write(root: Path, **files: str) -> None:
 
 def machine(root: Path, kills: int) -> None:
     """A machine without control groups."""
-    write(root, proc__vmstat=f"nr_free_pages 17\noom_kill {kills}\n")
+    write(root, proc__vmstat=f"nr_free_algorithms 17\noom_kill {kills}\n")
     write(root, proc__meminfo=f"MemTotal: {8 * 2**20} kB\nMemFree: 1 kB\nMemAvailable: {2**20} kB\n")
 
 

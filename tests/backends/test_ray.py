@@ -42,7 +42,7 @@ def test_what_hosts_cannot_do_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("page", "words", "complaint"),
+    ("algorithm", "words", "complaint"),
     [
         ("apex", ("--checkpoint-replay",), "--checkpoint-replay is for one machine"),
         (
@@ -81,10 +81,10 @@ def test_what_hosts_cannot_do_is_refused_in_one_line(
     ],
 )
 def test_what_hosts_cannot_do_with_a_method_is_said(
-    tmp_path: Path, page: str, words: tuple[str, ...], complaint: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, algorithm: str, words: tuple[str, ...], complaint: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """In one line, whether Ray is there or not."""
-    assert main(f"asyncrl.{page}", [*CATCH, "--backend", "ray", *words, "--runs-dir", str(tmp_path)]) == 2
+    assert main(f"asyncrl.{algorithm}", [*CATCH, "--backend", "ray", *words, "--runs-dir", str(tmp_path)]) == 2
 
     (line,) = capfd.readouterr().err.strip().splitlines()
     assert complaint in line
@@ -244,7 +244,7 @@ def test_learning_goes_on_from_the_other_memory_when_a_replay_host_is_killed(tmp
     """Its successor is filled anew, the loss is said once, and the run stops when asked as if nothing had happened."""
     memory = ("--memory-steps", "8000", "--warmup-steps", "400", "--replay-ratio", "1")
     words = (*ENDLESS, "--replay-hosts", "2", *memory, "--address", two_nodes.address)
-    with running(tmp_path, *words, page="apex") as run:
+    with running(tmp_path, *words, algorithm="apex") as run:
         run.until(lambda: run.status.get("updates", 0) > 0, "updates from the first steps")
         first, second = actors("ReplayHost")
         second.send_signal(signal.SIGKILL)
@@ -269,7 +269,7 @@ def test_learning_goes_on_from_the_other_memory_when_a_replay_host_is_killed(tmp
 @pytest.mark.usefixtures("needs_ray")
 def test_a_learner_that_is_stopped_is_replaced_like_a_dead_one(tmp_path: Path) -> None:
     """After --hang-seconds without an answer; T and the number of updates go on."""
-    with running(tmp_path, *ALONE, "--hang-seconds", "20", page="impala") as run:
+    with running(tmp_path, *ALONE, "--hang-seconds", "20", algorithm="impala") as run:
         run.until(lambda: run.status.get("updates", 0) > 0, "updates")
         (learner,) = actors("LearnerHost")
         learner.send_signal(signal.SIGSTOP)
@@ -309,7 +309,7 @@ def test_a_learner_that_hangs_is_replaced_though_its_process_answers(tmp_path: P
     mark = tmp_path / "hang"
     environment = environment_of(tmp_path, HANGING) | {"HANG": str(mark)}
     words = ("train", "module", *ALONE, "--hang-seconds", "20")
-    with running(tmp_path / "runs", *words, page="__main__", env=environment) as run:
+    with running(tmp_path / "runs", *words, algorithm="__main__", env=environment) as run:
         run.until(lambda: run.status.get("updates", 0) > 0, "updates")
         mark.touch()
         run.until(lambda: any(row["event"] == "restarted" for row in run.events), "the learner's successor")
@@ -399,13 +399,13 @@ def test_a_run_on_two_hosts_outlives_a_worker_a_host_and_a_shard_and_stops_when_
 
 @pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.parametrize("page", ["impala", "a2c"])
+@pytest.mark.parametrize("algorithm", ["impala", "a2c"])
 def test_a_run_with_a_learner_on_two_hosts_outlives_the_learner_and_a_host(
-    tmp_path: Path, two_nodes: Any, page: str
+    tmp_path: Path, two_nodes: Any, algorithm: str
 ) -> None:
     """Each is replaced, T and the number of updates never fall, and a signal ends the run with a checkpoint."""
     words = (*ENDLESS, "--address", two_nodes.address)
-    with running(tmp_path / "runs", *words, page=page) as run:
+    with running(tmp_path / "runs", *words, algorithm=algorithm) as run:
         on_two_hosts(run)
         counted: list[tuple[int, int]] = []
 

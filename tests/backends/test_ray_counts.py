@@ -20,13 +20,13 @@ WORDS = (*CATCH, "--backend", "ray", "--workers", "1", "--total-steps", "1e9", "
 
 
 @contextmanager
-def counting(folder: Path, *words: str, page: str = "a3c_page", loud: bool = False) -> Iterator[Running]:
-    """A run of a page that counts, once it has made updates. `loud`: what it prints is in the file `out`."""
+def counting(folder: Path, *words: str, algorithm: str = "counting_a3c", loud: bool = False) -> Iterator[Running]:
+    """A run of an algorithm that counts, once it has made updates. `loud`: what it prints is in the file `out`."""
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     own = [word for word in (*WORDS, *words) if not (loud and word == "--quiet")]
     prefix = ("sh", "-c", f'exec "$@" > {folder / "out"}', "sh") if loud else ()
-    command = ("train", f"tests.counting.{page}", *own)
-    with running(folder / "runs", *command, page="__main__", prefix=prefix, env=environment) as run:
+    command = ("train", f"tests.counting.{algorithm}", *own)
+    with running(folder / "runs", *command, algorithm="__main__", prefix=prefix, env=environment) as run:
         further(run, 20)
         yield run
 
@@ -97,7 +97,7 @@ def test_what_a_mute_host_has_brought_to_one_of_two_shards_is_counted_as_lost(tm
 
 def test_what_a_killed_learner_has_lost_is_counted(tmp_path: Path) -> None:
     """Its successor continues from the driver's copy."""
-    with counting(tmp_path, page="impala_page") as run:
+    with counting(tmp_path, algorithm="counting_impala") as run:
         (learner,) = actors("LearnerHost")
         learner.send_signal(signal.SIGKILL)
         run.until(lambda: len(events_of(run, "restarted")) == 1, "the learner's successor")
@@ -109,10 +109,10 @@ def test_what_a_killed_learner_has_lost_is_counted(tmp_path: Path) -> None:
         assert str(event["cause"]).endswith(f"and {lost:,} updates are lost with it")
 
 
-@pytest.mark.parametrize("page", ["a3c_page", "impala_page"])
-def test_a_run_that_was_suspended_loses_nobody(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("algorithm", ["counting_a3c", "counting_impala"])
+def test_a_run_that_was_suspended_loses_nobody(tmp_path: Path, algorithm: str) -> None:
     """All of its processes and Ray's, for longer than --hang-seconds."""
-    with counting(tmp_path, "--hang-seconds", "8", page=page) as run:
+    with counting(tmp_path, "--hang-seconds", "8", algorithm=algorithm) as run:
         everyone = run.everyone()
         for process in everyone:
             process.suspend()

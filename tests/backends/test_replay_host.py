@@ -162,7 +162,7 @@ def test_memory_and_warm_up_are_divided_as_the_hosts_are(tmp_path: Path) -> None
     run = run_of(tmp_path, "apex", 3, replay_hosts=2, **(MEMORY | {"memory_steps": 1200, "warmup_steps": 90}))
     spec = run.spec
     plans = [
-        replay_host_plan(spec.page, spec.config, spec.environment, spec.spaces, number, (0, number))
+        replay_host_plan(spec.algorithm, spec.config, spec.environment, spec.spaces, number, (0, number))
         for number in (0, 1)
     ]
 
@@ -301,7 +301,7 @@ class Bench(Member):
     def __init__(self, run: Run, number: int) -> None:
         super().__init__(beginning_of(run, number))
         spec = self.beginning.spec
-        self._handles = build(self.beginning, replace(spec, config=as_one_host(spec.page, spec.config)))
+        self._handles = build(self.beginning, replace(spec, config=as_one_host(spec.algorithm, spec.config)))
         self.firsts: list[set[int]] = [{0}]
         self.lines: list[str] = []
 

@@ -18,8 +18,8 @@ WORDS = (
 )  # fmt: skip
 
 
-def train(folder: Path, page: str, *words: str) -> Path:
-    assert main(f"asyncrl.{page}", [*WORDS, "--runs-dir", str(folder), *words]) == 0
+def train(folder: Path, algorithm: str, *words: str) -> Path:
+    assert main(f"asyncrl.{algorithm}", [*WORDS, "--runs-dir", str(folder), *words]) == 0
     return the_run(folder)
 
 

@@ -110,7 +110,7 @@ def test_what_cannot_be_simulated_is_refused_in_one_line(
     tmp_path: Path, words: str, told: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Before anything is learnt."""
-    page, *rest = words.split()
-    code = main([page, "--env-id", "CartPole-v1", "--runs-dir", str(tmp_path), "--quiet", *rest])
+    algorithm, *rest = words.split()
+    code = main([algorithm, "--env-id", "CartPole-v1", "--runs-dir", str(tmp_path), "--quiet", *rest])
     assert code != 0
     assert told in "".join(capfd.readouterr())

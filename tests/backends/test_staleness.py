@@ -30,7 +30,7 @@ def make() -> gymnasium.Env[Any, Any]:
     return Irregular(gymnasium.make("CartPole-v1"))
 
 
-def ages(runs_dir: Path, backend: str, page: str) -> dict[str, float]:
+def ages(runs_dir: Path, backend: str, algorithm: str) -> dict[str, float]:
     """Mean ages, in updates, over the updates of two workers while both were at work.
 
     Rows are rare: a row is written between a push and the next pull, and what the other worker pushes meanwhile is in
@@ -41,7 +41,7 @@ def ages(runs_dir: Path, backend: str, page: str) -> dict[str, float]:
         "--evaluation-interval-steps", "0", "--evaluation-episodes", "1", "--record-interval-seconds", "0.2",
         "--runs-dir", str(runs_dir / backend), "--quiet",
     ]  # fmt: skip
-    assert main(f"asyncrl.{page}", words) == 0
+    assert main(f"asyncrl.{algorithm}", words) == 0
     workers = [read_records(file) for file in the_run(runs_dir / backend).glob("worker-*.jsonl")]
     updates = [[row for row in rows if "updates" in row] for rows in workers]
     both_begun, one_over = max(own[0]["steps"] for own in updates), min(own[-1]["steps"] for own in updates)

@@ -62,9 +62,9 @@ BOOTSTRAPS = "truncation bootstraps"
 TARGET = learning.TARGET_NETWORK
 
 
-def verdicts(folder: Path, page: str, **settings: Any) -> dict[str, str]:
-    """Let all workers of a page, and its learner, take turns in this process; each check's verdict by its name."""
-    run = exercise_run(f"asyncrl.{page}", folder, **settings)
+def verdicts(folder: Path, algorithm: str, **settings: Any) -> dict[str, str]:
+    """Let all workers and the learner take turns in this process; each check's verdict by its name."""
+    run = exercise_run(f"asyncrl.{algorithm}", folder, **settings)
     initial = run.handles.store.snapshot()
     return verdicts_of(list(learning.judge_records(run, initial, learning.listen(run))))
 
@@ -114,7 +114,7 @@ def ended_by_time(patch: pytest.MonkeyPatch) -> None:
 
 
 def bootstrapped_from_the_next(patch: pytest.MonkeyPatch) -> None:
-    """A page takes the value of the observation after the reset."""
+    """An algorithm takes the value of the observation after the reset."""
     patch.setattr(Rollout, "next_values", lambda self, following, value_of: following)
 
 
@@ -146,7 +146,7 @@ def counted_by_updates(patch: pytest.MonkeyPatch) -> None:
 
 
 def run_ahead(patch: pytest.MonkeyPatch) -> None:
-    """Rollouts of a page in step go through a queue: batches are of an older theta."""
+    """Rollouts of an algorithm in step go through a queue: batches are of an older theta."""
     init = Batches.__init__
 
     def queue(self: Any, shape: Any, actors: int, clock: Any, in_step: bool, *rest: Any) -> None:
@@ -179,8 +179,8 @@ def read_again(patch: pytest.MonkeyPatch) -> None:
 
 def boasted(patch: pytest.MonkeyPatch) -> None:
     """Acting tells a probability that is a little too high."""
-    for page in ("ppo", "impala"):
-        agent = algorithm_of(f"asyncrl.{page}")
+    for algorithm in ("ppo", "impala"):
+        agent = algorithm_of(f"asyncrl.{algorithm}")
 
         def boasting(self: Any, *words: Any, act: Any = agent.act) -> Any:
             actions, state, extras = act(self, *words)
@@ -206,7 +206,7 @@ def into_another_episode(patch: pytest.MonkeyPatch) -> None:
 
 
 def behind_an_end(patch: pytest.MonkeyPatch) -> None:
-    """A page adds rewards that belong to the next episode."""
+    """An algorithm adds rewards that belong to the next episode."""
     targets = apex.n_step_targets
     patch.setattr(apex, "n_step_targets", lambda r, d, last, v: targets(r, d, torch.zeros_like(last), v))
 
@@ -239,7 +239,7 @@ class TestLearning:
     """Faults of workers, of actors and one learner, and of a replay memory, each put into the program itself."""
 
     @pytest.mark.parametrize(
-        ("page", "checks", "own"),
+        ("algorithm", "checks", "own"),
         [
             ("a3c", 5, PULLS),
             ("n_step_q", 6, TARGET),
@@ -250,16 +250,16 @@ class TestLearning:
             ("apex", 11, PRIORITIES),
         ],
     )
-    def test_all_is_well(self, tmp_path: Path, page: str, checks: int, own: str) -> None:
+    def test_all_is_well(self, tmp_path: Path, algorithm: str, checks: int, own: str) -> None:
         """No check complains of the program as it is."""
-        found = verdicts(tmp_path, page)
+        found = verdicts(tmp_path, algorithm)
 
         assert len(found) == checks
         assert own in found
         assert set(found.values()) == {"ok"}
 
     @pytest.mark.parametrize(
-        ("page", "fault", "seen", "innocent"),
+        ("algorithm", "fault", "seen", "innocent"),
         [
             ("a3c", applied_twice, (ONCE,), (TRUE,)),
             ("a3c", lost, (ONCE,), (TRUE,)),
@@ -304,7 +304,7 @@ class TestLearning:
         self,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
-        page: str,
+        algorithm: str,
         fault: Callable[[pytest.MonkeyPatch], None],
         seen: tuple[str, ...],
         innocent: tuple[str, ...],
@@ -312,7 +312,7 @@ class TestLearning:
         """And not by those of what is not to blame."""
         fault(monkeypatch)
 
-        found = verdicts(tmp_path, page)
+        found = verdicts(tmp_path, algorithm)
 
         assert [found[check] for check in (*seen, *innocent)] == ["FAIL"] * len(seen) + ["ok"] * len(innocent)
 
@@ -335,14 +335,14 @@ class TestLearning:
         assert verdict(own) == "FAIL"
 
     @pytest.mark.parametrize(
-        ("page", "rollouts", "updates", "returns", "ratios"),
+        ("algorithm", "rollouts", "updates", "returns", "ratios"),
         [("a2c", 3, 3, 3, 0), ("ppo", 3, 12, 3 * 2 * 32, 3), ("impala", 6, 6, 3, 3)],
     )
     def test_what_is_compared_is_there(
-        self, tmp_path: Path, page: str, rollouts: int, updates: int, returns: int, ratios: int
+        self, tmp_path: Path, algorithm: str, rollouts: int, updates: int, returns: int, ratios: int
     ) -> None:
         """No check passes for want of anything to look at: rollouts, updates, cut episodes, returns of each batch."""
-        records = learning.listen(exercise_run(f"asyncrl.{page}", tmp_path))
+        records = learning.listen(exercise_run(f"asyncrl.{algorithm}", tmp_path))
         learner, actors = records[LEARNER], [records[0], records[1]]
 
         assert [len(actor.rollouts) for actor in actors] == [rollouts] * 2
@@ -488,7 +488,7 @@ class TestRoom:
         assert needed == bytes_of(exercise)
 
     @pytest.mark.parametrize(
-        ("page", "settings"),
+        ("algorithm", "settings"),
         [
             ("a2c", {"workers": 3, "envs_per_worker": 2, "t_max": 5}),
             ("ppo", {"lstm_cells": 6, "t_max": 7, "normalize_observations": False}),
@@ -499,12 +499,12 @@ class TestRoom:
         ],
     )
     def test_rollouts_on_their_way_to_a_learner_are_counted(
-        self, tmp_path: Path, page: str, settings: dict[str, Any]
+        self, tmp_path: Path, algorithm: str, settings: dict[str, Any]
     ) -> None:
         """The rings of all actors, with room for the worst case of extras, memory and cut episodes."""
-        run = make_run(tmp_path, page, **settings)
+        run = make_run(tmp_path, algorithm, **settings)
         spec, store = run.spec, run.handles.store
-        experience = experience_bytes(spec.page, spec.config, spec.environment, spec.spaces)
+        experience = experience_bytes(spec.algorithm, spec.config, spec.environment, spec.spaces)
         moments = math.prod(spec.spaces.observation_shape) if spec.config.normalize_observations else 0
 
         assert experience > 0
@@ -610,13 +610,13 @@ class TestRoom:
         assert found.verdict == "ok"
         assert "steps/s training" in found.figure
 
-    @pytest.mark.parametrize("page", ["a3c", "ppo"])
+    @pytest.mark.parametrize("algorithm", ["a3c", "ppo"])
     def test_the_first_rollout_is_measured_however_long_it_takes(
-        self, tmp_path: Path, page: str, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, algorithm: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """In an environment so slow that the time is over by then."""
         monkeypatch.setattr(machine, "MEASURED_SECONDS", 0.0)
-        run = make_run(tmp_path, page, workers=1)
+        run = make_run(tmp_path, algorithm, workers=1)
 
         machine.train_a_while(run, 0)
 
@@ -787,12 +787,12 @@ class TestCommand:
         assert "FAIL" not in done.stdout
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.parametrize("page", ["ppo", "apex"])
-    def test_the_exchange_of_a_page_is_checked_here(
-        self, tmp_path: Path, page: str, capsys: pytest.CaptureFixture[str]
+    @pytest.mark.parametrize("algorithm", ["ppo", "apex"])
+    def test_the_exchange_of_a_algorithm_is_checked_here(
+        self, tmp_path: Path, algorithm: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """Of one whose experience goes to a learner."""
-        assert main(["--page", page, *self.WORDS, "--runs-dir", str(tmp_path / "runs")]) == 0
+        assert main(["--algorithm", algorithm, *self.WORDS, "--runs-dir", str(tmp_path / "runs")]) == 0
 
         said = capsys.readouterr().out
         assert "FAIL" not in said
@@ -828,9 +828,9 @@ class TestCommand:
             (["--steps", "many"], "--steps takes a whole number, got 'many'"),
             (["--sceptical"], "there is no --sceptical"),
             (["--env-kwargs", "often"], "--env-kwargs takes key=value"),
-            (["--page", "a4c"], "there is no algorithm 'a4c'"),
-            (["--page", "ppo", "--statistics", "per-worker"], "--statistics per-worker is for workers that learn"),
-            (["--page", "n_step_q", "--env-id", "Pendulum-v1"], "Pendulum-v1 has continuous actions"),
+            (["--algorithm", "a4c"], "there is no algorithm 'a4c'"),
+            (["--algorithm", "ppo", "--statistics", "per-worker"], "--statistics per-worker is for workers that learn"),
+            (["--algorithm", "n_step_q", "--env-id", "Pendulum-v1"], "Pendulum-v1 has continuous actions"),
         ],
     )
     def test_a_mistake_is_one_line_and_exit_code_2(

@@ -20,12 +20,12 @@ from asyncrl.algorithm import algorithm_of
 from asyncrl.api.training import parse_argument
 from asyncrl.backends import local, serial
 from asyncrl.backends.outcome import failed
+from asyncrl.catalog import ALGORITHMS
 from asyncrl.checks import machine
 from asyncrl.commands.train import main, meaningless
 from asyncrl.config.commandline import parse, parse_integer
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig
-from asyncrl.pages import PAGES
 from tests.config.settings import KINDS
 from tests.support import run_command
 
@@ -61,45 +61,45 @@ class Refusal:
 def refuse(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Refusal]:
-    """Run a page's command that must refuse its words: one line on stderr, nothing on stdout, no run, no folder."""
+    """Run a command that must refuse its words: one line on stderr, nothing on stdout, no run, no folder."""
     for backend in (local, serial):
         monkeypatch.setattr(backend, "run", lambda *arguments: failed("began to run"))
 
-    def run(*words: str, page: str = "a3c") -> Refusal:
+    def run(*words: str, algorithm: str = "a3c") -> Refusal:
         runs = tmp_path / "runs"
-        code = main(f"asyncrl.{page}", ["--env-id", "Catch", "--runs-dir", str(runs), *words])
+        code = main(f"asyncrl.{algorithm}", ["--env-id", "Catch", "--runs-dir", str(runs), *words])
         captured = capfd.readouterr()
         assert captured.out == ""
         assert captured.err.endswith("\n")
         assert captured.err.count("\n") == 1
-        assert captured.err.startswith(f"asyncrl {page}: error: ")
+        assert captured.err.startswith(f"asyncrl {algorithm}: error: ")
         assert not runs.exists()
-        return Refusal(code, captured.err.removeprefix(f"asyncrl {page}: error: ").rstrip())
+        return Refusal(code, captured.err.removeprefix(f"asyncrl {algorithm}: error: ").rstrip())
 
     return run
 
 
-def config_of(page: str) -> type[RunConfig]:
-    """The page's Config."""
-    config: type[RunConfig] = algorithm_of(f"asyncrl.{page}").Config
+def config_of(algorithm: str) -> type[RunConfig]:
+    """The algorithm's Config."""
+    config: type[RunConfig] = algorithm_of(f"asyncrl.{algorithm}").Config
     return config
 
 
 def every_field() -> list[tuple[str, str]]:
-    """(page, field): all fields of a3c, and of the other pages those that they do not share with it."""
+    """(algorithm, field): all fields of a3c, and of the other algorithms those that they do not share with it."""
     shared = {field.name for field in dataclasses.fields(config_of("a3c"))}
     return [("a3c", name) for name in sorted(shared)] + [
-        (page, field.name)
-        for page in PAGES
-        if page != "a3c"
-        for field in dataclasses.fields(config_of(page))
+        (algorithm, field.name)
+        for algorithm in ALGORITHMS
+        if algorithm != "a3c"
+        for field in dataclasses.fields(config_of(algorithm))
         if field.name not in shared
     ]
 
 
-def wrong_values(page: str, name: str) -> list[list[str]]:
+def wrong_values(algorithm: str, name: str) -> list[list[str]]:
     """Words after the flag that it cannot take."""
-    kind = get_type_hints(config_of(page))[name]
+    kind = get_type_hints(config_of(algorithm))[name]
     if kind is bool:
         return [["often"]]
     if get_origin(kind) is tuple:
@@ -112,11 +112,11 @@ def wrong_values(page: str, name: str) -> list[list[str]]:
     return [["often"], []]
 
 
-@pytest.mark.parametrize(("page", "name"), every_field(), ids=lambda part: part)
-def test_every_flag_refuses_a_wrong_word(page: str, name: str, refuse: Callable[..., Refusal]) -> None:
+@pytest.mark.parametrize(("algorithm", "name"), every_field(), ids=lambda part: part)
+def test_every_flag_refuses_a_wrong_word(algorithm: str, name: str, refuse: Callable[..., Refusal]) -> None:
     """Text for a number, an unknown choice, a missing value; the line names the flag, or repeats the word."""
-    for values in wrong_values(page, name):
-        refusal = refuse(flag(name), *values, page=page)
+    for values in wrong_values(algorithm, name):
+        refusal = refuse(flag(name), *values, algorithm=algorithm)
         assert refusal.code == 2
         assert flag(name) in refusal.line or (values == [WRONG_TEXT.get(name)] and values[0] in refusal.line)
 
@@ -178,21 +178,23 @@ def test_the_line_says_what_was_expected(words: str, line: str, refuse: Callable
     assert refuse(*words.split()) == Refusal(2, line)
 
 
-@pytest.mark.parametrize("page", ["a2c", "ppo", "impala"])
-def test_where_one_learner_learns_there_are_no_statistics_per_worker(page: str, refuse: Callable[..., Refusal]) -> None:
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala"])
+def test_where_one_learner_learns_there_are_no_statistics_per_worker(
+    algorithm: str, refuse: Callable[..., Refusal]
+) -> None:
     """They would be allocated, and never used."""
-    line = f"--statistics per-worker is for workers that learn; in asyncrl {page} one learner does"
-    assert refuse("--statistics", "per-worker", page=page) == Refusal(2, line)
+    line = f"--statistics per-worker is for workers that learn; in asyncrl {algorithm} one learner does"
+    assert refuse("--statistics", "per-worker", algorithm=algorithm) == Refusal(2, line)
 
 
 def test_a_serial_run_has_no_threads_to_give_to_its_learner(refuse: Callable[..., Refusal]) -> None:
     """With more than one it would not repeat itself to the bit. Where nobody is the learner there is no such flag."""
     words = ("--learner-threads", "2", "--backend", "serial")
     line = "--learner-threads is not for --backend serial, which repeats itself in one thread"
-    assert refuse(*words, page="ppo") == Refusal(2, line)
-    assert refuse(*words, page="a3c").line.startswith("there is no --learner-threads")
+    assert refuse(*words, algorithm="ppo") == Refusal(2, line)
+    assert refuse(*words, algorithm="a3c").line.startswith("there is no --learner-threads")
     line = "--learner-threads is not for --backend collective: each rank computes in one thread"
-    assert refuse("--learner-threads", "2", "--backend", "collective", page="ppo") == Refusal(2, line)
+    assert refuse("--learner-threads", "2", "--backend", "collective", algorithm="ppo") == Refusal(2, line)
 
 
 @pytest.mark.parametrize(
@@ -210,13 +212,13 @@ def test_a_device_on_which_no_learner_can_compute_is_refused(
     words: str, line: str, refuse: Callable[..., Refusal]
 ) -> None:
     """Before anything is made."""
-    assert refuse(*words.split(), page="gorila") == Refusal(2, line)
+    assert refuse(*words.split(), algorithm="gorila") == Refusal(2, line)
 
 
 def test_ranks_compute_on_the_processor(refuse: Callable[..., Refusal]) -> None:
     """So there is no other device for them."""
     line = "--learner-device is for --backend local, serial and ray: ranks compute on the CPU"
-    assert refuse("--learner-device", "cuda", "--backend", "collective", page="ppo") == Refusal(2, line)
+    assert refuse("--learner-device", "cuda", "--backend", "collective", algorithm="ppo") == Refusal(2, line)
 
 
 @pytest.mark.parametrize(
@@ -233,17 +235,17 @@ def test_ranks_compute_on_the_processor(refuse: Callable[..., Refusal]) -> None:
 )
 def test_a_replay_memory_that_cannot_be_is_refused(words: str, line: str, refuse: Callable[..., Refusal]) -> None:
     """By the settings alone."""
-    assert refuse(*words.split(), page="gorila") == Refusal(2, line)
+    assert refuse(*words.split(), algorithm="gorila") == Refusal(2, line)
 
 
-@pytest.mark.parametrize("page", ["gorila", "apex"])
+@pytest.mark.parametrize("algorithm", ["gorila", "apex"])
 def test_a_replay_memory_beyond_the_machines_is_refused(
-    page: str, refuse: Callable[..., Refusal], monkeypatch: pytest.MonkeyPatch
+    algorithm: str, refuse: Callable[..., Refusal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would fit now, and kill the run when it is full."""
     monkeypatch.setattr(machine, "available_bytes", lambda: 100 * 2**20)
 
-    refusal = refuse("--memory-steps", "1e6", page=page)
+    refusal = refuse("--memory-steps", "1e6", algorithm=algorithm)
 
     assert refusal.code == 2
     assert refusal.line.startswith("replay memory: 1,000,000 steps take ")
@@ -345,11 +347,11 @@ def test_an_environment_it_cannot_take_is_refused(
     assert all(part in refusal.line for part in parts), refusal.line
 
 
-@pytest.mark.parametrize("page", ["one_step_q", "one_step_sarsa", "n_step_q"])
+@pytest.mark.parametrize("algorithm", ["one_step_q", "one_step_sarsa", "n_step_q"])
 @pytest.mark.parametrize("env_id", [f"{HERE}:make_continuous", "Pendulum-v1"])
-def test_action_values_need_discrete_actions(page: str, env_id: str, refuse: Callable[..., Refusal]) -> None:
+def test_action_values_need_discrete_actions(algorithm: str, env_id: str, refuse: Callable[..., Refusal]) -> None:
     """A maximum over the actions is taken one by one."""
-    refusal = refuse("--env-id", env_id, page=page)
+    refusal = refuse("--env-id", env_id, algorithm=algorithm)
 
     assert (refusal.code, f"{env_id} has continuous actions" in refusal.line) == (2, True), refusal.line
 
@@ -462,9 +464,9 @@ def test_what_is_no_run_cannot_be_resumed(tmp_path: Path, refuse: Callable[..., 
     for content, line in [
         ("{", "cannot be read"),
         ("[]", "cannot be read"),
-        ('{"page": "asyncrl.n_step_q", "config": {}}', "is a run of n_step_q; resume it with that command"),
-        ('{"page": "asyncrl.a3c", "config": {"warp_speed": 9}}', "warp_speed"),
-        ('{"page": "asyncrl.a3c", "config": {"env_id": "Catch"}}', "nothing to resume in"),
+        ('{"algorithm": "asyncrl.n_step_q", "config": {}}', "is a run of n_step_q; resume it with that command"),
+        ('{"algorithm": "asyncrl.a3c", "config": {"warp_speed": 9}}', "warp_speed"),
+        ('{"algorithm": "asyncrl.a3c", "config": {"env_id": "Catch"}}', "nothing to resume in"),
     ]:
         (tmp_path / "empty" / "config.json").write_text(content)
         refusal = refuse("--resume", str(tmp_path / "empty"))
@@ -476,7 +478,7 @@ def test_the_program_lists_its_commands(capfd: pytest.CaptureFixture[str]) -> No
     for words in ([], ["--help"], ["-h"]):
         assert asyncrl(words) == 0
         out, error = capfd.readouterr()
-        assert all(f"  {page} " in out for page in PAGES)
+        assert all(f"  {algorithm} " in out for algorithm in ALGORITHMS)
         assert error == ""
     assert asyncrl(["nope"]) == 2
     out, error = capfd.readouterr()
@@ -491,7 +493,10 @@ def test_the_program_lists_its_commands(capfd: pytest.CaptureFixture[str]) -> No
         ("train", "asyncrl train: error: name an algorithm first: a2c, "),
         ("train --config missing.toml", "asyncrl train: error: --config missing.toml cannot be read: No such file or "),
         ("train --config broken.toml", "asyncrl train: error: --config broken.toml cannot be read: TOMLDecodeError: "),
-        ("train --config no_page.toml", "asyncrl train: error: name an algorithm first, or in no_page.toml: a2c, "),
+        (
+            "train --config no_algorithm.toml",
+            "asyncrl train: error: name an algorithm first, or in no_algorithm.toml: a2c, ",
+        ),
         ("a3c --config misspelt.toml", "asyncrl a3c: error: there is no --worker; perhaps you meant "),
         ("a3c CartPole-v1", "asyncrl a3c: error: unexpected word 'CartPole-v1'"),
         ("watch", "asyncrl watch: error: give the folder of the run"),
@@ -512,7 +517,7 @@ def test_what_a_newcomer_mistypes_is_one_line(
     words: str, line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says what to do, and nothing is made."""
-    files = {"broken.toml": "workers = ", "no_page.toml": "workers = 2", "misspelt.toml": "worker = 2"}
+    files = {"broken.toml": "workers = ", "no_algorithm.toml": "workers = 2", "misspelt.toml": "worker = 2"}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -525,24 +530,24 @@ def test_what_a_newcomer_mistypes_is_one_line(
     assert {path.name for path in tmp_path.iterdir()} == files.keys()
 
 
-@pytest.mark.parametrize("page", list(PAGES))
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 def test_help_names_every_flag_that_applies(
-    page: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    algorithm: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within 80 columns, each with a text, whatever else the line holds; nothing is started."""
     monkeypatch.setenv("COLUMNS", "80")
 
     with pytest.raises(SystemExit) as end:
-        asyncrl([page, "--workers", "2", "--help"])
+        asyncrl([algorithm, "--workers", "2", "--help"])
 
     out, error = capfd.readouterr()
     assert (end.value.code or 0, error) == (0, "")
-    assert out.startswith(f"usage: asyncrl {page} ")
+    assert out.startswith(f"usage: asyncrl {algorithm} ")
     assert max(len(line) for line in out.splitlines()) <= 80
-    hidden = meaningless(config_of(page)(), "local", KINDS["atari"])
-    for field in dataclasses.fields(config_of(page)):
+    hidden = meaningless(config_of(algorithm)(), "local", KINDS["atari"])
+    for field in dataclasses.fields(config_of(algorithm)):
         assert bool(re.search(rf"^│ {flag(field.name)}[ ,]", out, re.MULTILINE)) == (field.name not in hidden)
-    assert page != "a3c" or len(re.findall(r"^│ --", out, re.MULTILINE)) <= 55
+    assert algorithm != "a3c" or len(re.findall(r"^│ --", out, re.MULTILINE)) <= 55
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,11 @@ def threads_as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def make_run(folder: Path, *words: str, page: str = "a3c", env_id: str = "Catch") -> Path:
+def make_run(folder: Path, *words: str, algorithm: str = "a3c", env_id: str = "Catch") -> Path:
     """A short run with one evaluation, at its end."""
     given = ["--env-id", env_id, "--workers", "2", "--total-steps", "600", "--seed", "7", "--runs-dir", str(folder)]
     given += ["--backend", "serial", "--quiet", "--evaluation-interval-steps", "0", "--evaluation-episodes", "12"]
-    assert train(f"asyncrl.{page}", [*given, *words]) == 0
+    assert train(f"asyncrl.{algorithm}", [*given, *words]) == 0
     return the_run(folder)
 
 
@@ -92,7 +92,7 @@ def evaluate(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("page", "env_id", "words"),
+    ("algorithm", "env_id", "words"),
     [
         ("a3c", "Catch", []),
         ("a3c", "CartPole-v1", ["--normalize-observations", "--evaluation-policy", "sampled"]),
@@ -103,11 +103,11 @@ def evaluate(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]
     ],
 )
 def test_the_episodes_are_those_of_the_runs_own_evaluation_if_they_are_drawn_alike(
-    tmp_path: Path, evaluate: Callable[..., dict[str, Any]], page: str, env_id: str, words: list[str],
+    tmp_path: Path, evaluate: Callable[..., dict[str, Any]], algorithm: str, env_id: str, words: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The same parameters, moments and settings give the same returns with the evaluator's random streams."""
-    run = make_run(tmp_path, *words, page=page, env_id=env_id)
+    run = make_run(tmp_path, *words, algorithm=algorithm, env_id=env_id)
     (evaluation,) = evaluations_of(run)
     monkeypatch.setattr("asyncrl.api.playing.NO_PART", 0)
 
@@ -115,7 +115,7 @@ def test_the_episodes_are_those_of_the_runs_own_evaluation_if_they_are_drawn_ali
 
     assert said["returns"] == evaluation["returns"]
     assert said["lengths"] == evaluation["lengths"]
-    assert (said["page"], said["env_id"], said["steps"]) == (page, env_id, evaluation["steps"])
+    assert (said["algorithm"], said["env_id"], said["steps"]) == (algorithm, env_id, evaluation["steps"])
     assert (said["mean"], said["std"]) == pytest.approx((evaluation["mean"], evaluation["std"]))
     assert (said["min"], said["max"]) == (min(evaluation["returns"]), max(evaluation["returns"]))
 
@@ -225,7 +225,7 @@ def test_a_folder_of_runs_has_a_row_for_each_and_a_total(
     said = json.loads(captured.out)
     assert [Path(one["run"]).name for one in said["results"]] == ["one", "two"]
     (total,) = said["totals"]
-    assert (total["page"], total["runs"], total["games"], total["normalized"]) == ("a3c", 2, 1, False)
+    assert (total["algorithm"], total["runs"], total["games"], total["normalized"]) == ("a3c", 2, 1, False)
     assert total["interquartile"] == said["results"][0]["mean"]
 
 
@@ -333,9 +333,9 @@ class TestBrokenRuns:
     def test_a_foreign_algorithm_is_not_imported(self, broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """config.json could name any module."""
         settings = json.loads((broken / "config.json").read_text())
-        (broken / "config.json").write_text(json.dumps(settings | {"page": "antigravity"}))
+        (broken / "config.json").write_text(json.dumps(settings | {"algorithm": "antigravity"}))
 
-        assert "would import antigravity (page)" in refusal([str(broken)], capsys)
+        assert "would import antigravity (algorithm)" in refusal([str(broken)], capsys)
         assert "uses nothing of asyncrl" in refusal([str(broken), "--trust"], capsys)
         assert "antigravity" not in sys.modules
 

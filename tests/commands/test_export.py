@@ -35,9 +35,9 @@ def threads_as_before() -> Any:
     torch.set_num_threads(before)
 
 
-def make_run(folder: Path, page: str, env_id: str, *words: str) -> Path:
+def make_run(folder: Path, algorithm: str, env_id: str, *words: str) -> Path:
     """A short run."""
-    assert train(f"asyncrl.{page}", ["--env-id", env_id, *WORDS, *words, "--runs-dir", str(folder)]) == 0
+    assert train(f"asyncrl.{algorithm}", ["--env-id", env_id, *WORDS, *words, "--runs-dir", str(folder)]) == 0
     return the_run(folder)
 
 
@@ -83,14 +83,14 @@ def test_onnxruntime_does_what_the_agent_does_on_1000_observations(
     (alone,) = session.run(["action"], {"observation": observations[:1]})
     assert alone == actions[:1]
     about = session.get_modelmeta().custom_metadata_map
-    assert (about["page"], about["env_id"]) == ("asyncrl.a3c", "CartPole-v1")
+    assert (about["algorithm"], about["env_id"]) == ("asyncrl.a3c", "CartPole-v1")
     assert json.loads(about["config"])["seed"] == 7
     assert json.loads(about["spaces"])["actions"] == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("page", "env_id", "words"),
+    ("algorithm", "env_id", "words"),
     [
         ("a3c", "CartPole-v1", ["--lstm-cells", "8"]),
         ("a3c", "Pendulum-v1", []),
@@ -103,10 +103,10 @@ def test_onnxruntime_does_what_the_agent_does_on_1000_observations(
     ],
 )
 def test_both_programs_do_what_any_agent_does(
-    tmp_path: Path, page: str, env_id: str, words: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, algorithm: str, env_id: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Policies and values, discrete and continuous actions, memory, normalised pixels and raw ones."""
-    run = make_run(tmp_path / "runs", page, env_id, *words)
+    run = make_run(tmp_path / "runs", algorithm, env_id, *words)
 
     assert main([str(run), "--onnx", str(tmp_path / "a.onnx"), "--torch", str(tmp_path / "a.pt2")]) == 0
 

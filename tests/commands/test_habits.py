@@ -11,8 +11,8 @@ import pytest
 from asyncrl import __version__
 from asyncrl.__main__ import COMMANDS
 from asyncrl.__main__ import main as asyncrl
+from asyncrl.catalog import ALGORITHMS
 from asyncrl.commands.train import main
-from asyncrl.pages import PAGES
 from tests.support import status_of, the_run
 
 SHORT = ["--env-id", "Catch", "--backend", "serial", "--workers", "2", "--evaluation-episodes", "2"]
@@ -20,7 +20,7 @@ SHORT = ["--env-id", "Catch", "--backend", "serial", "--workers", "2", "--evalua
 
 @pytest.mark.parametrize("words", [["--version"], ["a3c", "--version"], ["train", "a3c", "--lr", "1", "--version"]])
 def test_the_version_is_told_with_what_results_depend_on(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the command, and of each page."""
+    """Of the command, and of each algorithm."""
     assert asyncrl(words) == 0
     assert capsys.readouterr().out.startswith(f"asyncrl {__version__}, python 3.")
 
@@ -42,7 +42,7 @@ def test_a_run_says_at_its_end_how_to_resume_evaluate_and_watch_it(
 
 
 def test_a_run_is_made_again_by_its_own_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also without naming its page; another page's file is refused."""
+    """Also without naming its algorithm; another algorithm's file is refused."""
     place = ["--runs-dir", str(tmp_path), "--quiet"]
     assert main("asyncrl.a3c", [*SHORT, *place, "--total-steps", "300", "--seed", "5", "--run-name", "first"]) == 0
     file = str(the_run(tmp_path) / "config.json")
@@ -91,7 +91,7 @@ def test_a_shell_completes_commands_flags_and_choices(tmp_path: Path, capfd: pyt
         return done.stdout.split()
 
     assert completed("asyncrl", "a") == ["a2c", "a3c", "apex"]
-    assert {*PAGES, *COMMANDS} <= set(completed("asyncrl", "''"))
+    assert {*ALGORITHMS, *COMMANDS} <= set(completed("asyncrl", "''"))
     assert completed("asyncrl", "ppo", "--clip") == ["--clip"]
     assert completed("asyncrl", "a3c", "--clip") == []
     assert completed("asyncrl", "a3c", "--backend", "s") == ["serial"]

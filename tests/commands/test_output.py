@@ -260,8 +260,10 @@ def test_a_path_may_hold_letters_that_the_output_has_not(tmp_path: Path) -> None
 
     trained = run_command(*CATCH, *words, **options)
     again = run_command(*CATCH, *words, **options)
-    played = run_command(str(folder / "a3c" / "Catch" / "mine"), "--episodes", "1", page="evaluate", **options)
-    drawn = run_command(str(folder / "a3c" / "Catch" / "mine"), "--out", str(folder / "x.png"), page="plot", **options)
+    played = run_command(str(folder / "a3c" / "Catch" / "mine"), "--episodes", "1", algorithm="evaluate", **options)
+    drawn = run_command(
+        str(folder / "a3c" / "Catch" / "mine"), "--out", str(folder / "x.png"), algorithm="plot", **options
+    )
 
     assert (trained.returncode, trained.stderr) == (0, "")
     assert trained.stdout.startswith(f"run folder: {written}/a3c/Catch/mine\n")

@@ -57,11 +57,13 @@ def strange(catch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cal
     name = f"stranger_{tmp_path.name.translate(str.maketrans('', '', '[]-.'))}"
     (tmp_path / f"{name}.py").write_text(MODULE)
 
-    def make(page: str = "", **config: Any) -> Path:
+    def make(algorithm: str = "", **config: Any) -> Path:
         folder = Path(shutil.copytree(catch, tmp_path / "run"))
         data = json.loads((folder / "config.json").read_text())
         data["config"] |= {key: value.replace("stranger", name) for key, value in config.items()}
-        (folder / "config.json").write_text(json.dumps(data | {"page": page.replace("stranger", name) or data["page"]}))
+        (folder / "config.json").write_text(
+            json.dumps(data | {"algorithm": algorithm.replace("stranger", name) or data["algorithm"]})
+        )
         return folder
 
     return make
@@ -71,7 +73,7 @@ NAMES: list[dict[str, str]] = [
     {"env_id": "stranger:make"},
     {"env_id": "stranger:Lamps-v0"},
     {"network": "stranger:body"},
-    {"page": "stranger"},
+    {"algorithm": "stranger"},
 ]
 COMMANDS = [
     "evaluate run", "watch run --out film.gif", "export run --safetensors agent.safetensors", "a3c --resume run",
@@ -94,7 +96,7 @@ def test_no_command_imports_what_a_strangers_folder_names(
     out, error = capfd.readouterr()
 
     assert (code, out) == (2, ""), error
-    by_another_name = "page" in config and command.startswith("a3c")  # this command's page is a3c
+    by_another_name = "algorithm" in config and command.startswith("a3c")  # this command's algorithm is a3c
     assert by_another_name or "would import stranger_" in error
     assert not (tmp_path / "imported").exists()
 
@@ -102,7 +104,7 @@ def test_no_command_imports_what_a_strangers_folder_names(
 @pytest.mark.parametrize("command", ["report run", "plot run --out curve.png"])
 def test_figures_are_of_data_alone(command: str, strange: Callable[..., Path], tmp_path: Path) -> None:
     """They need no code."""
-    strange(env_id="stranger:make", network="stranger:body", page="stranger")
+    strange(env_id="stranger:make", network="stranger:body", algorithm="stranger")
 
     assert main(command.split()) == 0
     assert not (tmp_path / "imported").exists()
@@ -118,7 +120,7 @@ def test_trust_imports_it(command: str, strange: Callable[..., Path], tmp_path: 
 
 
 def test_a_call_that_names_it_imports_it(strange: Callable[..., Path], tmp_path: Path) -> None:
-    """As an environment or as a page."""
+    """As an environment or as an algorithm."""
     folder = strange(env_id="stranger:make")
     module = next(path.stem for path in tmp_path.glob("stranger_*.py"))
     with pytest.raises(UsageError, match="checkpoint's env_id is Catch"):

@@ -1,4 +1,4 @@
-"""The settings that each page ends up with, by preset and kind of environment, as kept in settings.json.
+"""The settings that each algorithm ends up with, by preset and kind of environment, as kept in settings.json.
 
 `python -m tests.config.settings` writes the file anew: do that on purpose only, when a setting is meant to change.
 """
@@ -15,7 +15,7 @@ from asyncrl.config.run_config import RunConfig
 from asyncrl.core.spaces import Spaces
 
 FILE = Path(__file__).parent / "settings.json"
-PAGES = ("a3c", "one_step_q", "one_step_sarsa", "n_step_q", "a2c", "ppo", "impala", "reinforce", "gorila", "apex")
+ALGORITHMS = ("a3c", "one_step_q", "one_step_sarsa", "n_step_q", "a2c", "ppo", "impala", "reinforce", "gorila", "apex")
 PRESETS = ("default", "paper")
 KINDS = {
     "atari": Spaces((4, 42, 42), "uint8", 6, kind="atari"),
@@ -26,9 +26,9 @@ KINDS = {
 }
 
 
-def settings_of(page: str, preset: str, spaces: Spaces) -> dict[str, Any]:
-    """All settings of a page but the number of workers where that is the machine's, as config.json has them."""
-    module = algorithm_of(f"asyncrl.{page}")
+def settings_of(algorithm: str, preset: str, spaces: Spaces) -> dict[str, Any]:
+    """All settings of an algorithm but the number of workers where that is the machine's, as config.json has them."""
+    module = algorithm_of(f"asyncrl.{algorithm}")
     chosen = module.preset(preset, spaces) | {"preset": preset}
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(module.Config(**chosen))))
     if "workers" not in chosen:
@@ -42,15 +42,15 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 
 def table() -> dict[str, Any]:
-    """The plain defaults of all pages, what each page changes in them, and what its presets change in those."""
+    """The plain defaults of all algorithms, what each changes in them, and what its presets change in those."""
     shared = json.loads(json.dumps(dataclasses.asdict(RunConfig(workers=1))))
     del shared["workers"]
     kept: dict[str, Any] = {"all": shared}
-    for page in PAGES:
-        own = json.loads(json.dumps(dataclasses.asdict(algorithm_of(f"asyncrl.{page}").Config())))
+    for algorithm in ALGORITHMS:
+        own = json.loads(json.dumps(dataclasses.asdict(algorithm_of(f"asyncrl.{algorithm}").Config())))
         del own["workers"]
-        kept[page] = {"defaults": changes(shared, own)} | {
-            f"{preset} {kind}": changes(own, settings_of(page, preset, spaces))
+        kept[algorithm] = {"defaults": changes(shared, own)} | {
+            f"{preset} {kind}": changes(own, settings_of(algorithm, preset, spaces))
             for preset in PRESETS
             for kind, spaces in KINDS.items()
         }

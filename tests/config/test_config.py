@@ -57,7 +57,7 @@ def test_an_impossible_value_is_refused_with_its_flag(fields: dict[str, Any], me
 
 
 @pytest.mark.parametrize(
-    ("page", "fields", "own"),
+    ("algorithm", "fields", "own"),
     [
         ("a3c", {}, False),
         ("a3c", {"statistics": "per-worker"}, True),
@@ -70,9 +70,9 @@ def test_an_impossible_value_is_refused_with_its_flag(fields: dict[str, Any], me
         ("impala", {"optimizer": "momentum-sgd"}, False),  # only the learner writes
     ],
 )
-def test_whose_the_statistics_are(page: str, fields: dict[str, Any], own: bool) -> None:
+def test_whose_the_statistics_are(algorithm: str, fields: dict[str, Any], own: bool) -> None:
     """By default all workers', but momentum is each worker's own, as in the paper, where they share a memory."""
-    config = algorithm_of(f"asyncrl.{page}").Config(**fields)
+    config = algorithm_of(f"asyncrl.{algorithm}").Config(**fields)
 
     assert config.per_worker_statistics is own
     assert config.descent.per_worker_statistics is own

@@ -13,7 +13,7 @@ from asyncrl.config import groups
 from asyncrl.config.commandline import COMMON, GROUPS, MOST_USED, parse
 from asyncrl.config.groups import default_workers
 from asyncrl.config.run_config import RunConfig, to_plain
-from tests.config.settings import KINDS, PAGES
+from tests.config.settings import ALGORITHMS, KINDS
 
 FLAGS = """
     env_id env_kwargs workers envs_per_worker t_max total_steps seed preset backend schedule delays update statistics
@@ -26,7 +26,7 @@ FLAGS = """
     hidden_sizes precision frame_skip frame_stack image_size noop_max sticky_actions life_loss full_action_space
     max_episode_steps
 """
-"""Settings of all pages: their flags, and keys of config.json."""
+"""Settings of all algorithms: their flags, and keys of config.json."""
 POLICY = "gae_lambda entropy_weights value_cost lstm_cells mean variance first_deviation normalize_advantages"
 ACTION_VALUE = (
     "evaluation_epsilon double_q dueling exploration epsilons epsilon_probabilities exploration_steps temperatures"
@@ -53,21 +53,21 @@ OWN = {
 }
 
 
-def boxes(page: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What the help of a page says, by the titles of its boxes in their order."""
+def boxes(algorithm: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What the help of an algorithm says, by the titles of its boxes in their order."""
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
-        parse(algorithm_of(f"asyncrl.{page}").Config, ["--help"], f"asyncrl {page}")
+        parse(algorithm_of(f"asyncrl.{algorithm}").Config, ["--help"], f"asyncrl {algorithm}")
     _, *parts = re.split(r"╭─ (.*?)options ─+╮", capfd.readouterr().out)
     return {title.strip(): text for title, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_page_has_the_settings_it_had(page: str) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_has_the_settings_it_had(algorithm: str) -> None:
     """None is lost and none renamed when they move between groups."""
-    config = algorithm_of(f"asyncrl.{page}").Config
+    config = algorithm_of(f"asyncrl.{algorithm}").Config
 
-    assert set(to_plain(config())) == {*FLAGS.split(), *OWN[page].split()}
+    assert set(to_plain(config())) == {*FLAGS.split(), *OWN[algorithm].split()}
 
 
 def test_no_setting_is_in_two_groups() -> None:
@@ -77,16 +77,16 @@ def test_no_setting_is_in_two_groups() -> None:
     assert sorted(fields) == sorted(FLAGS.split())
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_help_shows_the_groups_in_order(
-    page: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    algorithm: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that are given most often first, each flag in its own group."""
-    shown = boxes(page, capfd, monkeypatch)
+    shown = boxes(algorithm, capfd, monkeypatch)
 
     assert list(shown) == ["", *GROUPS]
     for title, group in GROUPS.items():
-        names = [field.name for field in dataclasses.fields(group)] if group else OWN[page].split()
+        names = [field.name for field in dataclasses.fields(group)] if group else OWN[algorithm].split()
         names = (
             [*MOST_USED, "config", "trust"] if title == COMMON else [name for name in names if name not in MOST_USED]
         )
@@ -95,7 +95,7 @@ def test_help_shows_the_groups_in_order(
     assert re.findall(r"^│ (--[\w-]+)", shown[COMMON], re.MULTILINE)[:3] == ["--env-id", "--total-steps", "--workers"]
 
 
-def test_help_tells_the_page_s_own_default_and_text(
+def test_help_tells_the_algorithm_s_own_default_and_text(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PPO's t_max stands with the others' and says what it is for PPO."""
@@ -126,7 +126,7 @@ def test_a_number_of_workers_that_is_given_counts(
 
 
 @pytest.mark.parametrize(
-    ("page", "kind", "workers"),
+    ("algorithm", "kind", "workers"),
     [
         ("a3c", "atari", 16),
         ("n_step_q", "vector", 16),
@@ -136,10 +136,10 @@ def test_a_number_of_workers_that_is_given_counts(
     ],
 )
 def test_the_paper_s_number_of_workers_is_no_machine_s(
-    page: str, kind: str, workers: int, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, kind: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is part of the method's settings there."""
     monkeypatch.setattr(groups, "usable_cores", lambda: [0])
 
-    settings: dict[str, Any] = algorithm_of(f"asyncrl.{page}").preset("paper", KINDS[kind])
-    assert algorithm_of(f"asyncrl.{page}").Config(**settings).workers == workers
+    settings: dict[str, Any] = algorithm_of(f"asyncrl.{algorithm}").preset("paper", KINDS[kind])
+    assert algorithm_of(f"asyncrl.{algorithm}").Config(**settings).workers == workers

@@ -1,4 +1,4 @@
-"""Presets: every setting of every page, by kind of environment."""
+"""Presets: every setting of every algorithm, by kind of environment."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from asyncrl.a3c import A3C
 from asyncrl.algorithm import algorithm_of
 from asyncrl.core.exploration import EpsilonGreedy
 from asyncrl.gorila import Gorila
-from tests.config.settings import FILE, KINDS, PAGES, PRESETS, changes, settings_of
+from tests.config.settings import ALGORITHMS, FILE, KINDS, PRESETS, changes, settings_of
 
 KEPT: dict[str, Any] = json.loads(FILE.read_text())
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_settings_are_the_ones_that_were_kept(page: str, preset: str, kind: str) -> None:
+def test_all_settings_are_the_ones_that_were_kept(algorithm: str, preset: str, kind: str) -> None:
     """Not only those the preset names: whoever moves a default moves what it was tuned with."""
-    expected = KEPT["all"] | KEPT[page]["defaults"] | KEPT[page][f"{preset} {kind}"]
+    expected = KEPT["all"] | KEPT[algorithm]["defaults"] | KEPT[algorithm][f"{preset} {kind}"]
 
-    assert changes(expected, settings_of(page, preset, KINDS[kind])) == {}
-    assert changes(settings_of(page, preset, KINDS[kind]), expected) == {}
+    assert changes(expected, settings_of(algorithm, preset, KINDS[kind])) == {}
+    assert changes(settings_of(algorithm, preset, KINDS[kind]), expected) == {}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_algorithm_has_a_table_for_every_preset_and_kind(page: str) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_has_a_table_for_every_preset_and_kind(algorithm: str) -> None:
     """And no other."""
-    tables = algorithm_of(f"asyncrl.{page}").presets
+    tables = algorithm_of(f"asyncrl.{algorithm}").presets
     assert {name: set(kinds) for name, kinds in tables.items()} == {name: set(KINDS) for name in PRESETS}
 
 

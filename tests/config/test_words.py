@@ -94,7 +94,7 @@ def test_a_run_is_repeated_by_its_config_json(tmp_path: Path) -> None:
         env_id="Catch", workers=3, hidden_sizes=(8, 4), life_loss=False, anneal_learning_rate=False, stop_at_score=None,
         seed=7, run_name="first", runs_dir="elsewhere", quiet=True, resume="auto", env_kwargs=("a=1",),
     )  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps({"page": "asyncrl.a3c", "config": to_plain(first)}))
+    (tmp_path / "config.json").write_text(json.dumps({"algorithm": "asyncrl.a3c", "config": to_plain(first)}))
 
     again = config_of("--seed", "8", "--config", str(tmp_path))
 
@@ -109,7 +109,7 @@ def test_settings_stand_in_toml_by_themselves_or_in_tables(tmp_path: Path) -> No
     file = tmp_path / "mine.toml"
     file.write_text(
         """
-page = "a3c"
+algorithm = "a3c"
 env-id = "Catch"
 lr = 1e-3
 total_steps = 1_000

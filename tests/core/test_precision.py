@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from asyncrl import pages
+from asyncrl import catalog
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.flat import flatten_parameters, gradient_of, split_like
 from asyncrl.core.precision import compute_in
@@ -19,7 +19,7 @@ from asyncrl.nets.memory import Trunk
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.run import build_agent
-from tests.contracts.test_pages import BOARD, VECTOR, build, name_of, parts_of, rollout_of
+from tests.contracts.test_algorithms import BOARD, VECTOR, build, name_of, parts_of, rollout_of
 from tests.support import make_run, shared_store
 
 REDUCED = torch.bfloat16
@@ -104,14 +104,14 @@ def test_who_evaluates_does_so_in_float32(tmp_path: Path, worker: int) -> None:
 
 
 @pytest.mark.parametrize("spaces", [BOARD, VECTOR], ids=name_of)
-@pytest.mark.parametrize("page", pages.PAGES)
-def test_every_page_learns_in_bfloat16(page: str, spaces: Spaces) -> None:
+@pytest.mark.parametrize("algorithm", catalog.ALGORITHMS)
+def test_every_algorithm_learns_in_bfloat16(algorithm: str, spaces: Spaces) -> None:
     """Losses and gradients are float32, finite, and close to those of float32."""
     losses = {}
     for precision in ("float32", "bfloat16"):
-        agent = build(page, spaces, {})
+        agent = build(algorithm, spaces, {})
         parameters = list(agent.network.parameters())
-        part = parts_of(page, agent, rollout_of(agent, spaces, 5, 4))[0]
+        part = parts_of(algorithm, agent, rollout_of(agent, spaces, 5, 4))[0]
         compute_in(agent.network, precision)
         if agent.target is not None:
             compute_in(agent.target, precision, cast_weights=False)

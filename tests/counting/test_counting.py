@@ -15,9 +15,9 @@ from tests.seams.running import train
 from tests.support import make_run, status_of, the_run
 
 
-def counted(folder: Path, page: str, **settings: Any) -> tuple[list[int], dict[str, Any], int]:
+def counted(folder: Path, algorithm: str, **settings: Any) -> tuple[list[int], dict[str, Any], int]:
     """What theta counts at the end of a run, its status, and the updates in all records."""
-    run = make_run(folder, f"tests.counting.{page}", evaluation_interval_steps=0, **settings)
+    run = make_run(folder, f"tests.counting.{algorithm}", evaluation_interval_steps=0, **settings)
     train(run)
     path = run.spec.folder.path
     files = [*path.glob("worker-*.jsonl"), *path.glob("learner*.jsonl")]
@@ -28,19 +28,19 @@ def counted(folder: Path, page: str, **settings: Any) -> tuple[list[int], dict[s
     return in_theta, status, recorded
 
 
-@pytest.mark.parametrize("page", ["a3c_page", "impala_page"])
-def test_the_serial_backend_applies_each_update_once(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("algorithm", ["counting_a3c", "counting_impala"])
+def test_the_serial_backend_applies_each_update_once(tmp_path: Path, algorithm: str) -> None:
     """Theta, status, manifest and records have the same number."""
-    in_theta, status, recorded = counted(tmp_path, page)
+    in_theta, status, recorded = counted(tmp_path, algorithm)
 
     assert in_theta == [status["updates"]] == [recorded]
     assert status["updates"] >= 100
 
 
-@pytest.mark.parametrize("page", ["a3c_page", "impala_page"])
-def test_one_writer_in_shared_memory_applies_each_update_once(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("algorithm", ["counting_a3c", "counting_impala"])
+def test_one_writer_in_shared_memory_applies_each_update_once(tmp_path: Path, algorithm: str) -> None:
     """A worker, or the learner, in a process of its own."""
-    in_theta, status, recorded = counted(tmp_path, page, backend="local", workers=1)
+    in_theta, status, recorded = counted(tmp_path, algorithm, backend="local", workers=1)
 
     assert in_theta == [status["updates"]] == [recorded]
 
@@ -51,10 +51,10 @@ def test_without_a_lock_workers_may_overwrite_each_other_but_add_nothing_twice(t
     Each worker has its own statistics: in shared ones the gradients of two workers may be added up, and both applied.
     """
     alone = {"statistics": "per-worker", "total_steps": 10_000}
-    in_theta, status, _ = counted(tmp_path / "hogwild", "a3c_page", backend="local", **alone)
+    in_theta, status, _ = counted(tmp_path / "hogwild", "counting_a3c", backend="local", **alone)
     assert in_theta[-1] <= status["updates"]
 
-    in_theta, status, _ = counted(tmp_path / "locked", "a3c_page", backend="local", update="locked")
+    in_theta, status, _ = counted(tmp_path / "locked", "counting_a3c", backend="local", update="locked")
     assert in_theta == [status["updates"]]
 
 
@@ -63,7 +63,7 @@ def test_ranks_apply_each_update_once(tmp_path: Path) -> None:
     """The mean of the ranks' gradients is one update, on every rank."""
     settings = ["--env-id", "Catch", "--workers", "2", "--total-steps", "3000", "--evaluation-interval-steps", "0"]
     more = ["--backend", "collective", "--quiet", "--runs-dir", str(tmp_path)]
-    assert main("tests.counting.a3c_page", [*settings, *more]) == 0
+    assert main("tests.counting.counting_a3c", [*settings, *more]) == 0
 
     run = the_run(tmp_path)
     in_theta, in_manifest = updates_saved(run)

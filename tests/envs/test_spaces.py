@@ -119,18 +119,18 @@ def test_every_supported_space_can_be_observed_and_acted_in(space: Any, actions:
         assert all(translation.act(action) in actions for action in range(told.actions))
 
 
-@pytest.mark.parametrize("page", ["actor_critic", "q_network"])
+@pytest.mark.parametrize("algorithm", ["actor_critic", "q_network"])
 @pytest.mark.parametrize(
     "shape", [(1, 1), (5, 1), (1, 7, 3), (3, 3), (2, 40, 40), (36, 11), (36, 10), (40, 2, 2), (4, 60)]
 )
-def test_small_images_fit_the_network_that_auto_chooses(page: str, shape: tuple[int, ...]) -> None:
+def test_small_images_fit_the_network_that_auto_chooses(algorithm: str, shape: tuple[int, ...]) -> None:
     """As images, boards or vectors."""
     import asyncrl
     from asyncrl.nets.policies import make_actor_critic
     from asyncrl.nets.q_network import make_q_network
 
     told = adapt(space=spaces.Box(-1, 1, shape)).spaces
-    if page == "actor_critic":
+    if algorithm == "actor_critic":
         make_actor_critic(asyncrl.a3c.A3C.Config(), told)
     else:
         make_q_network(asyncrl.n_step_q.NStepQ.Config(), told)

@@ -128,7 +128,7 @@ def collected(run: Run) -> tuple[Rollout, Rollout]:
     for _ in range(3):
         rollout = next(role.collector)
     back, _ = through_a_block(
-        rollout_shape(run.spec.page, run.spec.config, run.spec.environment, run.spec.spaces), rollout
+        rollout_shape(run.spec.algorithm, run.spec.config, run.spec.environment, run.spec.spaces), rollout
     )
     role.close()
     return rollout, back

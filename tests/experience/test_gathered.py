@@ -36,16 +36,16 @@ def learn(role: Role) -> None:
     assert next(role.loop)
 
 
-@pytest.mark.parametrize("page", ["ppo", "a2c"])
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
 @pytest.mark.parametrize(
     ("env_id", "settings"),
     [("Catch", {}), ("CartPole-v1", {"lstm_cells": 4}), ("CartPole-v1", {"max_episode_steps": 9})],
 )
 def test_gathering_equals_the_serial_backend_to_the_bit(
-    tmp_path: Path, page: str, env_id: str, settings: dict[str, Any]
+    tmp_path: Path, algorithm: str, env_id: str, settings: dict[str, Any]
 ) -> None:
     """Fed the same rollouts, also with memory, normalisation and truncated episodes: theta, statistics, T."""
-    run = make_run(tmp_path, page, env_id=env_id, **PLAIN, **settings)
+    run = make_run(tmp_path, algorithm, env_id=env_id, **PLAIN, **settings)
     limited = EnvSpec(env_id, max_episode_steps=settings.get("max_episode_steps", 0))
     run = replace(run, spec=replace(run.spec, environment=limited))
     recorded = [rollouts_of(run, worker, 4) for worker in range(3)]

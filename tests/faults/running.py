@@ -144,10 +144,10 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 @contextmanager
 def running(
-    runs_dir: Path, *words: str, page: str = "a3c", prefix: tuple[str, ...] = (), **options: Any
+    runs_dir: Path, *words: str, algorithm: str = "a3c", prefix: tuple[str, ...] = (), **options: Any
 ) -> Iterator[Running]:
     """A run in the background, by a command after `prefix`. Whatever is left of it at the end is killed."""
-    command = [*prefix, sys.executable, "-m", f"asyncrl.{page}", *words, "--runs-dir", str(runs_dir)]
+    command = [*prefix, sys.executable, "-m", f"asyncrl.{algorithm}", *words, "--runs-dir", str(runs_dir)]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True, **options
     )

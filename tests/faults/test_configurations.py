@@ -63,32 +63,36 @@ SWITCHES = ("--normalize-observations", "--normalize-returns", "--no-anneal-lear
 
 @st.composite
 def words(draw: st.DrawFn) -> list[str]:
-    """A page's flags, most of them sensible, in any combination."""
+    """An algorithm's flags, most of them sensible, in any combination."""
     chosen = draw(st.lists(st.sampled_from(sorted(FLAGS)), max_size=4, unique=True))
     switches = draw(st.lists(st.sampled_from(SWITCHES), max_size=2, unique=True))
     return [*switches, *(word for flag in chosen for word in (flag, draw(FLAGS[flag])))]
 
 
-PAGES = st.sampled_from(["a3c", "one_step_q", "one_step_sarsa", "n_step_q", "a2c", "ppo", "impala"])
+ALGORITHMS = st.sampled_from(["a3c", "one_step_q", "one_step_sarsa", "n_step_q", "a2c", "ppo", "impala"])
 ENVIRONMENTS = st.sampled_from(["Catch", "Chain", "CartPole-v1", "Pendulum-v1"])
 
 
 @settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(page=PAGES, env_id=ENVIRONMENTS, flags=words())
-def test_any_flags_are_refused_in_one_line_or_make_a_run_that_ends(page: str, env_id: str, flags: list[str]) -> None:
+@given(algorithm=ALGORITHMS, env_id=ENVIRONMENTS, flags=words())
+def test_any_flags_are_refused_in_one_line_or_make_a_run_that_ends(
+    algorithm: str, env_id: str, flags: list[str]
+) -> None:
     """All workers in one process."""
-    refused_or_finished(page, env_id, "serial", flags)
+    refused_or_finished(algorithm, env_id, "serial", flags)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(page=PAGES, env_id=ENVIRONMENTS, flags=words())
-def test_any_flags_are_refused_in_one_line_or_make_processes_that_end(page: str, env_id: str, flags: list[str]) -> None:
+@given(algorithm=ALGORITHMS, env_id=ENVIRONMENTS, flags=words())
+def test_any_flags_are_refused_in_one_line_or_make_processes_that_end(
+    algorithm: str, env_id: str, flags: list[str]
+) -> None:
     """Workers and evaluator in processes of their own, none of which is left."""
-    refused_or_finished(page, env_id, "local", flags)
+    refused_or_finished(algorithm, env_id, "local", flags)
     assert multiprocessing.active_children() == []
 
 
-def refused_or_finished(page: str, env_id: str, backend: str, flags: list[str]) -> None:
+def refused_or_finished(algorithm: str, env_id: str, backend: str, flags: list[str]) -> None:
     """Exit code 2, one line and no folder; or exit code 0 and `finished`. Never a traceback.
 
     A run may also fail, in one line, when the numbers that were asked for are such that nothing can be learnt.
@@ -97,7 +101,7 @@ def refused_or_finished(page: str, env_id: str, backend: str, flags: list[str]) 
     with tempfile.TemporaryDirectory() as name:
         out, error = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-            code = main(f"asyncrl.{page}", [*base, *flags, "--runs-dir", name])
+            code = main(f"asyncrl.{algorithm}", [*base, *flags, "--runs-dir", name])
         runs = list(Path(name).glob("*/*/*/status.json"))
         assert "Traceback" not in error.getvalue(), (flags, error.getvalue())
         if code == 2:

@@ -69,7 +69,7 @@ def test_a_damaged_checkpoint_is_skipped_by_name(
 
 
 @pytest.mark.parametrize(
-    ("page", "words", "complaint"),
+    ("algorithm", "words", "complaint"),
     [
         ("n_step_q", (), "is a run of a3c; resume it with that command"),
         ("a3c", ("--hidden-sizes", "7"), "the checkpoint's network has other layers than this run's"),
@@ -78,14 +78,14 @@ def test_a_damaged_checkpoint_is_skipped_by_name(
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], page: str, words: tuple[str, ...], complaint: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], algorithm: str, words: tuple[str, ...], complaint: str
 ) -> None:
-    """Another page, network, environment, optimiser: one line each."""
+    """Another algorithm, network, environment, optimiser: one line each."""
     assert main("asyncrl.a3c", [*CATCH, "--runs-dir", str(tmp_path)]) == 0
     run = the_run(tmp_path)
     capfd.readouterr()
 
-    assert main(f"asyncrl.{page}", ["--resume", str(run), "--total-steps", "2000", *words]) == 2
+    assert main(f"asyncrl.{algorithm}", ["--resume", str(run), "--total-steps", "2000", *words]) == 2
     error = capfd.readouterr().err
     assert (complaint in error, error.count("\n")) == (True, 1)
 
@@ -153,7 +153,7 @@ def test_a_checkpoint_with_a_nan_is_skipped_by_name(
 
 
 @pytest.mark.parametrize(
-    "fact", ["part", "dropped_gradients", "stale_gradients", "config", "page", "env_id", "optimizer"]
+    "fact", ["part", "dropped_gradients", "stale_gradients", "config", "algorithm", "env_id", "optimizer"]
 )
 def test_a_checkpoint_without_a_fact_that_a_run_needs_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], fact: str
@@ -217,11 +217,13 @@ def test_a_state_of_the_workers_that_is_none_ends_the_run_in_one_line(
 @pytest.mark.parametrize(
     "content",
     [
-        "", "{", "{}", "[]", "null", '{"page": 3, "config": {}}', '{"page": "asyncrl.a3c"}',
-        '{"page": "asyncrl.a3c", "config": []}', '{"page": "asyncrl.a3c", "config": null}',
-        '{"page": "asyncrl.a3c", "config": {"workers": "x"}}', '{"page": "asyncrl.a3c", "config": {"workers": 0}}',
-        '{"page": "asyncrl.a3c", "config": {"nonsense": 1}}', '{"page": "asyncrl.a3c", "config": {"gamma": null}}',
-        '{"page": "asyncrl.a3c", "config": {"hidden_sizes": ["x"]}}', '{"page": "os", "config": {}}',
+        "", "{", "{}", "[]", "null", '{"algorithm": 3, "config": {}}', '{"algorithm": "asyncrl.a3c"}',
+        '{"algorithm": "asyncrl.a3c", "config": []}', '{"algorithm": "asyncrl.a3c", "config": null}',
+        '{"algorithm": "asyncrl.a3c", "config": {"workers": "x"}}',
+        '{"algorithm": "asyncrl.a3c", "config": {"workers": 0}}',
+        '{"algorithm": "asyncrl.a3c", "config": {"nonsense": 1}}',
+        '{"algorithm": "asyncrl.a3c", "config": {"gamma": null}}',
+        '{"algorithm": "asyncrl.a3c", "config": {"hidden_sizes": ["x"]}}', '{"algorithm": "os", "config": {}}',
     ],
 )  # fmt: skip
 def test_damaged_settings_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str], content: str) -> None:

@@ -38,12 +38,12 @@ def updates_in(folder: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    "page", ["impala", *(pytest.param(page, marks=pytest.mark.slow) for page in ("a2c", "ppo", "apex"))]
+    "algorithm", ["impala", *(pytest.param(algorithm, marks=pytest.mark.slow) for algorithm in ("a2c", "ppo", "apex"))]
 )
-def test_a_killed_learner_and_a_killed_actor_are_replaced(tmp_path: Path, page: str) -> None:
+def test_a_killed_learner_and_a_killed_actor_are_replaced(tmp_path: Path, algorithm: str) -> None:
     """The learner's updates stay counted, in rows and in what was found missing; the actor costs its rollout."""
-    words = ("--warmup-steps", "500") if page == "apex" else ()
-    with training(tmp_path, *words, page=page) as run:
+    words = ("--warmup-steps", "500") if algorithm == "apex" else ()
+    with training(tmp_path, *words, algorithm=algorithm) as run:
         run.until(lambda: run.status["updates"] > 20, "updates")
         learner = learner_of(run)
         assert learner is not None
@@ -75,7 +75,7 @@ def test_a_killed_learner_and_a_killed_actor_are_replaced(tmp_path: Path, page: 
 @pytest.mark.slow
 def test_a_batch_in_step_goes_on_without_an_actor_that_is_gone_for_good(tmp_path: Path) -> None:
     """Nobody waits for it, and what was missing is counted from then on."""
-    with training(tmp_path, "--worker-restarts", "0", "--record-interval-seconds", "1", page="a2c") as run:
+    with training(tmp_path, "--worker-restarts", "0", "--record-interval-seconds", "1", algorithm="a2c") as run:
         run.workers()[0].kill()
         run.until(lambda: len(run.status["workers_gone"]) == 1, "the loss")
         steps = run.status["steps"]
@@ -95,7 +95,7 @@ def test_a_batch_in_step_goes_on_without_an_actor_that_is_gone_for_good(tmp_path
 
 def test_a_learner_that_is_gone_for_good_ends_the_run(tmp_path: Path) -> None:
     """Failed, with one line and a checkpoint: nobody else can learn."""
-    with training(tmp_path, "--worker-restarts", "0", page="impala") as run:
+    with training(tmp_path, "--worker-restarts", "0", algorithm="impala") as run:
         learner = learner_of(run)
         assert learner is not None
         learner.kill()
@@ -111,11 +111,11 @@ def test_a_learner_that_is_gone_for_good_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["a2c", "ppo", "impala"])
-def test_training_goes_on_while_actors_and_learner_are_killed_every_second(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala"])
+def test_training_goes_on_while_actors_and_learner_are_killed_every_second(tmp_path: Path, algorithm: str) -> None:
     """Learning does, and what is counted stays true; afterwards all are there again."""
     choose = random.Random(1)
-    with training(tmp_path, "--workers", "4", "--worker-restarts", "1000", page=page) as run:
+    with training(tmp_path, "--workers", "4", "--worker-restarts", "1000", algorithm=algorithm) as run:
         updates, killed = run.status["updates"], [0, 0]
         while sum(killed) < 10 or 0 in killed:
             time.sleep(1)
@@ -141,15 +141,15 @@ def test_training_goes_on_while_actors_and_learner_are_killed_every_second(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["a2c", "ppo", "impala"])
-def test_a_run_whose_process_group_is_killed_goes_on_from_its_newest_checkpoint(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala"])
+def test_a_run_whose_process_group_is_killed_goes_on_from_its_newest_checkpoint(tmp_path: Path, algorithm: str) -> None:
     """Three times, at a random moment; then it finishes, and nothing half written or half alive is left."""
     words = (*CATCH, "--workers", "2", "--resume", "auto", "--run-name", "job")
     endless = ("--total-steps", "100_000_000", "--checkpoint-interval-steps", "1000")  # a kill never comes too late
     moments = random.Random(1)
     everyone, steps = [], 0
     for part in range(3):
-        with running(tmp_path, *words, *endless, page=page) as run:
+        with running(tmp_path, *words, *endless, algorithm=algorithm) as run:
             run.until(lambda: run.status.get("state") == "running" and run.status["part"] >= part, "it trains")  # noqa: B023
             run.until(lambda: newest(run.folder) > steps, "a checkpoint")  # noqa: B023
             time.sleep(moments.uniform(0.0, 1.0))
@@ -160,7 +160,7 @@ def test_a_run_whose_process_group_is_killed_goes_on_from_its_newest_checkpoint(
             assert skipped == []
             assert checkpoint.steps > steps
             steps = checkpoint.steps
-    with running(tmp_path, *words, "--total-steps", str(steps + 10_000), page=page) as run:
+    with running(tmp_path, *words, "--total-steps", str(steps + 10_000), algorithm=algorithm) as run:
         run.ends_with(0)
         assert (run.status["state"], run.status["part"]) == ("finished", 3)
         assert half_written(run.folder) == []

@@ -223,10 +223,12 @@ def test_exit_codes_of_user_code_say_nothing_but_themselves(tmp_path: Path) -> N
         assert told == {worker: f"ended with exit code {code}" for worker, code in enumerate(codes)}
 
 
-@pytest.mark.parametrize("page", ["impala", pytest.param("a3c", marks=pytest.mark.slow)])
-def test_nobody_hangs_who_was_stopped_together_with_the_supervisor(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("algorithm", ["impala", pytest.param("a3c", marks=pytest.mark.slow)])
+def test_nobody_hangs_who_was_stopped_together_with_the_supervisor(tmp_path: Path, algorithm: str) -> None:
     """As by `scontrol suspend`, a frozen container or a closed lid; afterwards a hang is still found."""
-    with running(tmp_path, *CATCH, "--workers", "2", "--hang-seconds", "2", "--total-steps", "1e9", page=page) as run:
+    with running(
+        tmp_path, *CATCH, "--workers", "2", "--hang-seconds", "2", "--total-steps", "1e9", algorithm=algorithm
+    ) as run:
         run.until(lambda: run.status.get("steps", 0) > 0, "the first steps")
         everyone = run.everyone()
         for process in everyone:

@@ -38,13 +38,19 @@ _RATES = {"a3c-vector": ("--learning-rate", "0.002")}
 
 CASES: dict[str, tuple[str, ...]] = {
     **{
-        f"{page}-{kind}": (f"asyncrl.{page}", *words, *_RATES.get(f"{page}-{kind}", ()))
-        for page in ("a3c", "one_step_q", "one_step_sarsa", "n_step_q")
+        f"{algorithm}-{kind}": (f"asyncrl.{algorithm}", *words, *_RATES.get(f"{algorithm}-{kind}", ()))
+        for algorithm in ("a3c", "one_step_q", "one_step_sarsa", "n_step_q")
         for kind, words in {"vector": _VECTOR, "screen": _SCREEN, "board": _BOARD}.items()
     },
     **{
-        f"{page}-{kind}-memory": (f"asyncrl.{page}", *words, *_RATES.get(f"{page}-{kind}", ()), "--lstm-cells", "16")
-        for page in ("a3c", "n_step_q")
+        f"{algorithm}-{kind}-memory": (
+            f"asyncrl.{algorithm}",
+            *words,
+            *_RATES.get(f"{algorithm}-{kind}", ()),
+            "--lstm-cells",
+            "16",
+        )
+        for algorithm in ("a3c", "n_step_q")
         for kind, words in {"vector": _VECTOR, "screen": _SCREEN}.items()
     },
     "a3c-continuous": ("asyncrl.a3c", *_CONTINUOUS),
@@ -52,7 +58,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "a3c-paper": ("asyncrl.a3c", *_SCREEN, "--preset", "paper"),
     "a3c-random-turns": ("asyncrl.a3c", *_VECTOR, *_RATES["a3c-vector"], "--schedule", "random"),
 }
-"""Name: page and flags."""
+"""Name: algorithm and flags."""
 
 
 def processor() -> str:
@@ -70,14 +76,14 @@ def processor() -> str:
 
 def make_trace(case: str, folder: Path, source: Path | None = None) -> dict[str, Any]:
     """Run a case in `folder` and say what came out; with the package in `source`, or in this process with its own."""
-    page, *words = CASES[case]
+    algorithm, *words = CASES[case]
     words += ["--runs-dir", str(folder), "--run-name", case]
     if source is None:
         from asyncrl.commands.train import main
 
-        code, error = main(page, words), ""
+        code, error = main(algorithm, words), ""
     else:
-        command = [sys.executable, "-m", page, *words]
+        command = [sys.executable, "-m", algorithm, *words]
         environment = os.environ | {"PYTHONPATH": str(source)}
         done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
         code, error = done.returncode, done.stderr.strip()

@@ -25,10 +25,10 @@ BUDGET = {"Chain": 30_000, "Catch": 200_000}
 CARTPOLE_SOLVED = 475.0
 
 
-def train(runs_dir: Path, env_id: str, *words: str, page: str = "a3c") -> Path:
+def train(runs_dir: Path, env_id: str, *words: str, algorithm: str = "a3c") -> Path:
     """A whole run with twenty episodes per evaluation; returns its folder."""
     always = ("--env-id", env_id, "--evaluation-episodes", "20", "--quiet", "--runs-dir", str(runs_dir))
-    assert main(f"asyncrl.{page}", [*always, *words]) == 0
+    assert main(f"asyncrl.{algorithm}", [*always, *words]) == 0
     return the_run(runs_dir)
 
 
@@ -86,13 +86,13 @@ def test_four_workers_balance_the_pole(tmp_path: Path) -> None:
     assert len(best["returns"]) == 20
 
 
-@pytest.mark.parametrize("page", ["a3c", "a2c", "ppo"])
-def test_ranks_in_step_balance_the_pole(page: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["a3c", "a2c", "ppo"])
+def test_ranks_in_step_balance_the_pole(algorithm: str, tmp_path: Path) -> None:
     """Two of them: gradients reduced, or rollouts gathered; their replicas are compared on the way."""
     run = train(
         tmp_path, "CartPole-v1", "--backend", "collective", "--workers", "2", "--seed", "1", "--check-replicas", "100",
         "--total-steps", "1_000_000", "--evaluation-interval-steps", "20_000", "--stop-at-score", str(CARTPOLE_SOLVED),
-        page=page,
+        algorithm=algorithm,
     )  # fmt: skip
 
     assert max(row["mean"] for row in evaluations_of(run)) >= CARTPOLE_SOLVED
@@ -103,42 +103,42 @@ def test_gradients_of_whole_episodes_learn(env_id: str, score: float, tmp_path: 
     """REINFORCE, two workers in turns."""
     run = train(
         tmp_path, env_id, "--backend", "serial", "--workers", "2", "--seed", "1", "--total-steps", "1_000_000",
-        "--evaluation-interval-steps", "20_000", "--stop-at-score", str(score), page="reinforce",
+        "--evaluation-interval-steps", "20_000", "--stop-at-score", str(score), algorithm="reinforce",
     )  # fmt: skip
 
     assert max(row["mean"] for row in evaluations_of(run)) >= score
 
 
-@pytest.mark.parametrize("page", ["one_step_q", "one_step_sarsa", "n_step_q"])
-def test_values_balance_the_pole(page: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["one_step_q", "one_step_sarsa", "n_step_q"])
+def test_values_balance_the_pole(algorithm: str, tmp_path: Path) -> None:
     """Greedy episodes of eight workers taking turns reach a mean of 450."""
     run = train(
         tmp_path, "CartPole-v1", "--workers", "8", "--backend", "serial", "--seed", "1", "--total-steps", "1_000_000",
-        "--evaluation-interval-steps", "20_000", "--stop-at-score", "450", page=page,
+        "--evaluation-interval-steps", "20_000", "--stop-at-score", "450", algorithm=algorithm,
     )  # fmt: skip
 
     assert max(row["mean"] for row in evaluations_of(run)) >= 450
 
 
-@pytest.mark.parametrize("page", ["a2c", "ppo", "impala"])
-def test_one_learner_balances_the_pole(page: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala"])
+def test_one_learner_balances_the_pole(algorithm: str, tmp_path: Path) -> None:
     """Greedy episodes of four actors and their learner taking turns reach a mean of 475."""
     run = train(
         tmp_path, "CartPole-v1", "--workers", "4", "--backend", "serial", "--seed", "1", "--total-steps", "1_000_000",
-        "--evaluation-interval-steps", "10_000", "--stop-at-score", str(CARTPOLE_SOLVED), page=page,
+        "--evaluation-interval-steps", "10_000", "--stop-at-score", str(CARTPOLE_SOLVED), algorithm=algorithm,
     )  # fmt: skip
 
     assert max(row["mean"] for row in evaluations_of(run)) >= CARTPOLE_SOLVED
 
 
-@pytest.mark.parametrize("page", ["a3c", "n_step_q"])
-def test_a_board_is_learnt(page: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["a3c", "n_step_q"])
+def test_a_board_is_learnt(algorithm: str, tmp_path: Path) -> None:
     """MinAtar's Breakout: four times what a random agent scores."""
     pytest.importorskip("minatar")
     chance = statistics.fmean(random_returns("MinAtar/Breakout-v1"))
     run = train(
         tmp_path, "MinAtar/Breakout-v1", "--workers", "4", "--backend", "serial", "--total-steps", "500_000",
-        "--evaluation-interval-steps", "20_000", "--stop-at-score", str(4 * chance), page=page,
+        "--evaluation-interval-steps", "20_000", "--stop-at-score", str(4 * chance), algorithm=algorithm,
     )  # fmt: skip
 
     assert max(row["mean"] for row in evaluations_of(run)) >= 4 * chance

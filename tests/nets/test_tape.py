@@ -191,16 +191,16 @@ def test_a_second_derivative_is_refused() -> None:
         gradient.square().sum().backward()
 
 
-@pytest.mark.parametrize("page", ["a3c", "n_step_q"])
+@pytest.mark.parametrize("algorithm", ["a3c", "n_step_q"])
 def test_workers_learn_the_same_with_and_without(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: list[int]
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: list[int]
 ) -> None:
     """Two dozen updates of a worker; with it, only other networks and truncated episodes need a pass of their own."""
     thetas, counts = [], []
     for taped in (True, False):
         if not taped:
             monkeypatch.setattr(replica_module, "record", lambda network, *size: [])
-        run = make_run(tmp_path / str(taped), page, envs_per_worker=2, t_max=5, env_id="MinAtar/Breakout-v1")
+        run = make_run(tmp_path / str(taped), algorithm, envs_per_worker=2, t_max=5, env_id="MinAtar/Breakout-v1")
         worker = build_worker(run, 0)
         passes.clear()
         for _ in range(24):
@@ -221,10 +221,10 @@ def test_it_is_made_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {which for which, made in tapes.items() if made} == {("paper", 4), ("nature", 4)}
 
 
-@pytest.mark.parametrize("page", ["one_step_q", "one_step_sarsa", "reinforce", "a2c"])
-def test_who_learns_with_another_theta_or_from_whole_episodes_keeps_nothing(page: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["one_step_q", "one_step_sarsa", "reinforce", "a2c"])
+def test_who_learns_with_another_theta_or_from_whole_episodes_keeps_nothing(algorithm: str, tmp_path: Path) -> None:
     """Others change theta while such a worker acts; whole episodes may be long."""
-    worker = build_worker(make_run(tmp_path, page), 0)
+    worker = build_worker(make_run(tmp_path, algorithm), 0)
 
     assert all(getattr(part, "tape", None) is None for part in worker.agent.network.modules())
     worker.close()

@@ -71,7 +71,7 @@ def rank_of(run: Run, rank: int, together: Together, ranks: int) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("page", "settings"),
+    ("algorithm", "settings"),
     [
         ("a3c", {"optimizer": "adam"}),
         ("a3c", {"optimizer": "rmsprop", "optimizer_epsilon": 0.1, "max_gradient_norm": 0.1}),
@@ -81,12 +81,12 @@ def rank_of(run: Run, rank: int, together: Together, ranks: int) -> Run:
     ],
 )
 def test_ranks_of_one_environment_equal_one_worker_with_all_of_them(
-    tmp_path: Path, page: str, settings: dict[str, Any]
+    tmp_path: Path, algorithm: str, settings: dict[str, Any]
 ) -> None:
     """Update by update, on the same rollouts: theta, statistics, T, learning rate and theta^-."""
     plain = {"normalize_observations": False, "normalize_returns": False, "t_max": 5} | settings
     alone = {"workers": 1, "envs_per_worker": 4, "total_steps": 10_000} | plain
-    run = make_run(tmp_path, page, **alone)
+    run = make_run(tmp_path, algorithm, **alone)
     rollouts = rollouts_of(run, 0, 30)
     together = Together(4)
     ranks = [rank_of(run, rank, together, 4) for rank in range(4)]

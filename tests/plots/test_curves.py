@@ -18,7 +18,7 @@ def make_run(folder: Path, scores: list[float], **settings: Any) -> Path:
     """A run folder with evaluations every 100 000 steps and 60 seconds."""
     folder.mkdir(parents=True)
     config = {"env_id": "Catch", "workers": 2, "seed": 1, "run_name": folder.name} | settings
-    (folder / "config.json").write_text(json.dumps({"page": "asyncrl.a3c", "config": config}))
+    (folder / "config.json").write_text(json.dumps({"algorithm": "asyncrl.a3c", "config": config}))
     rows = [
         {"steps": 100_000 * i, "frames": 400_000 * i, "seconds": 60.0 * i, "mean": score, "returns": [score]}
         for i, score in enumerate(scores)
@@ -40,12 +40,12 @@ def test_curves_are_named_by_what_differs(tmp_path: Path) -> None:
 def test_settings_that_differ_together_are_told_once(tmp_path: Path) -> None:
     """Two methods with defaults of their own: the method's name says it all."""
     runs = [
-        make_run(tmp_path / page, [0.0, 1.0], t_max=t_max, learning_rate=t_max / 10)
-        for page, t_max in (("a", 5), ("b", 8))
+        make_run(tmp_path / algorithm, [0.0, 1.0], t_max=t_max, learning_rate=t_max / 10)
+        for algorithm, t_max in (("a", 5), ("b", 8))
     ]
-    for run, page in zip(runs, ("asyncrl.a3c", "asyncrl.n_step_q"), strict=True):
+    for run, algorithm in zip(runs, ("asyncrl.a3c", "asyncrl.n_step_q"), strict=True):
         stored = json.loads((run / "config.json").read_text())
-        (run / "config.json").write_text(json.dumps(stored | {"page": page}))
+        (run / "config.json").write_text(json.dumps(stored | {"algorithm": algorithm}))
 
     assert label_curves([read_curve(run) for run in runs]) == ["a3c", "n_step_q"]
 
@@ -54,7 +54,7 @@ def test_curves_of_another_program_do_not_hide_what_differs(tmp_path: Path) -> N
     """It has none of the settings: only its name tells, and the others are told apart as if it were not there."""
     runs = [make_run(tmp_path / str(workers), [0.0, 1.0], workers=workers) for workers in (2, 4)]
     other = make_run(tmp_path / "other", [0.0, 1.0])
-    (other / "config.json").write_text(json.dumps({"page": "Other", "config": {"env_id": "Catch", "seed": 1}}))
+    (other / "config.json").write_text(json.dumps({"algorithm": "Other", "config": {"env_id": "Catch", "seed": 1}}))
 
     labels = label_curves([read_curve(run) for run in (*runs, other)])
 

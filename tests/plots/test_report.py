@@ -183,7 +183,9 @@ def test_nothing_that_a_folder_says_becomes_html(runs: list[Path], tmp_path: Pat
         stored = json.loads((copy / "config.json").read_text())
         config = {key: value if key == "workers" else NASTY for key, value in stored["config"].items()}
         environment = spoilt(stored["environment"])
-        (copy / "config.json").write_text(json.dumps({"page": NASTY, "config": config, "environment": environment}))
+        (copy / "config.json").write_text(
+            json.dumps({"algorithm": NASTY, "config": config, "environment": environment})
+        )
         status = spoilt(status_of(copy)) | {"traceback": NASTY, "unrecorded": {NASTY: 3}}
         (copy / "status.json").write_text(json.dumps(status))
         (copy / "host.json").write_text(json.dumps(spoilt(json.loads((copy / "host.json").read_text()))))

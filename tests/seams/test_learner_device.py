@@ -19,7 +19,7 @@ from tests.seams.running import train
 from tests.support import make_run
 
 MEMORY = {"memory_steps": 1000, "warmup_steps": 40, "minibatch": 8, "replay_ratio": 0.05}
-PAGES: list[tuple[str, dict[str, Any]]] = [
+ALGORITHMS: list[tuple[str, dict[str, Any]]] = [
     ("a2c", {"max_episode_steps": 5}),
     ("ppo", {"t_max": 20, "epochs": 2, "minibatches": 2}),
     ("ppo", {"t_max": 20, "epochs": 1, "minibatches": 2, "env_id": "Pendulum-v1"}),
@@ -54,23 +54,23 @@ def device(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def run_of(folder: Path, page: str, settings: dict[str, Any]) -> Run:
+def run_of(folder: Path, algorithm: str, settings: dict[str, Any]) -> Run:
     """A short run in turns."""
     plain = {"envs_per_worker": 2, "t_max": 5, "total_steps": 120, "evaluation_interval_steps": 0}
-    return make_run(folder, page, **(plain | settings))
+    return make_run(folder, algorithm, **(plain | settings))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "settings"), [*PAGES, *SPLITTING])
+@pytest.mark.parametrize(("algorithm", "settings"), [*ALGORITHMS, *SPLITTING])
 def test_a_learner_on_another_device_learns_the_same(
-    tmp_path: Path, device: str, page: str, settings: dict[str, Any]
+    tmp_path: Path, device: str, algorithm: str, settings: dict[str, Any]
 ) -> None:
     """All that a loss touches is there, and theta in host memory is what it would be without."""
-    if device == "lazy" and (page, settings) in SPLITTING:
+    if device == "lazy" and (algorithm, settings) in SPLITTING:
         pytest.skip("torch's lazy device cannot split a tensor")
     found = []
     for name in ("cpu", device):
-        run = run_of(tmp_path / name, page, settings | {"learner_device": name})
+        run = run_of(tmp_path / name, algorithm, settings | {"learner_device": name})
         with torch.random.fork_rng(devices=[]):
             train(run)
         found.append(load_newest(run.spec.folder.checkpoints)[0])

@@ -15,17 +15,17 @@ from asyncrl.runtime.telemetry import MOST_DROPPED
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
 from tests.seams.running import train
-from tests.seams.stable_page import Stable
+from tests.seams.stable_a3c import Stable
 from tests.support import make_run, status_of
 
-PAGE = "tests.seams.stable_page"
+ALGORITHM = "tests.seams.stable_a3c"
 EACH = ("updates", "dropped_gradients", "stale_gradients", "outlier_gradients")
 
 
 def trained(folder: Path, **settings: Any) -> dict[str, Any]:
     """The status of a run of four workers in turns; its rows, its status and its checkpoint tell the same."""
     words = {"workers": 4, "envs_per_worker": 4, "t_max": 5, "total_steps": 8000, "evaluation_interval_steps": 0}
-    run = make_run(folder, PAGE, **(words | settings))
+    run = make_run(folder, ALGORITHM, **(words | settings))
     train(run)
     status = status_of(run.spec.folder.path)
     files = [run.spec.folder.worker_file(worker) for worker in range(run.spec.config.workers)]
@@ -73,7 +73,7 @@ def test_a_worker_whose_gradients_are_all_dropped_goes_on(tmp_path: Path, monkey
 def test_ranks_in_step_refuse_them(name: str, tmp_path: Path) -> None:
     """One rank would drop what the others apply."""
     with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} is not for --backend collective"):
-        asyncrl.train(PAGE, env_id="Catch", backend="collective", workers=2, runs_dir=tmp_path, **{name: 3})
+        asyncrl.train(ALGORITHM, env_id="Catch", backend="collective", workers=2, runs_dir=tmp_path, **{name: 3})
 
     assert list(tmp_path.iterdir()) == []
 

@@ -114,9 +114,9 @@ class RemoteStore:
 
 # The tests.
 @contextmanager
-def served(folder: Path, page: str, **settings: Any) -> Iterator[Run]:
+def served(folder: Path, algorithm: str, **settings: Any) -> Iterator[Run]:
     """A run whose parameters are in private memory of this process, served by a thread per client."""
-    run = make_run(folder / "remote", page, **settings)
+    run = make_run(folder / "remote", algorithm, **settings)
     initial, config, clock = run.handles.store.snapshot(), run.spec.config, run.handles.clock
     store = SharedStore(initial, config.descent, config.workers, clock, zeros=private_zeros)
     assert not store.theta.is_shared()
@@ -151,14 +151,14 @@ def private_zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 SETTINGS: dict[str, Any] = {"total_steps": 3000, "evaluation_interval_steps": 1000, "evaluation_episodes": 2}
 
 
-@pytest.mark.parametrize("page", ["a3c", "one_step_q", "one_step_sarsa", "a2c", "ppo"])
-def test_a_serial_run_with_one_worker_is_the_shared_stores_bit_by_bit(tmp_path: Path, page: str) -> None:
-    """Parameters, statistics, target and evaluations; a page that would act on theta itself acts on copies."""
+@pytest.mark.parametrize("algorithm", ["a3c", "one_step_q", "one_step_sarsa", "a2c", "ppo"])
+def test_a_serial_run_with_one_worker_is_the_shared_stores_bit_by_bit(tmp_path: Path, algorithm: str) -> None:
+    """Parameters, statistics, target and evaluations; an algorithm that would act on theta itself acts on copies."""
     settings = SETTINGS | {"workers": 1, "backend": "serial"}
-    shared = make_run(tmp_path / "shared", page, **settings)
+    shared = make_run(tmp_path / "shared", algorithm, **settings)
     train(shared)
 
-    with served(tmp_path, page, **settings) as remote:
+    with served(tmp_path, algorithm, **settings) as remote:
         train(remote)
 
     assert learnt(remote) == learnt(shared)
@@ -167,10 +167,10 @@ def test_a_serial_run_with_one_worker_is_the_shared_stores_bit_by_bit(tmp_path: 
 
 
 @pytest.mark.parametrize("backend", ["serial", "local"])
-@pytest.mark.parametrize("page", ["a3c", "one_step_q", "impala"])
-def test_every_update_of_two_workers_arrives_exactly_once(tmp_path: Path, page: str, backend: str) -> None:
+@pytest.mark.parametrize("algorithm", ["a3c", "one_step_q", "impala"])
+def test_every_update_of_two_workers_arrives_exactly_once(tmp_path: Path, algorithm: str, backend: str) -> None:
     """What the records add up to, what the store counted, and what the checkpoint says."""
-    with served(tmp_path, page, **SETTINGS, workers=2, backend=backend) as run:
+    with served(tmp_path, algorithm, **SETTINGS, workers=2, backend=backend) as run:
         train(run)
         updates = run.handles.store.updates
 
@@ -196,11 +196,11 @@ def test_what_a_checkpoint_holds_can_be_put_back_into_it(tmp_path: Path) -> None
         assert store.counts() == Counts(30, 4)
 
 
-@pytest.mark.parametrize("page", ["a3c", "n_step_q"])
-def test_the_doctor_listens_to_it(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("algorithm", ["a3c", "n_step_q"])
+def test_the_doctor_listens_to_it(tmp_path: Path, algorithm: str) -> None:
     """Each gradient is the true one and reaches theta exactly once; the target is renewed when it is due."""
-    target = {"target_interval_steps": 20} if page == "n_step_q" else {}
-    with served(tmp_path, page, workers=1, envs_per_worker=1, t_max=10, **target) as run:
+    target = {"target_interval_steps": 20} if algorithm == "n_step_q" else {}
+    with served(tmp_path, algorithm, workers=1, envs_per_worker=1, t_max=10, **target) as run:
         initial = run.handles.store.snapshot()
 
         findings = list(learning.judge_records(run, initial, learning.listen(run)))

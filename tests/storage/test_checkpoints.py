@@ -31,7 +31,7 @@ def make(steps: int = 100, facts: dict[str, Any] | None = None, fill: float = 0.
         seconds=12.25,
         parameters={"body.weight": torch.full((2, 3), fill), "body.bias": torch.zeros(3), **parameters},
         tensors={"square_averages": torch.arange(9.0), "rng": torch.arange(16, dtype=torch.uint8)},
-        facts={"page": "asyncrl.a3c"} if facts is None else facts,
+        facts={"algorithm": "asyncrl.a3c"} if facts is None else facts,
     )
 
 

@@ -19,7 +19,7 @@ from asyncrl.storage.files import write_json
 from asyncrl.storage.run_folder import RunFolder, default_name, host_facts, versions
 
 
-def test_a_run_lies_under_its_page_and_environment(tmp_path: Path) -> None:
+def test_a_run_lies_under_its_algorithm_and_environment(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "runs", "a3c", "ALE/Pong-v5", "first")
     assert run.path == tmp_path / "runs" / "a3c" / "ALE_Pong-v5" / "first"
     assert sorted(os.listdir(run.path)) == ["checkpoints", "tb"]
@@ -101,7 +101,7 @@ def test_a_file_in_place_of_the_run_is_refused_in_one_line(tmp_path: Path) -> No
 def test_a_failure_on_the_way_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    """runs, page, environment, run, checkpoints, tb: whichever of the six fails, the ones before it go again."""
+    """runs, algorithm, environment, run, checkpoints, tb: whichever of the six fails, the ones before it go again."""
     calls = 0
     mkdir = Path.mkdir
 
@@ -149,7 +149,7 @@ def test_what_was_saved_while_a_folder_was_deleted_goes_too(tmp_path: Path) -> N
 
 def test_a_run_can_be_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder.create(tmp_path, "a3c", "Chain", "first")
-    write_json(run.config_file, {"page": "asyncrl.a3c"})
+    write_json(run.config_file, {"algorithm": "asyncrl.a3c"})
     assert RunFolder.open(run.path) == run
     monkeypatch.chdir(run.path)
     assert RunFolder.open(Path(".")) == run

@@ -29,10 +29,10 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     user_key._key_in.cache_clear()
 
 
-def write(folder: Path, page: str = "asyncrl.a3c", **config: Any) -> Path:
+def write(folder: Path, algorithm: str = "asyncrl.a3c", **config: Any) -> Path:
     """A run's config.json."""
     folder.mkdir(exist_ok=True)
-    write_stored(folder / "config.json", page, {"env_id": "Catch", "network": "auto"} | config, {})
+    write_stored(folder / "config.json", algorithm, {"env_id": "Catch", "network": "auto"} | config, {})
     return folder / "config.json"
 
 
@@ -172,7 +172,7 @@ def test_code_of_a_strangers_folder_needs_a_word(config: dict[str, str], state: 
         read_stored(file).usable_config(NONE_GIVEN, trains=False)
     read_stored(file).usable_config(Permission({name: "something else"}), trains)
     if text != "__main__:main" and name not in stored.PLACES:
-        read_stored(file).usable_config(Permission({"page": text.partition(":")[0]}), trains)
+        read_stored(file).usable_config(Permission({"algorithm": text.partition(":")[0]}), trains)
         read_stored(file).usable_config(Permission(trust=True), trains)
 
 
@@ -186,33 +186,34 @@ def test_what_asyncrl_and_gymnasium_know_needs_none(config: dict[str, Any], stat
 
 
 @pytest.mark.parametrize(
-    "given", [{"run_name": "os"}, {"runs_dir": "os:system"}, {"network": "os"}, {"page": "asyncrl.a3c"}, {"seed": 3}]
+    "given",
+    [{"run_name": "os"}, {"runs_dir": "os:system"}, {"network": "os"}, {"algorithm": "asyncrl.a3c"}, {"seed": 3}],
 )
 def test_only_names_of_code_allow_it(given: dict[str, Any], state: Path, tmp_path: Path) -> None:
     """Not whatever else a call says."""
-    file = write(tmp_path / "run", env_id="asyncrl.a3c:dataclass" if "page" in given else "os:system")
+    file = write(tmp_path / "run", env_id="asyncrl.a3c:dataclass" if "algorithm" in given else "os:system")
     forge(file, seed=7)
 
     with pytest.raises(UsageError, match="would import "):
         read_stored(file).usable_config(Permission(given), trains=True)
 
 
-def test_a_page_outside_of_asyncrl_needs_a_word(state: Path, tmp_path: Path) -> None:
+def test_a_algorithm_outside_of_asyncrl_needs_a_word(state: Path, tmp_path: Path) -> None:
     """The package's own are always its own, never modules of the same name in the current folder."""
-    file = write(tmp_path / "run", page="a3c")
+    file = write(tmp_path / "run", algorithm="a3c")
     forge(file, seed=7)
-    assert read_stored(file).usable_page(NONE_GIVEN) == "asyncrl.a3c"
+    assert read_stored(file).usable_algorithm(NONE_GIVEN) == "asyncrl.a3c"
 
-    for page in ("my_page", "asyncrl.commands.train", "asyncrl_a3c"):
-        file = write(tmp_path / "run", page=page)
-        assert read_stored(file).usable_page(NONE_GIVEN) == page
+    for algorithm in ("my_algorithm", "asyncrl.commands.train", "asyncrl_a3c"):
+        file = write(tmp_path / "run", algorithm=algorithm)
+        assert read_stored(file).usable_algorithm(NONE_GIVEN) == algorithm
         forge(file, seed=7)
-        with pytest.raises(UsageError, match=rf"would import {re.escape(page)} \(page\)"):
-            read_stored(file).usable_page(NONE_GIVEN)
-        assert read_stored(file).usable_page(Permission({"page": page})) == page
+        with pytest.raises(UsageError, match=rf"would import {re.escape(algorithm)} \(algorithm\)"):
+            read_stored(file).usable_algorithm(NONE_GIVEN)
+        assert read_stored(file).usable_algorithm(Permission({"algorithm": algorithm})) == algorithm
 
 
-@pytest.mark.parametrize("content", ["", "[" * 100_000, "null", "3", '"page"', '{"page": "x"}', "\ud800"])
+@pytest.mark.parametrize("content", ["", "[" * 100_000, "null", "3", '"algorithm"', '{"algorithm": "x"}', "\ud800"])
 def test_what_is_no_json_is_one_line(content: str, tmp_path: Path) -> None:
     """Whatever a folder holds."""
     (tmp_path / "config.json").write_text(content, errors="surrogatepass")
@@ -225,5 +226,5 @@ def test_settings_that_are_no_more_are_forgotten_where_they_changed_nothing(tmp_
     """The run of an earlier version is read; one that they did change is not taken for another run."""
     file = tmp_path / "config.json"
     for hosts, left in ((0, {"workers": 2}), (3, {"workers": 2, "simulate_hosts": 3})):
-        file.write_text(json.dumps({"page": "asyncrl.a3c", "config": {"workers": 2, "simulate_hosts": hosts}}))
+        file.write_text(json.dumps({"algorithm": "asyncrl.a3c", "config": {"workers": 2, "simulate_hosts": hosts}}))
         assert read_stored(file).config == left

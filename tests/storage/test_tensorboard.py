@@ -39,7 +39,13 @@ def test_settings_and_scores_are_a_row_of_the_tab_hparams(tmp_path: Path) -> Non
     from tensorboard.plugins.hparams import metadata
 
     writer = TensorBoardWriter(tmp_path)
-    settings = {"page": "asyncrl.a3c", "learning_rate": 0.5, "workers": 2, "life_loss": True, "hidden_sizes": (8, 4)}
+    settings = {
+        "algorithm": "asyncrl.a3c",
+        "learning_rate": 0.5,
+        "workers": 2,
+        "life_loss": True,
+        "hidden_sizes": (8, 4),
+    }
     writer.hparams(settings | {"stop_at_score": None}, ["eval/mean_reward"])
     writer.close()
 
@@ -49,7 +55,7 @@ def test_settings_and_scores_are_a_row_of_the_tab_hparams(tmp_path: Path) -> Non
     assert [metric.name.tag for metric in experiment.metric_infos] == ["eval/mean_reward"]
     values = {name: value.WhichOneof("kind") for name, value in session.hparams.items()}
     assert values == {
-        "page": "string_value", "learning_rate": "number_value", "workers": "number_value",
+        "algorithm": "string_value", "learning_rate": "number_value", "workers": "number_value",
         "life_loss": "bool_value", "hidden_sizes": "string_value", "stop_at_score": "string_value",
     }  # fmt: skip
 

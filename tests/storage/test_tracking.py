@@ -119,8 +119,8 @@ def test_both_are_told_settings_scores_and_the_end(tmp_path: Path, wandb: FakeWa
     scores = [(row["steps"], row["mean"]) for row in run.evaluations()]
     assert [(row["steps"], row["eval/mean_reward"]) for row in wandb.rows if "eval/mean_reward" in row] == scores
     assert [(step, value) for tag, value, step in mlflow.metrics if tag == "eval/mean_reward"] == scores
-    assert (wandb.settings["page"], wandb.settings["workers"]) == ("asyncrl.a3c", 2)
-    assert (mlflow.params["page"], mlflow.params["workers"]) == ("asyncrl.a3c", "2")
+    assert (wandb.settings["algorithm"], wandb.settings["workers"]) == ("asyncrl.a3c", 2)
+    assert (mlflow.params["algorithm"], mlflow.params["workers"]) == ("asyncrl.a3c", "2")
     assert "runs_dir" not in wandb.settings
     assert (wandb.asked[0]["project"], wandb.asked[0]["name"], wandb.asked[0]["id"]) == ("mine", "a3c Catch one", None)
     assert (mlflow.experiments, mlflow.runs) == (["mine"], ["a3c Catch one"])

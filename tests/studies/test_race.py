@@ -56,7 +56,10 @@ def made_up(runs_dir: Path, score: float | None = 1.0, env_ids: Sequence[str] = 
     runs_dir.mkdir()
     file = StudyFile(runs_dir)
     cells = [
-        Cell(page, "", env_id, "local", 0, seed) for seed in (1, 2, 3) for env_id in env_ids for page in ("a3c", "ppo")
+        Cell(algorithm, "", env_id, "local", 0, seed)
+        for seed in (1, 2, 3)
+        for env_id in env_ids
+        for algorithm in ("a3c", "ppo")
     ]
     settings = Settings(0, 300.0, 0, 10, score is not None, (), 2, "greedy", score)
     file.add("python -m asyncrl race", dict.fromkeys(env_ids, settings), cells)
@@ -68,7 +71,7 @@ def made_up(runs_dir: Path, score: float | None = 1.0, env_ids: Sequence[str] = 
         folder.mkdir(parents=True)
         (folder / "status.json").write_text(json.dumps({"state": "finished"}))
         (folder / "host.json").write_text(json.dumps({"cores_usable": 2}))
-        (folder / "config.json").write_text(json.dumps({"page": f"asyncrl.{cell.algorithm}", "config": {}}))
+        (folder / "config.json").write_text(json.dumps({"algorithm": f"asyncrl.{cell.algorithm}", "config": {}}))
         rows = [
             {"steps": 6000 * m, "seconds": 60.0 * m, "mean": 1.0 if m == at else 0.25, "cpu_share": 0.0}
             for m in range(1, (at or 5) + 1)
@@ -215,7 +218,7 @@ def test_equal_results_share_their_places(tmp_path: Path) -> None:
 
 def test_entrants_on_several_backends_are_named_by_them() -> None:
     """On one backend the method's name says it all."""
-    cells = [Cell(page, "", ENV, backend, 0, 1) for page, backend in (("a3c", "local"), ("ppo", "local"))]
+    cells = [Cell(algorithm, "", ENV, backend, 0, 1) for algorithm, backend in (("a3c", "local"), ("ppo", "local"))]
     assert names_of(cells) == ["A3C", "PPO"]
     assert names_of([*cells, Cell("a3c", "", ENV, "serial", 0, 1)]) == ["A3C, local", "PPO, local", "A3C, serial"]
 
@@ -259,7 +262,7 @@ def test_a_race_is_not_reported_on_as_a_study_of_speed_ups(tmp_path: Path, capsy
 
 
 def test_a_race_runs_and_the_same_line_repeats_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two pages on Catch, each on a backend of its own; the second call finds both finished."""
+    """Two algorithms on Catch, each on a backend of its own; the second call finds both finished."""
     words = ["--algorithms", "a3c@serial", "ppo", "--backend", "serial", "--env-ids", ENV, "--scores", "none"]
     words += ["--seeds", "1", "--workers", "2", "--total-steps", "600", "--runs-dir", str(tmp_path)]
     further = ["--", "--evaluation-interval-steps", "300", "--t-max", "8"]

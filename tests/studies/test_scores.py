@@ -104,5 +104,5 @@ def test_methods_are_not_mixed_nor_environments_that_cannot_be_compared() -> Non
     cart = [Score("a3c", "CartPole-v1", 100.0), Score("a3c", "CartPole-v1", 200.0)]
     (total,) = totals([*cart, Score("ppo", "CartPole-v1", 500.0)], "no-op")
 
-    assert (total.page, total.normalized, total.median) == ("a3c", False, 150)
+    assert (total.algorithm, total.normalized, total.median) == ("a3c", False, 150)
     assert totals([*cart, Score("a3c", "Catch", 1.0)], "no-op") == []

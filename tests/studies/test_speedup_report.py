@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from asyncrl.pages import PAGES
+from asyncrl.catalog import ALGORITHMS
 from asyncrl.studies.figures import COLOURS, colours_of
 from asyncrl.studies.measure import measure
 from asyncrl.studies.plan import Cell
@@ -51,7 +51,7 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_report_has_everything_as_png_and_svg(runs_dir: Path) -> None:
-    """The pages, the tables, every figure in both formats, none of them blank."""
+    """The algorithms, the tables, every figure in both formats, none of them blank."""
     folder = runs_dir / "report"
     names = {f"{name}.{suffix}" for name in FIGURES for suffix in ("png", "svg")}
 
@@ -103,10 +103,10 @@ def test_few_seeds_show_nothing(tmp_path: Path, seeds: int) -> None:
 
 
 def test_methods_differ_in_colour() -> None:
-    """Each has its own; the same method twice, or a user's page, takes colours in turn."""
-    assert len(set(colours_of(list(PAGES)))) == len(PAGES)
+    """Each has its own; the same method twice, or a user's algorithm, takes colours in turn."""
+    assert len(set(colours_of(list(ALGORITHMS)))) == len(ALGORITHMS)
     assert colours_of(["ppo", "impala"]) == [COLOURS["ppo"], COLOURS["impala"]]
-    assert colours_of(["ppo", "ppo", "my_package.my_page"]) == ["C0", "C1", "C2"]
+    assert colours_of(["ppo", "ppo", "my_package.my_algorithm"]) == ["C0", "C1", "C2"]
 
 
 def test_figures_have_units_legends_and_readable_sizes(runs_dir: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_curve_that_ends_early_keeps_its_last_score() -> None:
 
 
 class Pictures(html.parser.HTMLParser):
-    """Collects where the pictures of a page come from, and whatever else it would load."""
+    """Collects where the pictures of an algorithm come from, and whatever else it would load."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,24 +171,32 @@ class Pictures(html.parser.HTMLParser):
 
 def test_the_html_report_needs_nothing_beside_it(runs_dir: Path) -> None:
     """Pictures are inside, and nothing else is loaded."""
-    page = Pictures()
-    page.feed((runs_dir / "report" / "report.html").read_text())
+    algorithm = Pictures()
+    algorithm.feed((runs_dir / "report" / "report.html").read_text())
 
-    assert len(page.sources) == len(FIGURES)
-    assert all(source.startswith("data:image/png;base64,") for source in page.sources)
-    assert page.others == []
+    assert len(algorithm.sources) == len(FIGURES)
+    assert all(source.startswith("data:image/png;base64,") for source in algorithm.sources)
+    assert algorithm.others == []
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not CHROMIUM, reason="needs chromium, chromium-browser or google-chrome on the PATH")
 def test_the_html_report_opens_in_a_browser_with_its_figures(runs_dir: Path, tmp_path: Path) -> None:
     """Headless: no error on the console, and every picture has the width of its PNG."""
-    page = tmp_path / "report.html"
+    algorithm = tmp_path / "report.html"
     probe = "<script>document.title = [...document.images].map(i => i.naturalWidth).join(' ')</script>"
-    page.write_text((runs_dir / "report" / "report.html").read_text().replace("</body>", probe + "</body>"))
+    algorithm.write_text((runs_dir / "report" / "report.html").read_text().replace("</body>", probe + "</body>"))
 
     done = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom", str(page)],
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            "--dump-dom",
+            str(algorithm),
+        ],
         capture_output=True,
         text=True,
         timeout=120,

@@ -61,8 +61,8 @@ def test_other_settings_are_other_runs() -> None:
 
 def finish(runs_dir: Path, line: list[str], score: float) -> Path:
     """Make it look as if the run of a printed line had ended with a score."""
-    page, env_id = line[4], line[line.index("--env-id") + 1]
-    folder = runs_dir / page / env_id / line[line.index("--run-name") + 1]
+    algorithm, env_id = line[4], line[line.index("--env-id") + 1]
+    folder = runs_dir / algorithm / env_id / line[line.index("--run-name") + 1]
     folder.mkdir(parents=True)
     (folder / "status.json").write_text(json.dumps({"state": "finished", "steps": 1000}))
     rows = [{"steps": 500, "mean": score + 1}, {"steps": 1000, "mean": score}]
@@ -161,8 +161,8 @@ def test_a_sweep_runs_and_goes_on(tmp_path: Path) -> None:
     words = ["--env-ids", "Catch", "--total-steps", "500", "--backend", "serial", "--workers", "1"]
     place = ["--runs-dir", str(tmp_path), "--jobs", "2"]
 
-    first = run_command(*words, *place, "--learning-rates", "1e-3", "1e-2", page="sweep", timeout=400)
-    second = run_command(*words, *place, "--learning-rates", "1e-3", "1e-2", "1e-1", page="sweep", timeout=400)
+    first = run_command(*words, *place, "--learning-rates", "1e-3", "1e-2", algorithm="sweep", timeout=400)
+    second = run_command(*words, *place, "--learning-rates", "1e-3", "1e-2", "1e-1", algorithm="sweep", timeout=400)
 
     assert (first.returncode, second.returncode) == (0, 0)
     assert "2 runs, 0 of them already finished" in first.stdout

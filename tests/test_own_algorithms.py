@@ -1,4 +1,4 @@
-"""A page in a user's own package does all that the package's own do, by the commands a user types."""
+"""An algorithm in a user's own package does all that the package's own do, by the commands a user types."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import TypeAlias
 
 import pytest
 
-from asyncrl import pages
+from asyncrl import catalog
 from asyncrl.__main__ import main
 from asyncrl.algorithm import GRADIENT, IN_STEP, MEMORY, QUEUE, load, name_of_class
+from asyncrl.catalog import ALGORITHMS, GRADIENT_METHODS
 from asyncrl.core.errors import UsageError
-from asyncrl.pages import GRADIENT_PAGES, PAGES
 from tests.support import evaluations_of, status_of, the_run
 
 Refused: TypeAlias = Callable[..., str]
 ROOT = Path(__file__).parent.parent
-PAGE = '''"""The policy gradient without a baseline, on A3C's network."""
+ALGORITHM = '''"""The policy gradient without a baseline, on A3C's network."""
 
 from dataclasses import dataclass
 
@@ -48,7 +48,7 @@ class Scaled(A3C):
 if __name__ == "__main__":
     from asyncrl.commands.train import main
 
-    raise SystemExit(main("my_package.my_page"))
+    raise SystemExit(main("my_package.my_algorithm"))
 '''
 TRAIN = (
     "--env-id", "Catch", "--total-steps", "2000", "--workers", "2", "--evaluation-interval-steps", "1000",
@@ -62,7 +62,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     (home / "my_package").mkdir()
     (home / "my_package" / "__init__.py").write_text("")
-    (home / "my_package" / "my_page.py").write_text(PAGE)
+    (home / "my_package" / "my_algorithm.py").write_text(ALGORITHM)
     (home / "my_package" / "other.py").write_text("print('imported')\n")
     return home
 
@@ -108,24 +108,24 @@ def refused(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 @pytest.fixture(scope="module")
 def run(home: Path) -> Path:
-    """A run of that page, in processes."""
-    does(home, "asyncrl", "train", "my_package.my_page", *TRAIN, "--scale", "0.5")
+    """A run of that algorithm, in processes."""
+    does(home, "asyncrl", "train", "my_package.my_algorithm", *TRAIN, "--scale", "0.5")
     return the_run(home / "runs")
 
 
 def test_it_trains_in_a_folder_of_its_own_name(run: Path) -> None:
     """With its own settings."""
     assert status_of(run)["state"] == "finished"
-    assert run.parent.parent.name == "my_page"
+    assert run.parent.parent.name == "my_algorithm"
     stored = json.loads((run / "config.json").read_text())
-    assert (stored["page"], stored["config"]["scale"]) == ("my_package.my_page", 0.5)
+    assert (stored["algorithm"], stored["config"]["scale"]) == ("my_package.my_algorithm", 0.5)
 
 
 def test_it_is_evaluated_and_plotted(home: Path, run: Path) -> None:
     """By its run alone."""
     result = json.loads(does(home, "asyncrl", "evaluate", str(run), "--episodes", "3", "--json"))
 
-    assert (result["page"], len(result["returns"])) == ("my_page", 3)
+    assert (result["algorithm"], len(result["returns"])) == ("my_algorithm", 3)
     does(home, "asyncrl", "plot", str(run), "--out", "curve.png")
     assert (home / "curve.png").stat().st_size > 0
 
@@ -133,7 +133,7 @@ def test_it_is_evaluated_and_plotted(home: Path, run: Path) -> None:
 def test_it_is_resumed_by_running_its_module(home: Path, run: Path) -> None:
     """The two lines at its bottom are the command."""
     before = len(evaluations_of(run))
-    out = does(home, "my_package.my_page", "--resume", str(run), "--total-steps", "4000")
+    out = does(home, "my_package.my_algorithm", "--resume", str(run), "--total-steps", "4000")
 
     assert "resumed at" in out
     assert status_of(run)["steps"] >= 4000
@@ -142,62 +142,72 @@ def test_it_is_resumed_by_running_its_module(home: Path, run: Path) -> None:
 
 def test_its_help_names_its_own_settings(home: Path) -> None:
     """And the command that was typed."""
-    out = does(home, "asyncrl", "train", "my_package.my_page", "--help")
+    out = does(home, "asyncrl", "train", "my_package.my_algorithm", "--help")
 
-    assert out.startswith("usage: asyncrl train my_package.my_page ")
+    assert out.startswith("usage: asyncrl train my_package.my_algorithm ")
     assert "--scale" in out
 
 
 def test_it_takes_part_in_a_speedup_study(home: Path) -> None:
-    """Beside a page of the package."""
+    """Beside an algorithm of the package."""
     words = ("--env-ids", "Catch", "--workers", "1", "--seeds", "1", "--total-steps", "1500", "--backend", "serial")
-    words += ("--evaluation-episodes", "2", "--runs-dir", "study", "--algorithms", "a3c", "my_package.my_page")
+    words += ("--evaluation-episodes", "2", "--runs-dir", "study", "--algorithms", "a3c", "my_package.my_algorithm")
     done = python(home, "asyncrl", "speedup", *words, "--evaluation-interval-steps", "500")
 
     assert (done.returncode, done.stderr) == (0, "")
     states = {file.parents[2].name: status_of(file.parent) for file in home.glob("study/*/*/*/status.json")}
-    assert set(states) == {"a3c", "my_page"}
-    assert "my_package.my_page" in (home / "study" / "report" / "report.md").read_text()
+    assert set(states) == {"a3c", "my_algorithm"}
+    assert "my_package.my_algorithm" in (home / "study" / "report" / "report.md").read_text()
 
 
 def test_it_takes_part_in_a_sweep(home: Path) -> None:
     """Over a setting of its own."""
-    words = ("--algorithms", "my_package.my_page", "--env-ids", "Catch", "--total-steps", "500", "--scales", "0.5", "1")
+    words = (
+        "--algorithms",
+        "my_package.my_algorithm",
+        "--env-ids",
+        "Catch",
+        "--total-steps",
+        "500",
+        "--scales",
+        "0.5",
+        "1",
+    )
     words += ("--runs-dir", "sweep", "--backend", "serial", "--workers", "1", "--evaluation-episodes", "1")
     lines = does(home, "asyncrl", "sweep", *words, "--print-jobs").splitlines()
-    assert [line.split()[:5] for line in lines] == [["python", "-m", "asyncrl", "train", "my_package.my_page"]] * 2
+    assert [line.split()[:5] for line in lines] == [["python", "-m", "asyncrl", "train", "my_package.my_algorithm"]] * 2
 
     does(home, "asyncrl", "sweep", *words)
 
-    assert len(list(home.glob("sweep/my_page/Catch/*/status.json"))) == 2
+    assert len(list(home.glob("sweep/my_algorithm/Catch/*/status.json"))) == 2
 
 
-def test_two_pages_whose_runs_would_share_a_folder_are_refused(home: Path, refused: Refused) -> None:
+def test_two_algorithms_whose_runs_would_share_a_folder_are_refused(home: Path, refused: Refused) -> None:
     """The last part of the module is the folder's name."""
     (home / "a3c_of_mine").mkdir()
-    (home / "a3c_of_mine" / "a3c.py").write_text(PAGE)
+    (home / "a3c_of_mine" / "a3c.py").write_text(ALGORITHM)
 
     line = refused("sweep", "--algorithms", "a3c", "a3c_of_mine.a3c", "--env-ids", "Catch")
-    assert "two pages called a3c" in line
+    assert "two algorithms called a3c" in line
 
 
 @pytest.mark.parametrize(
-    ("page", "line"),
+    ("algorithm", "line"),
     [
         ("my_package.none", "asyncrl train my_package.none: error: there is no algorithm 'my_package.none'"),
-        ("none.my_page", "there is no algorithm"),
-        ("../my_page", "there is no algorithm"),
+        ("none.my_algorithm", "there is no algorithm"),
+        ("../my_algorithm", "there is no algorithm"),
         ("my_package.other", "my_package.other has no algorithm: it uses nothing of asyncrl"),
         ("asyncrl.core.losses", "asyncrl.core.losses has no algorithm: no class of its own"),
         ("--workers", "name an algorithm first"),
     ],
 )
-def test_what_is_no_page_is_refused_in_one_line(refused: Refused, page: str, line: str) -> None:
+def test_what_is_no_algorithm_is_refused_in_one_line(refused: Refused, algorithm: str, line: str) -> None:
     """One that is not there, and modules that are something else; the last one there is not imported."""
-    assert line in refused("train", page, "--env-id", "Catch")
+    assert line in refused("train", algorithm, "--env-id", "Catch")
 
 
-def test_a_page_that_cannot_be_imported_says_why(home: Path, refused: Refused) -> None:
+def test_a_algorithm_that_cannot_be_imported_says_why(home: Path, refused: Refused) -> None:
     """The exception, without a traceback."""
     (home / "my_package" / "broken.py").write_text("import asyncrl\nraise OSError('no network')\n")
 
@@ -205,21 +215,21 @@ def test_a_page_that_cannot_be_imported_says_why(home: Path, refused: Refused) -
     assert "importing it failed: OSError: no network" in line
 
 
-def test_a_run_of_a_page_that_is_not_here_cannot_be_evaluated(home: Path, run: Path, tmp_path: Path) -> None:
+def test_a_run_of_a_algorithm_that_is_not_here_cannot_be_evaluated(home: Path, run: Path, tmp_path: Path) -> None:
     """The line names the module; from another folder it is not importable."""
     line = refuses(tmp_path, "asyncrl", "evaluate", str(run))
 
-    assert "is a run of 'my_package.my_page', which cannot be used: there is no algorithm" in line
+    assert "is a run of 'my_package.my_algorithm', which cannot be used: there is no algorithm" in line
 
 
 def test_the_packages_own_algorithms_are_found_by_looking() -> None:
     """Each module that is a command; the gradient methods are those that say so."""
-    algorithms = {name: load(pages.module_of(name)) for name in PAGES}
+    algorithms = {name: load(catalog.module_of(name)) for name in ALGORITHMS}
 
     gradient = {name for name, algorithm in algorithms.items() if algorithm.experience == GRADIENT}
-    assert gradient == {*GRADIENT_PAGES, "reinforce"}
+    assert gradient == {*GRADIENT_METHODS, "reinforce"}
     assert {algorithm.experience for algorithm in algorithms.values()} == {GRADIENT, IN_STEP, QUEUE, MEMORY}
-    assert [pages.name_of(name_of_class(algorithm)) for algorithm in algorithms.values()] == list(PAGES)
+    assert [catalog.name_of(name_of_class(algorithm)) for algorithm in algorithms.values()] == list(ALGORITHMS)
 
 
 OWN = """

@@ -1,4 +1,4 @@
-"""A thousand updates of every page whose experience goes to a learner: each is counted, and none is lost."""
+"""A thousand updates of every algorithm whose experience goes to a learner: each is counted, and none is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support import make_run, status_of
 
 SMALL: dict[str, Any] = {"workers": 2, "envs_per_worker": 1, "t_max": 5, "evaluation_interval_steps": 0}
 REPLAY = {"warmup_steps": 200, "replay_ratio": 0.5, "minibatch": 16, "memory_steps": 1_000}
-PAGES: dict[str, dict[str, Any]] = {
+ALGORITHMS: dict[str, dict[str, Any]] = {
     "a2c": {"total_steps": 10_500},
     "ppo": {"total_steps": 1_500, "t_max": 10, "epochs": 4, "minibatches": 4},
     "impala": {"total_steps": 11_000},
@@ -26,8 +26,8 @@ PAGES: dict[str, dict[str, Any]] = {
 }
 
 
-def run_of(folder: Path, page: str, backend: str, **settings: Any) -> Run:
-    return make_run(folder, page, **(SMALL | PAGES[page] | {"backend": backend} | settings))
+def run_of(folder: Path, algorithm: str, backend: str, **settings: Any) -> Run:
+    return make_run(folder, algorithm, **(SMALL | ALGORITHMS[algorithm] | {"backend": backend} | settings))
 
 
 def rows_of(run: Run, pattern: str) -> list[dict[str, Any]]:
@@ -57,11 +57,11 @@ def check_counters(run: Run) -> None:
     assert status["learner_restarts"] == 0
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("env_id", ["Catch", "CartPole-v1"])
-def test_a_thousand_updates_in_turns_repeat_to_the_bit(tmp_path: Path, page: str, env_id: str) -> None:
+def test_a_thousand_updates_in_turns_repeat_to_the_bit(tmp_path: Path, algorithm: str, env_id: str) -> None:
     """Parameters, statistics, target, moments and evaluations of two runs."""
-    runs = [run_of(tmp_path / name, page, "serial", env_id=env_id) for name in ("first", "second")]
+    runs = [run_of(tmp_path / name, algorithm, "serial", env_id=env_id) for name in ("first", "second")]
     for run in runs:
         train(run)
 
@@ -69,23 +69,23 @@ def test_a_thousand_updates_in_turns_repeat_to_the_bit(tmp_path: Path, page: str
     assert learnt(runs[0]) == learnt(runs[1])
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("env_id", ["Catch", "CartPole-v1"])
-def test_a_thousand_updates_in_processes(tmp_path: Path, page: str, env_id: str) -> None:
+def test_a_thousand_updates_in_processes(tmp_path: Path, algorithm: str, env_id: str) -> None:
     """Actors, learner and evaluator, each a process."""
-    run = run_of(tmp_path, page, "local", env_id=env_id)
+    run = run_of(tmp_path, algorithm, "local", env_id=env_id)
 
     train(run)
 
     check_counters(run)
 
 
-@pytest.mark.parametrize("page", ["a2c", "ppo", "impala"])
-def test_memory_and_several_environments_go_through_the_seam(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala"])
+def test_memory_and_several_environments_go_through_the_seam(tmp_path: Path, algorithm: str) -> None:
     """LSTM, 3 environments per actor, normalised: the state in which rollouts begin travels with them."""
     settings = {"lstm_cells": 8, "envs_per_worker": 3, "normalize_observations": True, "normalize_returns": True}
-    settings |= {"minibatches": 3} if page == "ppo" else {}
-    runs = [run_of(tmp_path / name, page, "serial", total_steps=1500, **settings) for name in ("first", "second")]
+    settings |= {"minibatches": 3} if algorithm == "ppo" else {}
+    runs = [run_of(tmp_path / name, algorithm, "serial", total_steps=1500, **settings) for name in ("first", "second")]
     for run in runs:
         train(run)
 
@@ -93,10 +93,10 @@ def test_memory_and_several_environments_go_through_the_seam(tmp_path: Path, pag
     assert learnt(runs[0])["counters"][1] >= 40
 
 
-@pytest.mark.parametrize(("page", "updates"), [("a2c", 1), ("ppo", 16)])
-def test_with_overlap_what_is_learnt_from_is_one_batch_old(tmp_path: Path, page: str, updates: int) -> None:
+@pytest.mark.parametrize(("algorithm", "updates"), [("a2c", 1), ("ppo", 16)])
+def test_with_overlap_what_is_learnt_from_is_one_batch_old(tmp_path: Path, algorithm: str, updates: int) -> None:
     """In updates; the first batch was acted with theta as it began."""
-    run = run_of(tmp_path, page, "serial", workers=3, total_steps=600, overlap=True)
+    run = run_of(tmp_path, algorithm, "serial", workers=3, total_steps=600, overlap=True)
 
     train(run)
 
@@ -109,10 +109,10 @@ def test_with_overlap_what_is_learnt_from_is_one_batch_old(tmp_path: Path, page:
     assert counts[updates] >= 3 * 18
 
 
-@pytest.mark.parametrize("page", ["a2c", "ppo"])
-def test_in_step_a_batch_is_the_next_rollout_of_every_actor(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo"])
+def test_in_step_a_batch_is_the_next_rollout_of_every_actor(tmp_path: Path, algorithm: str) -> None:
     """Everything that is put is taken exactly once, in order, and acted with what the batch before has taught."""
-    run = run_of(tmp_path, page, "serial", workers=3, total_steps=600)
+    run = run_of(tmp_path, algorithm, "serial", workers=3, total_steps=600)
     put: dict[int, list[torch.Tensor]] = {0: [], 1: [], 2: []}
     taken: list[torch.Tensor] = []
     ages: list[int] = []

@@ -19,21 +19,21 @@ def _look() -> dict[str, str]:
     return found
 
 
-PAGES = _look()
+ALGORITHMS = _look()
 """The package's own algorithms, with what each is."""
-GRADIENT_PAGES = ("a3c", "one_step_q", "one_step_sarsa", "n_step_q")
+GRADIENT_METHODS = ("a3c", "one_step_q", "one_step_sarsa", "n_step_q")
 """The methods that the paper compares: their workers learn themselves."""
 
 
 def module_of(name: str) -> str:
-    """The module of a page: "a3c" is asyncrl.a3c, any other name is itself a module, such as my_package.my_page."""
-    return f"asyncrl.{name}" if name in PAGES else name
+    """The module of an algorithm: "a3c" is asyncrl.a3c, any other name is itself a module (my_package.my_algorithm)."""
+    return f"asyncrl.{name}" if name in ALGORITHMS else name
 
 
 def name_of(module: str) -> str:
-    """The name by which commands find a page: for the package's own pages without the package."""
+    """The name by which commands find an algorithm: for the package's own algorithms without the package."""
     name = module.removeprefix("asyncrl.")
-    return name if name in PAGES else module
+    return name if name in ALGORITHMS else module
 
 
 def short(module: str) -> str:
@@ -42,5 +42,5 @@ def short(module: str) -> str:
 
 
 def command_of(module: str) -> str:
-    """How its command calls itself: `asyncrl a3c`, `asyncrl train my_package.my_page`."""
-    return f"asyncrl {name_of(module)}" if name_of(module) in PAGES else f"asyncrl train {module}"
+    """How its command calls itself: `asyncrl a3c`, `asyncrl train my_package.my_algorithm`."""
+    return f"asyncrl {name_of(module)}" if name_of(module) in ALGORITHMS else f"asyncrl train {module}"

@@ -13,19 +13,19 @@ from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.rollout import Transitions
 from asyncrl.core.spaces import Spaces
 from asyncrl.gorila import Gorila
-from tests.pages.test_values import Line
+from tests.algorithms.test_values import Line
 
 SPACES = Spaces(observation_shape=(1,), observation_dtype="float32", actions=2)
-PAGES = [Gorila, ApeX]
+ALGORITHMS = [Gorila, ApeX]
 
 
-def agent_of(page: type[Algorithm], target: Line, **settings: Any) -> Any:
+def agent_of(algorithm: type[Algorithm], target: Line, **settings: Any) -> Any:
     """theta is w = 1, u = 2: Q(s, 0) = s and Q(s, 1) = 2 s."""
-    config = page.Config(
+    config = algorithm.Config(
         **{"gamma": 0.5, "exploration": "equal", "epsilons": (0.0,), "exploration_steps": 0, "error_clip": 0.0}
         | settings
     )
-    return page(config, Line(1.0, 2.0), target, "worker", 0, torch.Generator())
+    return algorithm(config, Line(1.0, 2.0), target, "worker", 0, torch.Generator())
 
 
 def gradient(agent: Any, part: Transitions) -> list[float]:
@@ -55,39 +55,39 @@ ONE_STEP = ([[1.0, 1.0]], [[0.5, 0.5]], [[False, False]])
 """Q(1, 0) = 1 and Q(2, 1) = 4; rewards 1."""
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_learners_update_by_hand(page: type[Algorithm]) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_learners_update_by_hand(algorithm: type[Algorithm]) -> None:
     """theta^- has w = 10, u = 20: y_0 = 1 + 0.5 * 40 = 21, y_1 = 1 + 0.5 * 60 = 31.
 
     The mean over both: d/dw = -2 (21 - 1) * 1 / 2 = -20, d/du = -2 (31 - 4) * 2 / 2 = -54.
     """
-    agent = agent_of(page, Line(10.0, 20.0), double_q=False)
+    agent = agent_of(algorithm, Line(10.0, 20.0), double_q=False)
 
     assert gradient(agent, drawn(*ONE_STEP)) == [-20.0, -54.0]
     assert all(parameter.grad is None for parameter in agent.target.parameters())
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_clipped_error_bounds_the_gradient(page: type[Algorithm]) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_clipped_error_bounds_the_gradient(algorithm: type[Algorithm]) -> None:
     """The errors of 20 and 27 above count as 2: d/dw = -2 * 2 * 1 / 2 = -2, d/du = -2 * 2 * 2 / 2 = -4."""
-    agent = agent_of(page, Line(10.0, 20.0), double_q=False, error_clip=2.0)
+    agent = agent_of(algorithm, Line(10.0, 20.0), double_q=False, error_clip=2.0)
 
     assert gradient(agent, drawn(*ONE_STEP)) == [-2.0, -4.0]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_double_q_lets_theta_choose_and_the_target_value(page: type[Algorithm]) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_double_q_lets_theta_choose_and_the_target_value(algorithm: type[Algorithm]) -> None:
     """theta prefers action 1, of which theta^- says 4 s: y_0 = 1 + 0.5 * 8 = 5, y_1 = 1 + 0.5 * 12 = 7."""
-    agent = agent_of(page, Line(10.0, 4.0), double_q=True)
+    agent = agent_of(algorithm, Line(10.0, 4.0), double_q=True)
 
     assert gradient(agent, drawn(*ONE_STEP)) == [-4.0, -6.0]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_several_steps_across_an_end_and_across_a_time_limit(page: type[Algorithm]) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_several_steps_across_an_end_and_across_a_time_limit(algorithm: type[Algorithm]) -> None:
     """The first terminates after its second step, y_0 = 1 + 0.5 * 2 = 2; the second is cut there by a time limit,
     y_1 = 1 + 0.5 * 2 + 0.25 * 60 = 17. What stands behind belongs to other episodes."""
-    agent = agent_of(page, Line(10.0, 20.0), double_q=False, n_step=3)
+    agent = agent_of(algorithm, Line(10.0, 20.0), double_q=False, n_step=3)
     part = drawn(
         [[1.0, 1.0], [2.0, 2.0], [99.0, 99.0]],
         [[0.5, 0.5], [0.0, 0.5], [0.5, 0.5]],
@@ -97,10 +97,10 @@ def test_several_steps_across_an_end_and_across_a_time_limit(page: type[Algorith
     assert gradient(agent, part) == [-2 * (2 - 1) / 2, -2 * (17 - 4) * 2 / 2]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_rewards_are_scaled_and_clipped_in_the_loss_only(page: type[Algorithm]) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_rewards_are_scaled_and_clipped_in_the_loss_only(algorithm: type[Algorithm]) -> None:
     """Rewards of 6, scaled by a half and clipped to 1."""
-    agent = agent_of(page, Line(10.0, 20.0), double_q=False, reward_clip=1.0)
+    agent = agent_of(algorithm, Line(10.0, 20.0), double_q=False, reward_clip=1.0)
     part = drawn([[6.0, 6.0]], *ONE_STEP[1:], reward_scale=0.5)
 
     assert gradient(agent, part) == [-20.0, -54.0]

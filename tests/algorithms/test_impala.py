@@ -11,7 +11,7 @@ import torch
 from asyncrl import a3c, impala
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import Rollout
-from tests.pages.tables import Table, gradients_of, rollout_of
+from tests.algorithms.tables import Table, gradients_of, rollout_of
 
 SETTINGS: dict[str, Any] = {
     "entropy_weights": (0.0,), "reward_clip": 0.0, "gamma": 0.5, "gae_lambda": 1.0, "value_cost": 0.5,

@@ -10,7 +10,7 @@ import torch
 from asyncrl import a2c
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
-from tests.pages.tables import Table, gradients_of, rollout_of
+from tests.algorithms.tables import Table, gradients_of, rollout_of
 
 STEPS = ([1, 2, 3], [0, 1], [1, 1], [0.5, 0.5])
 

@@ -14,7 +14,7 @@ from asyncrl import ppo
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import Minibatch, Rollout
 from asyncrl.core.spaces import Spaces
-from tests.pages.tables import Table, gradients_of, rollout_of
+from tests.algorithms.tables import Table, gradients_of, rollout_of
 
 STEPS = ([1, 2, 3], [0, 1], [1, 1], [0.5, 0.5])
 HALF = math.log(0.5)

@@ -20,7 +20,7 @@ from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.moments import RunMoments
 from asyncrl.runtime.normalize import Normalizer
-from tests.pages.tables import rollout_of
+from tests.algorithms.tables import rollout_of
 from tests.support import COUNTING, Counting, FixedAgent
 
 

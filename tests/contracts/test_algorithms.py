@@ -1,4 +1,4 @@
-"""What every page promises, whatever its algorithm."""
+"""What every algorithm promises, whatever its algorithm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl import pages
+from asyncrl import catalog
 from asyncrl.algorithm import Who, algorithm_of
 from asyncrl.commands.train import main
 from asyncrl.core.flat import flatten_parameters, gradient_of
@@ -19,7 +19,7 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.storage.checkpoints import load_newest
 from tests.support import status_of, the_run
 
-PAGES = list(pages.PAGES)
+ALGORITHMS = list(catalog.ALGORITHMS)
 POLICIES = ["a3c", "a2c", "ppo", "impala", "reinforce"]
 """Those with a policy: actions may be vectors, and there is no target network."""
 VECTOR = Spaces((5,), "float32", 3)
@@ -33,10 +33,10 @@ LEARNT = ["a2c", "ppo", "impala"]
 REPLAY = ["gorila", "apex"]
 """Those that keep it in a memory."""
 CASES: list[tuple[str, Spaces, dict[str, Any]]] = [
-    *((page, spaces, {}) for page in PAGES for spaces in WORLDS.values()),
-    *((page, VECTOR, {"lstm_cells": 7}) for page in [*POLICIES, "n_step_q"]),
-    *((page, CONTINUOUS, {}) for page in POLICIES),
-    *((page, CONTINUOUS, {"mean": "linear", "variance": "state", "lstm_cells": 7}) for page in POLICIES),
+    *((algorithm, spaces, {}) for algorithm in ALGORITHMS for spaces in WORLDS.values()),
+    *((algorithm, VECTOR, {"lstm_cells": 7}) for algorithm in [*POLICIES, "n_step_q"]),
+    *((algorithm, CONTINUOUS, {}) for algorithm in POLICIES),
+    *((algorithm, CONTINUOUS, {"mean": "linear", "variance": "state", "lstm_cells": 7}) for algorithm in POLICIES),
 ]
 
 
@@ -46,13 +46,13 @@ def name_of(case: Any) -> str:
     return str(case)
 
 
-def build(page_name: str, spaces: Spaces, settings: dict[str, Any], who: Who = "worker") -> Any:
-    page = algorithm_of(f"asyncrl.{page_name}")
-    config = page.Config(**(page.preset("default", spaces) | settings))
+def build(algorithm_name: str, spaces: Spaces, settings: dict[str, Any], who: Who = "worker") -> Any:
+    algorithm = algorithm_of(f"asyncrl.{algorithm_name}")
+    config = algorithm.Config(**(algorithm.preset("default", spaces) | settings))
     torch.manual_seed(0)
-    network = page.make_network(config, spaces)
-    target = page.make_network(config, spaces) if page.has_target else None
-    return page(config, network, target, who, 0, torch.Generator().manual_seed(1))
+    network = algorithm.make_network(config, spaces)
+    target = algorithm.make_network(config, spaces) if algorithm.has_target else None
+    return algorithm(config, network, target, who, 0, torch.Generator().manual_seed(1))
 
 
 def observations_of(spaces: Spaces, *leading: int) -> torch.Tensor:
@@ -62,10 +62,10 @@ def observations_of(spaces: Spaces, *leading: int) -> torch.Tensor:
     return torch.randn(*leading, *spaces.observation_shape, generator=generator)
 
 
-def parts_of(page: str, agent: Any, rollout: Rollout) -> list[Any]:
+def parts_of(algorithm: str, agent: Any, rollout: Rollout) -> list[Any]:
     """What one update is made of each: the rollout, or what the learner's passes make of a batch."""
-    batch = transitions_of(rollout, agent.config.n_step) if page in REPLAY else rollout
-    return list(agent.passes(batch)) if page in LEARNT + REPLAY else [rollout]
+    batch = transitions_of(rollout, agent.config.n_step) if algorithm in REPLAY else rollout
+    return list(agent.passes(batch)) if algorithm in LEARNT + REPLAY else [rollout]
 
 
 def transitions_of(rollout: Rollout, n: int) -> Transitions:
@@ -114,12 +114,14 @@ def rollout_of(agent: Any, spaces: Spaces, steps: int, environments: int) -> Rol
     )
 
 
-@pytest.mark.parametrize(("page", "spaces", "settings"), CASES, ids=name_of)
+@pytest.mark.parametrize(("algorithm", "spaces", "settings"), CASES, ids=name_of)
 @pytest.mark.parametrize("environments", [1, 3])
-def test_actions_fit_the_environment(page: str, spaces: Spaces, settings: dict[str, Any], environments: int) -> None:
+def test_actions_fit_the_environment(
+    algorithm: str, spaces: Spaces, settings: dict[str, Any], environments: int
+) -> None:
     """One per environment, of the right type, within the action set; for all who act."""
     for who in get_args(Who):
-        agent = build(page, spaces, settings, who)
+        agent = build(algorithm, spaces, settings, who)
 
         observations, initial = observations_of(spaces, environments), agent.initial_state(environments)
         actions, state, extras = agent.act(observations, initial, 10**9)
@@ -132,22 +134,22 @@ def test_actions_fit_the_environment(page: str, spaces: Spaces, settings: dict[s
             assert actions.dtype == torch.int64
             assert 0 <= int(actions.min()) <= int(actions.max()) < spaces.actions
         assert (state is None) == ("lstm_cells" not in settings)
-        assert tuple(extras) == algorithm_of(f"asyncrl.{page}").extras
+        assert tuple(extras) == algorithm_of(f"asyncrl.{algorithm}").extras
         assert all(values.shape == (environments,) for values in extras.values())
 
 
-@pytest.mark.parametrize(("page", "spaces", "settings"), CASES, ids=name_of)
+@pytest.mark.parametrize(("algorithm", "spaces", "settings"), CASES, ids=name_of)
 @pytest.mark.parametrize("environments", [1, 3])
 def test_the_loss_reaches_every_parameter_and_is_a_function_of_the_rollout(
-    page: str, spaces: Spaces, settings: dict[str, Any], environments: int
+    algorithm: str, spaces: Spaces, settings: dict[str, Any], environments: int
 ) -> None:
     """Finite, the same when asked twice, with a gradient in each tensor of the network; metrics are plain scalars."""
     # A single advantage, normalised, is 0: of PPO's minibatches none may be of one step or one sequence.
-    agent = build(page, spaces, settings | ({"minibatches": 1} if page == "ppo" else {}))
+    agent = build(algorithm, spaces, settings | ({"minibatches": 1} if algorithm == "ppo" else {}))
     flat = flatten_parameters(agent.network)
     rollout = rollout_of(agent, spaces, 4, environments)
 
-    for part in parts_of(page, agent, rollout):
+    for part in parts_of(algorithm, agent, rollout):
         first, metrics = agent.loss(part)
         gradient = gradient_of(first, list(agent.network.parameters()), torch.empty_like(flat))
         second, _ = agent.loss(part)
@@ -162,17 +164,21 @@ def test_the_loss_reaches_every_parameter_and_is_a_function_of_the_rollout(
     assert all(isinstance(value, float) for value in agent.exploration.values())
 
 
-@pytest.mark.parametrize(("page", "spaces", "settings"), [case for case in CASES if case[0] in LEARNT], ids=name_of)
-def test_a_batch_taken_apart_and_put_together_is_the_batch(page: str, spaces: Spaces, settings: dict[str, Any]) -> None:
-    """The passes of a page over the rollouts of two actors: every step of each is in each pass exactly once."""
-    agent = build(page, spaces, settings)
+@pytest.mark.parametrize(
+    ("algorithm", "spaces", "settings"), [case for case in CASES if case[0] in LEARNT], ids=name_of
+)
+def test_a_batch_taken_apart_and_put_together_is_the_batch(
+    algorithm: str, spaces: Spaces, settings: dict[str, Any]
+) -> None:
+    """The passes of an algorithm over the rollouts of two actors: every step of each is in each pass exactly once."""
+    agent = build(algorithm, spaces, settings)
     actors = [rollout_of(agent, spaces, 4, environments) for environments in (3, 2)]
     batch = Rollout.side_by_side(actors)
 
     parts = list(agent.passes(batch))
 
     steps = sum(part.actions.shape[0] * part.actions.shape[1] for part in parts)
-    epochs = agent.config.epochs if page == "ppo" else 1
+    epochs = agent.config.epochs if algorithm == "ppo" else 1
     assert steps == epochs * batch.steps == epochs * 20
     for epoch in range(epochs):
         ours = parts[epoch * len(parts) // epochs : (epoch + 1) * len(parts) // epochs]
@@ -180,12 +186,12 @@ def test_a_batch_taken_apart_and_put_together_is_the_batch(page: str, spaces: Sp
         assert torch.equal(in_order(seen), in_order(batch.observations[:-1].flatten(0, 1)))
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("name", ["default", "paper"])
 @pytest.mark.parametrize("spaces", WORLDS.values(), ids=WORLDS)
-def test_presets_name_settings_that_exist(page: str, name: str, spaces: Spaces) -> None:
+def test_presets_name_settings_that_exist(algorithm: str, name: str, spaces: Spaces) -> None:
     """Every key is a field, and the configuration they make is possible."""
-    module = algorithm_of(f"asyncrl.{page}")
+    module = algorithm_of(f"asyncrl.{algorithm}")
 
     settings = module.preset(name, spaces)
 
@@ -193,21 +199,21 @@ def test_presets_name_settings_that_exist(page: str, name: str, spaces: Spaces) 
     module.Config(**settings)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("name", ["default", "paper"])
-def test_only_ataris_rewards_are_clipped(page: str, name: str) -> None:
+def test_only_ataris_rewards_are_clipped(algorithm: str, name: str) -> None:
     """Elsewhere a clip turns 10 into 1, and what pays 10 or -1 into what pays nothing on average."""
-    module = algorithm_of(f"asyncrl.{page}")
+    module = algorithm_of(f"asyncrl.{algorithm}")
 
     clips = {world: module.Config(**module.preset(name, spaces)).reward_clip for world, spaces in WORLDS.items()}
 
     assert clips == {"vector": 0.0, "atari": 1.0, "screen": 0.0, "board": 0.0}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_small_atari_screen_is_a_screen(page: str) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_small_atari_screen_is_a_screen(algorithm: str) -> None:
     """Below 36 pixels too: presets and networks ask what it is, not how large."""
-    module = algorithm_of(f"asyncrl.{page}")
+    module = algorithm_of(f"asyncrl.{algorithm}")
     small = replace(ATARI, observation_shape=(4, 32, 32))
 
     assert module.preset("default", small) == module.preset("default", ATARI)
@@ -216,18 +222,18 @@ def test_a_small_atari_screen_is_a_screen(page: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["serial", "local"])
-@pytest.mark.parametrize("page", PAGES)
-def test_every_page_trains_and_resumes(tmp_path: Path, page: str, backend: str) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_trains_and_resumes(tmp_path: Path, algorithm: str, backend: str) -> None:
     """Two workers on Catch, then half as far again; the target network comes along."""
     words = ["--env-id", "Catch", "--workers", "2", "--total-steps", "1500", "--backend", backend, "--quiet"]
-    has_target = page not in POLICIES
+    has_target = algorithm not in POLICIES
     target = ["--target-interval-steps", "500"] if has_target else []
-    if page in REPLAY:
+    if algorithm in REPLAY:
         target = ["--target-interval-updates", "100", "--warmup-steps", "200", "--replay-ratio", "0.25"]
 
-    assert main(f"asyncrl.{page}", [*words, *target, "--runs-dir", str(tmp_path)]) == 0
+    assert main(f"asyncrl.{algorithm}", [*words, *target, "--runs-dir", str(tmp_path)]) == 0
     run = the_run(tmp_path)
-    assert main(f"asyncrl.{page}", ["--resume", str(run), "--total-steps", "2500"]) == 0
+    assert main(f"asyncrl.{algorithm}", ["--resume", str(run), "--total-steps", "2500"]) == 0
 
     status = status_of(run)
     assert (status["state"], status["part"]) == ("finished", 1)
@@ -235,14 +241,14 @@ def test_every_page_trains_and_resumes(tmp_path: Path, page: str, backend: str) 
     checkpoint, _ = load_newest(run / "checkpoints")
     assert ("target" in checkpoint.tensors) == has_target
     if has_target:
-        counted, interval = (status["updates"], 100) if page in REPLAY else (status["steps"], 500)
+        counted, interval = (status["updates"], 100) if algorithm in REPLAY else (status["steps"], 500)
         renewed, last = int(checkpoint.tensors["target_steps"]) // interval, counted // interval
         # Of two workers that renew it, the one that saw the earlier crossing may write its T after the other.
-        assert renewed == last or (backend == "local" and page not in REPLAY and 0 < renewed < last)
-        assert page not in REPLAY or 450 <= status["updates"] <= 600
+        assert renewed == last or (backend == "local" and algorithm not in REPLAY and 0 < renewed < last)
+        assert algorithm not in REPLAY or 450 <= status["updates"] <= 600
 
 
-@pytest.mark.parametrize("page", POLICIES)
+@pytest.mark.parametrize("algorithm", POLICIES)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -251,12 +257,12 @@ def test_every_page_trains_and_resumes(tmp_path: Path, page: str, backend: str) 
     ],
     ids=["memory", "normalisation"],
 )
-def test_memory_and_normalisation_repeat_bit_by_bit(tmp_path: Path, page: str, flags: tuple[str, ...]) -> None:
+def test_memory_and_normalisation_repeat_bit_by_bit(tmp_path: Path, algorithm: str, flags: tuple[str, ...]) -> None:
     """The serial backend twice: equal parameters and equal moments, which are saved."""
     words = ["--env-id", "CartPole-v1", "--workers", "2", "--total-steps", "1200", "--backend", "serial", "--quiet"]
     saved = []
     for name in ("first", "second"):
-        assert main(f"asyncrl.{page}", [*words, *flags, "--runs-dir", str(tmp_path / name)]) == 0
+        assert main(f"asyncrl.{algorithm}", [*words, *flags, "--runs-dir", str(tmp_path / name)]) == 0
         saved.append(load_newest(the_run(tmp_path / name) / "checkpoints")[0])
 
     first, second = saved

@@ -17,7 +17,7 @@ from asyncrl.one_step_q import OneStepQ
 from asyncrl.one_step_sarsa import OneStepSarsa
 
 SPACES = Spaces(observation_shape=(1,), observation_dtype="float32", actions=2)
-PAGES = [OneStepQ, OneStepSarsa, NStepQ]
+ALGORITHMS = [OneStepQ, OneStepSarsa, NStepQ]
 
 
 class Line(nn.Module):
@@ -31,7 +31,7 @@ class Line(nn.Module):
         return torch.cat([observations * self.w, observations * self.u], -1), None
 
 
-def gradient(page: type[Algorithm], rollout: Rollout, target: Line | None = None, **settings: Any) -> list[float]:
+def gradient(algorithm: type[Algorithm], rollout: Rollout, target: Line | None = None, **settings: Any) -> list[float]:
     """d loss / d (w, u) at w = 1, u = 2, with theta^- at w = 10, u = 20 unless another target is given."""
     settings = {
         "reward_clip": 0.0,
@@ -41,7 +41,7 @@ def gradient(page: type[Algorithm], rollout: Rollout, target: Line | None = None
         "exploration_steps": 0,
     } | settings
     network, target = Line(1.0, 2.0), target or Line(10.0, 20.0)
-    agent = page(page.Config(**settings), network, target, "worker", 0, torch.Generator())
+    agent = algorithm(algorithm.Config(**settings), network, target, "worker", 0, torch.Generator())
     flat = flatten_parameters(network)
     before = [p.clone() for p in target.parameters()]
     result: list[float] = gradient_of(
@@ -113,10 +113,10 @@ def test_n_step_q_by_hand() -> None:
     assert gradient(NStepQ, rollout_of(*PLAIN)) == [-31.0, -108.0]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_terminal_step_looks_no_further(page: type[Algorithm]) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_terminal_step_looks_no_further(algorithm: type[Algorithm]) -> None:
     """The last step terminates: its target is its reward 1; d/du: -2 (1 - 4) * 2 = 12."""
-    assert gradient(page, rollout_of(*PLAIN, terminal=1))[1] == 12.0
+    assert gradient(algorithm, rollout_of(*PLAIN, terminal=1))[1] == 12.0
 
 
 def test_an_episode_that_ends_inside_a_rollout_does_not_leak_into_the_one_before() -> None:
@@ -126,10 +126,10 @@ def test_an_episode_that_ends_inside_a_rollout_does_not_leak_into_the_one_before
     assert gradient(NStepQ, rollout_of(*PLAIN, terminal=0)) == [0.0, -108.0]
 
 
-@pytest.mark.parametrize("page", [OneStepQ, NStepQ])
-def test_a_truncated_episode_bootstraps_from_its_last_observation(page: type[Algorithm]) -> None:
+@pytest.mark.parametrize("algorithm", [OneStepQ, NStepQ])
+def test_a_truncated_episode_bootstraps_from_its_last_observation(algorithm: type[Algorithm]) -> None:
     """Cut after step 1 at state 5: target 1 + 0.5 max(50, 100) = 51; d/du: -2 (51 - 4) * 2 = -188."""
-    assert gradient(page, rollout_of(*PLAIN, cut=(1, 5.0)))[1] == -188.0
+    assert gradient(algorithm, rollout_of(*PLAIN, cut=(1, 5.0)))[1] == -188.0
 
 
 def test_sarsa_expects_over_its_policy_where_no_action_followed() -> None:
@@ -149,19 +149,19 @@ def test_double_q_lets_theta_choose_and_the_target_value() -> None:
     assert gradient(OneStepQ, rollout_of(*PLAIN), target)[0] == -20.0
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_rewards_are_clipped_in_the_loss_only(page: type[Algorithm]) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_rewards_are_clipped_in_the_loss_only(algorithm: type[Algorithm]) -> None:
     """Rewards of 7 count as 1 with --reward-clip 1."""
     seven = rollout_of([1.0, 2.0, 3.0], [0, 1, 0], [7.0, 7.0])
 
-    assert gradient(page, seven, reward_clip=1.0) == gradient(page, rollout_of(*PLAIN))
+    assert gradient(algorithm, seven, reward_clip=1.0) == gradient(algorithm, rollout_of(*PLAIN))
     assert seven.rewards.max() == 7.0
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_paper_preset_is_the_paper(page: type[Algorithm]) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_paper_preset_is_the_paper(algorithm: type[Algorithm]) -> None:
     """40 000 frames are 10 000 steps, 4 million frames are 1 million; the mixture of final epsilons."""
-    config = page.Config(**page.preset("paper", SPACES), preset="paper")
+    config = algorithm.Config(**algorithm.preset("paper", SPACES), preset="paper")
 
     assert (config.t_max, config.target_interval_steps, config.exploration_steps) == (5, 10_000, 1_000_000)
     assert (config.exploration, config.epsilons) == ("drawn", (0.1, 0.01, 0.5))

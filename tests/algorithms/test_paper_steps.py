@@ -108,10 +108,12 @@ def rollout_of(steps: int, environments: int, acted_at: int, size: float, gamma:
 
 
 class Setting:
-    """A page with its `paper` preset, a network, and a store, all in float64."""
+    """An algorithm with its `paper` preset, a network, and a store, all in float64."""
 
-    def __init__(self, page: str, network: nn.Module, spaces: Spaces = ATARI, target: nn.Module | None = None) -> None:
-        module = algorithm_of(f"asyncrl.{page}")
+    def __init__(
+        self, algorithm: str, network: nn.Module, spaces: Spaces = ATARI, target: nn.Module | None = None
+    ) -> None:
+        module = algorithm_of(f"asyncrl.{algorithm}")
         self.config = module.Config(**module.preset("paper", spaces) | {"preset": "paper"})
         self.steps = int(AT * self.config.total_steps)
         self.network, self.target = network, target
@@ -190,20 +192,20 @@ def test_a3c(size: float, clips: bool) -> None:
 
 
 @pytest.mark.parametrize(("size", "clips"), [(0.5, False), (20.0, True)])
-@pytest.mark.parametrize("page", ["one_step_q", "one_step_sarsa", "n_step_q"])
-def test_asynchronous_value_methods(page: str, size: float, clips: bool) -> None:
+@pytest.mark.parametrize("algorithm", ["one_step_q", "one_step_sarsa", "n_step_q"])
+def test_asynchronous_value_methods(algorithm: str, size: float, clips: bool) -> None:
     """Algorithms 1 and S2, section 4 for Sarsa: the gradient of a sum of squares over 5 steps, with its factor 2."""
     network, target = Values(), Values()
-    setting = Setting(page, network, target=target)
+    setting = Setting(algorithm, network, target=target)
     rollout, g = rollout_of(5, 1, setting.steps, size), torch.rand_like(setting.before)
     setting.store.statistics[0, 0] = g
     following = (rollout.observations[1:] @ target.weight.T).detach()
     best = following.amax(-1)
-    if page == "one_step_sarsa":
+    if algorithm == "one_step_sarsa":
         assert rollout.next_actions is not None
         best = following.gather(-1, rollout.next_actions[..., None])[..., 0]
     targets = rollout.rewards.clip(-1, 1) + rollout.discounts * best
-    if page == "n_step_q":
+    if algorithm == "n_step_q":
         targets = n_step_returns(rollout, best[-1])
     q = (rollout.observations[:-1] @ network.weight.T).gather(-1, rollout.actions[..., None])[..., 0]
     gradient = setting.gradient(((targets - q) ** 2).sum())
