@@ -40,13 +40,28 @@ with asyncrl.training("a3c", env_id=Lamps, workers=2, total_steps=1e9, evaluatio
 (seen, training.run.state)
 """,
     "action, _ = asyncrl.load(run).act(np.zeros(4, np.float32))\nint(action) in range(4)",
+    """
+from dataclasses import dataclass
+from asyncrl.a3c import A3C
+
+class Scaled(A3C):
+    @dataclass(frozen=True)
+    class Config(A3C.Config):
+        scale: float = 1.0
+
+    def loss(self, rollout):
+        loss, metrics = super().loss(rollout)
+        return self.config.scale * loss, metrics
+
+asyncrl.train(Scaled, env_id=Lamps, workers=2, total_steps=1_000, scale=0.5).state
+""",
     "run.evaluations().frame()",
 ]
 
 
 @pytest.mark.slow
 def test_a_notebook_trains_on_a_class_of_its_own_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In worker processes, which never see the notebook."""
+    """In worker processes, which never see the notebook; so does an algorithm of its own with settings of its own."""
     monkeypatch.setenv("PYTHONPATH", str(Path(asyncrl.__file__).parent.parent))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "jupyter"))
     monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
@@ -62,8 +77,8 @@ def test_a_notebook_trains_on_a_class_of_its_own_cell(tmp_path: Path, monkeypatc
         for output in cell.outputs
         if output["output_type"] == "execute_result"
     ]
-    assert results[:3] == ["'finished'", "([True], 'stopped')", "True"]
-    assert "mean" in results[3]
+    assert results[:4] == ["'finished'", "([True], 'stopped')", "True", "'finished'"]
+    assert "mean" in results[4]
     printed = [output["text"] for output in notebook.cells[2].outputs if output["output_type"] == "stream"]
     assert "finished: total_steps reached" in "".join(printed)
     assert os.listdir(tmp_path / "runs" / "a3c") == ["__main___Lamps"]

@@ -73,9 +73,20 @@ class RunSpec:
             return who + self.first_worker
         return who if who == EVALUATOR else who - self.first_learner
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Settings of a program's own class travel as values, behind the parcel in which their class is."""
+        if type(self.config).__module__ != "__main__":
+            return super().__reduce_ex__(protocol)
+        values = {name: value for name, value in vars(self).items() if name not in ("parcels", "config")}
+        return _arrived, (self.parcels, values, vars(self.config))
+
     def stream(self, worker: int, *place: int) -> tuple[int, ...]:
         """What distinguishes a random stream of a worker from all others of its purpose."""
         return (self.among_all(worker), *place, self.part, *([self.incarnation] if self.incarnation else []))
+
+
+def _arrived(parcels: tuple[Parcel, ...], values: dict[str, Any], settings: dict[str, Any]) -> RunSpec:
+    return RunSpec(**values, config=algorithm_of(values["algorithm"]).Config(**settings), parcels=parcels)
 
 
 @dataclass(frozen=True)
