@@ -150,9 +150,9 @@ def test_a_killed_command_has_died_for_all_who_read(tmp_path: Path) -> None:
     for path in (folder, copy):
         status = read_status(path)
         assert (status["state"], status["reason"].startswith("its process is gone")) == ("died", True)
-    watched = run_command(str(folder), page="watch", cwd=tmp_path)
+    watched = run_command(str(folder), algorithm="watch", cwd=tmp_path)
     assert watched.returncode in (0, 1)  # a film, or that there is no best checkpoint; it does not follow
-    reported = run_command(str(folder), "--out", str(tmp_path / "report.html"), page="report")
+    reported = run_command(str(folder), "--out", str(tmp_path / "report.html"), algorithm="report")
     assert (reported.returncode, reported.stderr) == (0, "")
     page = (tmp_path / "report.html").read_text()
     assert "died" in page
