@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -57,9 +57,6 @@ from asyncrl.storage.holding import FolderLost, Hold
 from asyncrl.storage.run_folder import RunExists, RunFolder, cpu_instructions, default_name, host_facts
 from asyncrl.storage.stored import Permission, read_stored, write_stored
 from asyncrl.storage.tracking import make_trackers, require
-
-if TYPE_CHECKING:
-    from asyncrl.backends.collective import Meeting
 
 MOST_AT_A_TIME = 100
 """Runs with the same settings that one program may start within the same second."""
@@ -253,13 +250,13 @@ def carry_out(
     signals: Signals,
     speaks: bool,
     listener: Listener | None = None,
-    meeting: Meeting | None = None,
+    meeting: Any = None,
 ) -> Ended:
     """Carry a run out, from its folder to its last status. Raises UsageError before the run begins, nothing after that.
 
     `signals` are being caught: the first one stops the run in order. Without `speaks` nothing at all is printed;
-    `--quiet` still prints the folder and the outcome. `meeting`: the ranks that a launcher has started, for the
-    collective backend.
+    `--quiet` still prints the folder and the outcome. `meeting`, a `collective.Meeting`: the ranks that a launcher has
+    started, for the collective backend.
     """
     config = settled.config
     tell = say if speaks else _say_nothing
@@ -362,7 +359,7 @@ def demand(finding: Finding) -> None:
         raise UsageError(f"{finding.check}: {finding.figure}; {finding.remedy}")
 
 
-def follow(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Meeting | None = None) -> Outcome:
+def follow(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Any = None) -> Outcome:
     """Follow the run to its end on its backend; after an exception the run has failed, and its processes are gone."""
     try:
         monitor.write_status("starting")
