@@ -57,7 +57,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if words[0] == "train":
         words = words[1:]
         if words[:1] in (["-h"], ["--help"]):
-            print_line("usage: asyncrl train ALGORITHM [OPTIONS]\n\npages, or your own module:")
+            print_line("usage: asyncrl train ALGORITHM [OPTIONS]\n\nalgorithms, or your own module:")
             for name, text in ALGORITHMS.items():
                 print_line(f"  {name:16}{text}")
             print_line("\n`asyncrl train ALGORITHM --help` lists the options.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -32,13 +32,12 @@ from asyncrl.nets.actor_critic import ActorCritic
 from asyncrl.nets.gaussian import GaussianActorCritic
 from asyncrl.nets.policies import make_actor_critic
 from asyncrl.nets.q_network import QNetwork, make_q_network
+from asyncrl.presets import Presets
 
 GRADIENT, IN_STEP, QUEUE, MEMORY = "gradient", "in step", "queue", "replay"
 """Where rollouts go: into a gradient of the worker that made them; to a learner, in step with all other actors or
 through a queue; or into a replay memory from which a learner samples."""
 Who: TypeAlias = Literal["worker", "learner", "evaluator"]
-Presets: TypeAlias = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""By preset and kind of environment: the settings that differ from the Config's defaults."""
 
 
 class Algorithm:
@@ -144,7 +143,7 @@ class ActorCriticMethod(Algorithm):
         """a_t ~ pi(a_t | s_t; theta'), `[E]`, and its log-probability if that is among the extras."""
         policy, state = self.network.policy_at(observations, state)
         actions = policy.mode() if self.choose_best else policy.sample(self.generator)
-        extras = {"log_probability": policy.log_probability(actions)} if self.extras else {}
+        extras = {"log_probability": policy.log_probability(actions)} if "log_probability" in self.extras else {}
         return actions, state, extras
 
     def scaled(self, advantages: Tensor) -> Tensor:

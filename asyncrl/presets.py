@@ -6,11 +6,12 @@ what screens have. Kinds of environments are those of `Spaces`, and "continuous"
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 Settings = dict[str, Any]
-Presets = dict[str, dict[str, Settings]]
-"""By preset and kind of environment."""
+Presets = Mapping[str, Mapping[str, Settings]]
+"""By preset and kind of environment: the settings that differ from the Config's defaults."""
 
 # ------------------------------------------------------------------------------------------------------------ defaults
 

@@ -43,7 +43,7 @@ MAY_IMPORT = {
         "config",
         "core",
     },
-    "base": {"nets", "config", "catalog", "core"},
+    "base": {"nets", "presets", "config", "catalog", "core"},
     "algorithm": {"algorithm", "base", "presets", "nets", "envs", "config", "core"},
 }
 

@@ -9,16 +9,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+from torch import Tensor
 
+import asyncrl
 from asyncrl import catalog
 from asyncrl.__main__ import main
+from asyncrl.a3c import A3C
 from asyncrl.algorithm import GRADIENT, IN_STEP, MEMORY, QUEUE, load, name_of_class
 from asyncrl.catalog import ALGORITHMS, GRADIENT_METHODS
 from asyncrl.core.errors import UsageError
+from asyncrl.core.losses import Metrics
+from asyncrl.core.rollout import Rollout
 from tests.support import evaluations_of, status_of, the_run
 
 Refused: TypeAlias = Callable[..., str]
@@ -257,3 +263,22 @@ def test_an_algorithm_is_named_by_its_module_or_by_its_class(tmp_path: Path, mon
     assert (second.__name__, name_of_class(second)) == ("Second", "two_of_mine:Second")
     with pytest.raises(UsageError, match="the module two_of_mine has no Missing"):
         load("two_of_mine:Missing")
+
+
+def test_a_class_that_no_other_process_can_import_trains_in_processes(tmp_path: Path) -> None:
+    """With settings of its own; wherever a program defines it, here within a function."""
+
+    class Local(A3C):
+        @dataclass(frozen=True)
+        class Config(A3C.Config):
+            scale: float = 1.0
+
+        def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
+            loss, metrics = super().loss(rollout)
+            return self.config.scale * loss, metrics  # type: ignore[attr-defined]
+
+    settings = {"env_id": "Catch", "workers": 1, "total_steps": 500, "evaluation_episodes": 1}
+    run = asyncrl.train(Local, scale=0.5, runs_dir=tmp_path, **settings)
+
+    assert run.state == "finished"
+    assert json.loads((run.path / "config.json").read_text())["config"]["scale"] == 0.5

@@ -62,11 +62,11 @@ def how_updated(run: Run) -> str:
 
 def chosen_by_preset(run: Run) -> str:
     """The settings that the preset changes in the algorithm's defaults, and the command line did not override."""
-    module, config, spaces = algorithm_of(run.spec.algorithm), run.spec.config, run.spec.spaces
-    plain = module.Config()
+    method, config, spaces = algorithm_of(run.spec.algorithm), run.spec.config, run.spec.spaces
+    plain = method.Config()
     chosen = {
         name: value
-        for name, value in module.preset(config.preset, spaces).items()
+        for name, value in method.preset(config.preset, spaces).items()
         if value != getattr(plain, name) and value == getattr(config, name)
     }
     kind = "Atari" if spaces.kind == "atari" else f"a {spaces.kind}"

@@ -105,7 +105,7 @@ def settle(algorithm: str, read: Read, resume: str, permission: Permission) -> S
 
 
 def _settle(algorithm: str, read: Read, resume: str, permission: Permission) -> Settled:
-    module = algorithm_of(algorithm)
+    method = algorithm_of(algorithm)
     if resume:
         stored = stored_config(
             algorithm, read_stored(RunFolder.open(Path(resume)).config_file), permission, trains=True
@@ -120,8 +120,8 @@ def _settle(algorithm: str, read: Read, resume: str, permission: Permission) -> 
         spec = make_spec(first)
         spaces = look_at(algorithm, first, spec)  # the preset depends on it
         with user_code(f"{algorithm}'s preset()"):
-            settings = module.preset(first.preset, spaces) | {"preset": first.preset}
-        config = read(dataclasses.replace(module.Config(), **settings), "")
+            settings = method.preset(first.preset, spaces) | {"preset": first.preset}
+        config = read(dataclasses.replace(method.Config(), **settings), "")
         if make_spec(config) != spec:
             spec = make_spec(config)
             spaces = look_at(algorithm, config, spec)

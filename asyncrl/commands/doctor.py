@@ -235,18 +235,18 @@ def run_config(config: Config, algorithm: str, spaces: Spaces) -> RunConfig:
         "statistics": config.statistics,
         "runs_dir": str(config.runs_dir),
     }
-    module = algorithm_of(algorithm)
-    return module.Config(**(module.preset("default", spaces) | given))
+    method = algorithm_of(algorithm)
+    return method.Config(**(method.preset("default", spaces) | given))
 
 
 def exercise_run(algorithm: str, folder: Path, **settings: Any) -> Run:
     """A small run of `algorithm` on Chain, below `folder`."""
     spec = make_spec(RunConfig(env_id=EXERCISE["env_id"], env_kwargs=EXERCISE["env_kwargs"]))
     spaces = spec.probe()
-    module = algorithm_of(algorithm)
-    names = {setting.name for setting in dataclasses.fields(module.Config)}
+    method = algorithm_of(algorithm)
+    names = {setting.name for setting in dataclasses.fields(method.Config)}
     fitting = {name: value for name, value in EXERCISE.items() if name in names}
-    config = module.Config(**(module.preset("default", spaces) | fitting | {"runs_dir": str(folder)} | settings))
+    config = method.Config(**(method.preset("default", spaces) | fitting | {"runs_dir": str(folder)} | settings))
     return prepare(algorithm, config, spec, spaces)
 
 

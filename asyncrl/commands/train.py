@@ -6,12 +6,10 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from asyncrl.algorithm import algorithm_of, load
 from asyncrl.api.training import Settled, carry_out, has_nothing_to_do, make_spec, settle
-from asyncrl.backends import collective, ranks
-from asyncrl.backends.group import leave
-from asyncrl.backends.launch import Launch, launched
 from asyncrl.backends.outcome import Signals
 from asyncrl.catalog import command_of
 from asyncrl.commands.program import run_command, version
@@ -27,6 +25,10 @@ from asyncrl.envs.spec import TOYS
 from asyncrl.runtime.allocation import keep_freed_memory
 from asyncrl.runtime.terminal import say
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+
+if TYPE_CHECKING:
+    from asyncrl.backends.collective import Meeting
+    from asyncrl.backends.launch import Launch
 
 
 def main(algorithm: str, words: Sequence[str] | None = None) -> int:
@@ -50,6 +52,9 @@ def train(algorithm: str, words: Sequence[str]) -> int:
     launch = launch_of(words)
     if launch is None:
         return train_here(algorithm, words)
+    from asyncrl.backends import collective, ranks
+    from asyncrl.backends.group import leave
+
     if launch.rank != 0:
         return ranks.attend_launched(launch, algorithm, words, make_spec)
     with collective.convened(launch, words) as meeting:
@@ -96,6 +101,8 @@ def launch_of(words: Sequence[str]) -> Launch | None:
     """
     if value_of("--backend", words) != "collective":
         return None
+    from asyncrl.backends.launch import launched
+
     place = value_of("--init-method", words)
     launch = launched(os.environ, place)
     if place and launch is None:
@@ -111,7 +118,7 @@ def with_ranks(words: Sequence[str], launch: Launch) -> list[str]:
     return [*words, "--workers", size]
 
 
-def train_here(algorithm: str, words: Sequence[str], meeting: collective.Meeting | None = None) -> int:
+def train_here(algorithm: str, words: Sequence[str], meeting: Meeting | None = None) -> int:
     """The same in the process that keeps the run: rank 0 of `meeting`, or the only one that was started."""
     settled = configure(algorithm, words)
     if has_nothing_to_do(settled, value_of("--resume", words)):

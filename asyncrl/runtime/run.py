@@ -74,8 +74,8 @@ class RunSpec:
         return who if who == EVALUATOR else who - self.first_learner
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Settings of a program's own class travel as values, behind the parcel in which their class is."""
-        if type(self.config).__module__ != "__main__":
+        """The settings of an algorithm that was handed over travel as values, behind the parcel of their class."""
+        if not self.algorithm.startswith("__main__:"):
             return super().__reduce_ex__(protocol)
         values = {name: value for name, value in vars(self).items() if name not in ("parcels", "config")}
         return _arrived, (self.parcels, values, vars(self.config))
@@ -149,9 +149,9 @@ def _role_of(process: int) -> tuple[Who, int]:
 @functools.lru_cache(maxsize=1)  # it takes a network, and a run asks for it twice before it begins
 def state_shapes(algorithm: str, config: RunConfig, spaces: Spaces) -> tuple[tuple[int, ...], ...]:
     """Shapes of the recurrent state's tensors for one environment; none for a feed-forward network."""
-    module = algorithm_of(algorithm)
+    method = algorithm_of(algorithm)
     with GLOBAL_GENERATOR:
-        agent = module(config, module.make_network(config, spaces), None, "worker", 0, torch.Generator())
+        agent = method(config, method.make_network(config, spaces), None, "worker", 0, torch.Generator())
     return tuple(tuple(part.shape[1:]) for part in agent.initial_state(1) or ())
 
 

@@ -36,7 +36,7 @@ LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Job:
-    """One run of one page."""
+    """One run of one algorithm."""
 
     algorithm: str
     """The method, such as "a3c", or the module of a user's own algorithm."""
