@@ -6,12 +6,14 @@ them: tables of contents, made of the links on the pages that list others, and l
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
 from typing import Any
 
 from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
 
 import asyncrl
 
@@ -76,6 +78,20 @@ def where_listed(app: Sphinx, module: str, name: str) -> str | None:
     return None if inspect.isclass(value) or inspect.isroutine(value) else module
 
 
+def with_constants(app: Sphinx, module: str) -> tuple[str, dict[str, tuple[str, int, int]]] | None:
+    """The code of a module and what its listing has links to: constants too, since some modules have nothing else."""
+    if not module.startswith("asyncrl"):
+        return None
+    analyzer = ModuleAnalyzer.for_module(module)
+    constants = {
+        target.id: ("other", node.lineno, node.end_lineno or node.lineno)
+        for node in ast.parse(analyzer.code).body
+        for target in ([node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", ()))
+        if isinstance(target, ast.Name)
+    }
+    return analyzer.code, analyzer.find_tags() | constants
+
+
 def without_dead_links(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """Drop the links from a listing to anchors that no page has.
 
@@ -94,6 +110,7 @@ def without_dead_links(app: Sphinx, page: str, template: str, context: dict[str,
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("viewcode-find-source", with_constants)
     app.connect("viewcode-follow-imported", where_listed)
     app.connect("html-page-context", without_dead_links)
     app.connect("source-read", complete)

@@ -384,6 +384,7 @@ def test_a_run_on_two_hosts_outlives_a_worker_a_host_and_a_shard_and_stops_when_
         (shard,) = actors("SavedShard")
         before = run.status["updates"]
         shard.send_signal(signal.SIGKILL)
+        run.until(lambda: any(row["event"] == "shard_lost" for row in run.events), "the shard's successor")
         run.until(lambda: run.status["updates"] > before + 100, "updates after the shard's end")
         (event,) = [row for row in run.events if row["event"] == "shard_lost"]
         assert event["cause"] == "was lost with its process"
