@@ -18,8 +18,9 @@ from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import BadEnvironment, EpisodeLost, close_all
 from asyncrl.runtime.collect import for_environments
+from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import EVALUATOR
-from asyncrl.runtime.run import build_agent, build_environments, build_normalizer
+from asyncrl.runtime.run import build_agent, build_environments
 
 
 def outputs_of(network: Any, spaces: Spaces, observations: Tensor, state: State) -> tuple[dict[str, Tensor], State]:
@@ -77,7 +78,7 @@ def steps_of(loaded: Loaded, steps: int, skip: int = 0, pictures: bool = True) -
     run = loaded.run
     agent, replica = build_agent(run, EVALUATOR)
     replica.pull(run.handles.store)
-    normalizer = build_normalizer(run, EVALUATOR)
+    normalizer = make_normalizer(run.handles.moments, EVALUATOR, run.spec)
     environments = build_environments(run, EVALUATOR, 1, evaluation=True)
     environment: Any = environments[0]
     state, score = agent.initial_state(1), 0.0

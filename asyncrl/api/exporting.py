@@ -30,8 +30,9 @@ from asyncrl.core.moments import LARGEST, standardize
 from asyncrl.core.rollout import State
 from asyncrl.envs.spec import BadEnvironment, EpisodeLost, close_all
 from asyncrl.runtime.collect import for_environments, reset_state
+from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import EVALUATOR
-from asyncrl.runtime.run import build_agent, build_environments, build_normalizer
+from asyncrl.runtime.run import build_agent, build_environments
 from asyncrl.storage.files import disk_is_full, plain, replace_file
 from asyncrl.storage.stored import read_stored
 
@@ -57,7 +58,7 @@ class Deciding(nn.Module):
         self.network = self.agent.network
         for parameter in self.network.parameters():
             parameter.data = parameter.data.clone()  # they are views of one vector, which a file would repeat for each
-        self.normalizer = build_normalizer(run, EVALUATOR)
+        self.normalizer = make_normalizer(run.handles.moments, EVALUATOR, run.spec)
         self.moments = None if self.normalizer is None else self.normalizer.used
         """Mean and reciprocal deviation; None: observations are not normalised."""
         state = self.initial_state(2)

@@ -13,15 +13,17 @@ from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.api.resume import stored_config
 from asyncrl.api.training import check_memory, make_spec
-from asyncrl.backends.handles import build_handles
+from asyncrl.backends.handles import restore, shared
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.core.user_code import watched
 from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all
 from asyncrl.runtime.evaluator import play, side_by_side
+from asyncrl.runtime.normalize import make_normalizer
+from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import EVALUATOR
-from asyncrl.runtime.run import Run, RunSpec, build_agent, build_environments, build_normalizer, initial_parameters
+from asyncrl.runtime.run import Run, RunSpec, build_agent, build_environments, initial_parameters
 from asyncrl.runtime.seeding import NO_PART
 from asyncrl.runtime.snapshots import check_fits, flat_parameters
 from asyncrl.storage import checkpoints
@@ -94,14 +96,17 @@ def load_run(
     with watched(settings.hang_seconds):
         environment = change(make_spec(settings))
         spaces = environment.probe()
-        _, layout = initial_parameters(algorithm, settings, spaces)
+        plan = Plan(algorithm, settings, environment, spaces)
+        _, layout = initial_parameters(plan)
     found = load_checkpoint(folder, checkpoint)
     env_id = stored.config.get("env_id", settings.env_id)  # the same environment, if it is called otherwise here
     check_fits(found, algorithm, env_id, settings.optimizer, layout)
     theta = flat_parameters(found, layout)
-    check_memory(algorithm, settings, environment, spaces, theta.numel(), experience=0)  # nobody learns
+    check_memory(plan, theta.numel(), experience=0)  # nobody learns
     spec = RunSpec(algorithm, settings, environment, spaces, folder, layout, NO_PART)
-    return Loaded(Run(spec, build_handles(spec, theta, found, trains=False)), found, path, checkpoint)
+    handles = shared(spec, theta, found.steps, found.seconds, trains=False)
+    restore(handles, theta, found)
+    return Loaded(Run(spec, handles), found, path, checkpoint)
 
 
 def play_run(
@@ -117,7 +122,8 @@ def play_run(
         with watched(run.spec.config.hang_seconds):
             played = play(
                 agent, [around(environments[0]), *environments[1:]], run.spec.spaces, episodes, checkpoint.steps,
-                normalizer=build_normalizer(run, EVALUATOR), longest=run.spec.environment.evaluation_step_cap,
+                normalizer=make_normalizer(run.handles.moments, EVALUATOR, run.spec),
+                longest=run.spec.environment.evaluation_step_cap,
             )  # fmt: skip
     except BadEnvironment as error:
         raise UsageError(str(error)) from error

@@ -17,8 +17,9 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.envs.encoders import rows_of
 from asyncrl.envs.translation import translation_of
 from asyncrl.runtime.collect import for_environments, reset_state
+from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import EVALUATOR
-from asyncrl.runtime.run import build_agent, build_environments, build_normalizer
+from asyncrl.runtime.run import build_agent, build_environments
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Policy:
         """Observations and actions of the network."""
         self._agent, replica = build_agent(run, EVALUATOR)
         replica.pull(run.handles.store)
-        self._normalizer = build_normalizer(run, EVALUATOR)
+        self._normalizer = make_normalizer(run.handles.moments, EVALUATOR, run.spec)
         environment = build_environments(run, EVALUATOR, 1, evaluation=True)[0]
         environment.close()
         self._translation = translation_of(environment, self.spaces)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import cast
 
+from asyncrl.algorithm import GRADIENT, IN_STEP
 from asyncrl.backends.group import (
     GRACE_SECONDS,
     JOIN_SECONDS,
@@ -39,10 +40,13 @@ from asyncrl.backends.outcome import Outcome, Signals, failed, finished, stopped
 from asyncrl.backends.processes import end_all, end_of, remove_if_empty, start_child, start_context
 from asyncrl.backends.ranks import Beginning, Seat, Step, connect, equalise, rank_process, take_turns
 from asyncrl.backends.supervisor import Supervisor
+from asyncrl.catalog import command_of
+from asyncrl.config.groups import flag
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.accord import NOTHING, OVER
 from asyncrl.runtime.clock import ENDED, LEAVE, RUNNING
 from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import name_of
 from asyncrl.runtime.run import Run, build_learner, build_worker
 from asyncrl.runtime.silence import Watch
@@ -305,3 +309,18 @@ class Leader:
             while (row := self._board.take(f"rows/{rank}/{self._read.get(rank, 0)}")) is not None:
                 self._read[rank] = self._read.get(rank, 0) + 1
                 writer.write(row)
+
+
+def refuse(plan: Plan) -> None:
+    """Raise UsageError for methods and settings that ranks in step do not support."""
+    config, kind, command = plan.config, plan.method.experience, command_of(plan.algorithm)
+    if kind not in (GRADIENT, IN_STEP):
+        raise UsageError(
+            f"{command} does not wait for its actors, and the ranks of --backend collective wait for each other: it "
+            "runs with --backend local and serial"
+        )
+    if config.reduce == "gradients" and kind == GRADIENT:
+        raise UsageError(f"--reduce says where a learner learns; {command} reduces gradients in any case")
+    for name in ("max_staleness", "max_loss_deviations"):
+        if getattr(config, name, 0):
+            raise UsageError(f"{flag(name)} is not for --backend collective: all ranks make each update together")

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.algorithm import IN_STEP, MEMORY, algorithm_of
+from asyncrl.algorithm import IN_STEP, MEMORY
 from asyncrl.backends.calls import Answer, Question
 from asyncrl.backends.exchange import ALONE_SECONDS, ANSWER_SECONDS, LAST_SECONDS, PAUSE_SECONDS
-from asyncrl.backends.handles import replay_hosts_of, rollout_shape
+from asyncrl.backends.handles import rollout_shape
 from asyncrl.backends.member import Member
 from asyncrl.backends.reports import Wire
 from asyncrl.experience.batches import Batches
@@ -77,15 +77,15 @@ class Forwarding:
         self._incarnation = beginning.incarnation
         self._rings = cast(Batches, handles.experience).rings
         self._store = cast(Mirror, handles.store)
-        self._shape = rollout_shape(spec.algorithm, spec.config, spec.environment, spec.spaces)
-        kind = algorithm_of(spec.algorithm).experience
+        self._shape = rollout_shape(spec)
+        kind = spec.method.experience
         self._pace, self._poll = (0.0, LOOK_SECONDS) if kind == IN_STEP else (GATHER_SECONDS, GATHER_SECONDS)
         self._theta_seconds = THETA_SECONDS if kind == MEMORY else 0.0
         self._keeper, self._keeper_name = LEARNER_KEEPER, "learner"
         """Whom the parcels go to."""
         self._asked = {LEARNER_KEEPER: Asked(beginning.host, self._pace)}
         """Those that are asked, by their numbers on the wire."""
-        if memories := replay_hosts_of(spec.config):
+        if memories := spec.replay_hosts:
             own, memory = divmod(beginning.host, memories)
             self._keeper, self._keeper_name = 1 + memory, f"replay host {memory}"
             self._asked = {LEARNER_KEEPER: Asked(beginning.host, THETA_SECONDS), self._keeper: Asked(own, self._pace)}

@@ -17,8 +17,9 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from asyncrl.algorithm import algorithm_of
+from asyncrl.algorithm import GRADIENT, algorithm_of
 from asyncrl.backends.group import (
     GRACE_SECONDS,
     POLL_SECONDS,
@@ -34,7 +35,7 @@ from asyncrl.backends.group import (
     leave,
     wait_for,
 )
-from asyncrl.backends.handles import build_rank_handles
+from asyncrl.backends.handles import clock_of, rollout_shape
 from asyncrl.backends.launch import LOOPBACK, Launch
 from asyncrl.backends.outcome import Signals
 from asyncrl.config.run_config import RunConfig, from_plain, to_plain
@@ -44,7 +45,9 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.gathered import Gathered, Kept
 from asyncrl.parameters.replicas import Replicas
+from asyncrl.runtime.accord import Accord
 from asyncrl.runtime.clock import ENDED, RUNNING, Clock
+from asyncrl.runtime.moments import RunMoments
 from asyncrl.runtime.normalize import GROWTH
 from asyncrl.runtime.protocols import Counts
 from asyncrl.runtime.run import Handles, Role, Run, RunSpec, build_learner, build_worker
@@ -231,7 +234,7 @@ def attend(board: Board, signals: Signals, spec_of: Callable[[Beginning], RunSpe
         spec, places = spec_of(beginning), beginning.places
         exchanges = Exchanges(board, spec.config.collective_timeout_seconds, signals)
         size = sum(int(torch.Size(shape).numel()) for _, shape in spec.layout)
-        handles = build_rank_handles(spec, torch.zeros(size), board.rank, beginning.steps, beginning.seconds)
+        handles = share(spec, torch.zeros(size), beginning.steps, beginning.seconds, board.rank)
         equalise(handles, exchanges, board.rank, beginning.counts)
         connect(handles, exchanges)
         return _work(Run(spec, handles), board, exchanges, signals)
@@ -339,3 +342,18 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] not in "TtZX"
     except OSError:
         return False
+
+
+def share(spec: RunSpec, theta: Tensor, steps: int = 0, seconds: float = 0.0, rank: int = 0) -> Handles:
+    """What one rank has, the transport still missing; begun as `clock_of` says."""
+    config, kind, clock, accord = spec.config, spec.method.experience, clock_of(spec, steps, seconds), Accord()
+    reduces = config.reduce == "gradients" and kind != GRADIENT
+    overlap = config.overlap and kind == GRADIENT
+    store = Replicas(
+        theta, config.descent, config.workers, rank, clock, accord, config.check_replicas, reduces, overlap
+    )
+    experience: Gathered | Kept | None = None
+    if kind != GRADIENT:
+        shape = rollout_shape(spec)
+        experience = Kept(shape, clock) if reduces else Gathered(shape, config.workers, rank, clock, store, accord)
+    return Handles(store, clock, RunMoments(config.workers, spec.moments_size, rank=True), experience, accord)

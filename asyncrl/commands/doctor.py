@@ -25,9 +25,9 @@ from rich.table import Table
 
 from asyncrl import catalog
 from asyncrl.algorithm import GRADIENT, algorithm_of, load
-from asyncrl.api.training import check_together, make_spec, prepare
+from asyncrl.api.training import make_spec, prepare
 from asyncrl.backends.group import RanksLost, first_line, leave
-from asyncrl.backends.handles import experience_bytes, learners_of
+from asyncrl.backends.handles import experience_bytes
 from asyncrl.backends.launch import Launch, launched
 from asyncrl.backends.looking import look
 from asyncrl.backends.processes import start_context
@@ -44,7 +44,7 @@ from asyncrl.core.output import print_line
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import HANG_SECONDS
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.runtime.normalize import moments_shape, moments_size
+from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, initial_parameters
 from asyncrl.runtime.terminal import shown
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
@@ -176,7 +176,7 @@ def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Fi
 def examine(config: Config, algorithm: str, spec: EnvSpec, spaces: Spaces) -> list[Finding]:
     """All checks, in the order in which they are shown."""
     run = run_config(config, algorithm, spaces)
-    check_together(algorithm, run, spaces)
+    Plan(algorithm, run, spec, spaces).check()
     context = start_context(algorithm)
     with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -196,7 +196,7 @@ def check_group(
     """Rank 0: what there is to say of ranks; nothing without any."""
     if launch is None and config.backend != "collective":
         return []
-    parameters = initial_parameters(algorithm, run_config(config, algorithm, spaces), spaces)[0].numel()
+    parameters = initial_parameters(Plan(algorithm, run_config(config, algorithm, spaces), spec, spaces))[0].numel()
     try:
         with ExitStack() as stack:
             launch = launch or stack.enter_context(group.started(config.workers, words))
@@ -208,16 +208,16 @@ def check_group(
 def check_hosts(config: Config, algorithm: str, spec: EnvSpec, spaces: Spaces) -> list[Finding]:
     """What there is to say of a Ray cluster's machines. Raises UsageError without Ray."""
     require_ray()
-    run = run_config(config, algorithm, spaces)
-    parameters = initial_parameters(algorithm, run, spaces)[0].numel()
-    needed = shared_bytes(algorithm, run, spec, spaces, parameters)
+    plan = Plan(algorithm, run_config(config, algorithm, spaces), spec, spaces)
+    parameters = initial_parameters(plan)[0].numel()
+    needed = shared_bytes(plan, parameters)
     return hosts.examine(start_context(algorithm), config.address, config.workers, needed, parameters)
 
 
-def shared_bytes(algorithm: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> int:
+def shared_bytes(plan: Plan, parameters: int) -> int:
     """Bytes of shared memory that the planned run takes on one machine."""
-    moments, experience = moments_size(moments_shape(run, spec, spaces)), experience_bytes(algorithm, run, spec, spaces)
-    return machine.shared_bytes(run, parameters, moments, algorithm_of(algorithm).has_target, experience)
+    target, experience = plan.method.has_target, experience_bytes(plan)
+    return machine.shared_bytes(plan.config, parameters, plan.moments_size, target, experience)
 
 
 def no_room(error: UsageError) -> Finding:
@@ -247,7 +247,7 @@ def exercise_run(algorithm: str, folder: Path, **settings: Any) -> Run:
     names = {setting.name for setting in dataclasses.fields(method.Config)}
     fitting = {name: value for name, value in EXERCISE.items() if name in names}
     config = method.Config(**(method.preset("default", spaces) | fitting | {"runs_dir": str(folder)} | settings))
-    return prepare(algorithm, config, spec, spaces)
+    return prepare(Plan(algorithm, config, spec, spaces))
 
 
 def check_learning(context: BaseContext, algorithm: str, folder: Path, statistics: str) -> tuple[list[Finding], int]:
@@ -294,14 +294,13 @@ def check_learning(context: BaseContext, algorithm: str, folder: Path, statistic
 
 def check_room(algorithm: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, open_per_child: int) -> Iterator[Finding]:
     """Memory, file descriptors and disk for the planned run."""
-    target, learners = algorithm_of(algorithm).has_target, learners_of(algorithm, run)
-    parameters = initial_parameters(algorithm, run, spaces)[0].numel()
-    experience = experience_bytes(algorithm, run, spec, spaces)
-    yield machine.check_shared_memory(shared_bytes(algorithm, run, spec, spaces, parameters))
+    plan = Plan(algorithm, run, spec, spaces)
+    learners, parameters, experience = plan.learners, initial_parameters(plan)[0].numel(), experience_bytes(plan)
+    yield machine.check_shared_memory(shared_bytes(plan, parameters))
     needed = machine.processes_bytes(run, spec, spaces, parameters, learners) + experience
     yield machine.check_memory(run.workers, needed, machine.available_bytes(), learners)
     yield machine.check_descriptors(run.workers, open_per_child, learners=learners)
-    yield machine.check_disk(machine.checkpoint_bytes(run, parameters, target), Path(run.runs_dir))
+    yield machine.check_disk(machine.checkpoint_bytes(run, parameters, plan.method.has_target), Path(run.runs_dir))
 
 
 def check_environment(
@@ -328,7 +327,7 @@ def check_speed(
 ) -> Iterator[Finding]:
     """Two seconds of one worker's training on the environment, in turns with the learner if there is one."""
     config = dataclasses.replace(settings, workers=1, runs_dir=str(folder / "speed"))
-    run = prepare(algorithm, config, spec, spaces)
+    run = prepare(Plan(algorithm, config, spec, spaces))
     try:
         learning.run_child(context, machine.train_a_while, run, 0)
     except NoAnswer as error:

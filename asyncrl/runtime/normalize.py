@@ -10,11 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.config.run_config import RunConfig
 from asyncrl.core.moments import mean_and_deviation, standardize
-from asyncrl.core.spaces import Spaces
-from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.moments import RunMoments
+from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import EVALUATOR
 
 SMALLEST_GREY_DEVIATION = 2.0
@@ -25,31 +23,18 @@ GROWTH = 1.01
 """The moments are read again when the number of samples has grown by this factor."""
 
 
-def moments_shape(config: RunConfig, environment: EnvSpec, spaces: Spaces) -> tuple[int, ...]:
-    """The shape of the moments: one image of an Atari stack, else the whole observation; () without normalisation."""
-    if not config.normalize_observations:
-        return ()
-    return (1, *spaces.observation_shape[1:]) if environment.is_atari else spaces.observation_shape
-
-
-def moments_size(shape: tuple[int, ...]) -> int:
-    """Components that have moments; 0 for a shape of ()."""
-    return math.prod(shape) if shape else 0
-
-
-def make_normalizer(
-    moments: RunMoments, worker: int, config: RunConfig, environment: EnvSpec, spaces: Spaces
-) -> Normalizer | None:
+def make_normalizer(moments: RunMoments, worker: int, plan: Plan) -> Normalizer | None:
     """A worker's view of the shared moments, or a learner's; None if nothing is normalised."""
+    config = plan.config
     if not (config.normalize_observations or config.normalize_returns):
         return None
     return Normalizer(
         moments,
         worker,
-        moments_shape(config, environment, spaces),
+        plan.moments_shape,
         config.normalize_returns and worker != EVALUATOR,
         config.gamma,
-        least_deviation=SMALLEST_GREY_DEVIATION if environment.is_atari else 0.0,
+        least_deviation=SMALLEST_GREY_DEVIATION if plan.environment.is_atari else 0.0,
     )
 
 
@@ -72,7 +57,7 @@ class Normalizer:
         gamma: float,
         least_deviation: float = 0.0,
     ) -> None:
-        """`shape` is that of the moments of observations, from `moments_shape`; empty: no normalisation."""
+        """`shape` is that of the moments of observations, empty: no normalisation."""
         self._worker = worker
         self._gamma = gamma
         self._shape = shape

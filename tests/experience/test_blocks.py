@@ -127,9 +127,7 @@ def collected(run: Run) -> tuple[Rollout, Rollout]:
     assert role.collector is not None
     for _ in range(3):
         rollout = next(role.collector)
-    back, _ = through_a_block(
-        rollout_shape(run.spec.algorithm, run.spec.config, run.spec.environment, run.spec.spaces), rollout
-    )
+    back, _ = through_a_block(rollout_shape(run.spec), rollout)
     role.close()
     return rollout, back
 
