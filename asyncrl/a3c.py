@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from asyncrl import presets
-from asyncrl.algorithm import ActorCriticMethod
+from asyncrl.actor_critic import ActorCriticMethod
 from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.losses import Metrics, policy_gradient_loss, squared_error
 from asyncrl.core.returns import lambda_returns

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from asyncrl import presets
-from asyncrl.algorithm import QUEUE, ActorCriticMethod
+from asyncrl.actor_critic import ActorCriticMethod
+from asyncrl.algorithm import QUEUE
 from asyncrl.config.groups import LearnerSettings
 from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.losses import Metrics, policy_gradient_loss, squared_error

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from asyncrl import presets
-from asyncrl.algorithm import ActionValueMethod, taken
+from asyncrl.action_value import ActionValueMethod, taken
 from asyncrl.config.value import ValueConfig
 from asyncrl.core.losses import Metrics, squared_error
 from asyncrl.core.returns import lambda_returns

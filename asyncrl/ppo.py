@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from asyncrl import presets
-from asyncrl.algorithm import IN_STEP, ActorCriticMethod
+from asyncrl.actor_critic import ActorCriticMethod
+from asyncrl.algorithm import IN_STEP
 from asyncrl.config.policy import InStepConfig
 from asyncrl.core.losses import Metrics, clipped_surrogate, clipped_value_loss, squared_error
 from asyncrl.core.returns import lambda_returns

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl import presets
-from asyncrl.algorithm import ActorCriticMethod
+from asyncrl.actor_critic import ActorCriticMethod
 from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.losses import Metrics, policy_gradient_loss
 from asyncrl.core.returns import lambda_returns

@@ -54,14 +54,16 @@ MAY_IMPORT = {
         "config",
         "core",
     },
-    "base": {"nets", "presets", "config", "catalog", "core"},
+    "base": {"base", "nets", "presets", "config", "catalog", "core"},
     "algorithm": {"algorithm", "base", "presets", "nets", "envs", "config", "core"},
 }
 
 
 def layer_of(module: str) -> str:
     part = module.split(".")[1] if "." in module else ""
-    return "base" if part == "algorithm" else "algorithm" if part in ALGORITHMS else part
+    if part in ("algorithm", "actor_critic", "action_value"):
+        return "base"
+    return "algorithm" if part in ALGORITHMS else part
 
 
 def imports_of(file: Path) -> list[str]:

@@ -39,6 +39,7 @@ from asyncrl.backends.local import await_last_evaluation, evaluator_process, lea
 from asyncrl.backends.outcome import Outcome, Signals, failed, finished, stopped
 from asyncrl.backends.processes import end_all, end_of, remove_if_empty, start_child, start_context
 from asyncrl.backends.ranks import Beginning, Seat, Step, connect, equalise, rank_process, take_turns
+from asyncrl.backends.ranks import share as share
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.catalog import command_of
 from asyncrl.config.groups import flag

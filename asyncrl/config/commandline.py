@@ -29,6 +29,7 @@ from asyncrl.config.groups import (
     ParallelismSettings,
     RunSettings,
     Settings,
+    listed,
 )
 from asyncrl.config.words import parse_integer, understood
 from asyncrl.core.errors import UsageError
@@ -91,8 +92,7 @@ def parse_integer_or_auto(text: str) -> int | str:
 def parse_choice(choices: Sequence[str], text: str) -> str:
     """One of the choices. Raises ValueError otherwise."""
     if text not in choices:
-        *most, last = choices
-        raise ValueError(f"takes {', '.join(most)} or {last}, got {text!r}")
+        raise ValueError(f"takes {listed(choices, 'or')}, got {text!r}")
     return text
 
 

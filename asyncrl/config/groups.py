@@ -48,6 +48,12 @@ RARE = ("record_interval_seconds", "checkpoints_kept", "evaluation_cpu_share", "
 """Settings for measurements and tests, which help does not show."""
 
 
+def listed(names: Sequence[str], last: str = "and") -> str:
+    """The names in a sentence: a, b and c."""
+    *most, end = names
+    return f"{', '.join(most)} {last} {end}" if most else end
+
+
 def flag(field: str) -> str:
     """The command-line flag of a field: `t_max` is `--t-max`."""
     return "--" + field.replace("_", "-")
@@ -230,7 +236,7 @@ class ParallelismSettings(Settings):
         if not getattr(self, "resume", ""):  # a run that is resumed on another backend may keep them
             for name in BACKENDS.keys() - HARMLESS:
                 if self.backend not in BACKENDS[name] and getattr(self, name, None) != getattr(type(self), name, None):
-                    raise UsageError(f"{flag(name)} is for --backend {' and '.join(BACKENDS[name])}")
+                    raise UsageError(f"{flag(name)} is for --backend {listed(BACKENDS[name])}")
         self._require_count("envs_per_worker", most=10_000)
         self._require_count("t_max", most=1_000_000)
         self._require("delays", all(0 < delay < math.inf for delay in self.delays), "must be positive")
