@@ -32,8 +32,7 @@ from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.commands.program import run_command
 from asyncrl.commands.study import StudyConfig, check_algorithms, check_different, check_free, finish, try_jobs
-from asyncrl.config.commandline import parse
-from asyncrl.config.words import understood
+from asyncrl.config.commandline import parse, understood
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line

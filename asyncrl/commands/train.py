@@ -13,11 +13,10 @@ from asyncrl.api.training import Settled, carry_out, has_nothing_to_do, make_spe
 from asyncrl.backends.outcome import Signals
 from asyncrl.catalog import command_of
 from asyncrl.commands.program import run_command, version
-from asyncrl.config.commandline import parse
+from asyncrl.config.commandline import TRUST, parse, permission_in, understood, value_of
 from asyncrl.config.groups import BACKENDS, RARE
 from asyncrl.config.policy import InStepConfig
 from asyncrl.config.run_config import RunConfig
-from asyncrl.config.words import TRUST, permission_in, understood, value_of
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.core.spaces import Spaces
