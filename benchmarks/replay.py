@@ -33,9 +33,8 @@ from asyncrl.backends.handles import build_handles, experience_bytes
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.experience.replay import Replay
-from asyncrl.runtime.allocation import keep_freed_memory
 from asyncrl.runtime.run import Run, RunSpec, build_learner, initial_parameters
-from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory, request_one_thread
 from asyncrl.storage.run_folder import RunFolder
 
 EPISODE = 200

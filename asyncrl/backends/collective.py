@@ -41,11 +41,10 @@ from asyncrl.backends.ranks import Beginning, Seat, Step, connect, equalise, ran
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.accord import NOTHING, OVER
-from asyncrl.runtime.clock import ENDED, LEAVE, RUNNING
+from asyncrl.runtime.clock import ENDED, LEAVE, RUNNING, Watch
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.protocols import name_of
 from asyncrl.runtime.run import Run, build_learner, build_worker
-from asyncrl.runtime.silence import Watch
 from asyncrl.runtime.terminal import View
 from asyncrl.storage.records import RecordWriter
 

@@ -22,8 +22,7 @@ from asyncrl.experience.steps import StepShape
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.accord import Accord
 from asyncrl.runtime.clock import Clock
-from asyncrl.runtime.moments import RunMoments
-from asyncrl.runtime.normalize import make_normalizer, moments_shape, moments_size
+from asyncrl.runtime.normalize import RunMoments, make_normalizer, moments_shape, moments_size
 from asyncrl.runtime.protocols import LEARNER, Experience
 from asyncrl.runtime.run import Handles, RunSpec, state_shapes
 from asyncrl.runtime.snapshots import REPLAY, counts_of, lost_before

@@ -25,10 +25,9 @@ from asyncrl.backends.outcome import STOPPING, Outcome, Signals, failed, finishe
 from asyncrl.backends.processes import POLL_SECONDS, end, end_of, start_child, start_context
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.core.errors import UsageError
-from asyncrl.runtime.clock import FINISH, LEAVE, UNKNOWN
+from asyncrl.runtime.clock import FINISH, LEAVE, UNKNOWN, Watch
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.run import Run, RunSpec
-from asyncrl.runtime.silence import Watch
 from asyncrl.runtime.terminal import View
 
 DRIVER = "driver"
