@@ -33,10 +33,9 @@ from asyncrl.backends.handles import experience_bytes, shared
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.experience.replay import Replay
-from asyncrl.runtime.allocation import keep_freed_memory
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, RunSpec, build_learner, initial_parameters
-from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory, request_one_thread
 from asyncrl.storage.run_folder import RunFolder
 
 EPISODE = 200

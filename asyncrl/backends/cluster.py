@@ -27,9 +27,8 @@ from asyncrl.backends.reports import LEFT, Place, Seen
 from asyncrl.backends.supervisor import READY_SECONDS
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import State
-from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, GO_ON, LEAVE, READY, RUNNING
+from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, GO_ON, LEAVE, READY, RUNNING, Silences, Watch
 from asyncrl.runtime.run import Run
-from asyncrl.runtime.silence import Silences, Watch
 from asyncrl.storage.files import append_whole
 from asyncrl.storage.records import RecordWriter
 

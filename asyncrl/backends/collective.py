@@ -45,12 +45,11 @@ from asyncrl.catalog import command_of
 from asyncrl.config.groups import flag
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.accord import NOTHING, OVER
-from asyncrl.runtime.clock import ENDED, LEAVE, RUNNING
+from asyncrl.runtime.clock import ENDED, LEAVE, RUNNING, Watch
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import name_of
 from asyncrl.runtime.run import Run, build_learner, build_worker
-from asyncrl.runtime.silence import Watch
 from asyncrl.runtime.terminal import View
 from asyncrl.storage.records import RecordWriter
 

@@ -30,8 +30,8 @@ from asyncrl.experience.landing import CREDIT, Cargo
 from asyncrl.experience.messages import FIRST, copied
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import Retired
+from asyncrl.runtime.clock import Watch
 from asyncrl.runtime.protocols import Counts
-from asyncrl.runtime.silence import Watch
 
 LEARNER_KEEPER = 0
 """The learner's number on the wire; replay host k has number 1 + k."""

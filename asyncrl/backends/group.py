@@ -29,7 +29,7 @@ from asyncrl.backends.outcome import Signals
 from asyncrl.backends.seals import SECRET, Sealed
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
-from asyncrl.runtime.silence import Watch
+from asyncrl.runtime.clock import Watch
 from asyncrl.storage.run_folder import versions
 
 JOIN_SECONDS = 300.0

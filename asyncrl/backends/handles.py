@@ -14,8 +14,7 @@ from torch import Tensor
 from asyncrl.algorithm import GRADIENT, IN_STEP, MEMORY
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import Clock
-from asyncrl.runtime.moments import RunMoments
-from asyncrl.runtime.normalize import make_normalizer
+from asyncrl.runtime.normalize import RunMoments, make_normalizer
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import LEARNER, Experience
 from asyncrl.runtime.run import Handles, RunSpec

@@ -28,10 +28,9 @@ from asyncrl.core.errors import DiskFull
 from asyncrl.core.moments import merge
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import NEVER, Account, Empty, Ledger, State, beginning, slices
-from asyncrl.runtime.clock import RUNNING
+from asyncrl.runtime.clock import RUNNING, Silences, Watch
 from asyncrl.runtime.protocols import LEARNER, Counts, in_theta
 from asyncrl.runtime.run import Run
-from asyncrl.runtime.silence import Silences, Watch
 
 PULL_SECONDS, SMALL_PULL_SECONDS = 0.5, 0.1
 """Interval between copies of theta and all counts; the second if theta is small. The evaluator sees the copies, and

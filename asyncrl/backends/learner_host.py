@@ -39,11 +39,10 @@ from asyncrl.experience.landing import Cargo, Landing
 from asyncrl.experience.replay import Replay
 from asyncrl.parameters.shards import Empty, Ledger, State
 from asyncrl.parameters.shared import SharedStore
-from asyncrl.runtime.clock import BUILDING, FINISH, GO_ON, LEAVE
+from asyncrl.runtime.clock import BUILDING, FINISH, GO_ON, LEAVE, Watch
 from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import LEARNER, Counts, name_of
 from asyncrl.runtime.run import Handles, Run, RunSpec, build_learner
-from asyncrl.runtime.silence import Watch
 from asyncrl.runtime.threads import compute_with, enforce_one_thread
 from asyncrl.storage.run_folder import RunFolder
 

@@ -18,7 +18,7 @@ from asyncrl.experience.batches import Batches
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import Report
 from asyncrl.parameters.shared import SharedStore
-from asyncrl.runtime.moments import RunMoments
+from asyncrl.runtime.normalize import RunMoments
 from asyncrl.runtime.protocols import LEARNER, Counts
 from asyncrl.runtime.run import Handles, RunSpec
 

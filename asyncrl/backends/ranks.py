@@ -46,12 +46,10 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.gathered import Gathered, Kept
 from asyncrl.parameters.replicas import Replicas
 from asyncrl.runtime.accord import Accord
-from asyncrl.runtime.clock import ENDED, RUNNING, Clock
-from asyncrl.runtime.moments import RunMoments
-from asyncrl.runtime.normalize import GROWTH
+from asyncrl.runtime.clock import ENDED, RUNNING, Clock, Watch
+from asyncrl.runtime.normalize import GROWTH, RunMoments
 from asyncrl.runtime.protocols import Counts
 from asyncrl.runtime.run import Handles, Role, Run, RunSpec, build_learner, build_worker
-from asyncrl.runtime.silence import Watch
 from asyncrl.storage.files import plain
 from asyncrl.storage.run_folder import RunFolder
 

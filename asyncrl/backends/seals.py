@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch._C._distributed_c10d import Store
 
 from asyncrl.core.errors import UsageError
-from asyncrl.storage.user_key import user_key
+from asyncrl.storage.stored import user_key
 
 SECRET = "ASYNCRL_SECRET"
 """The environment variable in which the ranks of a launcher find their secret."""

@@ -33,11 +33,10 @@ from asyncrl.core.rollout import Minibatch, Part, Rollout, Transitions
 from asyncrl.core.schedules import crossed
 from asyncrl.experience.replay import Replay
 from asyncrl.experience.steps import ACTION_VALUE, LEAST_PRIORITY, STATE_VALUE
-from asyncrl.runtime.clock import RUNNING
+from asyncrl.runtime.clock import RUNNING, shared_zeros
+from asyncrl.runtime.loops import Replica
 from asyncrl.runtime.protocols import LEARNER, Agent, Batch, Experience, Receipt, Store, Update
-from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.run import Run, build_agent, build_learner, build_worker
-from asyncrl.runtime.shared_memory import shared_zeros
 
 UPDATES = 3
 """Updates of each worker that learns: stale or summed gradients show from the second update on."""

@@ -17,8 +17,7 @@ from asyncrl.core.output import print_line
 from asyncrl.runtime.monitor import Summary
 from asyncrl.runtime.terminal import PlainView, number, panel
 from asyncrl.storage.records import RecordReader
-from asyncrl.storage.run_folder import RunFolder
-from asyncrl.storage.status import DIED, GOING, read_status
+from asyncrl.storage.run_folder import DIED, GOING, RunFolder, read_status
 from asyncrl.storage.stored import read_stored
 
 POLL_SECONDS = 1.0

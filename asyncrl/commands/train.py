@@ -21,9 +21,8 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import TOYS
-from asyncrl.runtime.allocation import keep_freed_memory
 from asyncrl.runtime.terminal import say
-from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory, request_one_thread
 
 if TYPE_CHECKING:
     from asyncrl.backends.collective import Meeting

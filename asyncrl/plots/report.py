@@ -17,8 +17,7 @@ from asyncrl.plots.charts import Line, histogram, line_chart
 from asyncrl.plots.templates import Markup, Parts
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
-from asyncrl.storage.run_folder import RunFolder
-from asyncrl.storage.status import read_status
+from asyncrl.storage.run_folder import RunFolder, read_status
 from asyncrl.storage.stored import read_stored
 
 COLOURS = ("#2b7de0", "#e8770c", "#169b62", "#c13b8c", "#7c5cd6", "#a8870a", "#0a93a6", "#d5484f")

@@ -24,12 +24,10 @@ from asyncrl.envs.spec import Environment, closed_on_error
 from asyncrl.runtime.accord import Accord
 from asyncrl.runtime.clock import BUILDING, Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.loops import Pending, actor, actor_learner, bundled, learner
-from asyncrl.runtime.moments import RunMoments
-from asyncrl.runtime.normalize import make_normalizer
+from asyncrl.runtime.loops import Pending, Replica, actor, actor_learner, bundled, learner
+from asyncrl.runtime.normalize import RunMoments, make_normalizer
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Agent, Experience, Learning, Store, name_of
-from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, GLOBAL_GENERATOR, NETWORK, derive, generator
 from asyncrl.runtime.telemetry import Telemetry
 from asyncrl.runtime.threads import limit_threads, running_threads

@@ -16,7 +16,7 @@ from asyncrl.backends.group import Board, await_hellos, greet, wait_for
 from asyncrl.backends.launch import launched
 from asyncrl.backends.seals import Sealed, own_secret
 from asyncrl.core.errors import UsageError
-from asyncrl.storage import user_key
+from asyncrl.storage import stored
 
 SECRET = b"only ranks know it"
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29400"}
@@ -129,7 +129,7 @@ def test_ranks_on_one_machine_have_that_of_their_user(tmp_path: Path, monkeypatc
     assert given.secret("10.0.0.1") == b"a long random text"
 
     (tmp_path / "asyncrl" / "key").chmod(0o644)
-    user_key._key_in.cache_clear()
+    stored._key_in.cache_clear()
     with pytest.raises(UsageError, match=r"the key must be yours alone .*: set ASYNCRL_SECRET for all of them"):
         own_secret()
 

@@ -16,8 +16,8 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.core.updates import UpdateRule
 from asyncrl.nets.bodies import make_body
 from asyncrl.nets.memory import Trunk
+from asyncrl.runtime.loops import Replica
 from asyncrl.runtime.protocols import EVALUATOR
-from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.run import build_agent
 from tests.contracts.test_algorithms import BOARD, VECTOR, build, name_of, parts_of, rollout_of
 from tests.support import make_run, shared_store

@@ -14,8 +14,7 @@ from asyncrl.backends.handles import rollout_shape
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.experience import blocks
-from asyncrl.experience.blocks import RolloutShape
-from asyncrl.experience.ring import Ring
+from asyncrl.experience.blocks import Ring, RolloutShape
 from asyncrl.runtime.run import Run, build_worker
 from tests.support import make_run
 
@@ -56,11 +55,11 @@ def through_a_block(shape: RolloutShape, *rollouts: Rollout) -> tuple[Rollout, i
     """Each is written over the one before; what is read is the last."""
     ring = Ring(shape.layout(), 1)
     for version, rollout in enumerate(rollouts):
-        blocks.write(ring.begin(overwrite=True), rollout, version)
+        if version:
+            ring.release()
+        blocks.write(ring.begin(), rollout, version)
         ring.publish()
-    block = ring.block(len(rollouts) - 1)
-    assert block is not None
-    return blocks.read(block)
+    return blocks.read(ring.read())
 
 
 def assert_same(one: Any, other: Any, name: str = "") -> None:

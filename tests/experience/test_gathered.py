@@ -16,7 +16,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.gathered import Gathered
 from asyncrl.parameters.replicas import Replicas
-from asyncrl.runtime.moments import RunMoments
+from asyncrl.runtime.normalize import RunMoments
 from asyncrl.runtime.run import Role, Run, build_learner
 from asyncrl.storage.run_folder import RunFolder
 from tests.support import make_run

@@ -19,8 +19,8 @@ from asyncrl.nets import bodies
 from asyncrl.nets.actor_critic import ActorCritic
 from asyncrl.nets.bodies import CONVOLUTIONS, ConvolutionalBody
 from asyncrl.nets.policies import make_actor_critic
-from asyncrl.runtime import replica as replica_module
-from asyncrl.runtime.replica import Replica
+from asyncrl.runtime import loops
+from asyncrl.runtime.loops import Replica
 from asyncrl.runtime.run import build_worker
 from tests.support import make_run, shared_store
 
@@ -199,7 +199,7 @@ def test_workers_learn_the_same_with_and_without(
     thetas, counts = [], []
     for taped in (True, False):
         if not taped:
-            monkeypatch.setattr(replica_module, "record", lambda network, *size: [])
+            monkeypatch.setattr(loops, "record", lambda network, *size: [])
         run = make_run(tmp_path / str(taped), algorithm, envs_per_worker=2, t_max=5, env_id="MinAtar/Breakout-v1")
         worker = build_worker(run, 0)
         passes.clear()
