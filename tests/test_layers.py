@@ -118,7 +118,7 @@ def test_a_local_run_loads_nothing_of_other_backends(tmp_path: Path) -> None:
     loaded = {name.removeprefix("asyncrl.") for name in ended.stdout.split()}
 
     assert "backends.local" in loaded
-    apart = "collective group launch ranks seals ray host exchange forwarding reports cluster keepers serial"
+    apart = "collective ray host exchange forwarding reports cluster keepers serial"
     assert not loaded & {f"backends.{name}" for name in apart.split()}
     assert not loaded & {"parameters.shards", "parameters.replicas", "parameters.outbox", "parameters.mirror"}
     assert not loaded & {"experience.gathered", "experience.landing", "experience.credit"}

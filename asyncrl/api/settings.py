@@ -58,7 +58,7 @@ class Asked:
             self.algorithm, read, self.resume, Permission({"algorithm": self.algorithm, **own, **given}, self.trust)
         )
         if settled.config.backend == "collective":
-            from asyncrl.backends.launch import launched
+            from asyncrl.backends.collective.launch import launched
 
             if (launch := launched(os.environ)) is not None:
                 raise UsageError(

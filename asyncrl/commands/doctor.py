@@ -26,9 +26,10 @@ from rich.table import Table
 from asyncrl import catalog
 from asyncrl.algorithm import GRADIENT, algorithm_of, load
 from asyncrl.api.training import make_spec, prepare
-from asyncrl.backends.group import RanksLost, first_line, leave
+from asyncrl.backends.collective.board import RanksLost, first_line
+from asyncrl.backends.collective.exchanges import leave
+from asyncrl.backends.collective.launch import Launch, launched
 from asyncrl.backends.handles import experience_bytes
-from asyncrl.backends.launch import Launch, launched
 from asyncrl.backends.looking import look
 from asyncrl.backends.processes import start_context
 from asyncrl.backends.ray import require_ray

@@ -26,7 +26,7 @@ from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory, reque
 
 if TYPE_CHECKING:
     from asyncrl.backends.collective import Meeting
-    from asyncrl.backends.launch import Launch
+    from asyncrl.backends.collective.launch import Launch
 
 
 def main(algorithm: str, words: Sequence[str] | None = None) -> int:
@@ -50,8 +50,9 @@ def train(algorithm: str, words: Sequence[str]) -> int:
     launch = launch_of(words)
     if launch is None:
         return train_here(algorithm, words)
-    from asyncrl.backends import collective, ranks
-    from asyncrl.backends.group import leave
+    from asyncrl.backends import collective
+    from asyncrl.backends.collective import ranks
+    from asyncrl.backends.collective.exchanges import leave
 
     if launch.rank != 0:
         return ranks.attend_launched(launch, algorithm, words, make_spec)
@@ -99,7 +100,7 @@ def launch_of(words: Sequence[str]) -> Launch | None:
     """
     if value_of("--backend", words) != "collective":
         return None
-    from asyncrl.backends.launch import launched
+    from asyncrl.backends.collective.launch import launched
 
     place = value_of("--init-method", words)
     launch = launched(os.environ, place)

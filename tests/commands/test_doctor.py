@@ -853,19 +853,15 @@ def threads_as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-HELLOS = {rank: {"host": "AAB"[rank]} for rank in range(3)}
-"""Of three ranks on two hosts."""
-
-
 class TestGroup:
     """Ranks that a launcher has started."""
 
     def test_ranks_that_are_bound_to_the_same_core_are_noted(self) -> None:
         """By host; a host of its own is none of it."""
-        bound = {0: {"cores": [3]}, 1: {"cores": [3]}, 2: {"cores": [3]}}
-        finding = group.check_cores(HELLOS, bound)
+        bound = {rank: {"host": "AAB"[rank], "cores": [3]} for rank in range(3)}
+        finding = group.check_cores(bound)
         assert (finding.verdict, finding.figure) == ("note", "2 ranks on A share 1 cores")
-        assert group.check_cores(HELLOS, bound | {1: {"cores": [2]}}).verdict == "ok"
+        assert group.check_cores(bound | {1: {"host": "A", "cores": [2]}}).verdict == "ok"
 
     def test_a_rank_with_several_threads_fails(self) -> None:
         """And what the launchers had left is said."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.backends.ranks import share
+from asyncrl.backends.collective.ranks import share
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.gathered import Gathered

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.backends.ranks import share
+from asyncrl.backends.collective.ranks import share
 from asyncrl.core.flat import gradient_of
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.updates import Descent, UpdateRule
