@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,6 @@ from asyncrl.commands.live import follow, is_going_on
 from asyncrl.commands.program import run_with
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
-from asyncrl.envs.pictures import resized
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.storage.run_folder import RunFolder
 
@@ -78,27 +78,32 @@ def film(config: Config, file: Path) -> None:
             return spec
 
     loaded = config.play(config.run, change=change)
-    from asyncrl.api.drawing import Look, draw
-    from asyncrl.api.episode import action_names, steps_of
+    from asyncrl.api.drawing import Look, Step, Thinking, Watched, action_names, draw
+    from asyncrl.api.playing import play_episodes
 
-    spec, spaces = loaded.run.spec.environment, loaded.run.spec.spaces
+    spec, spaces, agent = loaded.run.spec.environment, loaded.run.spec.spaces, Thinking(loaded)
     title = f"{short(loaded.run.spec.algorithm)} on {spec.env_id}"
     look = Look(title, action_names(loaded), spaces.action_low, spaces.action_high, config.height // 2 * 2)
-    values, rewards, shape, step = [], [0.0], None, None
+    values, rewards, last = list[float](), [0.0], config.skip + config.steps - 1
+    newest: Step | None = None
+
+    def look_on(step: Step) -> None:
+        nonlocal newest
+        newest = step
+        if "value" in step.outputs:
+            values.append(float(step.outputs["value"]))
+        if step.number >= config.skip and (step.number - config.skip) % config.every == 0:
+            pictures.add(np.array(draw(step, look, values[-MOST_VALUES:], rewards[-MOST_VALUES:])))
+        rewards.append(step.reward)
+
     with Film(file, frame_rate(spec) / config.every) as pictures:
-        for step in steps_of(loaded, config.steps, config.skip, shows):
-            if "value" in step.outputs:
-                values.append(float(step.outputs["value"]))
-            if (step.number - config.skip) % config.every == 0:
-                if step.picture is not None:
-                    shape = shape or step.picture.shape
-                    if step.picture.shape != shape:
-                        step = replace(step, picture=resized(step.picture, shape))
-                pictures.add(np.array(draw(step, look, values[-MOST_VALUES:], rewards[-MOST_VALUES:])))
-            rewards.append(step.reward)
-    if step is None:
+        play_episodes(
+            loaded, 1, lambda environment: Watched(environment, agent, look_on, config.skip if shows else math.inf),
+            agent, interrupted=lambda: newest is not None and newest.number >= last,
+        )  # fmt: skip
+    if newest is None or newest.number < config.skip:
         raise UsageError(f"the episode has ended before step {config.skip}: give a smaller --skip")
-    print_line(f"steps {config.skip} to {step.number} of an episode, score {step.score + step.reward:g}")
+    print_line(f"steps {config.skip} to {newest.number} of an episode, score {newest.score + newest.reward:g}")
     print_line(f"{file} ({file.stat().st_size / 1e6:.1f} MB)")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -18,8 +19,8 @@ import torch
 from PIL import Image
 
 from asyncrl.__main__ import main as command
-from asyncrl.api.episode import action_names, steps_of
-from asyncrl.api.playing import load_run, play_run
+from asyncrl.api.drawing import Step, Thinking, Watched, action_names
+from asyncrl.api.playing import load_run, play_episodes, play_run
 from asyncrl.commands import live
 from asyncrl.commands.live import Reader, follow, is_going_on, sparkline
 from asyncrl.commands.train import main as train
@@ -83,8 +84,9 @@ def test_a_film_of_a_game_is_what_ffmpeg_makes_of_it(tmp_path: Path) -> None:
 
 def test_what_is_shown_is_the_episode_that_evaluate_plays_first(catch: Path) -> None:
     """The same seed and policy: the same score and length; probabilities add up to 1."""
-    loaded = load_run(catch, seed=5)
-    steps = list(steps_of(loaded, steps=100, pictures=False))
+    loaded, steps = load_run(catch, seed=5), list[Step]()
+    agent = Thinking(loaded)
+    play_episodes(loaded, 1, lambda environment: Watched(environment, agent, steps.append, math.inf), agent)
     played = play_run(load_run(catch, seed=5), episodes=1)
 
     assert [steps[-1].score + steps[-1].reward] == played.returns
