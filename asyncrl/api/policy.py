@@ -17,9 +17,8 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.envs.encoders import rows_of
 from asyncrl.envs.translation import translation_of
 from asyncrl.runtime.collect import for_environments, reset_state
-from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import EVALUATOR
-from asyncrl.runtime.run import build_agent, build_environments
+from asyncrl.runtime.run import build_environments
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,7 @@ class Policy:
         """Whether it takes the best action; otherwise it samples, with the seed it was loaded with."""
         self.spaces: Spaces = run.spec.spaces
         """Observations and actions of the network."""
-        self._agent, replica = build_agent(run, EVALUATOR)
-        replica.pull(run.handles.store)
-        self._normalizer = make_normalizer(run.handles.moments, EVALUATOR, run.spec)
+        self._agent, self._normalizer = loaded.agent, loaded.normalizer
         environment = build_environments(run, EVALUATOR, 1, evaluation=True)[0]
         environment.close()
         self._translation = translation_of(environment, self.spaces)

@@ -41,7 +41,7 @@ from asyncrl.runtime.monitor import Listener, Monitor, Summary
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters
 from asyncrl.runtime.snapshots import exact_state, flat_parameters, keeps_replay
-from asyncrl.runtime.terminal import View, make_view, say
+from asyncrl.runtime.terminal import View, say
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
 from asyncrl.storage.holding import FolderLost, Hold
@@ -159,7 +159,7 @@ def carry_out(
         folder = run.spec.folder
         held = held or hold(folder)
         checkpoints.clean(folder.checkpoints)  # left by a save that was killed
-        view = make_view(config.quiet or not speaks, f"{short(settled.algorithm)} on {config.env_id}")
+        view = View(config.quiet or not speaks, f"{short(settled.algorithm)} on {config.env_id}")
         tell(f"run folder: {folder.path}")
         for line in introduction(run, settled.facts["description"], settled.changes):
             view.say(line)
