@@ -43,12 +43,12 @@ def report(config: Config) -> int:
     from asyncrl.plots.report import make_page, read_runs
 
     try:
-        algorithm = make_page(read_runs(config.runs), config.title)
+        page = make_page(read_runs(config.runs), config.title)
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, TemplateError) as error:
         raise UsageError(f"the records of these runs cannot be shown: {one_line(error)}") from None
     try:
         config.out.parent.mkdir(parents=True, exist_ok=True)
-        config.out.write_text(algorithm, encoding="utf-8")
+        config.out.write_text(page, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {config.out}: {error}") from None
     print_line(f"{config.out} ({config.out.stat().st_size / 1000:.0f} kB)")
