@@ -39,7 +39,7 @@ from asyncrl.experience.batches import Batches
 from asyncrl.experience.replay import Replay
 from asyncrl.experience.steps import Steps
 from asyncrl.parameters import shared
-from asyncrl.runtime import collect, loops, replica
+from asyncrl.runtime import collect, loops
 from asyncrl.runtime.protocols import LEARNER, Receipt, Update
 from asyncrl.runtime.run import Run
 from asyncrl.storage.records import RecordWriter
@@ -130,8 +130,8 @@ def always_refreshed(patch: pytest.MonkeyPatch) -> None:
 
 def private_target(patch: pytest.MonkeyPatch) -> None:
     """The parameters of the target network do not lie on the shared theta^-."""
-    bind = replica.bind_parameters
-    patch.setattr(replica, "bind_parameters", lambda network, flat: bind(network, flat.clone()))
+    bind = loops.bind_parameters
+    patch.setattr(loops, "bind_parameters", lambda network, flat: bind(network, flat.clone()))
 
 
 def counted_by_updates(patch: pytest.MonkeyPatch) -> None:
