@@ -30,7 +30,6 @@ from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.catalog import short
 from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
-from asyncrl.config.arguments import parse_argument
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import parcels
@@ -286,18 +285,7 @@ def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
 
 def make_spec(config: RunConfig) -> EnvSpec:
     """The environment the configuration describes."""
-    return EnvSpec(
-        env_id=config.env_id,
-        env_kwargs=tuple(parse_argument(word) for word in config.env_kwargs),
-        frame_skip=config.frame_skip,
-        frame_stack=config.frame_stack,
-        image_size=config.image_size,
-        noop_max=config.noop_max,
-        sticky_actions=config.sticky_actions,
-        life_loss=config.life_loss,
-        full_action_space=config.full_action_space,
-        max_episode_steps=config.max_episode_steps,
-    )
+    return EnvSpec.of(config)
 
 
 def open_folder(algorithm: str, config: RunConfig) -> RunFolder:

@@ -688,7 +688,7 @@ def lamp(wrong: str = "") -> Lamp:
 
 
 def spec_of(wrong: str) -> EnvSpec:
-    return EnvSpec(f"{HERE}:lamp", env_kwargs=(("wrong", wrong),))
+    return EnvSpec(f"{HERE}:lamp", env_kwargs=(f"wrong={wrong!r}",))
 
 
 class TestEnvironment:

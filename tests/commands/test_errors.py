@@ -17,12 +17,12 @@ import pytest
 
 from asyncrl.__main__ import main as asyncrl
 from asyncrl.algorithm import algorithm_of
-from asyncrl.api.training import parse_argument
 from asyncrl.backends import local, serial
 from asyncrl.backends.outcome import failed
 from asyncrl.catalog import ALGORITHMS
 from asyncrl.checks import machine
 from asyncrl.commands.train import main, meaningless
+from asyncrl.config.arguments import parse_argument
 from asyncrl.config.commandline import parse, parse_integer
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig
