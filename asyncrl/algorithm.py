@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +25,16 @@ from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.losses import Metrics, explained_variance, normalized
 from asyncrl.core.named import find, name_for
 from asyncrl.core.returns import best_values
-from asyncrl.core.rollout import Extras, Part, State
+from asyncrl.core.rollout import Extras, Part, Rollout, State, at_places
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import HANG_SECONDS, user_code, watched
-from asyncrl.nets.actor_critic import ActorCritic
-from asyncrl.nets.gaussian import GaussianActorCritic
-from asyncrl.nets.policies import make_actor_critic
-from asyncrl.nets.q_network import QNetwork, make_q_network
+from asyncrl.nets.trunk import Trunk, hidden_widths, make_body
 from asyncrl.presets import Presets
+
+if TYPE_CHECKING:
+    from asyncrl.nets.actor_critic import ActorCritic
+    from asyncrl.nets.gaussian import GaussianActorCritic
+    from asyncrl.nets.q_network import QNetwork
 
 GRADIENT, IN_STEP, QUEUE, MEMORY = "gradient", "in step", "queue", "replay"
 """Where rollouts go: into a gradient of the worker that made them; to a learner, in step with all other actors or
@@ -133,7 +135,23 @@ class ActorCriticMethod(Algorithm):
     @classmethod
     def make_network(cls, config: Any, spaces: Spaces) -> ActorCritic | GaussianActorCritic:
         """Policy and value on the configured body, shared unless actions are continuous."""
-        return make_actor_critic(config, spaces)
+
+        def trunk() -> Trunk:
+            widths = hidden_widths(config.network, config.hidden_sizes, spaces.kind)
+            body = make_body(config.network, widths, spaces, config.normalize_observations)
+            return Trunk(body, config.lstm_cells)
+
+        initialisation = initialisation_of(config)
+        if spaces.is_continuous:
+            from asyncrl.nets.gaussian import GaussianActorCritic
+
+            return GaussianActorCritic(
+                trunk(), trunk(), spaces.action_low, spaces.action_high,
+                config.mean, config.variance, config.first_deviation, initialisation,
+            )  # fmt: skip
+        from asyncrl.nets.actor_critic import ActorCritic
+
+        return ActorCritic(trunk(), spaces.actions, initialisation)
 
     def initial_state(self, environments: int) -> State:
         """The LSTM's state with which episodes begin, or None."""
@@ -145,6 +163,18 @@ class ActorCriticMethod(Algorithm):
         actions = policy.mode() if self.choose_best else policy.sample(self.generator)
         extras = {"log_probability": policy.log_probability(actions)} if "log_probability" in self.extras else {}
         return actions, state, extras
+
+    def next_values(self, rollout: Rollout, values: Tensor, states: State) -> Tensor:
+        """V of the state that each step leads to `[T, E]`, without a gradient.
+
+        `values` are those of the rollout's observations `[T + 1, E]`, `states` those after each step.
+        """
+
+        def value_of(final: Tensor) -> Tensor:
+            value: Tensor = self.network(final, at_places(states, *rollout.truncated))[1]
+            return value.detach()
+
+        return rollout.next_values(values[1:].detach(), value_of)
 
     def scaled(self, advantages: Tensor) -> Tensor:
         """The advantages, normalised if the settings say so."""
@@ -182,8 +212,19 @@ class ActionValueMethod(Algorithm):
 
     @classmethod
     def make_network(cls, config: Any, spaces: Spaces) -> QNetwork:
-        """Q on the configured body."""
-        return make_q_network(config, spaces)
+        """Q on the configured body.
+
+        With --dueling, the two streams part before the last hidden layer, so each has its own, as in the paper. With a
+        memory they part after it.
+        """
+        from asyncrl.nets.q_network import QNetwork
+
+        cells = getattr(config, "lstm_cells", 0)
+        widths = hidden_widths(config.network, config.hidden_sizes, spaces.kind)
+        below = widths[:-1] if config.dueling and not cells else widths
+        body = make_body(config.network, below, spaces, config.normalize_observations)
+        width = widths[-1] if config.dueling else 0
+        return QNetwork(Trunk(body, cells), spaces.actions, initialisation_of(config), width)
 
     def initial_state(self, environments: int) -> State:
         """The LSTM's state with which episodes begin, or None."""
@@ -204,6 +245,11 @@ class ActionValueMethod(Algorithm):
     def figures(errors: Tensor, values: Tensor) -> Metrics:
         """What the records have of the errors and of the values of the actions taken: their means."""
         return lambda: {"value_loss": errors.detach().mean(), "q_mean": values.detach().mean()}
+
+
+def initialisation_of(config: RunConfig) -> str:
+    """The name of the scheme by which layers are initialised: the paper's, or the usual one today."""
+    return "torch7" if config.preset == "paper" else "orthogonal"
 
 
 def taken(q: Tensor, actions: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from asyncrl.backends.handles import learners_of, pushes_every_update
 from asyncrl.backends.outcome import Outcome
 from asyncrl.catalog import name_of, short
 from asyncrl.config.groups import default_workers
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.experience.replay import Replay
 from asyncrl.runtime.monitor import Summary
 from asyncrl.runtime.run import Run

@@ -38,10 +38,9 @@ from asyncrl.checks import machine
 from asyncrl.checks.finding import Finding
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig, to_plain
-from asyncrl.core.devices import CPU, require_device
+from asyncrl.core.devices import BFLOAT16, CPU, require_device
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import parcels
-from asyncrl.core.precision import INSTRUCTIONS
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import user_code, watched
 from asyncrl.envs.spec import EnvSpec
@@ -162,7 +161,7 @@ def check_together(algorithm: str, config: RunConfig, spaces: Spaces) -> None:
         _check_collective(algorithm, config)
     if config.precision == "bfloat16":
         instructions = cpu_instructions()
-        if instructions is not None and INSTRUCTIONS.isdisjoint(instructions):
+        if instructions is not None and BFLOAT16.isdisjoint(instructions):
             raise UsageError(
                 "--precision bfloat16 needs a processor that has it (avx512_bf16 or amx_bf16; bf16 on ARM), and this "
                 "one would be slower with it: use --precision float32"

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from asyncrl.core.devices import CPU
 from asyncrl.core.flat import bind_parameters, flatten_parameters, split_like
-from asyncrl.core.precision import compute_in
-from asyncrl.core.tape import record
+from asyncrl.nets.trunk import compute_in, keep_activations
 from asyncrl.runtime.protocols import Store
 
 
@@ -46,7 +45,7 @@ class Replica:
             for parameter, part in zip(parameters, parts, strict=True)
             if parameter.dtype != torch.float32
         ]
-        self._tapes = record(network, *taped) if taped else []
+        self._forgets = keep_activations(network, *taped) if taped else []
         self.target: Tensor | None = None
         """theta^- `[P]`, or this process's copy of it."""
         self._copies_target = False
@@ -65,6 +64,6 @@ class Replica:
         version = store.pull(self.theta)
         for cast, part in self._casts:
             cast.copy_(part)
-        for tape in self._tapes:
-            tape.rewind()
+        for forget in self._forgets:
+            forget()
         return version
