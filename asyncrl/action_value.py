@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asyncrl.algorithm import Algorithm, Who
+from asyncrl.algorithm import Algorithm, Who, initialisation_of
 from asyncrl.config.value import ActionValueConfig
 from asyncrl.core.losses import Metrics
 from asyncrl.core.returns import best_values
 from asyncrl.core.rollout import Extras, State
 from asyncrl.core.spaces import Spaces
-from asyncrl.nets.q_network import QNetwork, make_q_network
+from asyncrl.nets.q_network import QNetwork
+from asyncrl.nets.trunk import Trunk, hidden_widths, make_body
 
 
 class ActionValueMethod(Algorithm):
@@ -33,8 +34,17 @@ class ActionValueMethod(Algorithm):
 
     @classmethod
     def make_network(cls, config: Any, spaces: Spaces) -> QNetwork:
-        """Q on the configured body."""
-        return make_q_network(config, spaces)
+        """Q on the configured body.
+
+        With --dueling, the two streams part before the last hidden layer, so each has its own, as in the paper. With a
+        memory they part after it.
+        """
+        cells = getattr(config, "lstm_cells", 0)
+        widths = hidden_widths(config.network, config.hidden_sizes, spaces.kind)
+        below = widths[:-1] if config.dueling and not cells else widths
+        body = make_body(config.network, below, spaces, config.normalize_observations)
+        width = widths[-1] if config.dueling else 0
+        return QNetwork(Trunk(body, cells), spaces.actions, initialisation_of(config), width)
 
     def initial_state(self, environments: int) -> State:
         """The LSTM's state with which episodes begin, or None."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from asyncrl.algorithm import GRADIENT, Algorithm, Who
+from asyncrl.algorithm import GRADIENT, Algorithm, Who, initialisation_of
 from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.losses import Metrics, explained_variance, normalized
-from asyncrl.core.rollout import Extras, State
+from asyncrl.core.rollout import Extras, Rollout, State, at_places
 from asyncrl.core.spaces import Spaces
-from asyncrl.nets.actor_critic import ActorCritic
-from asyncrl.nets.gaussian import GaussianActorCritic
-from asyncrl.nets.policies import make_actor_critic
+from asyncrl.nets.trunk import Trunk, hidden_widths, make_body
+
+if TYPE_CHECKING:
+    from asyncrl.nets.actor_critic import ActorCritic
+    from asyncrl.nets.gaussian import GaussianActorCritic
 
 
 class ActorCriticMethod(Algorithm):
@@ -37,7 +39,23 @@ class ActorCriticMethod(Algorithm):
     @classmethod
     def make_network(cls, config: Any, spaces: Spaces) -> ActorCritic | GaussianActorCritic:
         """Policy and value on the configured body, shared unless actions are continuous."""
-        return make_actor_critic(config, spaces)
+
+        def trunk() -> Trunk:
+            widths = hidden_widths(config.network, config.hidden_sizes, spaces.kind)
+            body = make_body(config.network, widths, spaces, config.normalize_observations)
+            return Trunk(body, config.lstm_cells)
+
+        initialisation = initialisation_of(config)
+        if spaces.is_continuous:
+            from asyncrl.nets.gaussian import GaussianActorCritic
+
+            return GaussianActorCritic(
+                trunk(), trunk(), spaces.action_low, spaces.action_high,
+                config.mean, config.variance, config.first_deviation, initialisation,
+            )  # fmt: skip
+        from asyncrl.nets.actor_critic import ActorCritic
+
+        return ActorCritic(trunk(), spaces.actions, initialisation)
 
     def initial_state(self, environments: int) -> State:
         """The LSTM's state with which episodes begin, or None."""
@@ -49,6 +67,18 @@ class ActorCriticMethod(Algorithm):
         actions = policy.mode() if self.choose_best else policy.sample(self.generator)
         extras = {"log_probability": policy.log_probability(actions)} if "log_probability" in self.extras else {}
         return actions, state, extras
+
+    def next_values(self, rollout: Rollout, values: Tensor, states: State) -> Tensor:
+        """V of the state that each step leads to `[T, E]`, without a gradient.
+
+        `values` are those of the rollout's observations `[T + 1, E]`, `states` those after each step.
+        """
+
+        def value_of(final: Tensor) -> Tensor:
+            value: Tensor = self.network(final, at_places(states, *rollout.truncated))[1]
+            return value.detach()
+
+        return rollout.next_values(values[1:].detach(), value_of)
 
     def scaled(self, advantages: Tensor) -> Tensor:
         """The advantages, normalised if the settings say so."""

@@ -107,6 +107,11 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} has no loss")
 
 
+def initialisation_of(config: RunConfig) -> str:
+    """The name of the scheme by which layers are initialised: the paper's, or the usual one today."""
+    return "torch7" if config.preset == "paper" else "orthogonal"
+
+
 def load(name: str) -> type[Algorithm]:
     """Import an algorithm by its name. Raises UsageError, which says what is missing, if there is none.
 

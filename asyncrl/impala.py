@@ -70,7 +70,7 @@ class Impala(ActorCriticMethod):
         """Summed over the T steps and averaged over the E environments."""
         config = self.config
         policy, values, states = self.network(rollout.observations, rollout.state, rollout.last)
-        next_values = rollout.next_values(values[1:].detach(), self.network.values_of(rollout, states))
+        next_values = self.next_values(rollout, values, states)
         policy, values = policy[:-1], values[:-1]
         log_probability = policy.log_probability(rollout.actions)
         trace = vtrace(

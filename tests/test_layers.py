@@ -19,10 +19,10 @@ MAY_IMPORT = {
     "core": {"core"},
     "config": {"config", "storage", "core"},
     "presets": {"core"},
-    "nets": {"nets", "config", "core"},
+    "nets": {"nets", "core"},
     "envs": {"envs", "config", "core"},
     "storage": {"storage", "catalog", "core"},
-    "runtime": {"runtime", "base", "envs", "storage", "catalog", "config", "core"},
+    "runtime": {"runtime", "base", "nets", "envs", "storage", "catalog", "config", "core"},
     "parameters": {"parameters", "runtime", "core"},
     "experience": {"experience", "runtime", "envs", "core"},
     "backends": {

@@ -12,7 +12,7 @@ from asyncrl.algorithm import MEMORY
 from asyncrl.backends.outcome import Outcome
 from asyncrl.catalog import name_of, short
 from asyncrl.config.groups import default_workers
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.runtime.monitor import Summary
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.terminal import number

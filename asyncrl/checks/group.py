@@ -24,7 +24,7 @@ from asyncrl.backends.collective.exchanges import Exchanges
 from asyncrl.backends.collective.launch import LOOPBACK, Launch
 from asyncrl.backends.outcome import Signals
 from asyncrl.checks.finding import Finding, advise, judge
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.core.output import print_line
 from asyncrl.runtime.threads import left_by_launcher
 

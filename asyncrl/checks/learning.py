@@ -29,7 +29,7 @@ from asyncrl.checks.finding import Finding, judge
 from asyncrl.checks.machine import open_files
 from asyncrl.core.flat import clip_by_norm
 from asyncrl.core.losses import Metrics
-from asyncrl.core.rollout import Minibatch, Part, Rollout, Transitions
+from asyncrl.core.rollout import Minibatch, Part, Rollout, Transitions, at_places
 from asyncrl.core.schedules import crossed
 from asyncrl.experience.replay import Replay
 from asyncrl.experience.steps import ACTION_VALUE, LEAST_PRIORITY, STATE_VALUE
@@ -245,7 +245,7 @@ class RecordedAgent(Recorder):
     def passes(self, batch: Any) -> Iterator[Part]:
         """The algorithm's, after checking a batch of rollouts with the current theta."""
         returns, prepared = None, []
-        if isinstance(batch, Rollout) and hasattr(self.network, "values_of"):  # a policy and a value
+        if isinstance(batch, Rollout) and hasattr(self.network, "policy_at"):  # a policy and a value
             fresh = torch.tensor(self._record.versions[-1]) == self._record.newest[-1]
             returns = self._check_batch(batch, fresh.repeat_interleave(batch.rewards.shape[1] // len(fresh)))
         for part in self._wrapped.passes(batch):
@@ -267,7 +267,7 @@ class RecordedAgent(Recorder):
             self._record.log_ratios.append(float((now - batch.extras["log_probability"])[:, fresh].abs().max()))
         following = values[1:].clone()
         if batch.final_observations is not None:
-            finals = self.network.values_of(batch, states)(batch.final_observations[None])[0]
+            finals = self.network(batch.final_observations[None], at_places(states, *batch.truncated))[1][0]
             for t, e, value in zip(*batch.truncated, finals, strict=True):
                 following[t, e] = value
         returns = returns_of(batch, following)
@@ -291,7 +291,7 @@ class RecordedAgent(Recorder):
             self._target.copy_(before)
         if self._followed is not None:  # a worker, which learns from its own rollout
             self._followed.follow(part)
-            if hasattr(self.network, "values_of"):
+            if hasattr(self.network, "policy_at"):
                 self._check_batch(part, torch.ones(part.rewards.shape[1], dtype=torch.bool))
         elif isinstance(part, Transitions) and hasattr(self._wrapped, "target"):
             self._expected = self._loss_of_transitions(part)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from asyncrl import catalog
 from asyncrl.algorithm import load
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.studies.jobs import Job, alone_in, run_jobs

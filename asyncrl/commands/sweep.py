@@ -33,7 +33,7 @@ from asyncrl.algorithm import load
 from asyncrl.commands.program import run_command
 from asyncrl.commands.study import StudyConfig, check_algorithms, check_different, check_free, finish, try_jobs
 from asyncrl.config.commandline import parse, understood
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs, run_state

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import is_name
 from asyncrl.core.user_code import HANG_SECONDS
@@ -321,6 +321,8 @@ class NetworkSettings(Settings):
         super().check()
         self._require_choice("network", NETWORKS)
         self._require("hidden_sizes", all(1 <= size <= 100_000 for size in self.hidden_sizes), "must be 1 to 100_000")
+        if self.hidden_sizes and is_name(self.network) and not getattr(self, "dueling", False):
+            raise UsageError(f"--hidden-sizes is not for --network {self.network}, which makes its own layers")
 
 
 @dataclass(frozen=True)

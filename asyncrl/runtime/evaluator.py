@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import LONGEST_EPISODE, Environment, EpisodeLost, close_all, restore_all, states_of
 from asyncrl.runtime.clock import ENDED, READY, RUNNING

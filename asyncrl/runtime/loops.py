@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from asyncrl.core.devices import CPU
 from asyncrl.core.flat import bind_parameters, flatten_parameters, gradient_of, split_like
 from asyncrl.core.losses import Metrics
-from asyncrl.core.precision import compute_in
 from asyncrl.core.rollout import Rollout, on_device
-from asyncrl.core.tape import record
+from asyncrl.nets.trunk import compute_in, keep_activations
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.protocols import LEARNER, Agent, Experience, Learning, Prioritising, Store, Update
 from asyncrl.runtime.telemetry import Telemetry
@@ -63,7 +62,7 @@ class Replica:
             for parameter, part in zip(parameters, parts, strict=True)
             if parameter.dtype != torch.float32
         ]
-        self._tapes = record(network, *taped) if taped else []
+        self._forgets = keep_activations(network, *taped) if taped else []
         self.target: Tensor | None = None
         """theta^- `[P]`, or this process's copy of it."""
         self._copies_target = False
@@ -82,8 +81,8 @@ class Replica:
         version = store.pull(self.theta)
         for narrow, part in self._casts:
             narrow.copy_(part)
-        for tape in self._tapes:
-            tape.rewind()
+        for forget in self._forgets:
+            forget()
         return version
 
 

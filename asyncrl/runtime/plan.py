@@ -13,9 +13,8 @@ import torch
 from asyncrl.algorithm import GRADIENT, IN_STEP, MEMORY, Algorithm, algorithm_of
 from asyncrl.catalog import command_of
 from asyncrl.config.run_config import RunConfig
-from asyncrl.core.devices import CPU, require_device
+from asyncrl.core.devices import BFLOAT16, CPU, require_device
 from asyncrl.core.errors import UsageError
-from asyncrl.core.precision import INSTRUCTIONS
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.seeding import GLOBAL_GENERATOR
@@ -128,7 +127,7 @@ class Plan:
         if self.learner_device != CPU:
             raise UsageError("--precision bfloat16 is for the CPU: with --learner-device use --precision float32")
         instructions = cpu_instructions()
-        if instructions is not None and INSTRUCTIONS.isdisjoint(instructions):
+        if instructions is not None and BFLOAT16.isdisjoint(instructions):
             raise UsageError(
                 "--precision bfloat16 needs a processor that has it (avx512_bf16 or amx_bf16; bf16 on ARM), and this "
                 "one would be slower with it: use --precision float32"

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl import __version__
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.storage.files import read_json
 from asyncrl.storage.holding import Hold, holding, is_held

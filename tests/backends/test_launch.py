@@ -156,7 +156,7 @@ def test_one_thread_is_asked_for_before_numpy_and_torch_are_loaded(tmp_path: Pat
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "16", "OPENBLAS_NUM_THREADS": "16"}
 
     run = subprocess.run(
-        [sys.executable, "-m", "asyncrl.core.cores"], capture_output=True, text=True, timeout=200, env=environment
+        [sys.executable, "-m", "asyncrl.core.devices"], capture_output=True, text=True, timeout=200, env=environment
     )
 
     assert run.stdout.split() == ["1", "1", "False", "False"], run
