@@ -25,7 +25,6 @@ from asyncrl.backends.families import stopping_together
 from asyncrl.backends.handles import (
     as_one_machine,
     build_handles,
-    experience_bytes,
     is_bundled,
     learners_of,
     learns_on_hosts,
@@ -34,8 +33,6 @@ from asyncrl.backends.handles import (
 from asyncrl.backends.looking import look
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.catalog import command_of, short
-from asyncrl.checks import machine
-from asyncrl.checks.finding import Finding
 from asyncrl.config.arguments import parse_argument
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig, to_plain
@@ -45,9 +42,9 @@ from asyncrl.core.named import parcels
 from asyncrl.core.precision import INSTRUCTIONS
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import user_code, watched
+from asyncrl.doctor.room import check_room, demand
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.monitor import Listener, Monitor, Summary
-from asyncrl.runtime.normalize import moments_shape, moments_size
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters
 from asyncrl.runtime.snapshots import exact_state, flat_parameters, keeps_replay
 from asyncrl.runtime.terminal import View, make_view, say
@@ -60,8 +57,6 @@ from asyncrl.storage.tracking import make_trackers, require
 
 MOST_AT_A_TIME = 100
 """Runs with the same settings that one program may start within the same second."""
-FILES_PER_CHILD = 3
-"""File descriptors of the supervisor per child: two, and one to spare."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +305,10 @@ def prepare(algorithm: str, config: RunConfig, environment: EnvSpec, spaces: Spa
             raise
         raise UsageError("there is not enough memory for a network of this size") from None
     checkpoint = load_for_resume(algorithm, config, layout) if is_resumed(config) else None
-    check_room(algorithm, config, environment, spaces, theta.numel())
+    if config.backend != "serial":
+        sockets.make_place()
+    place = Path(config.resume if is_resumed(config) else config.runs_dir)
+    demand(check_room(algorithm, config, environment, spaces, theta.numel(), place))
     part = 1 + checkpoint.facts["part"] if checkpoint else 0
     exact = exact_state(checkpoint, config) if checkpoint and config.backend == "serial" else None
     if checkpoint:
@@ -320,43 +318,6 @@ def prepare(algorithm: str, config: RunConfig, environment: EnvSpec, spaces: Spa
         algorithm, config, environment, spaces, open_folder(algorithm, config), layout, part, exact, parcels=own
     )
     return Run(spec, build_handles(spec, theta, checkpoint))
-
-
-def check_room(algorithm: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
-    """Raise UsageError if there is not enough memory, file descriptors or disk, or no place for sockets."""
-    if config.backend != "serial":
-        sockets.make_place()
-    experience = experience_bytes(algorithm, config, spec, spaces)
-    available = machine.available_bytes()
-    if algorithm_of(algorithm).experience == MEMORY:
-        steps = config.memory_steps // max(1, replay_hosts_of(config))  # type: ignore[attr-defined]
-        demand(machine.check_replay(steps, experience, available))
-    check_memory(algorithm, config, spec, spaces, parameters, experience)
-    target = algorithm_of(algorithm).has_target
-    learners = learners_of(algorithm, config)
-    workers = config.workers if config.backend == "local" else 0  # ranks may be on other machines
-    place = Path(config.resume if is_resumed(config) else config.runs_dir)
-    needed = machine.processes_bytes(config, spec, spaces, parameters, learners) if workers else 0
-    demand(machine.check_memory(workers, needed + experience, available, learners))
-    machine.allow_more_files()
-    demand(machine.check_descriptors(workers, FILES_PER_CHILD, learners=learners))
-    kept = experience if keeps_replay(config) else 0
-    demand(machine.check_disk(machine.checkpoint_bytes(config, parameters, target, kept), place))
-
-
-def check_memory(
-    algorithm: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int, experience: int
-) -> None:
-    """Raise UsageError if there is not enough shared memory for the store of a run with these settings."""
-    moments = moments_size(moments_shape(config, spec, spaces))
-    needed = machine.shared_bytes(config, parameters, moments, algorithm_of(algorithm).has_target, experience)
-    demand(machine.check_shared_memory(needed))
-
-
-def demand(finding: Finding) -> None:
-    """Raise UsageError if the finding is a failure."""
-    if finding.verdict == "FAIL":
-        raise UsageError(f"{finding.check}: {finding.figure}; {finding.remedy}")
 
 
 def follow(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Any = None) -> Outcome:

@@ -35,9 +35,9 @@ from asyncrl.backends.group import (
 from asyncrl.backends.launch import LOOPBACK, Launch
 from asyncrl.backends.outcome import Signals
 from asyncrl.backends.seals import SECRET
-from asyncrl.checks.finding import Finding, advise, judge
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.output import print_line
+from asyncrl.doctor import Finding, advise, judge
 from asyncrl.runtime.threads import left_by_launcher
 
 TIMEOUT_SECONDS = 60.0
