@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Literal
@@ -40,7 +41,7 @@ from asyncrl.core.output import print_line
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import HANG_SECONDS
 from asyncrl.doctor import Finding, group, hosts
-from asyncrl.doctor.environment import Inspection, measure_speed
+from asyncrl.doctor.environment import inspect_own, measure_speed
 from asyncrl.doctor.learning import (
     NoAnswer,
     Question,
@@ -180,15 +181,13 @@ def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Fi
     if 0 < raised_limit() < LEAST_FILES:  # the checks themselves would fail
         return [*found, *room]
     with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-", ignore_cleanup_errors=True) as folder:
+        context = start_context(algorithm)
+        found += [*check_learning(context, algorithm, folder, config.statistics), *room]
         try:
-            context = start_context(algorithm)
-            found += check_learning(context, algorithm, folder, config.statistics)
-            found += room
             alone = prepare(algorithm, dataclasses.replace(run, workers=1, runs_dir=folder), spec, spaces)
-            found += check_environment(context, alone, config)
-        except UsageError as error:  # what a run of this machine's size says to its user
-            found.append(Finding("a small run", "FAIL", str(error), "make the room that is missing, and try again"))
-    return found
+        except UsageError as error:
+            return [*found, Finding("a run of one worker", "FAIL", str(error), "make the room that is missing")]
+        return found + check_environment(context, alone, config)
 
 
 def check_group(launch: Launch | None, ranks: int, words: Sequence[str], parameters: int) -> list[Finding]:
@@ -221,25 +220,22 @@ def exercise_run(algorithm: str, folder: str | Path, **settings: Any) -> Run:
 
 
 def check_learning(context: BaseContext, algorithm: str, folder: str, statistics: str) -> list[Finding]:
-    """What the processes of a small run do in turns, and what its workers do at once. Raises UsageError."""
-    run = exercise_run(algorithm, folder, statistics=statistics)
-    initial = run.handles.store.snapshot()
+    """What the processes of a small run do in turns, and what its workers do at once."""
     try:
+        run = exercise_run(algorithm, folder, statistics=statistics)
+        initial = run.handles.store.snapshot()
         said = take_turns(context, run)
         events = [event for one in said for event in one["events"]]
-        found = [
-            check_threads([one["threads"] for one in said]),
-            *judge_events(run, initial, events),
-        ]
+        found = [check_threads([one["threads"] for one in said]), *judge_events(run, initial, events)]
         if algorithm_of(algorithm).experience == GRADIENT:
             run = exercise_run(algorithm, folder, **PLAIN_SGD)
             initial = run.handles.store.snapshot()
             ask(context, push_at_once, run, range(run.spec.config.workers))
             found.append(check_at_once(run, initial))
         return found
-    except NoAnswer as error:
+    except (NoAnswer, UsageError) as error:
         remedy = f"see what it says; does `{catalog.command_of(algorithm)} --env-id Chain` run?"
-        return [Finding("a worker process", "FAIL", str(error), remedy)]
+        return [Finding("a small run in Chain", "FAIL", str(error), remedy)]
 
 
 def check_environment(context: BaseContext, run: Run, config: Config) -> list[Finding]:
@@ -253,7 +249,7 @@ def check_environment(context: BaseContext, run: Run, config: Config) -> list[Fi
 
     made = "a worker's process makes it"
     remedy = "nothing may depend on the command's own process; no step may block"
-    found = asked(Inspection(config.steps, config.seed), made, remedy)
+    found = asked(partial(inspect_own, config.steps, config.seed), made, remedy)
     if found[0].check != made:
         found = [Finding(made, "ok", config.env_id), *found]
     return found + asked(measure_speed, "speed of one worker", "correct what the checks of the environment say")

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import gymnasium
@@ -33,16 +33,9 @@ MEASURED_SECONDS = 2.0
 """How long one worker trains."""
 
 
-@dataclass(frozen=True)
-class Inspection:
-    """What is asked of a worker's process: to inspect the run's environment."""
-
-    steps: int
-    seed: int
-
-    def __call__(self, run: Run, worker: int) -> list[dict[str, str]]:
-        """The findings, as plain data."""
-        return [asdict(finding) for finding in inspect(run.spec.environment, self.steps, self.seed)]
+def inspect_own(steps: int, seed: int, run: Run, worker: int) -> list[dict[str, str]]:
+    """What there is to say of a run's environment; the findings, as plain data."""
+    return [asdict(finding) for finding in inspect(run.spec.environment, steps, seed)]
 
 
 def inspect(spec: EnvSpec, steps: int, seed: int) -> list[Finding]:

@@ -12,7 +12,8 @@ import time
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -268,44 +269,32 @@ def turns_of(run: Run) -> list[int]:
     return [*workers, *workers, LEARNER, LEARNER] * ROUNDS
 
 
-@dataclass(frozen=True)
-class Turns:
-    """What is asked of each process of a run: to take its turns, and to say what it has recorded."""
-
-    taken: Tensor
-    """`[1]` in shared memory: the number of finished turns."""
-
-    def __call__(self, run: Run, who: int) -> dict[str, Any]:
-        """Its events, and how many threads each library computes with."""
-        recorder = Recorder(run, who)
-        for number, owner in enumerate(turns_of(run)):
-            if owner == who:
-                while int(self.taken) != number:
-                    time.sleep(0.001)
-                recorder.turn(number)
-                self.taken.fill_(number + 1)
-        recorder.close()
-        return {"events": recorder.events, "threads": threads()}
-
-
-def take_turns(context: BaseContext, run: Run) -> list[dict[str, Any]]:
-    """What every process of a run says of its turns. Raises NoAnswer if one breaks."""
-    return ask(context, Turns(shared_zeros(1, dtype=torch.int64)), run, list(dict.fromkeys(turns_of(run))))
-
-
 Question = Callable[[Run, int], Any]
 """What is asked of a process of a run, with its number; the answer is plain data."""
 
 
-@dataclass(frozen=True)
-class Answering:
+def take_turns(context: BaseContext, run: Run) -> list[dict[str, Any]]:
+    """What every process of a run recorded, and how many threads it has. Raises NoAnswer if one breaks."""
+    take = partial(_take_own_turns, shared_zeros(1, dtype=torch.int64))
+    return ask(context, take, run, list(dict.fromkeys(turns_of(run))))
+
+
+def _take_own_turns(taken: Tensor, run: Run, who: int) -> dict[str, Any]:
+    """Those of one process; `taken` `[1]`, in shared memory, is the number of finished turns."""
+    recorder = Recorder(run, who)
+    for number, owner in enumerate(turns_of(run)):
+        if owner == who:
+            while int(taken) != number:
+                time.sleep(0.001)
+            recorder.turn(number)
+            taken.fill_(number + 1)
+    recorder.close()
+    return {"events": recorder.events, "threads": threads()}
+
+
+def _answer(question: Question, run: Run, who: int) -> None:
     """The main function of a child, which leaves its answer in the run's folder."""
-
-    question: Question
-
-    def __call__(self, run: Run, who: int) -> None:
-        """Answer."""
-        torch.save(self.question(run, who), answer_file(run, who))
+    torch.save(question(run, who), answer_file(run, who))
 
 
 def ask(
@@ -318,7 +307,7 @@ def ask(
     children: list[BaseProcess] = []
     try:
         for who in everyone:
-            children.append(processes.start(context, Answering(question), run, who))
+            children.append(processes.start(context, partial(_answer, question), run, who))
         deadline = time.monotonic() + seconds
         while (running := [child for child in children if child.exitcode is None]) and time.monotonic() < deadline:
             if any(child.exitcode for child in children):
@@ -342,11 +331,13 @@ def answer_file(run: Run, who: int) -> Path:
 def judge_events(run: Run, initial: Tensor, events: Sequence[Event]) -> list[Finding]:
     """All checks of what was recorded of a run that began with theta `initial` `[P]`."""
     config, method = run.spec.config, algorithm_of(run.spec.algorithm)
-    rule, shared = config.update_rule, not config.per_worker_statistics
+    descent, shared = config.descent, not config.per_worker_statistics
     theta, target = initial.clone(), initial.clone()
-    statistics = torch.zeros(1 if shared else config.workers, rule.statistics, len(initial))
+    statistics = torch.zeros(1 if shared else config.workers, descent.rule.statistics, len(initial))
     made = [0] * len(statistics)
-    updates, steps, waiting = 0, 0, Counter[int]()
+    updates = steps = before = 0
+    waiting: Counter[int] = Counter()
+    """Steps on their way, or in the memory."""
     seen: defaultdict[str, list[float]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event["turn"]):
         if "local" in event:
@@ -356,15 +347,17 @@ def judge_events(run: Run, initial: Tensor, events: Sequence[Event]) -> list[Fin
         if "gradient" in event:
             gradient, owner = event["gradient"], 0 if shared else event["who"]
             seen[TRUE].append(difference(gradient, event["true"]) if gradient.any() else WRONG)
-            clip_by_norm(gradient, config.max_gradient_norm)
-            rule.apply(theta, gradient, statistics[owner], event["learning_rate"], made[owner])
+            clip_by_norm(gradient, descent.max_gradient_norm)
+            descent.rule.apply(theta, gradient, statistics[owner], event["learning_rate"], made[owner])
             made[owner] += 1
             seen[ONCE].append(difference(event["theta"], theta))
-        before, updates, steps = (updates, steps), updates + ("gradient" in event), steps + event.get("steps", 0)
+        updates, steps = updates + ("gradient" in event), steps + event.get("steps", 0)
         if "counted" in event:
             seen[COUNTED].append(0.0 if event["counted"] == (updates, steps) else WRONG)
-        if method.has_target and target_is_due(config, before, (updates, steps)):
+        now = steps if descent.target_interval_steps else updates
+        if crossed(before, now, descent.target_interval_steps or descent.target_interval_updates):
             target = theta.clone()
+        before = now
         for key in event.get("put", ()):
             waiting[key] += 1
         for key in event.get("taken", ()):
@@ -375,7 +368,7 @@ def judge_events(run: Run, initial: Tensor, events: Sequence[Event]) -> list[Fin
                 seen[check].append(0.0 if event[name] else WRONG)
         if "log_ratio" in event:
             seen[RATIO].append(event["log_ratio"])
-    if method.experience not in (GRADIENT, MEMORY):
+    if method.experience != MEMORY:
         seen[WHOLE] += [WRONG] * waiting.total()  # never taken
     seen[ONCE].append(difference(run.handles.store.snapshot(), theta))  # as another process sees it
     seen[STATISTICS] += [difference(run.handles.store.state()["statistics"], statistics)] * len(statistics)
@@ -383,15 +376,8 @@ def judge_events(run: Run, initial: Tensor, events: Sequence[Event]) -> list[Fin
     needed |= {WHOLE} if method.experience != GRADIENT else set()
     needed |= {TARGET} if method.has_target else set()
     needed |= {RATIO} if seen[RATIO] else set()
-    needed |= set() if method.whole_episodes else {BOOTSTRAPS}  # of which none is continued
+    needed |= {BOOTSTRAPS} if not method.whole_episodes else set()  # after which nothing counts
     return [conclude(check, seen[check]) for check in CHECKS if check in needed]
-
-
-def target_is_due(config: Any, before: tuple[int, int], after: tuple[int, int]) -> bool:
-    """Whether theta^- is renewed between two counts of updates and steps."""
-    if interval := getattr(config, "target_interval_steps", 0):
-        return crossed(before[1], after[1], interval)
-    return crossed(before[0], after[0], config.target_interval_updates)
 
 
 def conclude(check: str, differences: Sequence[float]) -> Finding:
