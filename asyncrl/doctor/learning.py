@@ -384,7 +384,9 @@ def conclude(check: str, differences: Sequence[float]) -> Finding:
     """What the differences between what was seen and what should be say; without any the check fails."""
     compared, remedy = CHECKS[check]
     good, worst = sum(one <= TOLERANCE for one in differences), max(differences, default=WRONG)
-    figure = f"{good} of {len(differences)} {compared}" + (f", largest difference {worst:.1e}" if worst else "")
+    figure = f"{good} of {len(differences)} {compared}" + (
+        f", largest difference {worst:.1e}" if 0 < worst < WRONG else ""
+    )
     return judge(check, 0 < good == len(differences), figure, remedy)
 
 
