@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.api.resume import stored_config
-from asyncrl.api.training import check_memory, make_spec
+from asyncrl.api.training import make_spec
 from asyncrl.backends.handles import restore, shared
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
@@ -24,6 +24,7 @@ from asyncrl.core.output import print_line
 from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import watched
+from asyncrl.doctor.room import check_shared_memory, demand, shared_bytes
 from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all
 from asyncrl.runtime.collect import Episode
 from asyncrl.runtime.evaluator import play, side_by_side
@@ -113,7 +114,8 @@ def load_run(
     env_id = stored.config.get("env_id", settings.env_id)  # the same environment, if it is called otherwise here
     check_fits(found, algorithm, env_id, settings.optimizer, layout)
     theta = flat_parameters(found, layout)
-    check_memory(plan, theta.numel(), experience=0)  # nobody learns
+    needed = shared_bytes(plan, theta.numel(), experience=0)  # nobody learns
+    demand([check_shared_memory(needed)])
     spec = RunSpec(algorithm, settings, environment, spaces, folder, layout, NO_PART)
     handles = shared(spec, theta, found.steps, found.seconds, trains=False)
     restore(handles, theta, found)

@@ -16,30 +16,28 @@ from typing import Any, cast
 
 import torch
 
-from asyncrl.algorithm import MEMORY, algorithm_of
+from asyncrl.algorithm import algorithm_of
 from asyncrl.api.narration import conclusion, introduction, what_next
 from asyncrl.api.resume import AUTO, differences, is_finished, is_resumed, load_for_resume, newest, stored_config
 from asyncrl.backends import sockets
 from asyncrl.backends.families import stopping_together
 from asyncrl.backends.handles import (
-    experience_bytes,
     restore,
 )
 from asyncrl.backends.looking import look
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.catalog import short
-from asyncrl.checks import machine
-from asyncrl.checks.finding import Finding
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import parcels
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import user_code, watched
+from asyncrl.doctor.room import check_room, demand
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.monitor import Listener, Monitor, Summary
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters
-from asyncrl.runtime.snapshots import exact_state, flat_parameters, keeps_replay
+from asyncrl.runtime.snapshots import exact_state, flat_parameters
 from asyncrl.runtime.terminal import View, say
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
@@ -50,8 +48,6 @@ from asyncrl.storage.tracking import make_trackers, require
 
 MOST_AT_A_TIME = 100
 """Runs with the same settings that one program may start within the same second."""
-FILES_PER_CHILD = 3
-"""File descriptors of the supervisor per child: two, and one to spare."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +198,10 @@ def prepare(plan: Plan) -> Run:
             raise
         raise UsageError("there is not enough memory for a network of this size") from None
     checkpoint = load_for_resume(algorithm, config, layout) if is_resumed(config) else None
-    check_room(plan, theta.numel())
+    if config.backend != "serial":
+        sockets.make_place()
+    place = Path(config.resume if is_resumed(config) else config.runs_dir)
+    demand(check_room(plan, theta.numel(), place))
     exact = exact_state(checkpoint, config) if checkpoint and config.backend == "serial" else None
     begun: tuple[int, float] = (0, 0.0)
     if checkpoint:
@@ -216,39 +215,6 @@ def prepare(plan: Plan) -> Run:
     if checkpoint:
         restore(handles, theta, checkpoint)
     return Run(spec, handles)
-
-
-def check_room(plan: Plan, parameters: int) -> None:
-    """Raise UsageError if there is not enough memory, file descriptors or disk, or no place for sockets."""
-    config, learners = plan.config, plan.learners
-    if config.backend != "serial":
-        sockets.make_place()
-    experience = experience_bytes(plan)
-    available = machine.available_bytes()
-    if plan.method.experience == MEMORY:
-        steps = config.memory_steps // max(1, plan.replay_hosts)  # type: ignore[attr-defined]
-        demand(machine.check_replay(steps, experience, available))
-    check_memory(plan, parameters, experience)
-    workers = config.workers if config.backend == "local" else 0  # ranks may be on other machines
-    needed = machine.processes_bytes(config, plan.environment, plan.spaces, parameters, learners) if workers else 0
-    demand(machine.check_memory(workers, needed + experience, available, learners))
-    machine.allow_more_files()
-    demand(machine.check_descriptors(workers, FILES_PER_CHILD, learners=learners))
-    kept = experience if keeps_replay(config) else 0
-    place = Path(config.resume if is_resumed(config) else config.runs_dir)
-    demand(machine.check_disk(machine.checkpoint_bytes(config, parameters, plan.method.has_target, kept), place))
-
-
-def check_memory(plan: Plan, parameters: int, experience: int) -> None:
-    """Raise UsageError if there is not enough shared memory for the store of a run with these settings."""
-    needed = machine.shared_bytes(plan.config, parameters, plan.moments_size, plan.method.has_target, experience)
-    demand(machine.check_shared_memory(needed))
-
-
-def demand(finding: Finding) -> None:
-    """Raise UsageError if the finding is a failure."""
-    if finding.verdict == "FAIL":
-        raise UsageError(f"{finding.check}: {finding.figure}; {finding.remedy}")
 
 
 def follow(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Any = None) -> Outcome:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import gymnasium
@@ -20,12 +21,12 @@ from asyncrl.algorithm import algorithm_of
 from asyncrl.backends import local, serial
 from asyncrl.backends.outcome import failed
 from asyncrl.catalog import ALGORITHMS
-from asyncrl.checks import machine
 from asyncrl.commands.train import main, meaningless
 from asyncrl.config.arguments import parse_argument
 from asyncrl.config.commandline import parse, parse_integer
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig
+from asyncrl.doctor import room
 from tests.config.settings import KINDS
 from tests.support import run_command
 
@@ -242,7 +243,7 @@ def test_a_replay_memory_beyond_the_machines_is_refused(
     algorithm: str, refuse: Callable[..., Refusal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would fit now, and kill the run when it is full."""
-    monkeypatch.setattr(machine, "available_bytes", lambda: 100 * 2**20)
+    monkeypatch.setattr(room.psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * 2**20))
 
     refusal = refuse("--memory-steps", "1e6", algorithm=algorithm)
 
@@ -388,7 +389,7 @@ def test_more_workers_than_memory_can_hold_are_refused(
     refuse: Callable[..., Refusal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is a process, of ten megabytes at least; before there is a folder."""
-    monkeypatch.setattr("asyncrl.checks.machine.available_bytes", lambda: 2**33)
+    monkeypatch.setattr(room.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**33))
 
     refusal = refuse("--workers", "1000")
 

@@ -23,9 +23,9 @@ from asyncrl.backends.collective.board import Board, RanksLost, board_of, disagr
 from asyncrl.backends.collective.exchanges import Exchanges
 from asyncrl.backends.collective.launch import LOOPBACK, Launch
 from asyncrl.backends.outcome import Signals
-from asyncrl.checks.finding import Finding, advise, judge
 from asyncrl.core.devices import usable_cores
 from asyncrl.core.output import print_line
+from asyncrl.doctor import Finding, advise, judge
 from asyncrl.runtime.threads import left_by_launcher
 
 TIMEOUT_SECONDS = 60.0
