@@ -504,7 +504,7 @@ class TestRoom:
         """The rings of all actors, with room for the worst case of extras, memory and cut episodes."""
         run = make_run(tmp_path, algorithm, **settings)
         spec, store = run.spec, run.handles.store
-        experience = experience_bytes(spec.algorithm, spec.config, spec.environment, spec.spaces)
+        experience = experience_bytes(spec)
         moments = math.prod(spec.spaces.observation_shape) if spec.config.normalize_observations else 0
 
         assert experience > 0
