@@ -31,7 +31,6 @@ default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_mock_imports = ["ray"]  # which need not be installed
-suppress_warnings = ["ref.python"]  # two modules may each have a class of one name: a signature links to one of them
 
 html_theme = "furo"
 html_title = f"asyncrl {version}"
