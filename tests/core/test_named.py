@@ -29,7 +29,7 @@ def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(named, "_packed", {})
 
 
-def elsewhere(monkeypatch: pytest.MonkeyPatch, *sent: named.Numbered) -> None:
+def elsewhere(monkeypatch: pytest.MonkeyPatch, *sent: named.Parcel) -> None:
     """Go on as a process that knows nothing but what was sent to it."""
     content = pickle.dumps(sent)
     monkeypatch.setattr(named, "_things", {})
