@@ -15,6 +15,7 @@ from asyncrl.catalog import ALGORITHMS
 
 ROOT = Path(asyncrl.__file__).parent
 MODULES = {".".join(["asyncrl", *file.relative_to(ROOT).with_suffix("").parts]): file for file in ROOT.rglob("*.py")}
+RUNTIME = {"runtime", "base", "envs", "storage", "catalog", "config", "core"}
 MAY_IMPORT = {
     "core": {"core"},
     "config": {"config", "storage", "core"},
@@ -22,38 +23,15 @@ MAY_IMPORT = {
     "nets": {"nets", "core"},
     "envs": {"envs", "config", "core"},
     "storage": {"storage", "catalog", "core"},
-    "runtime": {"runtime", "base", "nets", "envs", "storage", "catalog", "config", "core"},
+    "runtime": RUNTIME,
     "parameters": {"parameters", "runtime", "core"},
     "experience": {"experience", "runtime", "envs", "core"},
-    "backends": {
-        "backends",
-        "base",
-        "parameters",
-        "experience",
-        "runtime",
-        "envs",
-        "storage",
-        "catalog",
-        "config",
-        "core",
-    },
+    "backends": RUNTIME | {"backends", "parameters", "experience"},
     "doctor": {"doctor", "base", "backends", "runtime", "envs", "config", "core"},
     "plots": {"plots", "storage", "catalog", "core"},
     "studies": {"studies", "plots", "storage", "catalog", "core"},
     "catalog": set(),
-    "api": {
-        "api",
-        "base",
-        "doctor",
-        "backends",
-        "experience",
-        "runtime",
-        "envs",
-        "storage",
-        "catalog",
-        "config",
-        "core",
-    },
+    "api": RUNTIME | {"api", "doctor", "backends", "experience"},
     "base": {"base", "nets", "presets", "config", "catalog", "core"},
     "algorithm": {"algorithm", "base", "presets", "nets", "envs", "config", "core"},
 }

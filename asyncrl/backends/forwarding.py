@@ -25,7 +25,7 @@ from asyncrl.backends.handles import rollout_shape
 from asyncrl.backends.member import Member
 from asyncrl.backends.reports import Wire
 from asyncrl.experience.batches import Batches
-from asyncrl.experience.credit import Forwarder, Parcel, Taken
+from asyncrl.experience.credit import Forwarder, Numbered, Taken
 from asyncrl.experience.landing import CREDIT, Cargo
 from asyncrl.experience.messages import FIRST, copied
 from asyncrl.parameters.mirror import Mirror
@@ -98,7 +98,7 @@ class Forwarding:
         """Rollouts of each ring that have been put into parcels."""
         self._begun = [0] * len(self._rings)
         """How many of them an earlier keeper has taken."""
-        self._calls: dict[Any, tuple[float, int, Parcel[Cargo] | Question]] = {}
+        self._calls: dict[Any, tuple[float, int, Numbered[Cargo] | Question]] = {}
         """Pending calls, when they were made, and to whom."""
         self._due: dict[tuple[int, int], float] = {}
         """For parcels that wait, by epoch and number: when they may be sent again."""
@@ -191,13 +191,13 @@ class Forwarding:
             question = replace(question, report=self._host.report())
         return question
 
-    def _call(self, to: int, call: Parcel[Cargo] | Question, now: float) -> None:
-        if isinstance(call, Parcel):
+    def _call(self, to: int, call: Numbered[Cargo] | Question, now: float) -> None:
+        if isinstance(call, Numbered):
             self._due[_key(call)] = now
         self._calls[self._wire.send(to, call)] = now, to, call
 
     def _forget_questions(self) -> None:
-        self._calls = {handle: made for handle, made in self._calls.items() if isinstance(made[-1], Parcel)}
+        self._calls = {handle: made for handle, made in self._calls.items() if isinstance(made[-1], Numbered)}
         for asked in self._asked.values():
             asked.since = 0.0
 
@@ -213,14 +213,14 @@ class Forwarding:
             since, who, call = self._calls.pop(handle)
             now = time.monotonic()
             if answer is None:  # it is gone, or waits to be filled
-                if isinstance(call, Parcel):
+                if isinstance(call, Numbered):
                     self._due[_key(call)] = now + PAUSE_SECONDS
                 else:
                     self._asked[who].since = now + PAUSE_SECONDS
                 continue
             if who == LEARNER_KEEPER:
                 self._heard = now
-            if isinstance(call, Parcel):
+            if isinstance(call, Numbered):
                 self._record.seconds.append(now - since)
                 self._due[_key(call)] = now + AGAIN_SECONDS
                 self._accept(answer)
@@ -279,9 +279,9 @@ class Forwarding:
         self._host.joined.set()
 
 
-def _key(call: Parcel[Cargo] | Question) -> tuple[int, int]:
+def _key(call: Numbered[Cargo] | Question) -> tuple[int, int]:
     """Epoch and number of a parcel."""
-    return (call.epoch, call.number) if isinstance(call, Parcel) else (0, 0)
+    return (call.epoch, call.number) if isinstance(call, Numbered) else (0, 0)
 
 
 class Record:

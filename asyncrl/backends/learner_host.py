@@ -34,7 +34,7 @@ from asyncrl.core.devices import CPU, require_device
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import merge
 from asyncrl.experience.batches import Batches
-from asyncrl.experience.credit import Parcel, Taken
+from asyncrl.experience.credit import Numbered, Taken
 from asyncrl.experience.landing import Cargo, Landing
 from asyncrl.experience.replay import Replay
 from asyncrl.parameters.shards import Empty, Ledger, State
@@ -156,7 +156,7 @@ class LearnerHost(Keeper):
 
     # ----------------------------------------------------------------------------------------------- called by hosts
 
-    def exchange(self, call: Parcel[Cargo] | Question) -> Taken | Answer:
+    def exchange(self, call: Numbered[Cargo] | Question) -> Taken | Answer:
         """Take a parcel, or answer a question; with replay hosts only questions come here. Raises Empty."""
         self._filled()
         if isinstance(call, Question):

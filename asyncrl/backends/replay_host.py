@@ -16,7 +16,7 @@ from asyncrl.backends.calls import Answer, Draw, Drew, Question, arrays_of, tens
 from asyncrl.backends.handles import memory_plan_of_host, rollout_shape
 from asyncrl.backends.reports import Keeper
 from asyncrl.core.rollout import Transitions
-from asyncrl.experience.credit import Parcel, Taken
+from asyncrl.experience.credit import Numbered, Taken
 from asyncrl.experience.landing import Cargo, Landing
 from asyncrl.experience.replay import Replay
 from asyncrl.parameters.shards import Empty, State
@@ -77,14 +77,14 @@ class ReplayHost(Keeper):
 
     # -------------------------------------------------------------------------------- called by hosts and the learner
 
-    def exchange(self, call: Parcel[Cargo] | Question | Draw) -> Taken | Answer | Drew | None:
+    def exchange(self, call: Numbered[Cargo] | Question | Draw) -> Taken | Answer | Drew | None:
         """Take a parcel, answer a question without theta, or give a minibatch. Raises Empty.
 
         A host's number in parcels and questions is its number among the hosts of this memory.
         """
         landing = self._filled()
         match call:
-            case Parcel():
+            case Numbered():
                 return landing.deliver(call)
             case Question():
                 return Answer(*landing.hear(call.host, call.incarnation, call.news, call.seconds))

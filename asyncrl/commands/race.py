@@ -23,8 +23,8 @@ from typing import Literal
 from asyncrl.commands.program import run_command
 from asyncrl.commands.study import (
     TAKEN,
-    Plan,
     StudyConfig,
+    StudyPlan,
     check_algorithms,
     check_different,
     conduct,
@@ -117,7 +117,7 @@ def race(words: Sequence[str]) -> int:
         return write_report(file, config.runs_dir, print_line)
 
     command = shlex.join(["python", "-m", "asyncrl", "race", *words])
-    return conduct(config, Plan(command, environments, cells, {}), lambda file: [cells], report)
+    return conduct(config, StudyPlan(command, environments, cells, {}), lambda file: [cells], report)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ from asyncrl.catalog import GRADIENT_METHODS
 from asyncrl.commands.program import run_command
 from asyncrl.commands.study import (
     TAKEN,
-    Plan,
     StudyConfig,
+    StudyPlan,
     check_algorithms,
     check_different,
     conduct,
@@ -125,7 +125,7 @@ def study(words: Sequence[str]) -> int:
         return write_report(file, config.runs_dir, config.price_per_core_hour)
 
     command = shlex.join(["python", "-m", "asyncrl", "speedup", *words])
-    return conduct(config, Plan(command, environments, cells, fixed, config.ablation), stages, report)
+    return conduct(config, StudyPlan(command, environments, cells, fixed, config.ablation), stages, report)
 
 
 def check(config: Config) -> None:

@@ -45,7 +45,7 @@ class StudyConfig:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """What one command adds to a study."""
 
     command: str
@@ -57,7 +57,7 @@ class Plan:
 
 def conduct(
     config: StudyConfig,
-    plan: Plan,
+    plan: StudyPlan,
     stages: Callable[[StudyFile], Iterable[Sequence[Cell]]],
     write_report: Callable[[StudyFile], Path],
 ) -> int:

@@ -37,7 +37,7 @@ from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs, run_state
-from asyncrl.studies.search import STORAGE, Plan, Search, Trial, import_optuna
+from asyncrl.studies.search import STORAGE, Search, SearchPlan, Trial, import_optuna
 from asyncrl.studies.search_space import Axis, Point, combine, group_words, make_axis, words_of
 
 TAKEN = ("seed", "runs_dir", "run_name", "resume", "quiet")
@@ -105,7 +105,7 @@ def search(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> int:
     with alone_in(config.runs_dir, print_line) as lock:
         if not config.report_only:
             slots = slots_for(config, axes, try_jobs(trial.job for s in searches for trial in corners(*s, axes)))
-            plan = Plan(config.trials, config.seeds, config.prune, config.draw_seed, slots)
+            plan = SearchPlan(config.trials, config.seeds, config.prune, config.draw_seed, slots)
             for one in searches.values():
                 failures += one.run(plan, lock, print_line)
         rows = [

@@ -234,9 +234,10 @@ class ParallelismSettings(Settings):
         self._require_count("parameter_shards", most=1_000)
         self._require_count("exchange_updates", most=1_000_000)
         if not getattr(self, "resume", ""):  # a run that is resumed on another backend may keep them
-            for name in BACKENDS.keys() - HARMLESS:
-                if self.backend not in BACKENDS[name] and getattr(self, name, None) != getattr(type(self), name, None):
-                    raise UsageError(f"{flag(name)} is for --backend {listed(BACKENDS[name])}")
+            for name, backends in BACKENDS.items():
+                given = getattr(self, name, None) != getattr(type(self), name, None)
+                if given and self.backend not in backends and name not in HARMLESS:
+                    raise UsageError(f"{flag(name)} is for --backend {listed(backends)}")
         self._require_count("envs_per_worker", most=10_000)
         self._require_count("t_max", most=1_000_000)
         self._require("delays", all(0 < delay < math.inf for delay in self.delays), "must be positive")

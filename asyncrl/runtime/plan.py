@@ -75,8 +75,8 @@ class Plan:
 
     @property
     def learner_device(self) -> str:
-        """Where a learner computes."""
-        return str(getattr(self.config, "learner_device", CPU))
+        """Where a learner computes; ranks compute on the CPU."""
+        return CPU if self.config.backend == "collective" else str(getattr(self.config, "learner_device", CPU))
 
     @property
     def moments_shape(self) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """How to search."""
 
     trials: int
@@ -86,7 +86,7 @@ class Search:
         self._name = name
         self._asking = threading.Lock()
 
-    def run(self, plan: Plan, lock: int, say: Say) -> list[str]:
+    def run(self, plan: SearchPlan, lock: int, say: Say) -> list[str]:
         """Make the remaining trials, and report each with `say`; returns a line for each that failed."""
         study = self.study(plan)
         put_back(study)
@@ -105,7 +105,7 @@ class Search:
             for trial in done(self.study())
         ]  # fmt: skip
 
-    def study(self, plan: Plan | None = None) -> Any:
+    def study(self, plan: SearchPlan | None = None) -> Any:
         """Optuna's study, new or loaded."""
         optuna = import_optuna()
         backend = optuna.storages.journal.JournalFileBackend(str(self._runs_dir / STORAGE))
@@ -119,7 +119,7 @@ class Search:
                 study.pruner = optuna.pruners.MedianPruner(FEWEST_TRIALS, FEWEST_EVALUATIONS)
         return study
 
-    def _try_one(self, study: Any, plan: Plan, running: RunningJobs) -> Told:
+    def _try_one(self, study: Any, plan: SearchPlan, running: RunningJobs) -> Told:
         """One trial: ask for settings, make its runs, report their score."""
         states = import_optuna().trial.TrialState
         with self._asking:
