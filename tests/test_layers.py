@@ -15,7 +15,7 @@ from asyncrl.catalog import ALGORITHMS
 
 ROOT = Path(asyncrl.__file__).parent
 MODULES = {".".join(["asyncrl", *file.relative_to(ROOT).with_suffix("").parts]): file for file in ROOT.rglob("*.py")}
-RUNTIME = {"runtime", "base", "envs", "storage", "catalog", "config", "core"}
+RUNTIME = {"runtime", "base", "nets", "envs", "storage", "catalog", "config", "core"}
 MAY_IMPORT = {
     "core": {"core"},
     "config": {"config", "storage", "core"},
