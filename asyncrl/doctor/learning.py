@@ -185,7 +185,7 @@ class Recorder:
     def _passes(self, batch: Any) -> Iterator[Any]:
         """A learner's passes, after a look at the batch with the current theta."""
         self._probe(batch)
-        if "log_probability" in getattr(batch, "extras", {}) and hasattr(self._agent.network, "values_of"):
+        if "log_probability" in getattr(batch, "extras", {}) and hasattr(self._agent.network, "policy_at"):
             fresh = torch.tensor(self._versions) == self._run.handles.store.updates
             fresh = fresh.repeat_interleave(batch.rewards.shape[1] // len(fresh))
             with torch.no_grad():

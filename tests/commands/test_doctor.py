@@ -39,6 +39,7 @@ from asyncrl.experience.replay import Replay
 from asyncrl.experience.steps import Steps
 from asyncrl.parameters import shared
 from asyncrl.runtime import collect, loops
+from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import Receipt, Update
 from asyncrl.runtime.run import Run
 from tests.support import free_port, make_run
@@ -332,9 +333,7 @@ def bytes_of(run: Run) -> int:
 
 def needed_by(run: Run) -> int:
     """Bytes of shared memory that a run with these settings is said to need."""
-    spec, parameters = run.spec, run.handles.store.theta.numel()
-    described = (spec.algorithm, spec.config, spec.environment, spec.spaces)
-    return room.shared_bytes(*described, parameters, experience_bytes(*described))
+    return room.shared_bytes(run.spec, run.handles.store.theta.numel(), experience_bytes(run.spec))
 
 
 def verdicts_of(findings: list[Finding]) -> dict[str, str]:
@@ -435,9 +434,8 @@ class TestRoom:
         monkeypatch.setattr(room.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
         monkeypatch.setattr(room, "raised_limit", lambda: limit)
         run = make_run(tmp_path, "ppo", workers=3, backend="local")
-        spec, parameters = run.spec, run.handles.store.theta.numel()
 
-        found = room.check_room(spec.algorithm, spec.config, spec.environment, spec.spaces, parameters, tmp_path)
+        found = room.check_room(run.spec, run.handles.store.theta.numel(), tmp_path)
 
         failed = {finding.check: finding for finding in found if finding.verdict == "FAIL"}
         assert failed.keys() == wrong.keys()
@@ -451,9 +449,11 @@ class TestRoom:
         config, rollout = RunConfig(workers=3, envs_per_worker=2, t_max=5), 2 * 5 * 4 * 42 * 42 * 4
 
         for env_id, emulators in [("ALE/Pong-v5", 6_000_000), ("Catch", 0)]:
-            alone = room.processes_bytes(config, EnvSpec(env_id), spaces, 1_000_000, learners=0)
+            alone, both = (
+                room.processes_bytes(Plan(f"asyncrl.{name}", config, EnvSpec(env_id), spaces), 1_000_000)
+                for name in ("a3c", "ppo")
+            )
             assert alone == 3 * (10_000_000 + emulators + 8_000_000 + rollout)
-            both = room.processes_bytes(config, EnvSpec(env_id), spaces, 1_000_000, learners=1)
             assert both == alone + 10_000_000 + 8_000_000 + 3 * rollout
 
     def test_a_full_disk_is_seen(self, tmp_path: Path) -> None:
