@@ -7,11 +7,15 @@ defines `loss`. To change an algorithm, derive from it. Nothing is registered.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import operator
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
@@ -26,7 +30,6 @@ from asyncrl.core.named import find, name_for
 from asyncrl.core.rollout import Extras, Part, State
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import HANG_SECONDS, user_code, watched
-from asyncrl.presets import Presets
 
 GRADIENT, IN_STEP, QUEUE, MEMORY = "gradient", "in step", "queue", "replay"
 """Where rollouts go: into a gradient of the worker that made them; to a learner, in step with all other actors or
@@ -53,8 +56,11 @@ class Algorithm:
     """Whether the loss needs the action after a rollout's last observation (Sarsa)."""
     whole_episodes: ClassVar[bool] = False
     """Whether a rollout is an episode of each environment, of at most t_max steps (`Rollout.lengths`)."""
-    presets: ClassVar[Presets] = {}
-    """Kinds are those of `Spaces`, and "continuous" for vectors with continuous actions."""
+    presets: ClassVar[Mapping[str, Mapping[str, Any]] | str] = {}
+    """Tables of settings by preset and kind of environment, or their name in presets.toml.
+
+    Kinds are those of `Spaces`, "continuous" for vectors with continuous actions, and "other" for all without a table.
+    """
 
     @dataclass(frozen=True)
     class Config(RunConfig):
@@ -80,7 +86,9 @@ class Algorithm:
     def preset(cls, name: str, spaces: Spaces) -> dict[str, Any]:
         """The settings of preset `name` for such an environment, as far as they differ from the Config's defaults."""
         kind = "continuous" if spaces.kind == "vector" and spaces.is_continuous else spaces.kind
-        return dict(cls.presets.get(name, {}).get(kind, {}))
+        tables = _tuned()[cls.presets] if isinstance(cls.presets, str) else cls.presets
+        kinds = tables.get(name, {})
+        return _resolved(kinds.get(kind, kinds.get("other", {})))
 
     @classmethod
     def make_network(cls, config: Any, spaces: Spaces) -> nn.Module:
@@ -105,6 +113,21 @@ class Algorithm:
     def loss(self, part: Any) -> tuple[Tensor, Metrics]:
         """The scalar to minimise, a pure function of `part` and theta', and detached scalars for the records."""
         raise NotImplementedError(f"{type(self).__name__} has no loss")
+
+
+@functools.cache
+def _tuned() -> dict[str, Any]:
+    """What presets.toml holds."""
+    return tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
+
+
+def _resolved(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a table and of those that it is `like`."""
+    settings: dict[str, Any] = {}
+    for name in table.get("like", ()):
+        settings |= _resolved(functools.reduce(operator.getitem, name.split("."), _tuned()))
+    own = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    return settings | {name: value for name, value in own.items() if name != "like"}
 
 
 def initialisation_of(config: RunConfig) -> str:

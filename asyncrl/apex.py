@@ -26,7 +26,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from asyncrl import presets
 from asyncrl.action_value import ActionValueMethod, taken
 from asyncrl.algorithm import MEMORY
 from asyncrl.config.replay import ReplayConfig
@@ -40,7 +39,7 @@ class ApeX(ActionValueMethod):
 
     experience = MEMORY
     extras = ("action_value", "state_value")
-    presets = presets.APEX
+    presets = "apex"
     errors = torch.zeros(0)
 
     @dataclass(frozen=True)

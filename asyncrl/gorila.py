@@ -25,7 +25,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from asyncrl import presets
 from asyncrl.action_value import ActionValueMethod, taken
 from asyncrl.algorithm import MEMORY
 from asyncrl.config.replay import ReplayConfig
@@ -40,7 +39,7 @@ class Gorila(ActionValueMethod):
     """The action values of an actor or a learner, its exploration, and its loss."""
 
     experience = MEMORY
-    presets = presets.GORILA
+    presets = "gorila"
 
     @dataclass(frozen=True)
     class Config(StabilitySettings, ReplayConfig):

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from asyncrl import presets
 from asyncrl.actor_critic import ActorCriticMethod
 from asyncrl.algorithm import QUEUE
 from asyncrl.config.groups import LearnerSettings
@@ -36,7 +35,7 @@ class Impala(ActorCriticMethod):
 
     experience = QUEUE
     extras = ("log_probability",)
-    presets = presets.IMPALA
+    presets = "impala"
 
     @dataclass(frozen=True)
     class Config(PolicyConfig, LearnerSettings):

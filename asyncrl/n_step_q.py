@@ -25,7 +25,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asyncrl import presets
 from asyncrl.action_value import ActionValueMethod, taken
 from asyncrl.config.value import ValueConfig
 from asyncrl.core.losses import Metrics, squared_error
@@ -36,7 +35,7 @@ from asyncrl.core.rollout import Rollout, State, at_end, at_places
 class NStepQ(ActionValueMethod):
     """One worker's action values, its exploration, and its loss."""
 
-    presets = presets.N_STEP_Q
+    presets = "n_step_q"
 
     @dataclass(frozen=True)
     class Config(ValueConfig):

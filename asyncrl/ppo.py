@@ -24,7 +24,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asyncrl import presets
 from asyncrl.actor_critic import ActorCriticMethod
 from asyncrl.algorithm import IN_STEP
 from asyncrl.config.policy import InStepConfig
@@ -39,7 +38,7 @@ class PPO(ActorCriticMethod):
 
     experience = IN_STEP
     extras = ("log_probability",)
-    presets = presets.PPO
+    presets = "ppo"
 
     @dataclass(frozen=True)
     class Config(InStepConfig):

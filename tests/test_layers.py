@@ -19,7 +19,6 @@ RUNTIME = {"runtime", "base", "nets", "envs", "storage", "catalog", "config", "c
 MAY_IMPORT = {
     "core": {"core"},
     "config": {"config", "storage", "core"},
-    "presets": {"core"},
     "nets": {"nets", "core"},
     "envs": {"envs", "config", "core"},
     "storage": {"storage", "catalog", "core"},
@@ -32,8 +31,8 @@ MAY_IMPORT = {
     "studies": {"studies", "plots", "storage", "catalog", "core"},
     "catalog": set(),
     "api": RUNTIME | {"api", "doctor", "backends", "experience"},
-    "base": {"base", "nets", "presets", "config", "catalog", "core"},
-    "algorithm": {"algorithm", "base", "presets", "nets", "envs", "config", "core"},
+    "base": {"base", "nets", "config", "catalog", "core"},
+    "algorithm": {"algorithm", "base", "nets", "envs", "config", "core"},
 }
 
 
