@@ -26,7 +26,6 @@ from asyncrl.catalog import ALGORITHMS, name_of
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.losses import Metrics
-from asyncrl.core.named import find, name_for
 from asyncrl.core.rollout import Extras, Part, State
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import HANG_SECONDS, user_code, watched
@@ -158,6 +157,8 @@ def load(name: str) -> type[Algorithm]:
 def algorithm_of(name: str) -> type[Algorithm]:
     """The algorithm that a module defines, or that is named `module:Class`. Raises UsageError."""
     if ":" in name:
+        from asyncrl.core.named import find
+
         algorithm = find(name)
         if not _is_algorithm(algorithm):
             raise UsageError(f"{name} is no algorithm: it is not derived from asyncrl.algorithm.Algorithm")
@@ -174,7 +175,11 @@ def name_of_class(algorithm: type[Algorithm]) -> str:
     """The name under which all processes of a run find an algorithm: its module, if that has no other."""
     module = sys.modules[algorithm.__module__]
     name = getattr(module.__spec__, "name", "")  # of a module that python -m has started, too
-    return name if name and _own_algorithms(module) == [algorithm] else name_for(algorithm)
+    if name and _own_algorithms(module) == [algorithm]:
+        return name
+    from asyncrl.core.named import name_for
+
+    return name_for(algorithm)
 
 
 def _own_algorithms(module: ModuleType) -> list[type[Algorithm]]:

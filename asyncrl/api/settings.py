@@ -14,10 +14,8 @@ from asyncrl import catalog
 from asyncrl.algorithm import Algorithm, load, name_of_class
 from asyncrl.api.training import Settled, settle
 from asyncrl.config.aliases import ALIASES, ENVIRONMENTS, read_count, share_environments
-from asyncrl.config.arguments import write_argument
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import UsageError
-from asyncrl.core.named import name_for
 from asyncrl.storage.stored import Permission
 
 OWN = ("env_id", "network", "exploration")
@@ -168,6 +166,8 @@ def _fitting(name: str, kind: Any, value: Any) -> Any:
         raise UsageError(f"{name} takes {', '.join(map(str, arguments))}, got {value!r}")
     if get_origin(kind) is tuple:
         if isinstance(value, Mapping):
+            from asyncrl.config.arguments import write_argument
+
             value = [write_argument(key, item, hands_over=True) for key, item in value.items()]
         if not isinstance(value, list | tuple):
             raise UsageError(f"{name} takes several values, got {value!r}")
@@ -176,6 +176,8 @@ def _fitting(name: str, kind: Any, value: Any) -> Any:
         return None
     kinds = arguments or (kind,)
     if name in OWN and callable(value):
+        from asyncrl.core.named import name_for
+
         return name_for(value)
     if name == "env_id" and hasattr(value, "reset") and hasattr(value, "step"):
         raise UsageError("env_id takes an id, a class or a function that makes an environment: each worker has its own")

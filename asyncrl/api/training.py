@@ -6,32 +6,28 @@ import contextlib
 import dataclasses
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from asyncrl.algorithm import algorithm_of
-from asyncrl.api.narration import conclusion, introduction, what_next
-from asyncrl.api.resume import AUTO, differences, is_finished, is_resumed, load_for_resume, newest, stored_config
 from asyncrl.backends import sockets
 from asyncrl.backends.families import stopping_together
-from asyncrl.backends.handles import (
-    restore,
-)
+from asyncrl.backends.handles import restore
 from asyncrl.backends.looking import look
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.catalog import short
+from asyncrl.config.groups import AUTO
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import UsageError
-from asyncrl.core.named import parcels
 from asyncrl.core.spaces import Spaces
-from asyncrl.core.user_code import user_code, watched
+from asyncrl.core.user_code import handed_over, user_code, watched
 from asyncrl.doctor.room import check_room, demand
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.monitor import Listener, Monitor, Summary
@@ -44,7 +40,9 @@ from asyncrl.storage.files import write_json
 from asyncrl.storage.holding import FolderLost, Hold
 from asyncrl.storage.run_folder import RunExists, RunFolder, default_name, host_facts
 from asyncrl.storage.stored import Permission, read_stored, write_stored
-from asyncrl.storage.tracking import make_trackers, require
+
+if TYPE_CHECKING:
+    from asyncrl.storage.tracking import Careful
 
 MOST_AT_A_TIME = 100
 """Runs with the same settings that one program may start within the same second."""
@@ -81,6 +79,8 @@ def settle(algorithm: str, read: Read, resume: str, permission: Permission) -> S
     """
     if resume != AUTO:
         return _settle(algorithm, read, resume, permission)
+    from asyncrl.api.resume import newest
+
     settled = _settle(algorithm, read, "", permission)
     path = newest(algorithm, settled.config)
     return settled if path is None else _settle(algorithm, read, str(path), permission)
@@ -89,6 +89,8 @@ def settle(algorithm: str, read: Read, resume: str, permission: Permission) -> S
 def _settle(algorithm: str, read: Read, resume: str, permission: Permission) -> Settled:
     method = algorithm_of(algorithm)
     if resume:
+        from asyncrl.api.resume import differences, stored_config
+
         stored = stored_config(
             algorithm, read_stored(RunFolder.open(Path(resume)).config_file), permission, trains=True
         )
@@ -111,7 +113,10 @@ def _settle(algorithm: str, read: Read, resume: str, permission: Permission) -> 
     facts = {"id": config.env_id, "description": spec.describe(spaces), **dataclasses.asdict(spaces)}
     settled = Settled(algorithm, config, spec, spaces, changes, facts)
     settled.check()
-    require(config.track)
+    if config.track:
+        from asyncrl.storage.tracking import require
+
+        require(config.track)
     _backend(config).refuse(settled)
     return settled
 
@@ -129,7 +134,11 @@ def look_at(algorithm: str, config: RunConfig, spec: EnvSpec) -> Spaces:
 def has_nothing_to_do(settled: Settled, resume: str) -> bool:
     """Whether the newest run was to be resumed, but has reached its end already."""
     config = settled.config
-    return resume == AUTO and is_resumed(config) and is_finished(Path(config.resume)) and not settled.changes
+    if resume != AUTO or not config.is_resumed or settled.changes:
+        return False
+    from asyncrl.api.resume import is_finished
+
+    return is_finished(Path(config.resume))
 
 
 def carry_out(
@@ -147,35 +156,46 @@ def carry_out(
     """
     config = settled.config
     tell = say if speaks else _say_nothing
+    if speaks:
+        from asyncrl.api import narration
     with ExitStack() as stack:
         hold = partial(_hold, stack, tell, signals)
-        held = hold(RunFolder.open(Path(config.resume))) if is_resumed(config) else None
+        held = hold(RunFolder.open(Path(config.resume))) if config.is_resumed else None
         run = prepare(settled)
         folder = run.spec.folder
         held = held or hold(folder)
         checkpoints.clean(folder.checkpoints)  # left by a save that was killed
         view = View(config.quiet or not speaks, f"{short(settled.algorithm)} on {config.env_id}")
         tell(f"run folder: {folder.path}")
-        for line in introduction(run, settled.facts["description"], settled.changes):
-            view.say(line)
+        if speaks:
+            for line in narration.introduction(run, settled.facts["description"], settled.changes):
+                view.say(line)
         write_stored(folder.config_file, settled.algorithm, to_plain(config), settled.facts)
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
         title = f"{short(settled.algorithm)} {config.env_id} {folder.path.name}"
-        try:
-            trackers = make_trackers(config.track, config.track_project, title, folder.path)
-        except UsageError:
-            if not is_resumed(config):
-                shutil.rmtree(folder.path)
-            raise
+        trackers = _trackers(config, title, folder) if config.track else []
         monitor = Monitor(run, listener, trackers, held.lost, view.say)
         outcome = conclude(follow(run, monitor, view, signals, meeting), monitor)
     view.close(monitor.summary)
-    for line in conclusion(run, outcome, monitor.summary):
-        tell(line)
-    for line in what_next(run):
-        view.say(line)
+    if speaks:
+        for line in narration.conclusion(run, outcome, monitor.summary):
+            tell(line)
+        for line in narration.what_next(run):
+            view.say(line)
     tell(f"run folder: {folder.path}")
     return Ended(run, outcome, monitor.summary)
+
+
+def _trackers(config: RunConfig, title: str, folder: RunFolder) -> Sequence[Careful]:
+    """Those of --track. Raises UsageError if one cannot begin, and leaves no folder of a new run."""
+    from asyncrl.storage.tracking import make_trackers
+
+    try:
+        return make_trackers(config.track, config.track_project, title, folder.path)
+    except UsageError:
+        if not config.is_resumed:
+            shutil.rmtree(folder.path)
+        raise
 
 
 def _hold(stack: ExitStack, say: Callable[[str], None], signals: Signals, folder: RunFolder) -> Hold:
@@ -197,16 +217,20 @@ def prepare(plan: Plan) -> Run:
         if "memory" not in str(error):
             raise
         raise UsageError("there is not enough memory for a network of this size") from None
-    checkpoint = load_for_resume(algorithm, config, layout) if is_resumed(config) else None
+    checkpoint = None
+    if config.is_resumed:
+        from asyncrl.api.resume import load_for_resume
+
+        checkpoint = load_for_resume(algorithm, config, layout)
     if config.backend != "serial":
         sockets.make_place()
-    place = Path(config.resume if is_resumed(config) else config.runs_dir)
+    place = Path(config.resume if config.is_resumed else config.runs_dir)
     demand(check_room(plan, theta.numel(), place))
     exact = exact_state(checkpoint, config) if checkpoint and config.backend == "serial" else None
     begun: tuple[int, float] = (0, 0.0)
     if checkpoint:
         theta, begun = flat_parameters(checkpoint, layout), (checkpoint.steps, checkpoint.seconds)
-    own = parcels([algorithm, *plan.environment.own_names, config.network, getattr(config, "exploration", "")])
+    own = handed_over([algorithm, *plan.environment.own_names, config.network, getattr(config, "exploration", "")])
     spec = RunSpec(
         algorithm, config, plan.environment, plan.spaces, open_folder(algorithm, config), layout,
         1 + checkpoint.facts["part"] if checkpoint else 0, exact, parcels=own,
@@ -256,7 +280,7 @@ def make_spec(config: RunConfig) -> EnvSpec:
 
 def open_folder(algorithm: str, config: RunConfig) -> RunFolder:
     """The folder to write to: a new one, or the resumed run's."""
-    if is_resumed(config):
+    if config.is_resumed:
         return RunFolder.open(Path(config.resume))
     create = partial(RunFolder.create, Path(config.runs_dir), short(algorithm), config.env_id)
     if config.run_name:

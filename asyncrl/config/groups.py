@@ -13,10 +13,11 @@ from typing import Literal
 
 from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
-from asyncrl.core.named import is_name
-from asyncrl.core.user_code import HANG_SECONDS
+from asyncrl.core.user_code import HANG_SECONDS, is_name
 
 MOST_WORKERS = 10_000
+AUTO = "auto"
+"""--resume auto: the newest run of the same name, or a new one."""
 AUTO_HOSTS = 16
 """Room for hosts of --hosts auto."""
 NETWORKS = ("auto", "small", "board", "paper", "nature", "mlp")
@@ -124,6 +125,11 @@ class RunSettings(Settings):
     """How many checkpoints are kept, besides the best one."""
     record_interval_seconds: float = 2.0
     """Seconds between two rows of a worker's records."""
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether a run is resumed; else a new one begins."""
+        return self.resume not in ("", AUTO)
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""

@@ -16,8 +16,7 @@ from asyncrl.core.exploration import (
     ladder_epsilon,
     spread_temperature,
 )
-from asyncrl.core.named import find, is_name
-from asyncrl.core.user_code import user_code
+from asyncrl.core.user_code import is_name, user_code
 
 EXPLORATIONS = ("drawn", "ladder", "boltzmann", "equal")
 
@@ -68,6 +67,8 @@ class ActionValueConfig(RunConfig):
         if worker is None:
             return EpsilonGreedy(0.0 if self.evaluation_policy == "greedy" else self.evaluation_epsilon)
         if is_name(self.exploration):
+            from asyncrl.core.named import find
+
             with user_code(f"--exploration {self.exploration}"):
                 own: Exploration = find(self.exploration)(self, worker)
             return own
