@@ -80,12 +80,15 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def algorithm_in_config(words: Sequence[str]) -> str:
     """The algorithm that the file behind `--config` names, where the command line names none. Raises UsageError."""
-    from asyncrl.config.commandline import permission_in, value_of
-    from asyncrl.config.files import read_file
+    from asyncrl.config.commandline import TRUST, value_of
+    from asyncrl.config.files import read_settings
     from asyncrl.core.errors import UsageError
+    from asyncrl.storage.stored import Permission
 
-    file = value_of("--config", words)
-    algorithm = name_of(read_file(Path(file), permission_in(words))[0]) if file else ""
+    algorithm = ""
+    if file := value_of("--config", words):
+        stored = read_settings(Path(file))
+        algorithm = stored.algorithm and name_of(stored.usable_algorithm(Permission(trust=TRUST in words)))
     if not algorithm:
         here = f", or in {file}" if file else ""
         raise UsageError(f"name an algorithm first{here}: {', '.join(ALGORITHMS)}, or your own module")

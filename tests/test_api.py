@@ -309,7 +309,7 @@ def test_a_file_has_the_settings_that_are_not_given_as_on_the_command_line(tmp_p
     (tmp_path / "mine.toml").write_text(TOML)
 
     more = {"workers": 3, "learning_rate": 0.5, "env_kwargs": {}}
-    config = asked_for(None, tmp_path / "mine.toml", True, more).settled().config
+    config = asked_for(None, tmp_path / "mine.toml", more, quiet=True).settled().config
 
     words = ["--config", str(tmp_path / "mine.toml"), "--workers", "3", "--lr", "0.5", "--env-kwargs", "--quiet"]
     assert config == configure("asyncrl.a3c", words).config

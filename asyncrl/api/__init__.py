@@ -14,8 +14,8 @@ from typing import Any
 
 from asyncrl.algorithm import Algorithm
 from asyncrl.api.runs import Run, random_numbers_kept, run_in, run_of
-from asyncrl.api.settings import File, asked_for
-from asyncrl.api.training import carry_out, has_nothing_to_do
+from asyncrl.api.settings import File, asked_for, refuse_launcher
+from asyncrl.api.training import carry_out
 from asyncrl.backends.outcome import PROGRAM, Signals
 from asyncrl.config.run_config import RunConfig
 from asyncrl.runtime.evaluator import Evaluation
@@ -51,9 +51,10 @@ def train(
     signals = Signals()
     hooks = _Hooks(signals, on_evaluation, on_progress)
     with one_thread(), random_numbers_kept():
-        asked = asked_for(algorithm, config, quiet, settings, trust)
+        asked = asked_for(algorithm, config, settings, trust, quiet)
         settled = asked.settled()
-        if has_nothing_to_do(settled, asked.resume):
+        refuse_launcher(settled)
+        if asked.has_nothing_to_do(settled):
             return run_in(Path(settled.config.resume))
         with signals.caught():
             ended = carry_out(settled, signals, speaks=not quiet, listener=hooks)

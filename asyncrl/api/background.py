@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from asyncrl.algorithm import Algorithm
 from asyncrl.api.runs import Run, random_numbers_kept, run_in, run_of
-from asyncrl.api.settings import Asked, File, asked_for
-from asyncrl.api.training import carry_out, has_nothing_to_do
+from asyncrl.api.settings import Asked, File, asked_for, refuse_launcher
+from asyncrl.api.training import carry_out
 from asyncrl.backends.outcome import Signals
 from asyncrl.config.run_config import RunConfig
 from asyncrl.runtime.evaluator import Evaluation
@@ -43,7 +43,7 @@ def training(
                     break
         print(training.run.best_score)
     """
-    return Training(asked_for(algorithm, config, quiet, settings, trust), speaks=not quiet)
+    return Training(asked_for(algorithm, config, settings, trust, quiet), speaks=not quiet)
 
 
 class Training(Iterator[Evaluation]):
@@ -137,7 +137,8 @@ class _Thread(threading.Thread):
         try:
             with one_thread():
                 settled = self._asked.settled()
-                if has_nothing_to_do(settled, self._asked.resume):
+                refuse_launcher(settled)
+                if self._asked.has_nothing_to_do(settled):
                     self._run = run_in(Path(settled.config.resume))
                 else:
                     self._run = run_of(carry_out(settled, self._signals, self._speaks, self))

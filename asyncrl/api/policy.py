@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from asyncrl.api.playing import Loaded, load_run
 from asyncrl.api.runs import Run, random_numbers_kept
-from asyncrl.api.settings import settings_for
 from asyncrl.config.run_config import RunConfig
+from asyncrl.config.settings import settings_for
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces

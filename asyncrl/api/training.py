@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from asyncrl.algorithm import algorithm_of
+from asyncrl.api.settings import Settled, backend_of
 from asyncrl.backends import sockets
 from asyncrl.backends.families import stopping_together
 from asyncrl.backends.handles import restore
-from asyncrl.backends.looking import look
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.catalog import short
 from asyncrl.config.groups import AUTO
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import UsageError
-from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import handed_over, user_code, watched
 from asyncrl.doctor.room import check_room, demand
-from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.monitor import Listener, Monitor, Summary
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters
@@ -39,7 +34,7 @@ from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
 from asyncrl.storage.holding import FolderLost, Hold
 from asyncrl.storage.run_folder import RunExists, RunFolder, default_name, host_facts
-from asyncrl.storage.stored import Permission, read_stored, write_stored
+from asyncrl.storage.stored import write_stored
 
 if TYPE_CHECKING:
     from asyncrl.storage.tracking import Careful
@@ -49,96 +44,12 @@ MOST_AT_A_TIME = 100
 
 
 @dataclass(frozen=True)
-class Settled(Plan):
-    """A run that can be made, before anything is created or started."""
-
-    changes: list[str]
-    """A line for each setting that differs in a resumed run."""
-    facts: dict[str, Any]
-    """What config.json says about the environment."""
-
-
-@dataclass(frozen=True)
 class Ended:
     """A run that has ended."""
 
     run: Run
     outcome: Outcome
     summary: Summary
-
-
-Read = Callable[[RunConfig | None, str], RunConfig]
-"""Returns the requested configuration. The first argument has the defaults (None: the algorithm's own); the second, if
-not empty, replaces `resume`. Raises UsageError."""
-
-
-def settle(algorithm: str, read: Read, resume: str, permission: Permission) -> Settled:
-    """Settings, environment and changes on resume, for the run in `resume`, the newest one, or a new one.
-
-    `permission`: what of a resumed run's folder may be imported. Raises UsageError.
-    """
-    if resume != AUTO:
-        return _settle(algorithm, read, resume, permission)
-    from asyncrl.api.resume import newest
-
-    settled = _settle(algorithm, read, "", permission)
-    path = newest(algorithm, settled.config)
-    return settled if path is None else _settle(algorithm, read, str(path), permission)
-
-
-def _settle(algorithm: str, read: Read, resume: str, permission: Permission) -> Settled:
-    method = algorithm_of(algorithm)
-    if resume:
-        from asyncrl.api.resume import differences, stored_config
-
-        stored = stored_config(
-            algorithm, read_stored(RunFolder.open(Path(resume)).config_file), permission, trains=True
-        )
-        config = read(stored, resume)
-        changes = differences(stored, config)
-        spec = make_spec(config)
-        spaces = look_at(algorithm, config, spec)
-    else:
-        changes = []
-        first = read(None, "")
-        spec = make_spec(first)
-        spaces = look_at(algorithm, first, spec)  # the preset depends on it
-        with user_code(f"{algorithm}'s preset()"):
-            settings = method.preset(first.preset, spaces) | {"preset": first.preset}
-        config = read(dataclasses.replace(method.Config(), **settings), "")
-        if make_spec(config) != spec:
-            spec = make_spec(config)
-            spaces = look_at(algorithm, config, spec)
-    # Described from the probed spaces: describing must not create another environment.
-    facts = {"id": config.env_id, "description": spec.describe(spaces), **dataclasses.asdict(spaces)}
-    settled = Settled(algorithm, config, spec, spaces, changes, facts)
-    settled.check()
-    if config.track:
-        from asyncrl.storage.tracking import require
-
-        require(config.track)
-    _backend(config).refuse(settled)
-    return settled
-
-
-def _backend(config: RunConfig) -> Any:
-    """The module of the backend, and no other."""
-    return import_module(f"asyncrl.backends.{config.backend}")
-
-
-def look_at(algorithm: str, config: RunConfig, spec: EnvSpec) -> Spaces:
-    """The spaces of the environment. Raises UsageError if it cannot be used, or takes longer than --hang-seconds."""
-    return look(spec, algorithm, config.hang_seconds, here=config.backend == "serial")
-
-
-def has_nothing_to_do(settled: Settled, resume: str) -> bool:
-    """Whether the newest run was to be resumed, but has reached its end already."""
-    config = settled.config
-    if resume != AUTO or not config.is_resumed or settled.changes:
-        return False
-    from asyncrl.api.resume import is_finished
-
-    return is_finished(Path(config.resume))
 
 
 def carry_out(
@@ -235,7 +146,7 @@ def prepare(plan: Plan) -> Run:
         algorithm, config, plan.environment, plan.spaces, open_folder(algorithm, config), layout,
         1 + checkpoint.facts["part"] if checkpoint else 0, exact, parcels=own,
     )  # fmt: skip
-    handles = _backend(config).share(spec, theta, *begun)
+    handles = backend_of(config).share(spec, theta, *begun)
     if checkpoint:
         restore(handles, theta, checkpoint)
     return Run(spec, handles)
@@ -247,7 +158,7 @@ def follow(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: An
         monitor.write_status("starting")
         with stopping_together():
             with_ranks = {} if meeting is None else {"meeting": meeting}
-            return cast(Outcome, _backend(run.spec.config).run(run, monitor, view, signals, **with_ranks))
+            return cast(Outcome, backend_of(run.spec.config).run(run, monitor, view, signals, **with_ranks))
     except BaseException as error:  # signals are caught, so that it is of user code even if it says KeyboardInterrupt
         return broken(error)
 
@@ -271,11 +182,6 @@ def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
             outcome = failed(f"could not save the end of the run: {error}")
     monitor.write_last_status(outcome.state, outcome.reason, outcome.exit_code, outcome.traceback)
     return outcome
-
-
-def make_spec(config: RunConfig) -> EnvSpec:
-    """The environment the configuration describes."""
-    return EnvSpec.of(config)
 
 
 def open_folder(algorithm: str, config: RunConfig) -> RunFolder:

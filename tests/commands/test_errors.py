@@ -23,9 +23,10 @@ from asyncrl.backends.outcome import failed
 from asyncrl.catalog import ALGORITHMS
 from asyncrl.commands.train import main, meaningless
 from asyncrl.config.arguments import parse_argument
-from asyncrl.config.commandline import parse, parse_integer
+from asyncrl.config.commandline import parse, read_line
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig
+from asyncrl.config.settings import parse_integer
 from asyncrl.doctor import room
 from tests.config.settings import KINDS
 from tests.support import run_command
@@ -300,8 +301,8 @@ def test_every_type_of_field_is_read() -> None:
         workers=1000, gamma=0.5, backend="serial", life_loss=True, hidden_sizes=(8, 10), env_kwargs=("a=1", "b=x"),
         stop_at_score=-5.0, total_steps=7, run_name="here",
     )  # fmt: skip
-    assert parse(RunConfig, ["--stop-at-score", "none"], "asyncrl a3c", default=config).stop_at_score is None
-    assert parse(RunConfig, ["--hidden-sizes"], "asyncrl a3c", default=config).hidden_sizes == ()
+    given = read_line(RunConfig, ["--stop-at-score", "none", "--hidden-sizes"], "asyncrl a3c").settings
+    assert given == {"stop_at_score": None, "hidden_sizes": ()}
 
 
 class Still(gymnasium.Env[Any, Any]):
