@@ -234,7 +234,7 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
     [
         ("a4c", {}, "there is no algorithm 'a4c'"),
         ("a3c", {"worker": 2}, "there is no setting worker; perhaps you meant workers"),
-        ("a3c", {"workers": "2"}, "workers takes int, got '2'"),
+        ("a3c", {"workers": "two"}, "workers takes a whole number, got 'two'"),
         ("a3c", {"workers": 2.5}, "workers takes int, got 2.5"),
         ("a3c", {"workers": True}, "workers takes int, got True"),
         ("a3c", {"workers": 0}, "--workers must be at least 1"),

@@ -148,7 +148,7 @@ def test_every_flag_refuses_a_wrong_word(algorithm: str, name: str, refuse: Call
         ("--total_stepz 5", "there is no --total_stepz; perhaps you meant --total-steps"),
         ("--zebra 5", "there is no --zebra"),
         ("-w 5", "there is no -w"),
-        ("--workers 0", "--workers must be at least 1, got 0"),
+        ("--workers 0", "--workers must be at least 1 and at most 10_000, got 0"),
         ("--frame-skip 4", "--frame-skip means nothing in Catch: leave it out"),
         ("--env-id CartPole-v1 --life-loss", "--life-loss means nothing in CartPole-v1: leave it out"),
         ("--env-id CartPole-v1 --noop-max 0", "--noop-max means nothing in CartPole-v1: leave it out"),
@@ -231,7 +231,7 @@ def test_ranks_compute_on_the_processor(refuse: Callable[..., Refusal]) -> None:
             "--memory-steps must be at least 1_504, 47 for each environment (4 times --t-max and more), got 1000",
         ),
         ("--memory-steps 1e4 --warmup-steps 2e4", "--warmup-steps must be at most --memory-steps, got 20000"),
-        ("--replay-ratio 0", "--replay-ratio must be a positive number, got 0.0"),
+        ("--replay-ratio 0", "--replay-ratio must be more than 0, got 0.0"),
     ],
 )
 def test_a_replay_memory_that_cannot_be_is_refused(words: str, line: str, refuse: Callable[..., Refusal]) -> None:
