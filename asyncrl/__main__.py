@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.catalog import ALGORITHMS, module_of, name_of
-from asyncrl.core.output import print_line
+from asyncrl.core.output import ending_with_its_reader, print_line
 from asyncrl.runtime.threads import request_one_thread
 
 COMMANDS = {
     "train": "train with any algorithm, also your own: asyncrl train my_package.my_algorithm",
+    "list": "the algorithms: where the experience of each goes, which backends run it",
     "plot": "learning curves of any runs in one figure",
     "evaluate": "play episodes with what a run has learnt",
     "watch": "a film of the agent and what it thinks, or a live view of a run",
@@ -34,7 +35,12 @@ ALIASES = {"enjoy": "watch"}
 def main(words: Sequence[str] | None = None) -> int:
     """Run `asyncrl <command> ...`; returns the exit code."""
     request_one_thread()  # before numpy and torch are loaded
-    words = sys.argv[1:] if words is None else words
+    with ending_with_its_reader():
+        return run(sys.argv[1:] if words is None else words)
+
+
+def run(words: Sequence[str]) -> int:
+    """The same for words that are given."""
     if not words or words[0] in ("-h", "--help"):
         print_line("usage: asyncrl COMMAND [OPTIONS]\n\ncommands:")
         for name, text in (ALGORITHMS | COMMANDS).items():

@@ -76,7 +76,7 @@ def help_with(algorithm: str, words: Sequence[str]) -> NoReturn:
         settled = configure(algorithm, [word for word in words if not asks_for_help([word])])
         default, spaces = settled.config, settled.spaces
     hidden = meaningless(default, value_of("--backend", words) or default.backend, spaces)
-    show_help(type(default), words, command_of(algorithm), default, hidden)
+    show_help(type(default), command_of(algorithm), default, hidden)
 
 
 def meaningless(config: RunConfig, backend: str, spaces: Spaces | None) -> set[str]:

@@ -136,7 +136,7 @@ class Line:
 def read_line(cls: type[Settings], words: Sequence[str], program: str) -> Line:
     """The settings of `cls` that a command line gives. Raises UsageError, and SystemExit(0) after --help."""
     if asks_for_help(words):
-        show_help(cls, words, program, cls())
+        show_help(cls, program, cls())
     words = understood(words)
     parsed = _understand(_grouped(cls, cls(), others=True), words, program, config=(tyro.conf.OmitArgPrefixes,))
     values = {name: value for group in vars(parsed).values() for name, value in vars(group).items()}
@@ -149,16 +149,16 @@ def read_line(cls: type[Settings], words: Sequence[str], program: str) -> Line:
 
 
 def asks_for_help(words: Sequence[str]) -> bool:
-    """Whether to show the help, or to write tyro's script for completion."""
-    return any(word in ("-h", "--help") or word.startswith("--tyro-") for word in words)
+    """Whether to show the help instead of doing anything."""
+    return any(word in ("-h", "--help") for word in words)
 
 
-def show_help(
-    cls: type[Settings], words: Sequence[str], program: str, default: Settings, hidden: Collection[str] = ()
-) -> NoReturn:
+def show_help(cls: type[Settings], program: str, default: Settings, hidden: Collection[str] = ()) -> NoReturn:
     """Print the help of `cls` with these defaults but without `hidden` fields, and end the program."""
-    options: dict[str, Any] = {"prog": program, "registry": _registry, "config": (tyro.conf.OmitArgPrefixes,)}
-    tyro.cli(_grouped(cls, default, hidden), args=[word for word in words if asks_for_help([word])], **options)
+    tyro.cli(
+        _grouped(cls, default, hidden), prog=program, args=["--help"], registry=_registry,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )  # fmt: skip
     raise SystemExit(0)
 
 
