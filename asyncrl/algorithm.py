@@ -8,13 +8,12 @@ defines `loss`. To change an algorithm, derive from it. Nothing is registered.
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import operator
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Literal, TypeAlias, cast
@@ -22,7 +21,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from asyncrl.catalog import ALGORITHMS, name_of
+from asyncrl.catalog import ALGORITHMS
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.losses import Metrics
@@ -135,19 +134,21 @@ def initialisation_of(config: RunConfig) -> str:
 
 
 def load(name: str) -> type[Algorithm]:
-    """Import an algorithm by its name. Raises UsageError, which says what is missing, if there is none.
-
-    A module whose source does not mention this package cannot have one: neither it nor its parents are imported.
-    """
-    module = name.partition(":")[0]
-    if name_of(name) not in ALGORITHMS and module != "__main__":
-        _require_plausible(module)
+    """Import an algorithm by its name. Raises UsageError, which says what is missing, if there is none."""
     # Nobody can have given a limit of his own before his algorithm is there, which reads the settings.
     with (
         watched(HANG_SECONDS),
         user_code(f"the import of {name}", lambda error: UsageError(f"{name}: importing it failed: {one_line(error)}")),
     ):
-        algorithm = algorithm_of(name)
+        module = name.partition(":")[0]
+        if there := _is_there(module):
+            importlib.import_module(module)
+    if not there:
+        raise UsageError(
+            f"there is no algorithm {name!r}: the package's own are {', '.join(ALGORITHMS)}; your own is given by "
+            "its module, which must be installed or on PYTHONPATH"
+        )
+    algorithm = algorithm_of(name)
     if algorithm.experience not in (GRADIENT, IN_STEP, QUEUE, MEMORY):
         kinds = ", ".join(map(repr, (GRADIENT, IN_STEP, QUEUE, MEMORY)))
         raise UsageError(f"{name}: experience is {kinds}, not {algorithm.experience!r}")
@@ -190,33 +191,9 @@ def _is_algorithm(thing: object) -> bool:
     return isinstance(thing, type) and issubclass(thing, Algorithm)
 
 
-def _require_plausible(module: str) -> None:
-    """Raise UsageError unless there is a module of that name which might have an algorithm."""
-    spec = _find(module)
-    if spec is None:
-        raise UsageError(
-            f"there is no algorithm {module!r}: the package's own are {', '.join(ALGORITHMS)}; your own is given by "
-            "its module, which must be installed or on PYTHONPATH"
-        )
-    source = getattr(spec.loader, "get_source", lambda _: None)(module)
-    if module not in sys.modules and "asyncrl" not in (source or ""):
-        raise UsageError(f"{module} has no algorithm: it uses nothing of asyncrl")
-
-
-def _find(module: str) -> ModuleSpec | None:
-    """Like importlib.util.find_spec, but without importing the module's parents."""
-    parts = module.split(".")
-    if not all(part.isidentifier() for part in parts):
-        return None
-    loaded = sys.modules.get(module)
-    if loaded is not None and loaded.__spec__ is not None:
-        return loaded.__spec__
-    spec, places = None, None
-    for depth in range(1, len(parts) + 1):
-        name = ".".join(parts[:depth])
-        found = (finder.find_spec(name, places) for finder in sys.meta_path)
-        spec = next((one for one in found if one is not None), None)
-        if spec is None or (depth < len(parts) and spec.submodule_search_locations is None):
-            return None
-        places = spec.submodule_search_locations
-    return spec
+def _is_there(module: str) -> bool:
+    """Whether there is a module of that name."""
+    try:
+        return module in sys.modules or importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # not even its package, or no name of a module
+        return False
