@@ -23,8 +23,8 @@ from torch import nn
 
 import asyncrl
 from asyncrl.api.playing import load_run
+from asyncrl.api.request import request_for
 from asyncrl.api.runs import Rows
-from asyncrl.api.settings import asked_for
 from asyncrl.catalog import ALGORITHMS
 from asyncrl.commands.train import configure
 from asyncrl.runtime.protocols import EVALUATOR
@@ -309,7 +309,7 @@ def test_a_file_has_the_settings_that_are_not_given_as_on_the_command_line(tmp_p
     (tmp_path / "mine.toml").write_text(TOML)
 
     more = {"workers": 3, "learning_rate": 0.5, "env_kwargs": {}}
-    config = asked_for(None, tmp_path / "mine.toml", more, quiet=True).settled().config
+    config = request_for(None, tmp_path / "mine.toml", more, quiet=True).resolved().config
 
     words = ["--config", str(tmp_path / "mine.toml"), "--workers", "3", "--lr", "0.5", "--env-kwargs", "--quiet"]
     assert config == configure("asyncrl.a3c", words).config

@@ -91,7 +91,7 @@ MOST_MODULES, MOST_LINES = 75, 10_800
 USED = {
     "backends": {"families", "handles", "local", "looking", "memory", "outcome", "processes", "sockets", "supervisor"},
     "parameters": {"shared"},
-    "api": {"runs", "settings", "training"},
+    "api": {"request", "runs", "training"},
     "nets": {"actor_critic", "bodies", "trunk"},
     "envs": {"spec"},
 }

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.algorithm import Algorithm
+from asyncrl.api.request import File, refuse_launcher, request_for
 from asyncrl.api.runs import Run, random_numbers_kept, run_in, run_of
-from asyncrl.api.settings import File, asked_for, refuse_launcher
 from asyncrl.api.training import carry_out
 from asyncrl.backends.outcome import PROGRAM, Signals
 from asyncrl.config.run_config import RunConfig
@@ -51,13 +51,13 @@ def train(
     signals = Signals()
     hooks = _Hooks(signals, on_evaluation, on_progress)
     with one_thread(), random_numbers_kept():
-        asked = asked_for(algorithm, config, settings, trust, quiet)
-        settled = asked.settled()
-        refuse_launcher(settled)
-        if asked.has_nothing_to_do(settled):
-            return run_in(Path(settled.config.resume))
+        request = request_for(algorithm, config, settings, trust, quiet)
+        resolved = request.resolved()
+        refuse_launcher(resolved)
+        if request.has_nothing_to_do(resolved):
+            return run_in(Path(resolved.config.resume))
         with signals.caught():
-            ended = carry_out(settled, signals, speaks=not quiet, listener=hooks)
+            ended = carry_out(resolved, signals, speaks=not quiet, listener=hooks)
     hooks.raise_what_they_raised()
     if signals.first not in (None, PROGRAM):
         signal.raise_signal(signals.first)

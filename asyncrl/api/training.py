@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from asyncrl.api.settings import Settled, backend_of
+from asyncrl.api.request import ResolvedRun, backend_of
 from asyncrl.backends import sockets
 from asyncrl.backends.families import stopping_together
 from asyncrl.backends.handles import restore
@@ -53,7 +53,7 @@ class Ended:
 
 
 def carry_out(
-    settled: Settled,
+    resolved: ResolvedRun,
     signals: Signals,
     speaks: bool,
     listener: Listener | None = None,
@@ -65,25 +65,25 @@ def carry_out(
     `--quiet` still prints the folder and the outcome. `meeting`, a `collective.Meeting`: the ranks that a launcher has
     started, for the collective backend.
     """
-    config = settled.config
+    config = resolved.config
     tell = say if speaks else _say_nothing
     if speaks:
         from asyncrl.api import narration
     with ExitStack() as stack:
         hold = partial(_hold, stack, tell, signals)
         held = hold(RunFolder.open(Path(config.resume))) if config.is_resumed else None
-        run = prepare(settled)
+        run = prepare(resolved)
         folder = run.spec.folder
         held = held or hold(folder)
         checkpoints.clean(folder.checkpoints)  # left by a save that was killed
-        view = View(config.quiet or not speaks, f"{short(settled.algorithm)} on {config.env_id}")
+        view = View(config.quiet or not speaks, f"{short(resolved.algorithm)} on {config.env_id}")
         tell(f"run folder: {folder.path}")
         if speaks:
-            for line in narration.introduction(run, settled.facts["description"], settled.changes):
+            for line in narration.introduction(run, resolved.facts["description"], resolved.changes):
                 view.say(line)
-        write_stored(folder.config_file, settled.algorithm, to_plain(config), settled.facts)
+        write_stored(folder.config_file, resolved.algorithm, to_plain(config), resolved.facts)
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
-        title = f"{short(settled.algorithm)} {config.env_id} {folder.path.name}"
+        title = f"{short(resolved.algorithm)} {config.env_id} {folder.path.name}"
         trackers = _trackers(config, title, folder) if config.track else []
         monitor = Monitor(run, listener, trackers, held.lost, view.say)
         outcome = conclude(follow(run, monitor, view, signals, meeting), monitor)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import get_args, get_type_hints
 
 from asyncrl.algorithm import Algorithm, algorithm_of
-from asyncrl.api.settings import backend_of
+from asyncrl.api.request import backend_of
 from asyncrl.catalog import ALGORITHMS, module_of
 from asyncrl.commands.program import run_command
 from asyncrl.core.errors import UsageError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from asyncrl.algorithm import algorithm_of, load
-from asyncrl.api.settings import Asked, Settled, asked_for
+from asyncrl.api.request import Request, ResolvedRun, request_for
 from asyncrl.api.training import carry_out
 from asyncrl.backends.outcome import Signals
 from asyncrl.catalog import command_of
@@ -73,8 +73,8 @@ def help_with(algorithm: str, words: Sequence[str]) -> NoReturn:
     default: RunConfig = algorithm_of(algorithm).Config()
     spaces = None
     with contextlib.suppress(UsageError):
-        settled = configure(algorithm, [word for word in words if not asks_for_help([word])])
-        default, spaces = settled.config, settled.spaces
+        resolved = configure(algorithm, [word for word in words if not asks_for_help([word])])
+        default, spaces = resolved.config, resolved.spaces
     hidden = meaningless(default, value_of("--backend", words) or default.backend, spaces)
     show_help(type(default), command_of(algorithm), default, hidden)
 
@@ -127,26 +127,26 @@ def with_ranks(words: Sequence[str], launch: Launch) -> list[str]:
 
 def train_here(algorithm: str, words: Sequence[str], meeting: Meeting | None = None) -> int:
     """The same in the process that keeps the run: rank 0 of `meeting`, or the only one that was started."""
-    asked = asked_in(algorithm, words)
-    settled = asked.settled()
-    if asked.has_nothing_to_do(settled):
-        say(f"{settled.config.resume} is finished; there is nothing to do")
+    request = request_in(algorithm, words)
+    resolved = request.resolved()
+    if request.has_nothing_to_do(resolved):
+        say(f"{resolved.config.resume} is finished; there is nothing to do")
         return 0
     # From here on a signal is noted instead: there is a folder that has to say how the run ended.
     with Signals().caught() as signals:
-        outcome = carry_out(settled, signals, speaks=True, meeting=meeting).outcome
+        outcome = carry_out(resolved, signals, speaks=True, meeting=meeting).outcome
     if outcome.traceback:
         with contextlib.suppress(OSError):  # the terminal may be gone
             print_line(outcome.traceback, error=True)
     return outcome.exit_code
 
 
-def asked_in(algorithm: str, words: Sequence[str]) -> Asked:
+def request_in(algorithm: str, words: Sequence[str]) -> Request:
     """The run that a command line asks for. Raises UsageError."""
     line = read_line(algorithm_of(algorithm).Config, words, command_of(algorithm))
-    return asked_for(algorithm, line.config, line.settings, line.trust)
+    return request_for(algorithm, line.config, line.settings, line.trust)
 
 
-def configure(algorithm: str, words: Sequence[str]) -> Settled:
-    """The run that a command line asks for, settled. Raises UsageError."""
-    return asked_in(algorithm, words).settled()
+def configure(algorithm: str, words: Sequence[str]) -> ResolvedRun:
+    """The run that a command line asks for, resolved. Raises UsageError."""
+    return request_in(algorithm, words).resolved()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.a3c import A3C
-from asyncrl.commands.train import asked_in
+from asyncrl.commands.train import request_in
 from asyncrl.config import groups
 from asyncrl.config.run_config import to_plain
 from asyncrl.core.errors import UsageError
@@ -16,7 +16,7 @@ from asyncrl.core.errors import UsageError
 
 def config_of(*words: str, algorithm: str = "asyncrl.a3c") -> A3C.Config:
     """What a command makes of its words."""
-    return A3C.Config(**asked_in(algorithm, words).settings)
+    return A3C.Config(**request_in(algorithm, words).settings)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ File = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
-class Settled(Plan):
+class ResolvedRun(Plan):
     """A run that can be made, before anything is created or started."""
 
     changes: list[str]
@@ -37,7 +37,7 @@ class Settled(Plan):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """The run that a program or a command line asks for."""
 
     algorithm: str
@@ -53,25 +53,25 @@ class Asked:
         """The run to resume; "" for a new run."""
         return str(self.settings.get("resume", "") if self.config is None else self.config.resume)
 
-    def settled(self) -> Settled:
+    def resolved(self) -> ResolvedRun:
         """The run with all settings resolved: that in `resume`, the newest one, or a new one. Raises UsageError."""
         if self.resume != AUTO:
-            return self._settled(self.resume)
+            return self._resolved(self.resume)
         from asyncrl.api.resume import newest
 
-        settled = self._settled("")
-        path = newest(self.algorithm, settled.config)
-        return settled if path is None else self._settled(str(path))
+        resolved = self._resolved("")
+        path = newest(self.algorithm, resolved.config)
+        return resolved if path is None else self._resolved(str(path))
 
-    def has_nothing_to_do(self, settled: Settled) -> bool:
+    def has_nothing_to_do(self, resolved: ResolvedRun) -> bool:
         """Whether the newest run was to be resumed, but has reached its end already."""
-        if self.resume != AUTO or not settled.config.is_resumed or settled.changes:
+        if self.resume != AUTO or not resolved.config.is_resumed or resolved.changes:
             return False
         from asyncrl.api.resume import is_finished
 
-        return is_finished(Path(settled.config.resume))
+        return is_finished(Path(resolved.config.resume))
 
-    def _settled(self, resume: str) -> Settled:
+    def _resolved(self, resume: str) -> ResolvedRun:
         algorithm, method = self.algorithm, algorithm_of(self.algorithm)
         changes: list[str] = []
         if resume:
@@ -97,14 +97,14 @@ class Asked:
                 spaces = look_at(algorithm, config, spec)
         # Described from the probed spaces: describing must not create another environment.
         facts = {"id": config.env_id, "description": spec.describe(spaces), **asdict(spaces)}
-        settled = Settled(algorithm, config, spec, spaces, changes, facts)
-        settled.check()
+        resolved = ResolvedRun(algorithm, config, spec, spaces, changes, facts)
+        resolved.check()
         if config.track:
             from asyncrl.storage.tracking import require
 
             require(config.track)
-        backend_of(config).refuse(settled)
-        return settled
+        backend_of(config).refuse(resolved)
+        return resolved
 
     def _on(self, defaults: RunConfig) -> RunConfig:
         """The given settings, the others from `defaults` unless there is a complete Config."""
@@ -112,13 +112,13 @@ class Asked:
         return config
 
 
-def asked_for(
+def request_for(
     algorithm: str | type[Algorithm] | None,
     config: RunConfig | File | None,
     settings: dict[str, Any],
     trust: bool = False,
     quiet: bool | None = None,
-) -> Asked:
+) -> Request:
     """The run that a program or a command line describes. Its `settings` override those of a file, which may name the
     algorithm.
 
@@ -129,12 +129,12 @@ def asked_for(
         name = _name(algorithm)
         cls = load(name).Config
         if config is None:
-            return Asked(name, None, settings_for(cls, settings | own), trust)
+            return Request(name, None, settings_for(cls, settings | own), trust)
         if not isinstance(config, cls):
             raise UsageError(f"config is a {_told(type(config))}, {name} takes a {_told(cls)}")
         if settings:
             raise UsageError("give the settings one by one or a config, not both")
-        return Asked(name, config, own, trust)
+        return Request(name, config, own, trust)
     from asyncrl.config.files import read_settings
 
     given, stored = own_names(settings), read_settings(Path(config))
@@ -145,18 +145,18 @@ def asked_for(
         raise UsageError(f"{stored.path} has settings of {catalog.name_of(there)}, not of {catalog.name_of(name)}")
     cls = load(name).Config
     kept = own_names(stored.usable_config(permission, trains=True))
-    return Asked(name, None, settings_for(cls, kept | given | own), trust)
+    return Request(name, None, settings_for(cls, kept | given | own), trust)
 
 
-def refuse_launcher(settled: Settled) -> None:
+def refuse_launcher(resolved: ResolvedRun) -> None:
     """Raise UsageError in a program that a launcher has started as a rank: each would start ranks of its own."""
-    if settled.config.backend != "collective":
+    if resolved.config.backend != "collective":
         return
     from asyncrl.backends.collective.launch import launched
 
     if (launch := launched(os.environ)) is not None:
         raise UsageError(
-            f"under {launch.by} use the command, python -m asyncrl.{catalog.short(settled.algorithm)} --backend "
+            f"under {launch.by} use the command, python -m asyncrl.{catalog.short(resolved.algorithm)} --backend "
             "collective: from Python each of its processes would start ranks of its own"
         )
 
