@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from asyncrl.algorithm import algorithm_of
+from asyncrl.config.commandline import read_line
 from asyncrl.config.run_config import RunConfig, from_plain, to_plain
+from asyncrl.config.settings import settings_for
 from asyncrl.core.errors import UsageError
+from asyncrl.ppo import PPO
 
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"workers": 0}, "--workers must be at least 1 and at most 10_000, got 0"),
@@ -97,3 +100,28 @@ def test_whoever_waits_for_a_score_has_more_evaluations() -> None:
     assert RunConfig().evaluator_share == 0.04
     assert RunConfig(stop_at_score=18.0).evaluator_share == 0.1
     assert RunConfig(stop_at_score=18.0, evaluation_cpu_share=0.02).evaluator_share == 0.02
+
+
+def test_a_class_that_changes_a_default_keeps_its_limits() -> None:
+    """PPO has a t_max and a learning rate of its own; of several numbers each is within the limits."""
+    with pytest.raises(UsageError, match="--t-max must be at least 1 and at most 1_000_000, got 0"):
+        PPO.Config(t_max=0)
+    with pytest.raises(UsageError, match=r"--learning-rate must be more than 0, got 0\.0"):
+        PPO.Config(learning_rate=0.0)
+    with pytest.raises(UsageError, match=r"--entropy-weights must be at least 0, got \(0.1, -0.1\)"):
+        PPO.Config(entropy_weights=(0.1, -0.1))
+
+
+def test_a_program_and_a_command_line_give_the_same_settings() -> None:
+    """Text too is read as on a command line; what is no value of a setting is refused by its name."""
+    line = "--hosts auto --backend ray --lr 1e-3 --total-steps 1e4 --stop-at-score none --hidden-sizes 8 4 --no-quiet"
+    given = {
+        "hosts": "auto", "backend": "ray", "lr": "1e-3", "total_steps": 1e4, "stop_at_score": "none",
+        "hidden_sizes": ["8", 4], "quiet": False,
+    }  # fmt: skip
+
+    assert settings_for(PPO.Config, given) == read_line(PPO.Config, line.split(), "asyncrl ppo").settings
+    with pytest.raises(UsageError, match=r"hosts takes int or auto, got 1\.5"):
+        settings_for(PPO.Config, {"hosts": 1.5})
+    with pytest.raises(UsageError, match="there is no setting work; perhaps you meant workers"):
+        settings_for(PPO.Config, {"work": 1})
