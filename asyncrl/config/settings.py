@@ -169,6 +169,6 @@ def _number(name: str, kinds: tuple[Any, ...], value: Any) -> Any:
     if int in kinds and isinstance(value, float) and value.is_integer():  # 1e6
         return int(value)
     if type(value) not in kinds:
-        words = " or ".join("None" if kind is type(None) else getattr(kind, "__name__", "auto") for kind in kinds)
+        words = " or ".join("None" if kind is type(None) else (*get_args(kind), kind.__name__)[0] for kind in kinds)
         raise UsageError(f"{name} takes {words}, got {value!r}")
     return value
