@@ -238,7 +238,7 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
         ("a3c", {"workers": 2.5}, "workers takes int, got 2.5"),
         ("a3c", {"workers": True}, "workers takes int, got True"),
         ("a3c", {"workers": 0}, "--workers must be at least 1"),
-        ("a3c", {"backend": "seriel"}, "backend takes local, serial, collective, ray, got 'seriel'"),
+        ("a3c", {"backend": "seriel"}, "backend takes local, serial, collective or ray, got 'seriel'"),
         ("a3c", {"hidden_sizes": 64}, "hidden_sizes takes several values, got 64"),
         ("a3c", {"config": asyncrl.a3c.A3C.Config(), "workers": 2}, "not both"),
         ("a3c", {"config": asyncrl.ppo.PPO.Config()}, "asyncrl.a3c takes a asyncrl"),

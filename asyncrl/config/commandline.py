@@ -13,7 +13,6 @@ import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -30,14 +29,11 @@ from asyncrl.config.groups import (
     RunSettings,
     Settings,
     flag,
-    listed,
 )
-from asyncrl.config.settings import ALIASES, ALL_ENVIRONMENTS, READERS, share_environments
+from asyncrl.config.settings import ALIASES, ALL_ENVIRONMENTS, READERS, reader_of, share_environments
 from asyncrl.core.errors import UsageError
 
 T = TypeVar("T")
-Reader = Callable[[str], Any]
-"""Turns a word into a value; raises ValueError with the text that follows the flag's name in the message."""
 Shape = tuple[int | Literal["*"], str]
 """How many words a flag takes, and how help calls them."""
 TRUST = "--trust"
@@ -68,30 +64,19 @@ TEXTS = {
 }
 
 
-def parse_choice(choices: Sequence[str], text: str) -> str:
-    """One of the choices. Raises ValueError otherwise."""
-    if text not in choices:
-        raise ValueError(f"takes {listed(choices, 'or')}, got {text!r}")
-    return text
-
-
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """How tyro reads a field of this type: with our readers, so that error messages are ours."""
-    reader: Reader
-    kind, arguments = get_origin(info.type), get_args(info.type)
-    if kind is Literal:
-        reader, metavar = partial(parse_choice, arguments), "{" + ",".join(arguments) + "}"
-    elif kind is tuple:
+    arguments = get_args(info.type)
+    if get_origin(info.type) is tuple:
         item, name = READERS[arguments[0]]
         several: Shape = (len(arguments), " ".join([name] * len(arguments)))
         if arguments[1:] == (Ellipsis,):
             several = ("*", f"[{name} ...]")
         return _spec(several, lambda words: tuple(map(item, words)), lambda values: list(map(_written, values)))
-    elif info.type in READERS:
-        reader, metavar = READERS[info.type]
-    else:
+    if (found := reader_of(info.type)) is None:
         return None
-    return _spec((1, metavar), lambda words: reader(words[0]), lambda value: [_written(value)])
+    read, metavar = found
+    return _spec((1, metavar), lambda words: read(words[0]), lambda value: [_written(value)])
 
 
 def _spec(

@@ -7,11 +7,12 @@ import dataclasses
 import difflib
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from asyncrl.config.groups import Settings, default_workers
+from asyncrl.config.groups import Settings, default_workers, listed
 from asyncrl.core.errors import UsageError
 
 ALIASES = {
@@ -115,6 +116,13 @@ def parse_integer_or_auto(text: str) -> int | str:
         raise ValueError(f"takes a whole number or auto, got {text!r}") from None
 
 
+def parse_choice(choices: Sequence[str], text: str) -> str:
+    """One of the choices. Raises ValueError otherwise."""
+    if text not in choices:
+        raise ValueError(f"takes {listed(choices, 'or')}, got {text!r}")
+    return text
+
+
 READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
     int: (parse_integer, "INT"),
     float: (parse_number, "FLOAT"),
@@ -127,13 +135,17 @@ READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
 follows the setting's name in the message."""
 
 
+def reader_of(kind: Any) -> tuple[Callable[[str], Any], str] | None:
+    """How text is read for a type, and the type's name in the help; None for types that are not read from text."""
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        return partial(parse_choice, choices), "{" + ",".join(choices) + "}"
+    return READERS.get(kind)
+
+
 def _fitting(name: str, kind: Any, value: Any) -> Any:
     """The value converted to a field's type. Raises UsageError."""
     arguments = get_args(kind)
-    if get_origin(kind) is Literal:
-        if value in arguments:
-            return value
-        raise UsageError(f"{name} takes {', '.join(map(str, arguments))}, got {value!r}")
     if get_origin(kind) is tuple:
         if isinstance(value, Mapping):
             from asyncrl.config.arguments import write_argument
@@ -152,9 +164,10 @@ def _fitting(name: str, kind: Any, value: Any) -> Any:
         raise UsageError("env_id takes an id, a class or a function that makes an environment: each worker has its own")
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if isinstance(value, str) and kind in READERS:
+    found = reader_of(kind)
+    if found is not None and (isinstance(value, str) or get_origin(kind) is Literal):
         try:
-            return READERS[kind][0](value)
+            return found[0](value)
         except ValueError as error:
             raise UsageError(f"{name} {error}") from None
     return _number(name, arguments or (kind,), value)
