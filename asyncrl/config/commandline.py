@@ -161,9 +161,9 @@ def _understand(cls: Any, words: Sequence[str], program: str, **options: Any) ->
 def _grouped(cls: type[Any], default: Settings, hidden: Collection[str] = (), others: bool = False) -> type[Any]:
     """The same settings, unchecked, nested in groups, so that tyro draws boxes around them.
 
-    With `others` also what is not a setting of its own, which help does not show.
+    With `others`, for reading rather than for help: also what is no setting of its own, and without texts.
     """
-    texts, kinds = texts_of(cls), get_type_hints(cls)
+    texts, kinds = {} if others else texts_of(cls), get_type_hints(cls)
     home = {field.name: title for title, group in GROUPS.items() if group for field in dataclasses.fields(group)}
     home |= dict.fromkeys(MOST_USED, COMMON)
     annotated: Any = Annotated  # the types are known to the program, not to a reader of it
