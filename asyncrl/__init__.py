@@ -15,9 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from asyncrl import a2c, a3c, apex, gorila, impala, n_step_q, one_step_q, one_step_sarsa, ppo, reinforce
     from asyncrl.algorithm import Algorithm
-    from asyncrl.api import Evaluation, Policy, Progress, Result, Run, RunFailed, Training, load, train
-    from asyncrl.api.background import training
+    from asyncrl.api import train
+    from asyncrl.api.background import Training, training
+    from asyncrl.api.playing import Result
+    from asyncrl.api.policy import Policy, load
+    from asyncrl.api.runs import Run, RunFailed
     from asyncrl.core.errors import UsageError
+    from asyncrl.runtime.evaluator import Evaluation
+    from asyncrl.runtime.monitor import Summary as Progress
 
 __all__ = [
     "Algorithm", "Evaluation", "Policy", "Progress", "Result", "Run", "RunFailed", "Training", "UsageError", "a2c",
@@ -47,19 +52,21 @@ if _is_the_command() and signal.getsignal(signal.SIGINT) is signal.default_int_h
 __version__ = "0.1.0"
 
 
+_MODULES = {
+    "Algorithm": "algorithm", "Evaluation": "runtime.evaluator", "Policy": "api.policy", "Progress": "runtime.monitor",
+    "Result": "api.playing", "Run": "api.runs", "RunFailed": "api.runs", "Training": "api.background",
+    "UsageError": "core.errors", "load": "api.policy", "train": "api", "training": "api.background",
+}  # fmt: skip
+"""Where the public names are, other than those of the algorithms' modules."""
+
+
 def __getattr__(name: str) -> Any:
     """Import what is public when it is asked for first: torch takes a second."""
-    if name == "UsageError":
-        return import_module("asyncrl.core.errors").UsageError
-    if name == "Algorithm":
-        return import_module("asyncrl.algorithm").Algorithm
-    if name == "training":  # of which asyncrl.api has a module
-        return import_module("asyncrl.api.background").training
     if name not in __all__:
         raise AttributeError(f"module 'asyncrl' has no attribute {name!r}")
-    from asyncrl.catalog import ALGORITHMS
-
-    return import_module(f"asyncrl.{name}") if name in ALGORITHMS else getattr(import_module("asyncrl.api"), name)
+    if name not in _MODULES:
+        return import_module(f"asyncrl.{name}")
+    return getattr(import_module(f"asyncrl.{_MODULES[name]}"), "Summary" if name == "Progress" else name)
 
 
 def __dir__() -> list[str]:

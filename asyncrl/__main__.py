@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.catalog import ALGORITHMS, module_of, name_of
-from asyncrl.core.output import print_line
+from asyncrl.core.output import ending_with_its_reader, print_line
 from asyncrl.runtime.threads import request_one_thread
 
 COMMANDS = {
     "train": "train with any algorithm, also your own: asyncrl train my_package.my_algorithm",
+    "list": "the algorithms: where the experience of each goes, which backends run it",
     "plot": "learning curves of any runs in one figure",
     "evaluate": "play episodes with what a run has learnt",
     "watch": "a film of the agent and what it thinks, or a live view of a run",
@@ -34,7 +35,12 @@ ALIASES = {"enjoy": "watch"}
 def main(words: Sequence[str] | None = None) -> int:
     """Run `asyncrl <command> ...`; returns the exit code."""
     request_one_thread()  # before numpy and torch are loaded
-    words = sys.argv[1:] if words is None else words
+    with ending_with_its_reader():
+        return run(sys.argv[1:] if words is None else words)
+
+
+def run(words: Sequence[str]) -> int:
+    """The same for words that are given."""
     if not words or words[0] in ("-h", "--help"):
         print_line("usage: asyncrl COMMAND [OPTIONS]\n\ncommands:")
         for name, text in (ALGORITHMS | COMMANDS).items():
@@ -80,12 +86,15 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def algorithm_in_config(words: Sequence[str]) -> str:
     """The algorithm that the file behind `--config` names, where the command line names none. Raises UsageError."""
-    from asyncrl.config.commandline import permission_in, value_of
-    from asyncrl.config.files import read_file
+    from asyncrl.config.commandline import TRUST, value_of
+    from asyncrl.config.files import read_settings
     from asyncrl.core.errors import UsageError
+    from asyncrl.storage.stored import Permission
 
-    file = value_of("--config", words)
-    algorithm = name_of(read_file(Path(file), permission_in(words))[0]) if file else ""
+    algorithm = ""
+    if file := value_of("--config", words):
+        stored = read_settings(Path(file))
+        algorithm = stored.algorithm and name_of(stored.usable_algorithm(Permission(trust=TRUST in words)))
     if not algorithm:
         here = f", or in {file}" if file else ""
         raise UsageError(f"name an algorithm first{here}: {', '.join(ALGORITHMS)}, or your own module")

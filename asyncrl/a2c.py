@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from asyncrl import a3c, presets
+from asyncrl import a3c
 from asyncrl.algorithm import IN_STEP
 from asyncrl.config.policy import InStepConfig
 from asyncrl.core.losses import Metrics
@@ -33,7 +33,7 @@ class A2C(a3c.A3C):
     """Policy and value of an actor or of the learner, and the learner's loss: A3C's, of all actors at once."""
 
     experience = IN_STEP
-    presets = presets.A2C
+    presets = "a2c"
 
     @dataclass(frozen=True)
     class Config(InStepConfig):

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from asyncrl import presets
 from asyncrl.actor_critic import ActorCriticMethod
 from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.losses import Metrics, policy_gradient_loss, squared_error
@@ -35,7 +34,7 @@ from asyncrl.core.rollout import Rollout
 class A3C(ActorCriticMethod):
     """One worker's policy and value, and its loss."""
 
-    presets = presets.A3C
+    presets = "a3c"
 
     @dataclass(frozen=True)
     class Config(PolicyConfig):

@@ -7,26 +7,27 @@ defines `loss`. To change an algorithm, derive from it. Nothing is registered.
 
 from __future__ import annotations
 
-import importlib
+import functools
+import importlib.util
+import operator
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
-from asyncrl.catalog import ALGORITHMS, name_of
+from asyncrl.catalog import ALGORITHMS
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.losses import Metrics
-from asyncrl.core.named import find, name_for
 from asyncrl.core.rollout import Extras, Part, State
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import HANG_SECONDS, user_code, watched
-from asyncrl.presets import Presets
 
 GRADIENT, IN_STEP, QUEUE, MEMORY = "gradient", "in step", "queue", "replay"
 """Where rollouts go: into a gradient of the worker that made them; to a learner, in step with all other actors or
@@ -53,8 +54,11 @@ class Algorithm:
     """Whether the loss needs the action after a rollout's last observation (Sarsa)."""
     whole_episodes: ClassVar[bool] = False
     """Whether a rollout is an episode of each environment, of at most t_max steps (`Rollout.lengths`)."""
-    presets: ClassVar[Presets] = {}
-    """Kinds are those of `Spaces`, and "continuous" for vectors with continuous actions."""
+    presets: ClassVar[Mapping[str, Mapping[str, Any]] | str] = {}
+    """Tables of settings by preset and kind of environment, or their name in presets.toml.
+
+    Kinds are those of `Spaces`, "continuous" for vectors with continuous actions, and "other" for all without a table.
+    """
 
     @dataclass(frozen=True)
     class Config(RunConfig):
@@ -80,7 +84,9 @@ class Algorithm:
     def preset(cls, name: str, spaces: Spaces) -> dict[str, Any]:
         """The settings of preset `name` for such an environment, as far as they differ from the Config's defaults."""
         kind = "continuous" if spaces.kind == "vector" and spaces.is_continuous else spaces.kind
-        return dict(cls.presets.get(name, {}).get(kind, {}))
+        tables = _tuned()[cls.presets] if isinstance(cls.presets, str) else cls.presets
+        kinds = tables.get(name, {})
+        return _resolved(kinds.get(kind, kinds.get("other", {})))
 
     @classmethod
     def make_network(cls, config: Any, spaces: Spaces) -> nn.Module:
@@ -107,25 +113,42 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} has no loss")
 
 
+@functools.cache
+def _tuned() -> dict[str, Any]:
+    """What presets.toml holds."""
+    return tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
+
+
+def _resolved(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a table and of those that it is `like`."""
+    settings: dict[str, Any] = {}
+    for name in table.get("like", ()):
+        settings |= _resolved(functools.reduce(operator.getitem, name.split("."), _tuned()))
+    own = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    return settings | {name: value for name, value in own.items() if name != "like"}
+
+
 def initialisation_of(config: RunConfig) -> str:
     """The name of the scheme by which layers are initialised: the paper's, or the usual one today."""
     return "torch7" if config.preset == "paper" else "orthogonal"
 
 
 def load(name: str) -> type[Algorithm]:
-    """Import an algorithm by its name. Raises UsageError, which says what is missing, if there is none.
-
-    A module whose source does not mention this package cannot have one: neither it nor its parents are imported.
-    """
-    module = name.partition(":")[0]
-    if name_of(name) not in ALGORITHMS and module != "__main__":
-        _require_plausible(module)
+    """Import an algorithm by its name. Raises UsageError, which says what is missing, if there is none."""
     # Nobody can have given a limit of his own before his algorithm is there, which reads the settings.
     with (
         watched(HANG_SECONDS),
         user_code(f"the import of {name}", lambda error: UsageError(f"{name}: importing it failed: {one_line(error)}")),
     ):
-        algorithm = algorithm_of(name)
+        module = name.partition(":")[0]
+        if there := _is_there(module):
+            importlib.import_module(module)
+    if not there:
+        raise UsageError(
+            f"there is no algorithm {name!r}: the package's own are {', '.join(ALGORITHMS)}; your own is given by "
+            "its module, which must be installed or on PYTHONPATH"
+        )
+    algorithm = algorithm_of(name)
     if algorithm.experience not in (GRADIENT, IN_STEP, QUEUE, MEMORY):
         kinds = ", ".join(map(repr, (GRADIENT, IN_STEP, QUEUE, MEMORY)))
         raise UsageError(f"{name}: experience is {kinds}, not {algorithm.experience!r}")
@@ -135,6 +158,8 @@ def load(name: str) -> type[Algorithm]:
 def algorithm_of(name: str) -> type[Algorithm]:
     """The algorithm that a module defines, or that is named `module:Class`. Raises UsageError."""
     if ":" in name:
+        from asyncrl.core.named import find
+
         algorithm = find(name)
         if not _is_algorithm(algorithm):
             raise UsageError(f"{name} is no algorithm: it is not derived from asyncrl.algorithm.Algorithm")
@@ -151,7 +176,11 @@ def name_of_class(algorithm: type[Algorithm]) -> str:
     """The name under which all processes of a run find an algorithm: its module, if that has no other."""
     module = sys.modules[algorithm.__module__]
     name = getattr(module.__spec__, "name", "")  # of a module that python -m has started, too
-    return name if name and _own_algorithms(module) == [algorithm] else name_for(algorithm)
+    if name and _own_algorithms(module) == [algorithm]:
+        return name
+    from asyncrl.core.named import name_for
+
+    return name_for(algorithm)
 
 
 def _own_algorithms(module: ModuleType) -> list[type[Algorithm]]:
@@ -162,33 +191,9 @@ def _is_algorithm(thing: object) -> bool:
     return isinstance(thing, type) and issubclass(thing, Algorithm)
 
 
-def _require_plausible(module: str) -> None:
-    """Raise UsageError unless there is a module of that name which might have an algorithm."""
-    spec = _find(module)
-    if spec is None:
-        raise UsageError(
-            f"there is no algorithm {module!r}: the package's own are {', '.join(ALGORITHMS)}; your own is given by "
-            "its module, which must be installed or on PYTHONPATH"
-        )
-    source = getattr(spec.loader, "get_source", lambda _: None)(module)
-    if module not in sys.modules and "asyncrl" not in (source or ""):
-        raise UsageError(f"{module} has no algorithm: it uses nothing of asyncrl")
-
-
-def _find(module: str) -> ModuleSpec | None:
-    """Like importlib.util.find_spec, but without importing the module's parents."""
-    parts = module.split(".")
-    if not all(part.isidentifier() for part in parts):
-        return None
-    loaded = sys.modules.get(module)
-    if loaded is not None and loaded.__spec__ is not None:
-        return loaded.__spec__
-    spec, places = None, None
-    for depth in range(1, len(parts) + 1):
-        name = ".".join(parts[:depth])
-        found = (finder.find_spec(name, places) for finder in sys.meta_path)
-        spec = next((one for one in found if one is not None), None)
-        if spec is None or (depth < len(parts) and spec.submodule_search_locations is None):
-            return None
-        places = spec.submodule_search_locations
-    return spec
+def _is_there(module: str) -> bool:
+    """Whether there is a module of that name."""
+    try:
+        return module in sys.modules or importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # not even its package, or no name of a module
+        return False

@@ -19,17 +19,16 @@ what makes them Ape-X. Run it with `python -m asyncrl.apex`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from asyncrl import presets
 from asyncrl.action_value import ActionValueMethod, taken
 from asyncrl.algorithm import MEMORY
-from asyncrl.config.replay import ReplayConfig
+from asyncrl.config.groups import limited
+from asyncrl.config.value import ReplayConfig
 from asyncrl.core.losses import Metrics, clipped_error
 from asyncrl.core.returns import n_step_targets
 from asyncrl.core.rollout import Extras, State, Transitions
@@ -40,7 +39,7 @@ class ApeX(ActionValueMethod):
 
     experience = MEMORY
     extras = ("action_value", "state_value")
-    presets = presets.APEX
+    presets = "apex"
     errors = torch.zeros(0)
 
     @dataclass(frozen=True)
@@ -55,16 +54,10 @@ class ApeX(ActionValueMethod):
         """Split Q into two streams, the state's value and the actions' advantages (Wang et al. 2016)."""
         n_step: int = 3
         """Steps of a transition, after which its return bootstraps."""
-        priority_exponent: float = 0.6
+        priority_exponent: float = limited(0.6, 0)
         """alpha: how much more often steps with large errors are sampled; 0: uniform sampling."""
-        importance_exponent: float = 0.4
+        importance_exponent: float = limited(0.4, 0)
         """beta: how much of the resulting bias the weights in the loss correct; 1: all of it."""
-
-        def check(self) -> None:
-            """Raise UsageError for the first impossible value."""
-            super().check()
-            self._require("priority_exponent", 0 <= self.priority_exponent < math.inf, "must not be negative")
-            self._require("importance_exponent", 0 <= self.importance_exponent < math.inf, "must not be negative")
 
     config: Config
 

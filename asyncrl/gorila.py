@@ -25,11 +25,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from asyncrl import presets
 from asyncrl.action_value import ActionValueMethod, taken
 from asyncrl.algorithm import MEMORY
-from asyncrl.config.replay import ReplayConfig
-from asyncrl.config.stability import StabilitySettings
+from asyncrl.config.groups import StabilitySettings, limited
+from asyncrl.config.value import ReplayConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.losses import Metrics, clipped_error
 from asyncrl.core.returns import n_step_targets
@@ -40,7 +39,7 @@ class Gorila(ActionValueMethod):
     """The action values of an actor or a learner, its exploration, and its loss."""
 
     experience = MEMORY
-    presets = presets.GORILA
+    presets = "gorila"
 
     @dataclass(frozen=True)
     class Config(StabilitySettings, ReplayConfig):
@@ -48,7 +47,7 @@ class Gorila(ActionValueMethod):
 
         layout: Literal["unbundled", "bundled"] = "unbundled"
         """unbundled: workers act, learners sample all their steps. bundled: each worker learns from its own steps."""
-        learners: int = 1
+        learners: int = limited(1, 1, 1_000)
         """unbundled: number of learners, which update theta without waiting for each other; on hosts, of each host."""
         push: Literal["exchange", "every-update"] = "every-update"
         """Ray backend: hosts send changes of parameters now and then, or each gradient as it comes (Gorila's)."""
@@ -56,7 +55,6 @@ class Gorila(ActionValueMethod):
         def check(self) -> None:
             """Raise UsageError for the first impossible value."""
             super().check()
-            self._require_count("learners", most=1_000)
             if self.layout == "bundled" and self.learners > 1:
                 raise UsageError("--learners are for --layout unbundled; bundled, every worker is one")
 

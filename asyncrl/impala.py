@@ -21,10 +21,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from asyncrl import presets
 from asyncrl.actor_critic import ActorCriticMethod
 from asyncrl.algorithm import QUEUE
-from asyncrl.config.groups import LearnerSettings
+from asyncrl.config.groups import LearnerSettings, limited
 from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.losses import Metrics, policy_gradient_loss, squared_error
 from asyncrl.core.rollout import Rollout
@@ -36,7 +35,7 @@ class Impala(ActorCriticMethod):
 
     experience = QUEUE
     extras = ("log_probability",)
-    presets = presets.IMPALA
+    presets = "impala"
 
     @dataclass(frozen=True)
     class Config(PolicyConfig, LearnerSettings):
@@ -46,23 +45,19 @@ class Impala(ActorCriticMethod):
         """lambda of V-trace: 1 looks as far as the rollout goes."""
         entropy_weights: tuple[float, ...] = (0.003,)
         """beta: weight of the policy's entropy; the first of several counts."""
-        rho_bar: float = 1.0
+        rho_bar: float = limited(1.0, above=0)
         """Most that a step's importance weight counts in the error of its value."""
-        c_bar: float = 1.0
+        c_bar: float = limited(1.0, above=0)
         """Most that it counts in how far errors are carried back."""
-        queue_length: int = 2
+        queue_length: int = limited(2, 1, 10_000)
         """Rollouts of each actor that may wait for the learner; then the actor waits."""
-        batch_rollouts: int = 0
+        batch_rollouts: int = limited(0, 0, 100_000)
         """Most rollouts of one update, of what is there; 0: as many as there are workers."""
 
         def check(self) -> None:
             """Raise UsageError for the first impossible value."""
             super().check()
             self._require("normalize_advantages", not self.normalize_advantages, "is for methods without V-trace")
-            self._require("rho_bar", self.rho_bar > 0, "must be a positive number")
-            self._require("c_bar", self.c_bar > 0, "must be a positive number")
-            self._require("queue_length", 1 <= self.queue_length <= 10_000, "must be 1 to 10_000")
-            self._require("batch_rollouts", 0 <= self.batch_rollouts <= 100_000, "must be 0 to 100_000")
 
     config: Config
 

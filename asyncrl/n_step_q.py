@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asyncrl import presets
 from asyncrl.action_value import ActionValueMethod, taken
+from asyncrl.config.groups import limited
 from asyncrl.config.value import ValueConfig
 from asyncrl.core.losses import Metrics, squared_error
 from asyncrl.core.returns import lambda_returns
@@ -36,19 +36,14 @@ from asyncrl.core.rollout import Rollout, State, at_end, at_places
 class NStepQ(ActionValueMethod):
     """One worker's action values, its exploration, and its loss."""
 
-    presets = presets.N_STEP_Q
+    presets = "n_step_q"
 
     @dataclass(frozen=True)
     class Config(ValueConfig):
         """Asynchronous n-step Q-learning (Mnih et al. 2016, Algorithm S2)."""
 
-        lstm_cells: int = 0
+        lstm_cells: int = limited(0, 0, 100_000)
         """Cells of an LSTM after the last hidden layer; 0: feed-forward."""
-
-        def check(self) -> None:
-            """Raise UsageError for the first impossible value."""
-            super().check()
-            self._require("lstm_cells", 0 <= self.lstm_cells <= 100_000, "must be 0 to 100_000")
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, Metrics]:
         """Squared errors, summed over the T steps and averaged over the E environments."""

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from asyncrl import presets
 from asyncrl.action_value import ActionValueMethod, taken
 from asyncrl.config.value import ValueConfig
 from asyncrl.core.losses import Metrics, squared_error
@@ -33,7 +32,7 @@ class OneStepQ(ActionValueMethod):
     """One worker's action values, its exploration, and its loss."""
 
     private_copy = False
-    presets = presets.ONE_STEP_Q
+    presets = "one_step_q"
 
     @dataclass(frozen=True)
     class Config(ValueConfig):

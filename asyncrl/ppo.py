@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from asyncrl import presets
 from asyncrl.actor_critic import ActorCriticMethod
 from asyncrl.algorithm import IN_STEP
+from asyncrl.config.groups import limited
 from asyncrl.config.policy import InStepConfig
 from asyncrl.core.losses import Metrics, clipped_surrogate, clipped_value_loss, squared_error
 from asyncrl.core.returns import lambda_returns
@@ -39,7 +39,7 @@ class PPO(ActorCriticMethod):
 
     experience = IN_STEP
     extras = ("log_probability",)
-    presets = presets.PPO
+    presets = "ppo"
 
     @dataclass(frozen=True)
     class Config(InStepConfig):
@@ -57,15 +57,15 @@ class PPO(ActorCriticMethod):
         """beta: weight of the policy's entropy; the first of several counts."""
         normalize_advantages: bool = True
         """Scale the advantages of a minibatch to mean 0 and standard deviation 1."""
-        epochs: int = 4
+        epochs: int = limited(4, 1, 10_000)
         """Passes over each batch (K)."""
         minibatches: int = 4
         """Parts of a batch, shuffled in each pass, each for one update. With an LSTM they are of whole sequences."""
-        clip: float = 0.1
+        clip: float = limited(0.1, above=0)
         """epsilon: how far the ratio of probabilities may be from 1."""
         anneal_clip: bool = True
         """Decrease epsilon linearly to 0 over total_steps, like the learning rate."""
-        value_clip: float = 0.0
+        value_clip: float = limited(0.0, 0)
         """Largest change of values, clipped as in OpenAI Baselines; 0: not clipped."""
 
         @property
@@ -76,7 +76,6 @@ class PPO(ActorCriticMethod):
         def check(self) -> None:
             """Raise UsageError for the first impossible value."""
             super().check()
-            self._require("epochs", 1 <= self.epochs <= 10_000, "must be 1 to 10_000")
             steps = self.workers * self.envs_per_worker * self.t_max
             self._require("minibatches", 1 <= self.minibatches <= steps, f"must be 1 to the {steps} steps of a batch")
             if not self.lstm_cells:
@@ -84,8 +83,6 @@ class PPO(ActorCriticMethod):
                 self._require(
                     "minibatches", self.minibatches <= most, f"must be 1 to {most}: one step is not normalized"
                 )
-            self._require("clip", 0 < self.clip < float("inf"), "must be a positive number")
-            self._require("value_clip", 0 <= self.value_clip < float("inf"), "must not be negative")
 
     config: Config
 

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from asyncrl import presets
 from asyncrl.actor_critic import ActorCriticMethod
 from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.losses import Metrics, policy_gradient_loss
@@ -56,7 +55,7 @@ class Reinforce(ActorCriticMethod):
     """One worker's policy, and its loss."""
 
     whole_episodes = True
-    presets = presets.REINFORCE
+    presets = "reinforce"
 
     @dataclass(frozen=True)
     class Config(PolicyConfig):

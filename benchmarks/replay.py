@@ -28,10 +28,10 @@ import psutil
 import torch
 
 from asyncrl import apex
-from asyncrl.api.training import make_spec
 from asyncrl.backends.handles import experience_bytes, shared
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.replay import Replay
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, RunSpec, build_learner, initial_parameters
@@ -59,7 +59,7 @@ class Rates(NamedTuple):
 def make_run(folder: Path, env_id: str, **settings: Any) -> Run:
     """A run of Ape-X with its memory, which is empty; nothing in it waits for the replay ratio."""
     fixed = {"env_id": env_id, "total_steps": 2**50, "replay_ratio": 1e6, "warmup_steps": 1, "workers": 4}
-    environment = make_spec(apex.ApeX.Config(env_id=env_id))
+    environment = EnvSpec.of(apex.ApeX.Config(env_id=env_id))
     spaces = environment.probe()
     config = apex.ApeX.Config(**(apex.ApeX.preset("default", spaces) | fixed | settings))
     theta, layout = initial_parameters(Plan("asyncrl.apex", config, environment, spaces))

@@ -34,7 +34,6 @@ import numpy as np
 import psutil
 
 from asyncrl.algorithm import algorithm_of
-from asyncrl.api.training import make_spec
 from asyncrl.config.commandline import parse
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.clock import shared_zeros
@@ -206,7 +205,7 @@ def main() -> None:
         return
     # The very environment that training will make, flags included.
     phases, config = phases_of(arguments.algorithm), algorithm_of(f"asyncrl.{arguments.algorithm}").Config
-    spec = make_spec(parse(config, ["--env-id", arguments.env_id, *flags], "throughput"))
+    spec = EnvSpec.of(parse(config, ["--env-id", arguments.env_id, *flags], "throughput"))
     skip = spec.frames_per_step
     print(
         f"{arguments.algorithm} on {arguments.env_id}, {arguments.repeats} x {arguments.seconds:g} s each, medians",

@@ -23,8 +23,8 @@ from torch import nn
 
 import asyncrl
 from asyncrl.api.playing import load_run
+from asyncrl.api.request import request_for
 from asyncrl.api.runs import Rows
-from asyncrl.api.settings import asked_for
 from asyncrl.catalog import ALGORITHMS
 from asyncrl.commands.train import configure
 from asyncrl.runtime.protocols import EVALUATOR
@@ -234,11 +234,11 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
     [
         ("a4c", {}, "there is no algorithm 'a4c'"),
         ("a3c", {"worker": 2}, "there is no setting worker; perhaps you meant workers"),
-        ("a3c", {"workers": "2"}, "workers takes int, got '2'"),
+        ("a3c", {"workers": "two"}, "workers takes a whole number, got 'two'"),
         ("a3c", {"workers": 2.5}, "workers takes int, got 2.5"),
         ("a3c", {"workers": True}, "workers takes int, got True"),
         ("a3c", {"workers": 0}, "--workers must be at least 1"),
-        ("a3c", {"backend": "seriel"}, "backend takes local, serial, collective, ray, got 'seriel'"),
+        ("a3c", {"backend": "seriel"}, "backend takes local, serial, collective or ray, got 'seriel'"),
         ("a3c", {"hidden_sizes": 64}, "hidden_sizes takes several values, got 64"),
         ("a3c", {"config": asyncrl.a3c.A3C.Config(), "workers": 2}, "not both"),
         ("a3c", {"config": asyncrl.ppo.PPO.Config()}, "asyncrl.a3c takes a asyncrl"),
@@ -309,7 +309,7 @@ def test_a_file_has_the_settings_that_are_not_given_as_on_the_command_line(tmp_p
     (tmp_path / "mine.toml").write_text(TOML)
 
     more = {"workers": 3, "learning_rate": 0.5, "env_kwargs": {}}
-    config = asked_for(None, tmp_path / "mine.toml", True, more).settled().config
+    config = request_for(None, tmp_path / "mine.toml", more, quiet=True).resolved().config
 
     words = ["--config", str(tmp_path / "mine.toml"), "--workers", "3", "--lr", "0.5", "--env-kwargs", "--quiet"]
     assert config == configure("asyncrl.a3c", words).config

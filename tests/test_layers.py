@@ -19,7 +19,6 @@ RUNTIME = {"runtime", "base", "nets", "envs", "storage", "catalog", "config", "c
 MAY_IMPORT = {
     "core": {"core"},
     "config": {"config", "storage", "core"},
-    "presets": {"core"},
     "nets": {"nets", "core"},
     "envs": {"envs", "config", "core"},
     "storage": {"storage", "catalog", "core"},
@@ -32,8 +31,8 @@ MAY_IMPORT = {
     "studies": {"studies", "plots", "storage", "catalog", "core"},
     "catalog": set(),
     "api": RUNTIME | {"api", "doctor", "backends", "experience"},
-    "base": {"base", "nets", "presets", "config", "catalog", "core"},
-    "algorithm": {"algorithm", "base", "presets", "nets", "envs", "config", "core"},
+    "base": {"base", "nets", "config", "catalog", "core"},
+    "algorithm": {"algorithm", "base", "nets", "envs", "config", "core"},
 }
 
 
@@ -87,19 +86,39 @@ def test_nothing_is_unpickled(file: Path) -> None:
     assert not [call for call in calls if unsafe.match(call)]
 
 
-def test_a_local_run_loads_nothing_of_other_backends(tmp_path: Path) -> None:
-    """Neither ranks, hosts, shards, nor the simulation of turns."""
-    code = "import asyncrl\nif __name__ == '__main__':\n    "
-    code += f"asyncrl.train('a3c', env_id='Chain', workers=1, total_steps=50, runs_dir={str(tmp_path)!r})\n    "
-    code += "import sys; print(*(name for name in sys.modules if name.startswith('asyncrl.')))"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {name.removeprefix("asyncrl.") for name in ended.stdout.split()}
+MOST_MODULES, MOST_LINES = 75, 10_800
+"""Of this package, in the command's own process during a local run of A3C."""
+USED = {
+    "backends": {"families", "handles", "local", "looking", "memory", "outcome", "processes", "sockets", "supervisor"},
+    "parameters": {"shared"},
+    "api": {"request", "runs", "training"},
+    "nets": {"actor_critic", "bodies", "trunk"},
+    "envs": {"spec"},
+}
+"""What such a run may load of these packages."""
+UNUSED = {"commands", "experience", "plots", "studies"}
+"""The packages of which it may load nothing."""
 
-    assert "backends.local" in loaded
-    apart = "collective ray host exchange forwarding reports cluster keepers serial"
-    assert not loaded & {f"backends.{name}" for name in apart.split()}
-    assert not loaded & {"parameters.shards", "parameters.replicas", "parameters.outbox", "parameters.mirror"}
-    assert not loaded & {"experience.gathered", "experience.landing", "experience.credit"}
+
+def test_a_local_run_loads_only_what_it_uses(tmp_path: Path) -> None:
+    """Nothing of ranks, hosts, shards, replay, playing, resuming, tracking, or of what a program hands over."""
+    code = "import asyncrl\nif __name__ == '__main__':\n    "
+    code += f"asyncrl.train('a3c', env_id='CartPole-v1', workers=1, total_steps=50, runs_dir={str(tmp_path)!r})\n    "
+    code += "import sys; print(*(name for name in sys.modules if name.startswith('asyncrl')))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(ended.stdout.split())
+    files = [MODULES.get(name) or ROOT.joinpath(*name.split(".")[1:], "__init__.py") for name in loaded]
+    parts = {name.split(".")[1]: set[str]() for name in loaded if "." in name}
+    for name in loaded:
+        _, package, module = (*name.split(".", 2), "", "")[:3]
+        if module:
+            parts[package].add(module)
+
+    assert not parts.keys() & UNUSED
+    assert {package: parts[package] - allowed for package, allowed in USED.items()} == {name: set() for name in USED}
+    assert not loaded & {"asyncrl.core.named", "asyncrl.core.exploration", "asyncrl.storage.tracking"}
+    assert len(loaded) <= MOST_MODULES
+    assert sum(len(file.read_text().splitlines()) for file in files) <= MOST_LINES
 
 
 KNOWN = {"envs"}

@@ -203,13 +203,13 @@ def test_two_algorithms_whose_runs_would_share_a_folder_are_refused(home: Path, 
         ("my_package.none", "asyncrl train my_package.none: error: there is no algorithm 'my_package.none'"),
         ("none.my_algorithm", "there is no algorithm"),
         ("../my_algorithm", "there is no algorithm"),
-        ("my_package.other", "my_package.other has no algorithm: it uses nothing of asyncrl"),
+        ("my_package.other", "my_package.other has no algorithm: no class of its own"),
         ("asyncrl.core.losses", "asyncrl.core.losses has no algorithm: no class of its own"),
         ("--workers", "name an algorithm first"),
     ],
 )
 def test_what_is_no_algorithm_is_refused_in_one_line(refused: Refused, algorithm: str, line: str) -> None:
-    """One that is not there, and modules that are something else; the last one there is not imported."""
+    """One that is not there, and modules that are something else."""
     assert line in refused("train", algorithm, "--env-id", "Catch")
 
 

@@ -6,40 +6,21 @@ random numbers as they were.
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from asyncrl.algorithm import Algorithm
-from asyncrl.api.background import Training
-from asyncrl.api.playing import Result, load_run
-from asyncrl.api.policy import Policy
-from asyncrl.api.runs import Rows, Run, RunFailed, random_numbers_kept, run_in, run_of
-from asyncrl.api.settings import File, asked_for, settings_for
-from asyncrl.api.training import carry_out, has_nothing_to_do
+from asyncrl.api.request import File, refuse_launcher, request_for
+from asyncrl.api.runs import Run, random_numbers_kept, run_in, run_of
+from asyncrl.api.training import carry_out
 from asyncrl.backends.outcome import PROGRAM, Signals
 from asyncrl.config.run_config import RunConfig
 from asyncrl.runtime.evaluator import Evaluation
 from asyncrl.runtime.monitor import Summary as Progress
 from asyncrl.runtime.threads import one_thread
-from asyncrl.storage.stored import Permission
-
-__all__ = [
-    "Evaluation",
-    "Policy",
-    "Progress",
-    "Result",
-    "Rows",
-    "Run",
-    "RunFailed",
-    "Training",
-    "load",
-    "train",
-    "training",
-]
 
 
 def train(
@@ -70,12 +51,13 @@ def train(
     signals = Signals()
     hooks = _Hooks(signals, on_evaluation, on_progress)
     with one_thread(), random_numbers_kept():
-        asked = asked_for(algorithm, config, quiet, settings, trust)
-        settled = asked.settled()
-        if has_nothing_to_do(settled, asked.resume):
-            return run_in(Path(settled.config.resume))
+        request = request_for(algorithm, config, settings, trust, quiet)
+        resolved = request.resolved()
+        refuse_launcher(resolved)
+        if request.has_nothing_to_do(resolved):
+            return run_in(Path(resolved.config.resume))
         with signals.caught():
-            ended = carry_out(settled, signals, speaks=not quiet, listener=hooks)
+            ended = carry_out(resolved, signals, speaks=not quiet, listener=hooks)
     hooks.raise_what_they_raised()
     if signals.first not in (None, PROGRAM):
         signal.raise_signal(signals.first)
@@ -120,29 +102,3 @@ class _Hooks:
             self._raised, goes_on = error, False
         if not goes_on:
             self._signals.ask()
-
-
-def load(
-    run: Run | str | os.PathLike[str],
-    checkpoint: str = "best",
-    greedy: bool | None = None,
-    seed: int = 0,
-    *,
-    env_id: str | Callable[..., Any] | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-    network: str | Callable[..., Any] | None = None,
-    trust: bool = False,
-) -> Policy:
-    """The policy that a run has learnt, for use in your program.
-
-    `checkpoint` is "best", "newest" or a checkpoint's name; `greedy` None means as in the run's own evaluations; `seed`
-    is for sampled actions. `env_id`, `env_kwargs` and `network`, as `train` takes them, replace the run's own, which
-    another program may have handed over. What somebody else's folder names is imported only with `trust`. Raises
-    UsageError.
-    """
-    path = run.path if isinstance(run, Run) else Path(run)
-    with one_thread(), random_numbers_kept():
-        own = {"env_id": env_id, "env_kwargs": env_kwargs, "network": network}
-        given = settings_for(RunConfig, {name: value for name, value in own.items() if value is not None})
-        permission = Permission(given, trust)
-        return Policy(load_run(path, checkpoint, seed, greedy, permission=permission))

@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any, cast
 
 from asyncrl.algorithm import Algorithm
+from asyncrl.api.request import File, Request, refuse_launcher, request_for
 from asyncrl.api.runs import Run, random_numbers_kept, run_in, run_of
-from asyncrl.api.settings import Asked, File, asked_for
-from asyncrl.api.training import carry_out, has_nothing_to_do
+from asyncrl.api.training import carry_out
 from asyncrl.backends.outcome import Signals
 from asyncrl.config.run_config import RunConfig
 from asyncrl.runtime.evaluator import Evaluation
@@ -43,7 +43,7 @@ def training(
                     break
         print(training.run.best_score)
     """
-    return Training(asked_for(algorithm, config, quiet, settings, trust), speaks=not quiet)
+    return Training(request_for(algorithm, config, settings, trust, quiet), speaks=not quiet)
 
 
 class Training(Iterator[Evaluation]):
@@ -55,9 +55,9 @@ class Training(Iterator[Evaluation]):
     numerical libraries ask for one thread.
     """
 
-    def __init__(self, asked: Asked, speaks: bool) -> None:
+    def __init__(self, request: Request, speaks: bool) -> None:
         """Start the run, and return when its workers are running. Raises UsageError, or RunFailed if it breaks."""
-        self._thread = _Thread(asked, speaks)
+        self._thread = _Thread(request, speaks)
         with random_numbers_kept():  # a run uses torch's global generator only until its workers are running
             self._thread.start()
             with self._stopping_on_interrupt():
@@ -117,7 +117,7 @@ class Training(Iterator[Evaluation]):
 class _Thread(threading.Thread):
     """The thread that supervises the run, and listens to it."""
 
-    def __init__(self, asked: Asked, speaks: bool) -> None:
+    def __init__(self, request: Request, speaks: bool) -> None:
         # A daemon: for other threads Python waits at its exit, before it would let us stop the run.
         super().__init__(daemon=True, name="asyncrl-training")
         self.at_work = threading.Event()
@@ -127,7 +127,7 @@ class _Thread(threading.Thread):
         self.progress = Summary()
         self._run: Run | None = None
         self._raised: BaseException | None = None
-        self._asked, self._speaks = asked, speaks
+        self._request, self._speaks = request, speaks
         self._signals = Signals()
         self.over = False
         atexit.register(self.end)
@@ -136,11 +136,12 @@ class _Thread(threading.Thread):
         """Carry the run out, from settings to the last status."""
         try:
             with one_thread():
-                settled = self._asked.settled()
-                if has_nothing_to_do(settled, self._asked.resume):
-                    self._run = run_in(Path(settled.config.resume))
+                resolved = self._request.resolved()
+                refuse_launcher(resolved)
+                if self._request.has_nothing_to_do(resolved):
+                    self._run = run_in(Path(resolved.config.resume))
                 else:
-                    self._run = run_of(carry_out(settled, self._signals, self._speaks, self))
+                    self._run = run_of(carry_out(resolved, self._signals, self._speaks, self))
         except BaseException as error:
             self._raised = error
         finally:

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.api.resume import stored_config
-from asyncrl.api.training import make_spec
 from asyncrl.backends.handles import restore, shared
 from asyncrl.config.run_config import RunConfig
+from asyncrl.core.distributions import greedy as best_of
 from asyncrl.core.errors import UsageError
-from asyncrl.core.exploration import greedy as best_of
 from asyncrl.core.output import print_line
 from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces
@@ -106,7 +105,7 @@ def load_run(
     settings = stored_config(algorithm, stored, permission, trains=False)
     settings = own_settings(dataclasses.replace(settings, **permission.given), seed, greedy)
     with watched(settings.hang_seconds):
-        environment = change(make_spec(settings))
+        environment = change(EnvSpec.of(settings))
         spaces = environment.probe()
         plan = Plan(algorithm, settings, environment, spaces)
         _, layout = initial_parameters(plan)

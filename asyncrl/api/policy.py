@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.api.playing import Loaded
+from asyncrl.api.playing import Loaded, load_run
+from asyncrl.api.runs import Run, random_numbers_kept
+from asyncrl.config.run_config import RunConfig
+from asyncrl.config.settings import settings_for
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces
@@ -19,6 +24,8 @@ from asyncrl.envs.translation import translation_of
 from asyncrl.runtime.collect import for_environments, reset_state
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import build_environments
+from asyncrl.runtime.threads import one_thread
+from asyncrl.storage.stored import Permission
 
 
 @dataclass(frozen=True)
@@ -100,3 +107,29 @@ class Policy:
             except (TypeError, ValueError) as error:
                 raise UsageError(f"{self.env_id}: {error}") from error
         return seen
+
+
+def load(
+    run: Run | str | os.PathLike[str],
+    checkpoint: str = "best",
+    greedy: bool | None = None,
+    seed: int = 0,
+    *,
+    env_id: str | Callable[..., Any] | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    network: str | Callable[..., Any] | None = None,
+    trust: bool = False,
+) -> Policy:
+    """The policy that a run has learnt, for use in your program.
+
+    `checkpoint` is "best", "newest" or a checkpoint's name; `greedy` None means as in the run's own evaluations; `seed`
+    is for sampled actions. `env_id`, `env_kwargs` and `network`, as `train` takes them, replace the run's own, which
+    another program may have handed over. What somebody else's folder names is imported only with `trust`. Raises
+    UsageError.
+    """
+    path = run.path if isinstance(run, Run) else Path(run)
+    with one_thread(), random_numbers_kept():
+        own = {"env_id": env_id, "env_kwargs": env_kwargs, "network": network}
+        given = settings_for(RunConfig, {name: value for name, value in own.items() if value is not None})
+        permission = Permission(given, trust)
+        return Policy(load_run(path, checkpoint, seed, greedy, permission=permission))

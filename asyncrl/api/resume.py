@@ -20,14 +20,6 @@ from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from asyncrl.storage.run_folder import RunFolder, default_name, read_status, runs_of, started_at
 from asyncrl.storage.stored import Permission, Stored, read_stored
 
-AUTO = "auto"
-"""--resume auto: the newest run of the same name, or a new one."""
-
-
-def is_resumed(config: RunConfig) -> bool:
-    """Whether the configuration is for a resumed run rather than a new one."""
-    return config.resume not in ("", AUTO)
-
 
 def newest(algorithm: str, config: RunConfig) -> Path | None:
     """The newest run with a checkpoint that this command started earlier; None if there is none.

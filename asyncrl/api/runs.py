@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from asyncrl.api.playing import Result, load_run, play_run
 from asyncrl.api.training import Ended
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.evaluator import Evaluation
@@ -18,6 +17,9 @@ from asyncrl.runtime.seeding import GLOBAL_GENERATOR
 from asyncrl.runtime.threads import one_thread
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import RunFolder, read_status
+
+if TYPE_CHECKING:
+    from asyncrl.api.playing import Result
 
 RowT = TypeVar("RowT")
 
@@ -67,6 +69,8 @@ class Run:
         """Play whole episodes with the learnt policy; `greedy` None: as in its own evaluations. Raises UsageError."""
         if episodes < 1:
             raise UsageError(f"episodes must be at least 1, got {episodes}")
+        from asyncrl.api.playing import load_run, play_run
+
         with one_thread(), random_numbers_kept():
             return play_run(load_run(self.path, checkpoint, seed, greedy), episodes)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.backends import families
 from asyncrl.backends.processes import (
@@ -23,10 +23,12 @@ from asyncrl.backends.processes import (
     start_context,
 )
 from asyncrl.core.errors import UsageError
-from asyncrl.core.named import Parcel, parcels
 from asyncrl.core.spaces import Spaces
-from asyncrl.core.user_code import SAY_SECONDS, say_waiting, told, too_long, watched
+from asyncrl.core.user_code import SAY_SECONDS, handed_over, say_waiting, told, too_long, watched
 from asyncrl.envs.spec import EnvironmentNotice, EnvSpec, one_line
+
+if TYPE_CHECKING:
+    from asyncrl.core.named import Parcel
 
 POLL_SECONDS = 0.2
 
@@ -59,7 +61,7 @@ def _ask(spec: EnvSpec, algorithm: str, seconds: float, steps: bool) -> Seen:
     """Start the process, and wait for its answer."""
     context = start_context(algorithm)
     receiver, sender = context.Pipe(duplex=False)
-    arguments = (sender, spec, parcels(spec.own_names), steps, families.TOKEN)
+    arguments = (sender, spec, handed_over(spec.own_names), steps, families.TOKEN)
     process: BaseProcess = context.Process(target=_look, args=arguments, name="look")  # type: ignore[attr-defined]
     with receiver, sender:
         try:

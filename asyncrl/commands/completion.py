@@ -20,6 +20,12 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 
 SHELLS = ("bash", "zsh")
+USAGE = """usage: asyncrl completion {bash,zsh}
+
+bash: asyncrl completion bash > ~/.local/share/bash-completion/completions/asyncrl
+zsh:  asyncrl completion zsh > _asyncrl, in a folder of your fpath
+
+Writing the script takes seconds: do it once, and after an update."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -28,18 +34,16 @@ def main(words: Sequence[str] | None = None) -> int:
 
     def completion() -> int:
         if {"-h", "--help"} & set(words):
-            print_line("usage: asyncrl completion {bash,zsh}\n")
-            print_line('Put into ~/.bashrc or ~/.zshrc: eval "$(asyncrl completion bash)", or zsh.')
+            print_line(USAGE)
             return 0
         if len(words) != 1 or words[0] not in SHELLS:
             raise UsageError(f"name a shell: {' or '.join(SHELLS)}")
         script = io.StringIO()
         with contextlib.redirect_stdout(script), contextlib.suppress(SystemExit):
             tyro.cli(every_command(), prog="asyncrl", args=["--tyro-print-completion", words[0]])
+        print_line(script.getvalue())
         if words[0] == "bash":
-            print_line(script.getvalue() + "complete -o default -F _tyro_asyncrl asyncrl")  # and files
-        else:  # tyro's is a file for zsh to call, ours is for `eval`
-            print_line(script.getvalue().rpartition("typeset -A opt_args")[0] + "compdef _tyro_asyncrl asyncrl")
+            print_line("complete -o default -F _tyro_asyncrl asyncrl")  # files too
         return 0
 
     return run_command("asyncrl completion", completion)

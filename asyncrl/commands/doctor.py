@@ -25,7 +25,7 @@ from rich.table import Table
 
 from asyncrl import catalog
 from asyncrl.algorithm import GRADIENT, algorithm_of, load
-from asyncrl.api.training import make_spec, prepare
+from asyncrl.api.training import prepare
 from asyncrl.backends.collective.board import RanksLost, first_line
 from asyncrl.backends.collective.exchanges import leave
 from asyncrl.backends.collective.launch import Launch, launched
@@ -54,6 +54,7 @@ from asyncrl.doctor.learning import (
     take_turns,
 )
 from asyncrl.doctor.room import check_room, raised_limit, shared_bytes
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, initial_parameters
 from asyncrl.runtime.terminal import shown
@@ -166,7 +167,7 @@ def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Fi
     """All findings. Raises UsageError for an algorithm or an environment that cannot be used at all."""
     algorithm = catalog.module_of(config.algorithm)
     load(algorithm)
-    spec = make_spec(RunConfig(env_id=config.env_id, env_kwargs=config.env_kwargs))
+    spec = EnvSpec.of(RunConfig(env_id=config.env_id, env_kwargs=config.env_kwargs))
     # What it does when it is reset and stepped is for the checks to tell.
     spaces = look(spec, algorithm, HANG_SECONDS, here=False, steps=False)
     plan = Plan(algorithm, planned(config, algorithm, spaces), spec, spaces)
@@ -213,7 +214,7 @@ def planned(config: Config, algorithm: str, spaces: Spaces) -> RunConfig:
 
 def exercise_run(algorithm: str, folder: str | Path, **settings: Any) -> Run:
     """A small run of `algorithm` on Chain, below `folder`."""
-    spec = make_spec(RunConfig(env_id=EXERCISE["env_id"], env_kwargs=EXERCISE["env_kwargs"]))
+    spec = EnvSpec.of(RunConfig(env_id=EXERCISE["env_id"], env_kwargs=EXERCISE["env_kwargs"]))
     spaces = spec.probe()
     method = algorithm_of(algorithm)
     names = {setting.name for setting in dataclasses.fields(method.Config)}

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
-from asyncrl.core.output import print_line
+from asyncrl.core.output import ending_with_its_reader, print_line
 from asyncrl.envs.spec import EnvironmentNotice
 from asyncrl.storage.files import disk_trouble
 from asyncrl.storage.run_folder import versions
@@ -78,14 +78,11 @@ def run_command(program: str, command: Callable[[], int]) -> int:
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # see asyncrl/__init__.py
     try:
-        with _notices_in_one_line(program):
+        with ending_with_its_reader(), _notices_in_one_line(program):
             return command()
     except UsageError as error:
         print_line(f"{program}: error: {' '.join(str(error).splitlines())}", error=True)
         return 2
-    except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more as it ends
-        return 128 + signal.SIGPIPE
     except OSError as error:
         if (trouble := disk_trouble(error)) is None:
             raise

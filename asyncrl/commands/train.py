@@ -6,21 +6,24 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from asyncrl.algorithm import algorithm_of, load
-from asyncrl.api.training import Settled, carry_out, has_nothing_to_do, make_spec, settle
+from asyncrl.api.request import Request, ResolvedRun, request_for
+from asyncrl.api.training import carry_out
 from asyncrl.backends.outcome import Signals
 from asyncrl.catalog import command_of
 from asyncrl.commands.program import run_command, version
-from asyncrl.config.commandline import TRUST, parse, permission_in, understood, value_of
+from asyncrl.config.commandline import asks_for_help, read_line, show_help, understood, value_of
+from asyncrl.config.files import read_settings
 from asyncrl.config.groups import BACKENDS, RARE
 from asyncrl.config.policy import InStepConfig
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.spec import TOYS
+from asyncrl.envs.spec import TOYS, EnvSpec
 from asyncrl.runtime.terminal import say
 from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory, request_one_thread
 
@@ -44,9 +47,9 @@ def train(algorithm: str, words: Sequence[str]) -> int:
         say(version())
         return 0
     load(algorithm)
-    words = understood(words, algorithm)
-    if {"-h", "--help"} & set(words):
-        show_help(algorithm, words)
+    if asks_for_help(words):
+        help_with(algorithm, words)
+    words = understood(words)
     launch = launch_of(words)
     if launch is None:
         return train_here(algorithm, words)
@@ -55,27 +58,25 @@ def train(algorithm: str, words: Sequence[str]) -> int:
     from asyncrl.backends.collective.exchanges import leave
 
     if launch.rank != 0:
-        return ranks.attend_launched(launch, algorithm, words, make_spec)
+        return ranks.attend_launched(launch, algorithm, words, EnvSpec.of)
     with collective.convened(launch, words) as meeting:
         code = train_here(algorithm, with_ranks(words, launch), meeting)
     leave(code)
     return code
 
 
-def show_help(algorithm: str, words: Sequence[str]) -> None:
+def help_with(algorithm: str, words: Sequence[str]) -> NoReturn:
     """Print the help, with the defaults of the preset and environment that the words name, and end the program.
 
     With the algorithm's plain defaults if the words are not right.
     """
-    cls = algorithm_of(algorithm).Config
+    default: RunConfig = algorithm_of(algorithm).Config()
     spaces = None
-    try:
-        settled = configure(algorithm, [word for word in words if word not in ("-h", "--help")])
-        default, spaces = settled.config, settled.spaces
-    except UsageError:
-        default = cls()
-    backend = value_of("--backend", words) or default.backend
-    parse(cls, ["--help"], command_of(algorithm), default, meaningless(default, backend, spaces))
+    with contextlib.suppress(UsageError):
+        resolved = configure(algorithm, [word for word in words if not asks_for_help([word])])
+        default, spaces = resolved.config, resolved.spaces
+    hidden = meaningless(default, value_of("--backend", words) or default.backend, spaces)
+    show_help(type(default), command_of(algorithm), default, hidden)
 
 
 def meaningless(config: RunConfig, backend: str, spaces: Spaces | None) -> set[str]:
@@ -98,48 +99,54 @@ def launch_of(words: Sequence[str]) -> Launch | None:
 
     Raises UsageError if the ranks cannot meet as the words say.
     """
-    if value_of("--backend", words) != "collective":
+    if given_early("--backend", words) != "collective":
         return None
     from asyncrl.backends.collective.launch import launched
 
-    place = value_of("--init-method", words)
+    place = given_early("--init-method", words)
     launch = launched(os.environ, place)
     if place and launch is None:
         raise UsageError("--init-method is for ranks that torchrun, mpirun or srun starts; this command starts its own")
     return launch
 
 
+def given_early(flag: str, words: Sequence[str]) -> str:
+    """What the words, or the file that they name, say of a setting before the others are judged; "" if nothing."""
+    if (value := value_of(flag, words)) or not (file := value_of("--config", words)):
+        return value
+    return str(read_settings(Path(file)).config.get(flag[2:].replace("-", "_"), ""))
+
+
 def with_ranks(words: Sequence[str], launch: Launch) -> list[str]:
     """The words, with as many workers as there are ranks. Raises UsageError if they say something else."""
     size = str(launch.size)
-    if (given := value_of("--workers", words)) not in ("", size):
+    if (given := given_early("--workers", words)) not in ("", size):
         raise UsageError(f"{launch.by} has started {size} ranks, and --workers says {given}: leave it away")
     return [*words, "--workers", size]
 
 
 def train_here(algorithm: str, words: Sequence[str], meeting: Meeting | None = None) -> int:
     """The same in the process that keeps the run: rank 0 of `meeting`, or the only one that was started."""
-    settled = configure(algorithm, words)
-    if has_nothing_to_do(settled, value_of("--resume", words)):
-        say(f"{settled.config.resume} is finished; there is nothing to do")
+    request = request_in(algorithm, words)
+    resolved = request.resolved()
+    if request.has_nothing_to_do(resolved):
+        say(f"{resolved.config.resume} is finished; there is nothing to do")
         return 0
     # From here on a signal is noted instead: there is a folder that has to say how the run ended.
     with Signals().caught() as signals:
-        outcome = carry_out(settled, signals, speaks=True, meeting=meeting).outcome
+        outcome = carry_out(resolved, signals, speaks=True, meeting=meeting).outcome
     if outcome.traceback:
         with contextlib.suppress(OSError):  # the terminal may be gone
             print_line(outcome.traceback, error=True)
     return outcome.exit_code
 
 
-def configure(algorithm: str, words: Sequence[str]) -> Settled:
-    """What the command line says, settled. Raises UsageError."""
-    cls = algorithm_of(algorithm).Config
+def request_in(algorithm: str, words: Sequence[str]) -> Request:
+    """The run that a command line asks for. Raises UsageError."""
+    line = read_line(algorithm_of(algorithm).Config, words, command_of(algorithm))
+    return request_for(algorithm, line.config, line.settings, line.trust)
 
-    own = [word for word in words if word != TRUST]
 
-    def read(default: RunConfig | None, resume: str) -> RunConfig:
-        more = ["--resume", resume] if resume else []
-        return parse(cls, [*own, *more], command_of(algorithm), default)
-
-    return settle(algorithm, read, value_of("--resume", words), permission_in(words, algorithm))
+def configure(algorithm: str, words: Sequence[str]) -> ResolvedRun:
+    """The run that a command line asks for, resolved. Raises UsageError."""
+    return request_in(algorithm, words).resolved()

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from asyncrl.core.errors import UsageError
-from asyncrl.core.named import Handed, hand_over, is_name
+from asyncrl.core.named import Handed, hand_over
+from asyncrl.core.user_code import is_name
 
 _NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 """What reading and writing literals raises."""

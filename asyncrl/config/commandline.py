@@ -8,20 +8,17 @@ import dataclasses
 import inspect
 import io
 import itertools
-import math
 import os
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from asyncrl.config.aliases import ALIASES, ENVIRONMENTS, parse_integer, read_count, share_environments
-from asyncrl.config.files import words_in
 from asyncrl.config.groups import (
     EnvironmentSettings,
     EvaluationSettings,
@@ -31,14 +28,12 @@ from asyncrl.config.groups import (
     ParallelismSettings,
     RunSettings,
     Settings,
-    listed,
+    flag,
 )
+from asyncrl.config.settings import ALIASES, ALL_ENVIRONMENTS, READERS, reader_of, share_environments
 from asyncrl.core.errors import UsageError
-from asyncrl.storage.stored import TRAINED, Permission
 
 T = TypeVar("T")
-Reader = Callable[[str], Any]
-"""Turns a word into a value; raises ValueError with the text that follows the flag's name in the message."""
 Shape = tuple[int | Literal["*"], str]
 """How many words a flag takes, and how help calls them."""
 TRUST = "--trust"
@@ -69,70 +64,19 @@ TEXTS = {
 }
 
 
-def parse_number(text: str) -> float:
-    """A finite number: JSON cannot hold others, and no setting needs them. Raises ValueError otherwise."""
-    with contextlib.suppress(ValueError):
-        number = float(text)
-        if math.isfinite(number):
-            return number
-    raise ValueError(f"takes a number, got {text!r}")
-
-
-def parse_number_or_none(text: str) -> float | None:
-    """A finite number, or "none". Raises ValueError otherwise."""
-    return None if text.lower() == "none" else parse_number(text)
-
-
-def parse_integer_or_auto(text: str) -> int | str:
-    """A whole number, or "auto". Raises ValueError otherwise."""
-    if text.lower() == "auto":
-        return "auto"
-    try:
-        return parse_integer(text)
-    except ValueError:
-        raise ValueError(f"takes a whole number or auto, got {text!r}") from None
-
-
-def parse_choice(choices: Sequence[str], text: str) -> str:
-    """One of the choices. Raises ValueError otherwise."""
-    if text not in choices:
-        raise ValueError(f"takes {listed(choices, 'or')}, got {text!r}")
-    return text
-
-
-_READERS: dict[Any, tuple[Reader, str]] = {
-    int: (parse_integer, "INT"),
-    float: (parse_number, "FLOAT"),
-    float | None: (parse_number_or_none, "FLOAT"),
-    int | Literal["auto"]: (parse_integer_or_auto, "INT|auto"),
-    str: (str, "TEXT"),
-    Path: (Path, "PATH"),
-}
-"""The reader for each type, and its name in the help."""
-
-
-def read_text(kind: Any, text: str) -> Any:
-    """The value of a field of that type as a word of the command line gives it. Raises ValueError."""
-    return _READERS[kind][0](text) if kind in _READERS else text
-
-
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """How tyro reads a field of this type: with our readers, so that error messages are ours."""
-    reader: Reader
-    kind, arguments = get_origin(info.type), get_args(info.type)
-    if kind is Literal:
-        reader, metavar = partial(parse_choice, arguments), "{" + ",".join(arguments) + "}"
-    elif kind is tuple:
-        item, name = _READERS[arguments[0]]
+    arguments = get_args(info.type)
+    if get_origin(info.type) is tuple:
+        item, name = READERS[arguments[0]]
         several: Shape = (len(arguments), " ".join([name] * len(arguments)))
         if arguments[1:] == (Ellipsis,):
             several = ("*", f"[{name} ...]")
         return _spec(several, lambda words: tuple(map(item, words)), lambda values: list(map(_written, values)))
-    elif info.type in _READERS:
-        reader, metavar = _READERS[info.type]
-    else:
+    if (found := reader_of(info.type)) is None:
         return None
-    return _spec((1, metavar), lambda words: reader(words[0]), lambda value: [_written(value)])
+    read, metavar = found
+    return _spec((1, metavar), lambda words: read(words[0]), lambda value: [_written(value)])
 
 
 def _spec(
@@ -150,39 +94,76 @@ _registry = tyro.constructors.ConstructorRegistry()
 _registry.primitive_rule(_rule)
 
 
-def parse(
-    cls: type[T], words: Sequence[str], program: str, default: T | None = None, hidden: Collection[str] = ()
-) -> T:
-    """The configuration that `words` describe, other fields as in `default`. Help leaves `hidden` fields out.
+def parse(cls: type[T], words: Sequence[str], program: str) -> T:
+    """The object of a dataclass that `words` describe.
 
     Raises UsageError with one line for words it does not understand, and SystemExit(0) after --help.
     """
+    if issubclass(cls, Settings):
+        return cls(**share_environments(read_line(cls, words, program).settings))
+    if asks_for_help(words):
+        tyro.cli(cls, prog=program, args=list(words), registry=_registry)
+    return cast(T, _understand(cls, words, program))
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a command line says of a run."""
+
+    settings: dict[str, Any]
+    """Those that it gives, under our own names."""
+    config: Path | None
+    """A file with more."""
+    trust: bool
+    """Whether everything may be imported that a run's folder names."""
+
+
+def read_line(cls: type[Settings], words: Sequence[str], program: str) -> Line:
+    """The settings of `cls` that a command line gives. Raises UsageError, and SystemExit(0) after --help."""
+    if asks_for_help(words):
+        show_help(cls, program, cls())
     words = understood(words)
-    options: dict[str, Any] = {"prog": program, "registry": _registry}
-    if default is not None:
-        options["default"] = default
-    if any(word in ("-h", "--help") or word.startswith("--tyro-") for word in words):
-        _help(cls, words, options, hidden)
+    parsed = _understand(_grouped(cls, cls(), others=True), words, program, config=(tyro.conf.OmitArgPrefixes,))
+    values = {name: value for group in vars(parsed).values() for name, value in vars(group).items()}
+    flags = {word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    named = flags | {flag.removeprefix("no_") for flag in flags}
+    given = {name: value for name, value in values.items() if name in named}
+    if given.get("track") == ():
+        given["track"] = ("wandb",)  # --track alone is CleanRL's
+    return Line(given, given.pop("config", None), given.pop("trust", False))
+
+
+def asks_for_help(words: Sequence[str]) -> bool:
+    """Whether to show the help instead of doing anything."""
+    return any(word in ("-h", "--help") for word in words)
+
+
+def show_help(cls: type[Settings], program: str, default: Settings, hidden: Collection[str] = ()) -> NoReturn:
+    """Print the help of `cls` with these defaults but without `hidden` fields, and end the program."""
+    tyro.cli(
+        _grouped(cls, default, hidden), prog=program, args=["--help"], registry=_registry,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )  # fmt: skip
+    raise SystemExit(0)
+
+
+def _understand(cls: Any, words: Sequence[str], program: str, **options: Any) -> Any:
+    """What tyro makes of the words. Raises UsageError."""
     complaint = io.StringIO()
     try:
         # If stdout is redirected as well, tyro writes its message without frames and colours.
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(complaint), _wide_terminal():
-            return cast(T, tyro.cli(cls, args=list(words), **options))
+            return tyro.cli(cls, prog=program, args=list(words), registry=_registry, **options)
     except SystemExit:
         raise UsageError(_shortened(complaint.getvalue(), words)) from None
 
 
-def _help(cls: type[Any], words: Sequence[str], options: dict[str, Any], hidden: Collection[str]) -> None:
-    """Print the help of `cls`, with the settings of a run in groups, and exit."""
-    if not issubclass(cls, Settings):
-        tyro.cli(cls, args=list(words), **options)
-    default = options.pop("default", None) or cls()
-    tyro.cli(_grouped(cls, default, hidden), args=list(words), config=(tyro.conf.OmitArgPrefixes,), **options)
+def _grouped(cls: type[Any], default: Settings, hidden: Collection[str] = (), others: bool = False) -> type[Any]:
+    """The same settings, unchecked, nested in groups, so that tyro draws boxes around them.
 
-
-def _grouped(cls: type[Any], default: Settings, hidden: Collection[str]) -> type[Any]:
-    """The same settings nested in groups, so that tyro draws boxes around them; for the help only."""
-    texts, kinds = texts_of(cls), get_type_hints(cls)
+    With `others`, for reading rather than for help: also what is no setting of its own, and without texts.
+    """
+    texts, kinds = {} if others else texts_of(cls), get_type_hints(cls)
     home = {field.name: title for title, group in GROUPS.items() if group for field in dataclasses.fields(group)}
     home |= dict.fromkeys(MOST_USED, COMMON)
     annotated: Any = Annotated  # the types are known to the program, not to a reader of it
@@ -199,6 +180,8 @@ def _grouped(cls: type[Any], default: Settings, hidden: Collection[str]) -> type
     members[COMMON].append(("config", config, dataclasses.field(default=None)))
     trust = annotated[bool, tyro.conf.arg(help=TRUST_HELP), tyro.conf.FlagCreatePairsOff]
     members[COMMON].append(("trust", trust, dataclasses.field(default=False)))
+    if others:
+        members[COMMON].append((ALL_ENVIRONMENTS, int, dataclasses.field(default=0)))
     parts = []
     for title, own in members.items():
         text = group.__doc__ if (group := GROUPS[title]) else TEXTS[title]
@@ -263,61 +246,14 @@ def _misplaced(word: str, words: Sequence[str]) -> str:
     return f"unexpected word {word!r}"
 
 
-def understood(words: Sequence[str], algorithm: str = "") -> list[str]:
-    """The words with our own names, and those of `--config FILE` before all others, which therefore count more.
-
-    `algorithm` is the module whose settings they are; a file of another algorithm's is refused. Raises UsageError.
-    """
-    words = list(spelled_out(words))
-    from_files: list[str] = []
-    rest: list[str] = []
-    left = iter(words)
-    for word in left:
+def understood(words: Sequence[str]) -> list[str]:
+    """The words with our own names of settings where others' were used."""
+    ours = []
+    for word in words:
         name, equals, attached = word.partition("=")
-        if name != "--config":
-            rest.append(word)
-            continue
-        file = attached if equals else next(left, "")
-        if not file or file.startswith("--"):
-            raise UsageError("--config needs a value")
-        from_files += spelled_out(words_in(Path(file), algorithm, permission_in(words, algorithm)))
-    return spread_environments([*from_files, *rest])
-
-
-def spelled_out(words: Sequence[str]) -> Iterator[str]:
-    """The words with a setting's own name where another one was used; `--track` alone is CleanRL's."""
-    for word, following in zip(words, [*words[1:], "--"], strict=False):
-        name, equals, attached = word.partition("=")
-        plain = name.removeprefix("--").replace("-", "_")
-        if name.startswith("--") and plain in ALIASES:
-            yield "--" + ALIASES[plain].replace("_", "-") + equals + attached
-        else:
-            yield word
-        if word == "--track" and following.startswith("--"):
-            yield "wandb"
-
-
-def spread_environments(words: list[str]) -> list[str]:
-    """`--n-envs N`, all environments together, as workers and environments of each. Raises UsageError."""
-    kept, total = [], ""
-    left = iter(words)
-    for word in left:
-        name, equals, attached = word.partition("=")
-        if name.startswith("--") and name[2:].replace("-", "_") in ENVIRONMENTS:
-            total = attached if equals else next(left, "")
-            if not total or total.startswith("--"):
-                raise UsageError(f"{name} needs a value")
-        else:
-            kept.append(word)
-    if not total:
-        return kept
-    given = {
-        name: read_count(flag, text)
-        for name, flag in (("workers", "--workers"), ("envs_per_worker", "--envs-per-worker"))
-        if (text := value_of(flag, kept))
-    }
-    shares = share_environments(read_count("--n-envs", total), given)
-    return [*kept, *(word for name in shares for word in ("--" + name.replace("_", "-"), str(shares[name])))]
+        own = ALIASES.get(name.removeprefix("--").replace("-", "_")) if name.startswith("--") else None
+        ours.append(flag(own) + equals + attached if own else word)
+    return ours
 
 
 def value_of(flag: str, words: Sequence[str]) -> str:
@@ -328,10 +264,3 @@ def value_of(flag: str, words: Sequence[str]) -> str:
         if name.replace("_", "-") == flag:
             value = attached if equals else following
     return value
-
-
-def permission_in(words: Sequence[str], algorithm: str = "") -> Permission:
-    """What a command line says itself about the code that it needs; `algorithm` is the module that it names."""
-    words = list(spelled_out(words))
-    given = {name: value_of("--" + name.replace("_", "-"), words) for name in (*TRAINED, "env_kwargs")}
-    return Permission({name: text for name, text in (given | {"algorithm": algorithm}).items() if text}, TRUST in words)

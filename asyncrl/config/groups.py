@@ -6,17 +6,19 @@ the text below it is its help. `RunConfig` joins all groups.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal
 
 from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
-from asyncrl.core.named import is_name
-from asyncrl.core.user_code import HANG_SECONDS
+from asyncrl.core.user_code import HANG_SECONDS, is_name
 
 MOST_WORKERS = 10_000
+AUTO = "auto"
+"""--resume auto: the newest run of the same name, or a new one."""
 AUTO_HOSTS = 16
 """Room for hosts of --hosts auto."""
 NETWORKS = ("auto", "small", "board", "paper", "nature", "mlp")
@@ -65,6 +67,46 @@ def default_workers() -> int:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """The numbers that a setting may be; of several, each of them."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+    or_zero: bool = False
+
+    def allow(self, value: float) -> bool:
+        """Whether a number is within these limits."""
+        within = self.least <= value <= self.most and self.above < value < self.below
+        return within or (self.or_zero and value == 0)
+
+    def __str__(self) -> str:
+        limits = {"at least": self.least, "more than": self.above, "at most": self.most, "less than": self.below}
+        given = [f"{words} {limit:_}" for words, limit in limits.items() if math.isfinite(limit)]
+        return "must be " + "0 or " * self.or_zero + " and ".join(given)
+
+
+def limited(default: Any, least: float = -math.inf, most: float = math.inf, **more: Any) -> Any:
+    """A field with `Limits`, for classes derived from its own too; `default` may be a function that makes it.
+
+    A number that is far too large is a typing error, and would exhaust the memory much later.
+    """
+    given: dict[str, Any] = {"default_factory": default} if callable(default) else {"default": default}
+    return field(**given, metadata={"limits": Limits(least, most, **more)})
+
+
+@functools.cache
+def _limits_of(cls: type[Any]) -> dict[str, Limits | None]:
+    """The limits of each field, which a derived class keeps when it changes a default."""
+    found: dict[str, Limits | None] = {}
+    for base in reversed(cls.__mro__):
+        for one in fields(base) if is_dataclass(base) else ():
+            found[one.name] = one.metadata.get("limits", found.get(one.name))
+    return found
+
+
+@dataclass(frozen=True)
 class Settings:
     """Base of all groups: settings that are checked when they are created, each group by its own `check`."""
 
@@ -72,26 +114,23 @@ class Settings:
         self.check()
 
     def check(self) -> None:
-        """Raise UsageError for the first impossible value."""
+        """Raise UsageError for the first impossible value. Here: for numbers beyond their limits, and no numbers."""
+        cls: Any = type(self)
+        for name, limits in _limits_of(cls).items():
+            given = getattr(self, name)
+            numbers = [one for one in (given if isinstance(given, tuple) else (given,)) if isinstance(one, int | float)]
+            self._require(name, all(abs(number) < math.inf for number in numbers), "must be a number")
+            self._require(name, limits is None or all(map(limits.allow, numbers)), str(limits))
 
     def _require(self, field: str, condition: bool, demand: str) -> None:
         if not condition:
             raise UsageError(f"{flag(field)} {demand}, got {getattr(self, field)}")
-
-    def _require_count(self, field: str, most: int) -> None:
-        """At least 1. More than `most` can only be a typing error, and would exhaust the memory much later."""
-        self._require(field, getattr(self, field) >= 1, "must be at least 1")
-        self._require(field, getattr(self, field) <= most, f"must be at most {most:_}")
 
     def _require_choice(self, field: str, choices: Sequence[str]) -> None:
         """One of the choices, or something of the user's own."""
         given = getattr(self, field)
         if given not in choices and not is_name(given):
             raise UsageError(f"{flag(field)} takes {', '.join(choices)} or module:factory, got {given!r}")
-
-    def _require_not_negative(self, field: str, most: float = math.inf) -> None:
-        self._require(field, getattr(self, field) >= 0, "must not be negative")
-        self._require(field, getattr(self, field) <= most, f"must be at most {most:_}")
 
 
 @dataclass(frozen=True)
@@ -100,11 +139,11 @@ class RunSettings(Settings):
 
     preset: Literal["default", "paper"] = "default"
     """Where the other settings start from: what trains best here, or exactly the paper's."""
-    total_steps: int = 10_000_000
+    total_steps: int = limited(10_000_000, 1, 2**53)
     """T_max: the run is finished after this many steps of all workers together."""
-    max_seconds: float = 0.0
+    max_seconds: float = limited(0.0, 0)
     """Finish when this command has trained for this many seconds, not counting those before --resume; 0: no limit."""
-    seed: int = 1
+    seed: int = limited(1, 0, 2**63 - 1)
     """Seed of everything random. The serial backend repeats a run bit for bit on one kind of processor."""
     runs_dir: str = "runs"
     """Folder for runs: each gets RUNS_DIR/algorithm/environment/name."""
@@ -118,23 +157,22 @@ class RunSettings(Settings):
     """Tell Weights & Biases (wandb; --track alone as well), MLflow (mlflow) or both of the run, by their packages."""
     track_project: str = "asyncrl"
     """Project of Weights & Biases, experiment of MLflow."""
-    checkpoint_interval_steps: int = 500_000
+    checkpoint_interval_steps: int = limited(500_000, 0)
     """Steps between checkpoints. One is also written at every end and stop; 0: only then."""
-    checkpoints_kept: int = 3
+    checkpoints_kept: int = limited(3, 1, 1_000_000)
     """How many checkpoints are kept, besides the best one."""
-    record_interval_seconds: float = 2.0
+    record_interval_seconds: float = limited(2.0, 0)
     """Seconds between two rows of a worker's records."""
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether a run is resumed; else a new one begins."""
+        return self.resume not in ("", AUTO)
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
         super().check()
-        self._require_count("total_steps", most=2**53)
-        self._require_not_negative("max_seconds")
-        self._require("seed", 0 <= self.seed < 2**63, "must lie between 0 and 2^63")
         self._require("track_project", bool(self.track_project), "must not be empty")
-        self._require_not_negative("checkpoint_interval_steps")
-        self._require_count("checkpoints_kept", most=1_000_000)
-        self._require_not_negative("record_interval_seconds")
 
 
 @dataclass(frozen=True)
@@ -145,52 +183,41 @@ class EnvironmentSettings(Settings):
     """Environment: an Atari id (ALE/Pong-v5), any Gymnasium id, Chain, Catch, or module:factory."""
     env_kwargs: tuple[str, ...] = ()
     """Arguments of the environment, as key=value."""
-    max_episode_steps: int = 0
+    max_episode_steps: int = limited(0, 0)
     """Truncate episodes after this many steps; 0: Atari 108 000 frames (30 minutes), others as registered."""
-    frame_skip: int = 0
+    frame_skip: int = limited(0, 0, 1_000)
     """Frames per step: the action is repeated and rewards are added up; 0: Atari 4, others 1."""
-    frame_stack: int = 0
+    frame_stack: int = limited(0, 0, 100)
     """How many of the newest images or vectors make an observation; 0: Atari 4, others 1."""
-    image_size: int = 0
+    image_size: int = limited(0, 16, 1_000, or_zero=True)
     """Convert images to grey and shrink them to this height and width in pixels; 0: Atari 42, others unchanged."""
-    sticky_actions: float = 0.0
+    sticky_actions: float = limited(0.0, 0, 1)
     """Probability, at each frame, that the last action is repeated, whatever the id's default."""
-    noop_max: int = 30
+    noop_max: int = limited(30, 0, 10_000)
     """Atari: an episode begins with 1 to this many no-ops; 0: none."""
     life_loss: bool = False
     """Atari: in training, a lost life ends the return (the game goes on)."""
     full_action_space: bool = False
     """Atari: all 18 actions."""
 
-    def check(self) -> None:
-        """Raise UsageError for the first impossible value."""
-        super().check()
-        self._require_not_negative("max_episode_steps")
-        self._require_not_negative("frame_skip", most=1_000)
-        self._require_not_negative("frame_stack", most=100)
-        self._require("image_size", self.image_size == 0 or self.image_size >= 16, "must be 0 or at least 16")
-        self._require("image_size", self.image_size <= 1_000, "must be at most 1_000")
-        self._require("sticky_actions", 0 <= self.sticky_actions <= 1, "must lie between 0 and 1")
-        self._require_not_negative("noop_max", most=10_000)
-
 
 @dataclass(frozen=True)
 class ParallelismSettings(Settings):
     """Who does the work, and how their results are combined."""
 
-    workers: int = field(default_factory=default_workers)
+    workers: int = limited(default_workers, 1, MOST_WORKERS)
     """Number of workers, each with its own environments and exploration. By default two per usable core."""
     # Four environments per worker: a batch of 4 costs half of 4 single observations in the network.
-    envs_per_worker: int = 4
+    envs_per_worker: int = limited(4, 1, 10_000)
     """Environments of each worker (E), acted on as one batch. 1 is the paper."""
     # 20 steps instead of 5: a quarter of the pulls and pushes, and returns that look further.
-    t_max: int = 20
+    t_max: int = limited(20, 1, 1_000_000)
     """Steps of each environment between two updates (I_AsyncUpdate; --async-update-interval is the same)."""
     backend: Literal["local", "serial", "collective", "ray"] = "local"
     """local: a process per worker. serial: one process, in turns, repeatable. collective: ranks in step. ray: hosts."""
     schedule: Literal["round-robin", "random"] = "round-robin"
     """Serial backend: whose turn is next."""
-    delays: tuple[float, ...] = ()
+    delays: tuple[float, ...] = limited((), above=0)
     """Serial backend: duration of a turn of worker 0, 1, ... in any unit, instead of a schedule; the list repeats."""
     update: Literal["hogwild", "locked"] = "hogwild"
     """Whether pushes to the shared parameters take a lock. In the paper they do not."""
@@ -202,22 +229,22 @@ class ParallelismSettings(Settings):
     """Collective backend, A2C and PPO: gather rollouts at rank 0, or let each rank learn from its own and average."""
     init_method: str = ""
     """Collective backend: where ranks meet, tcp://HOST:PORT or file://PATH; empty: as the launcher says, or here."""
-    collective_timeout_seconds: float = 60.0
+    collective_timeout_seconds: float = limited(60.0, 1, 1e6)
     """Collective backend: if the others wait this long for a rank, it counts as lost and the run ends."""
-    check_replicas: int = 1_000
+    check_replicas: int = limited(1_000, 0)
     """Collective backend: updates between comparisons of all ranks' parameters; 0: never."""
 
-    hosts: int | Literal["auto"] = 1
+    hosts: int | Literal["auto"] = limited(1, 1, MOST_WORKERS)
     """Ray backend: machines, each with --workers workers; some may join later. auto: all there are, at most 16."""
     address: str = ""
     """Ray backend: the cluster to join, HOST:PORT or auto; empty: RAY_ADDRESS, or a new cluster on this machine."""
-    parameter_shards: int = 1
+    parameter_shards: int = limited(1, 1, 1_000)
     """Ray backend: number of processes that hold the parameters between hosts."""
     learner_resource: str = ""
     """Ray backend, methods with a learner: place it on a machine that has this resource; empty: beside the driver."""
     push: Literal["exchange", "every-update"] = "exchange"
     """Ray backend: hosts send changes of parameters now and then, or each gradient as it comes (Gorila's default)."""
-    exchange_updates: int = 1
+    exchange_updates: int = limited(1, 1, 1_000_000)
     """Ray backend: updates per worker between two exchanges of its host with the others; at least one per second."""
 
     @property
@@ -228,23 +255,16 @@ class ParallelismSettings(Settings):
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
         super().check()
-        self._require_count("workers", most=MOST_WORKERS)
         if self.hosts != "auto":
-            self._require_count("hosts", most=MOST_WORKERS // self.workers)
-        self._require_count("parameter_shards", most=1_000)
-        self._require_count("exchange_updates", most=1_000_000)
+            most = MOST_WORKERS // self.workers
+            self._require("hosts", self.hosts <= most, f"must be at most {most:_}")
         if not getattr(self, "resume", ""):  # a run that is resumed on another backend may keep them
             for name, backends in BACKENDS.items():
                 given = getattr(self, name, None) != getattr(type(self), name, None)
                 if given and self.backend not in backends and name not in HARMLESS:
                     raise UsageError(f"{flag(name)} is for --backend {listed(backends)}")
-        self._require_count("envs_per_worker", most=10_000)
-        self._require_count("t_max", most=1_000_000)
-        self._require("delays", all(0 < delay < math.inf for delay in self.delays), "must be positive")
         if self.delays and self.schedule != "round-robin":
             raise UsageError(f"--delays and --schedule {self.schedule} both say whose turn is next: give only one")
-        self._require("collective_timeout_seconds", 1 <= self.collective_timeout_seconds < 1e6, "must be at least 1")
-        self._require_not_negative("check_replicas")
         fits = not self.init_method or self.init_method.startswith(("tcp://", "file://"))
         self._require("init_method", fits, "takes tcp://HOST:PORT or file://PATH")
 
@@ -253,15 +273,23 @@ class ParallelismSettings(Settings):
 class LearnerSettings(Settings):
     """Further settings of algorithms with a learner, for its process."""
 
-    learner_threads: int = 1
+    learner_threads: int = limited(1, 1, 1_000)
     """Local and ray backend: threads of the learner. Useful if cores are idle while it learns."""
     learner_device: str = "cpu"
     """Where the learner computes losses and gradients: cpu, cuda, cuda:1, ... Updates are made in host memory."""
 
-    def check(self) -> None:
-        """Raise UsageError for the first impossible value."""
-        super().check()
-        self._require_count("learner_threads", most=1_000)
+
+@dataclass(frozen=True)
+class StabilitySettings(Settings):
+    """Gorila's rules of which gradients are dropped and counted, for any Config derived from them (Nair et al. 2015).
+
+    They never end a run.
+    """
+
+    max_staleness: int = limited(0, 0)
+    """Drop a gradient if others have made more updates than this since its parameters were read; 0: never."""
+    max_loss_deviations: float = limited(0.0, 0)
+    """Drop a gradient whose loss is more than this many standard deviations above its worker's mean; 0: never."""
 
 
 @dataclass(frozen=True)
@@ -271,35 +299,24 @@ class OptimiserSettings(Settings):
     # Adam's epsilon needs no tuning to the scale of rewards, and its fused update takes half the time of RMSProp's.
     optimizer: Literal["rmsprop", "centred-rmsprop", "adam", "momentum-sgd", "adagrad"] = "adam"
     """Update rule. momentum-sgd with a decay of 0 is plain SGD."""
-    learning_rate: float = 6e-4
+    learning_rate: float = limited(6e-4, above=0)
     """eta at the first step."""
     anneal_learning_rate: bool = True
     """Reduce the learning rate linearly to 0 over total_steps."""
-    gamma: float = 0.99
+    gamma: float = limited(0.99, 0, 1)
     """Discount per step."""
-    max_gradient_norm: float = 40.0
+    max_gradient_norm: float = limited(40.0, 0)
     """A gradient with a larger L2 norm is scaled down to it; 0: never."""
-    optimizer_decay: float = 0.999
+    optimizer_decay: float = limited(0.999, 0, below=1)
     """alpha of rmsprop (centred or not) and momentum-sgd, beta_2 of adam."""
-    optimizer_epsilon: float = 1e-8
+    optimizer_epsilon: float = limited(1e-8, above=0)
     """rmsprop, centred or not: added inside the root. adam, adagrad: added to the root."""
-    optimizer_momentum: float = 0.9
+    optimizer_momentum: float = limited(0.9, 0, below=1)
     """beta_1 of adam."""
-    reward_clip: float = 0.0
+    reward_clip: float = limited(0.0, 0)
     """Clip rewards to [-x, x] in the loss, after any scaling; 0: do not clip (Atari 1). Scores stay raw."""
     normalize_returns: bool = False
     """Divide rewards in the loss by the standard deviation of discounted returns, over all workers."""
-
-    def check(self) -> None:
-        """Raise UsageError for the first impossible value."""
-        super().check()
-        for name in ("learning_rate", "optimizer_epsilon"):
-            self._require(name, 0 < getattr(self, name) < math.inf, "must be a positive number")
-        self._require("gamma", 0 <= self.gamma <= 1, "must lie between 0 and 1")
-        for name in ("optimizer_decay", "optimizer_momentum"):
-            self._require(name, 0 <= getattr(self, name) < 1, "must be at least 0 and less than 1")
-        self._require_not_negative("max_gradient_norm")
-        self._require_not_negative("reward_clip")
 
 
 @dataclass(frozen=True)
@@ -308,7 +325,7 @@ class NetworkSettings(Settings):
 
     network: str = "auto"
     """Body: auto (small for screens, board, mlp for vectors), small, board, mlp, paper, nature or module:factory."""
-    hidden_sizes: tuple[int, ...] = ()
+    hidden_sizes: tuple[int, ...] = limited((), 1, 100_000)
     """Widths of the fully connected layers; empty: the body's own (256, nature 512, mlp 64 64)."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of products in the large layers. bfloat16 halves their time if the processor supports it."""
@@ -321,7 +338,6 @@ class NetworkSettings(Settings):
         """Raise UsageError for the first impossible value."""
         super().check()
         self._require_choice("network", NETWORKS)
-        self._require("hidden_sizes", all(1 <= size <= 100_000 for size in self.hidden_sizes), "must be 1 to 100_000")
         if self.hidden_sizes and is_name(self.network) and not getattr(self, "dueling", False):
             raise UsageError(f"--hidden-sizes is not for --network {self.network}, which makes its own layers")
 
@@ -330,13 +346,13 @@ class NetworkSettings(Settings):
 class EvaluationSettings(Settings):
     """When and how the policy is evaluated."""
 
-    evaluation_interval_steps: int = 100_000
+    evaluation_interval_steps: int = limited(100_000, 0)
     """Steps between evaluations; 0: only one at the end."""
-    evaluation_episodes: int = 10
+    evaluation_episodes: int = limited(10, 1, 1_000_000)
     """Whole episodes per evaluation."""
     evaluation_policy: Literal["greedy", "sampled"] = "greedy"
     """Whether the evaluator takes the best action or explores like the workers."""
-    evaluation_cpu_share: float | None = None
+    evaluation_cpu_share: float | None = limited(None, most=1, above=0)
     """Most of all CPU time for evaluations, which are delayed for it. none: 0.04; 0.1 with --stop-at-score."""
     stop_at_score: float | None = None
     """Finish when the mean of an evaluation's episodes reaches this score."""
@@ -344,13 +360,8 @@ class EvaluationSettings(Settings):
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
         super().check()
-        self._require_not_negative("evaluation_interval_steps")
-        self._require_count("evaluation_episodes", most=1_000_000)
-        self._require("evaluation_cpu_share", 0 < self.evaluator_share <= 1, "must lie in (0, 1]")
-        if self.stop_at_score is not None:
-            self._require("stop_at_score", math.isfinite(self.stop_at_score), "must be a number")
-            if not self.evaluation_interval_steps:
-                raise UsageError("--stop-at-score needs evaluations: give --evaluation-interval-steps")
+        if self.stop_at_score is not None and not self.evaluation_interval_steps:
+            raise UsageError("--stop-at-score needs evaluations: give --evaluation-interval-steps")
 
     @property
     def evaluator_share(self) -> float:
@@ -368,13 +379,7 @@ class FaultSettings(Settings):
     """After an exception in a worker: end the run with its traceback, or replace the worker (local backend only)."""
     on_env_error: Literal["stop", "rebuild"] = "stop"
     """If an environment raises or returns nonsense: treat it as an error of its worker, or make a new environment."""
-    worker_restarts: int = 3
+    worker_restarts: int = limited(3, 0)
     """How often within 10 minutes a worker, or the evaluator, is replaced after a kill, a crash or a hang."""
-    hang_seconds: float = HANG_SECONDS
+    hang_seconds: float = limited(HANG_SECONDS, 1, or_zero=True)
     """Replace a worker or evaluator that makes no step, or a learner that makes no update, for this long; 0: never."""
-
-    def check(self) -> None:
-        """Raise UsageError for the first impossible value."""
-        super().check()
-        self._require_not_negative("worker_restarts")
-        self._require("hang_seconds", self.hang_seconds == 0 or self.hang_seconds >= 1, "must be 0 or at least 1")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
+from asyncrl.config.groups import LearnerSettings, limited
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.exploration import (
@@ -16,8 +16,7 @@ from asyncrl.core.exploration import (
     ladder_epsilon,
     spread_temperature,
 )
-from asyncrl.core.named import find, is_name
-from asyncrl.core.user_code import user_code
+from asyncrl.core.user_code import is_name, user_code
 
 EXPLORATIONS = ("drawn", "ladder", "boltzmann", "equal")
 
@@ -31,7 +30,7 @@ class ActionValueConfig(RunConfig):
     """eta at the first step."""
     evaluation_policy: Literal["greedy", "sampled"] = "greedy"
     """Whether the evaluator takes the best action or, with --evaluation-epsilon, a random one. Screens: sampled."""
-    evaluation_epsilon: float = 0.01
+    evaluation_epsilon: float = limited(0.01, 0, 1)
     """sampled: the evaluator's epsilon. DQN's 0.05 hides how well a player of Pong plays (docs/results/pong.md)."""
     double_q: bool = False
     """Double Q: theta chooses the action, theta^- gives its value (van Hasselt et al. 2016)."""
@@ -39,28 +38,23 @@ class ActionValueConfig(RunConfig):
     """Make Q of two streams, the state's value and the actions' advantages (Wang et al. 2016)."""
     exploration: str = "drawn"
     """How workers differ: drawn (final epsilons, the paper's), ladder (Ape-X), boltzmann, equal or module:factory."""
-    epsilons: tuple[float, ...] = (0.1, 0.01, 0.5)
+    epsilons: tuple[float, ...] = limited((0.1, 0.01, 0.5), 0, 1)
     """drawn: the final epsilons to choose from. equal: all workers have the first one."""
-    epsilon_probabilities: tuple[float, ...] = (0.4, 0.3, 0.3)
+    epsilon_probabilities: tuple[float, ...] = limited((0.4, 0.3, 0.3), 0)
     """drawn: the probabilities of these epsilons."""
-    exploration_steps: int = 1_000_000
+    exploration_steps: int = limited(1_000_000, 0)
     """drawn, equal: steps T over which epsilon falls from 1 to its final value (the paper's 4 million frames)."""
-    temperatures: tuple[float, float] = (0.01, 1.0)
+    temperatures: tuple[float, float] = limited((0.01, 1.0), above=0)
     """boltzmann: lowest and highest temperature; the workers' are evenly spaced in the logarithm."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
         super().check()
         self._require_choice("exploration", EXPLORATIONS)
-        self._require("evaluation_epsilon", 0 <= self.evaluation_epsilon <= 1, "must lie in [0, 1]")
-        self._require("exploration_steps", self.exploration_steps >= 0, "must not be negative")
-        self._require("epsilons", bool(self.epsilons) and all(0 <= e <= 1 for e in self.epsilons), "must lie in [0, 1]")
-        self._require("temperatures", all(0 < t < math.inf for t in self.temperatures), "must be positive")
+        self._require("epsilons", bool(self.epsilons), "must be at least one number")
         self._require("temperatures", self.temperatures[0] <= self.temperatures[1], "must be lowest first")
-        weights = self.epsilon_probabilities
-        possible = all(0 <= weight < math.inf for weight in weights) and sum(weights) > 0
-        self._require("epsilon_probabilities", possible, "must be probabilities")
-        if self.exploration == "drawn" and len(weights) != len(self.epsilons):
+        self._require("epsilon_probabilities", sum(self.epsilon_probabilities) > 0, "must be probabilities")
+        if self.exploration == "drawn" and len(self.epsilon_probabilities) != len(self.epsilons):
             raise UsageError("--epsilons and --epsilon-probabilities must have the same length")
 
     def exploration_of(self, worker: int | None) -> Exploration:
@@ -68,6 +62,8 @@ class ActionValueConfig(RunConfig):
         if worker is None:
             return EpsilonGreedy(0.0 if self.evaluation_policy == "greedy" else self.evaluation_epsilon)
         if is_name(self.exploration):
+            from asyncrl.core.named import find
+
             with user_code(f"--exploration {self.exploration}"):
                 own: Exploration = find(self.exploration)(self, worker)
             return own
@@ -86,10 +82,47 @@ class ActionValueConfig(RunConfig):
 class ValueConfig(ActionValueConfig):
     """Settings of one-step Q, one-step Sarsa and n-step Q."""
 
-    target_interval_steps: int = 10_000
+    target_interval_steps: int = limited(10_000, 1)
     """I_target: steps T between refreshes of the target network (the paper's 40 000 frames)."""
+
+
+@dataclass(frozen=True)
+class ReplayConfig(ActionValueConfig, LearnerSettings):
+    """Settings of Gorila and Ape-X."""
+
+    memory_steps: int = limited(400_000, 1, 2**40)
+    """Capacity of the replay memory in steps, for all actors together; then the oldest are overwritten."""
+    warmup_steps: int = limited(10_000, 1, 2**40)
+    """Steps in the memory before learning starts, also after a resume without the memory."""
+    minibatch: int = limited(32, 1, 1_000_000)
+    """Transitions per update."""
+    replay_ratio: float = limited(0.25, above=0)
+    """Updates per step after the warm-up; the side that is ahead waits. 0.25 is DQN's update every 4 steps."""
+    n_step: int = limited(1, 1, 1_000)
+    """Steps of a transition before its return bootstraps."""
+    error_clip: float = limited(1.0, 0)
+    """Clip errors to [-x, x] in the gradient of the loss, as DQN does; 0: do not clip."""
+    target_interval_updates: int = limited(1_000, 1)
+    """Updates between refreshes of the target network."""
+    checkpoint_replay: bool = False
+    """Save the memory in checkpoints. Without it a resumed run refills the memory before it learns."""
+    replay_hosts: int = limited(0, 0)
+    """Ray backend: processes that share the memory and its warm-up as they share the hosts; 0: beside the learner."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
         super().check()
-        self._require("target_interval_steps", self.target_interval_steps >= 1, "must be at least 1")
+        least = self.workers * self.envs_per_worker * self.least_rows
+        self._require(
+            "memory_steps", self.memory_steps >= least,
+            f"must be at least {least:_}, {self.least_rows} for each environment (4 times --t-max and more)",
+        )  # fmt: skip
+        self._require("warmup_steps", self.warmup_steps <= self.memory_steps, "must be at most --memory-steps")
+        if self.backend == "ray":
+            fits = self.replay_hosts <= self.most_hosts
+            self._require("replay_hosts", fits, "must be at most --hosts: each of them has the memory of some hosts")
+
+    @property
+    def least_rows(self) -> int:
+        """Steps of each environment that must fit into the memory: some rollouts and a transition."""
+        return 4 * self.t_max + self.n_step + max(4, self.frame_stack)

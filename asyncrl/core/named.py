@@ -64,11 +64,6 @@ class Handed:
         return _unpack(self.name, _packed[self.name])
 
 
-def is_name(text: str) -> bool:
-    """Whether this is `module:attribute`. Gymnasium has ids with a colon too, which are no Python names."""
-    return text.partition(":")[2].isidentifier()
-
-
 def name_for(thing: Callable[..., Any]) -> str:
     """The name under which all processes of a run find a class or a function.
 

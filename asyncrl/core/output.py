@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import sys
+from collections.abc import Iterator
 from typing import TextIO
 
 _CONTROLS = re.compile(
@@ -21,6 +24,16 @@ def clean(text: str) -> str:
 def print_line(text: object = "", to: TextIO | None = None, error: bool = False) -> None:
     """Print a line at once, to stdout, or to stderr if it is an `error`, or to another stream."""
     print(clean(str(text)), file=to or (sys.stderr if error else sys.stdout), flush=True)
+
+
+@contextlib.contextmanager
+def ending_with_its_reader() -> Iterator[None]:
+    """For a whole command: once nobody reads its output, as after `| head -1`, it ends without a word."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more as it ends
+        raise SystemExit(128 + 13) from None  # as by SIGPIPE, which Windows does not have
 
 
 def duration(seconds: float | None) -> str:

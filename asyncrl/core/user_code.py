@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -49,6 +49,24 @@ class _Place(threading.local):
 
 _place = _Place()
 _changed: set[str] = set()
+
+
+def is_name(text: str) -> bool:
+    """Whether this names user code, `module:attribute`. Gymnasium's ids with a colon are no such names."""
+    return text.partition(":")[2].isidentifier()
+
+
+def handed_over(names: Iterable[str]) -> tuple[Any, ...]:
+    """What other processes need in order to find those of these names that a program has handed over.
+
+    Raises UsageError for what cannot travel.
+    """
+    ours = [name for name in names if name.startswith("__main__:")]
+    if not ours:
+        return ()
+    from asyncrl.core.named import parcels
+
+    return parcels(ours)
 
 
 @contextlib.contextmanager

@@ -16,9 +16,9 @@ import gymnasium
 from gymnasium import spaces
 
 from asyncrl.core.errors import UsageError
-from asyncrl.core.named import find, is_name
+from asyncrl.core.named import find
 from asyncrl.core.output import clean
-from asyncrl.core.user_code import Own, user_code
+from asyncrl.core.user_code import Own, is_name, user_code
 from asyncrl.envs.encoders import refuse_old_gym
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
 from asyncrl.envs.preprocessed import Preprocessed

@@ -19,11 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.config.arguments import parse_argument
 from asyncrl.config.groups import EnvironmentSettings
 from asyncrl.core.errors import UsageError
 from asyncrl.core.errors import one_line as one_line
-from asyncrl.core.named import Handed
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import changed
 
@@ -165,7 +163,7 @@ class EnvSpec(EnvironmentSettings):
     @property
     def own_names(self) -> list[str]:
         """The names of what a program may have handed over: the factory, and arguments for it."""
-        return [self.env_id, *(value.name for value in self._given().values() if isinstance(value, Handed))]
+        return [self.env_id, *(word.partition("=@")[2] for word in self.env_kwargs)]
 
     @property
     def is_atari(self) -> bool:
@@ -206,9 +204,18 @@ class EnvSpec(EnvironmentSettings):
     @property
     def arguments(self) -> dict[str, Any]:
         """`env_kwargs` for one environment, with a copy of each value that a program has handed over."""
-        return {key: value.copy() if isinstance(value, Handed) else value for key, value in self._given().items()}
+        given = self._given()
+        if given:
+            from asyncrl.core.named import Handed
+
+            given = {key: value.copy() if isinstance(value, Handed) else value for key, value in given.items()}
+        return given
 
     def _given(self) -> dict[str, Any]:
+        if not self.env_kwargs:
+            return {}
+        from asyncrl.config.arguments import parse_argument
+
         return dict(parse_argument(word) for word in self.env_kwargs)
 
     def make(self, seed: int, evaluation: bool) -> Environment:

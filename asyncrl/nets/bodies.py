@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncrl.core.errors import UsageError, one_line
-from asyncrl.core.named import find
 from asyncrl.core.user_code import user_code
 
 
@@ -52,6 +51,8 @@ class OwnBody(Body):
 
     def __init__(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises UsageError if the factory does not make a body for observations of this shape."""
+        from asyncrl.core.named import find
+
         super().__init__()
         with user_code(f"--network {name}"):
             factory = find(name)

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncrl.core.errors import UsageError
-from asyncrl.core.named import is_name
 from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces
+from asyncrl.core.user_code import is_name
 from asyncrl.nets.bodies import Body, OwnBody, VectorBody
 
 AUTO = {"atari": "small", "screen": "small", "board": "board", "vector": "mlp"}

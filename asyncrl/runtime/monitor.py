@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from asyncrl.core.schedules import crossed
 from asyncrl.runtime.evaluator import Evaluation, cut_in_words
@@ -24,7 +24,9 @@ from asyncrl.storage.holding import FolderLost
 from asyncrl.storage.records import RecordReader, RecordWriter
 from asyncrl.storage.run_folder import started_at
 from asyncrl.storage.tensorboard import TensorBoardWriter
-from asyncrl.storage.tracking import Careful, Tracker
+
+if TYPE_CHECKING:
+    from asyncrl.storage.tracking import Careful, Tracker
 
 TIME_IS_OVER = "max_seconds reached"
 """Reason of an end of the command, not of the run: the next command may go on."""

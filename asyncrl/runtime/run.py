@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import safetensors.torch
 import torch
@@ -17,11 +17,8 @@ from torch import Tensor
 from asyncrl.algorithm import GRADIENT, Who, algorithm_of
 from asyncrl.core.devices import CPU
 from asyncrl.core.flat import flatten_parameters
-from asyncrl.core.named import Parcel
 from asyncrl.core.rollout import Part
-from asyncrl.envs.rebuilding import Rebuilding
 from asyncrl.envs.spec import Environment, closed_on_error
-from asyncrl.runtime.accord import Accord
 from asyncrl.runtime.clock import BUILDING, Clock
 from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.loops import Pending, Replica, actor, actor_learner, bundled, learner
@@ -34,6 +31,10 @@ from asyncrl.runtime.threads import limit_threads, running_threads
 from asyncrl.storage.files import write_synced
 from asyncrl.storage.records import RecordWriter, Rows
 from asyncrl.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from asyncrl.core.named import Parcel
+    from asyncrl.runtime.accord import Accord
 
 Layout = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of each parameter, in the order of the flat vector."""
@@ -159,8 +160,12 @@ def build_environments(
     environments: list[Environment] = []
     with closed_on_error(environments):
         for e in range(count):
-            once = spec.config.on_env_error == "stop"
-            environments.append(make(e, 0) if once else Rebuilding(partial(make, e), evaluation, say))
+            if spec.config.on_env_error == "stop":
+                environments.append(make(e, 0))
+                continue
+            from asyncrl.envs.rebuilding import Rebuilding
+
+            environments.append(Rebuilding(partial(make, e), evaluation, say))
     return environments
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import NotFinite, UsageError
-from asyncrl.core.named import is_name
+from asyncrl.core.user_code import is_name
 from asyncrl.runtime.protocols import Counts, in_theta
 from asyncrl.runtime.run import Layout, Run
 from asyncrl.storage.checkpoints import Checkpoint

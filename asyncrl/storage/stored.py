@@ -22,7 +22,7 @@ from typing import Any
 
 from asyncrl.catalog import ALGORITHMS, module_of
 from asyncrl.core.errors import UsageError
-from asyncrl.core.named import PROGRAM, is_name, known_here
+from asyncrl.core.user_code import is_name
 from asyncrl.storage.files import plain, replace_file
 
 SIGNATURE = "config.signature"
@@ -78,6 +78,8 @@ class Stored:
         """The name of the algorithm, which may be imported. Raises UsageError."""
         algorithm = module_of(self.algorithm)
         if algorithm.startswith("__main__:"):
+            from asyncrl.core.named import known_here
+
             return known_here(algorithm, self.program)
         self._require_trust([] if algorithm in OWN_ALGORITHMS else [("algorithm", algorithm)], permission)
         return algorithm
@@ -88,6 +90,8 @@ class Stored:
         Raises UsageError, with one line that says what would be imported and how to allow it. Settings that the call
         gives are left as they are.
         """
+        from asyncrl.core.named import PROGRAM, known_here
+
         named = [(name, self.config.get(name)) for name in (TRAINED if trains else LOADED)]
         kept = [(name, text) for name, text in named if isinstance(text, str) and name not in permission.given]
         self._require_trust([(name, text) for name, text in kept if _is_foreign(name, text)], permission)
@@ -146,6 +150,8 @@ def write_stored(file: Path, algorithm: str, config: Mapping[str, Any], environm
     """
     data = {"algorithm": algorithm, "config": config, "environment": environment}
     if "__main__:" in str(config):
+        from asyncrl.core.named import PROGRAM
+
         data["program"] = PROGRAM
     content = (json.dumps(plain(data), indent=2, allow_nan=False) + "\n").encode()
     signatures = [_signature(content)]

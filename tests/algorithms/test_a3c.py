@@ -199,11 +199,11 @@ def test_the_paper_preset_is_the_paper() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gae_lambda": 7.0}, "--gae-lambda must lie between 0 and 1, got 7.0"),
-        ({"entropy_weights": ()}, "--entropy-weights must be at least one number, none of them negative"),
-        ({"entropy_weights": (0.1, -1.0)}, "--entropy-weights must be at least one number, none of them negative"),
-        ({"value_cost": -1.0}, "--value-cost must not be negative"),
-        ({"lstm_cells": -1}, "--lstm-cells must be 0 to 100_000, got -1"),
+        ({"gae_lambda": 7.0}, "--gae-lambda must be at least 0 and at most 1, got 7.0"),
+        ({"entropy_weights": ()}, "--entropy-weights must be at least one number"),
+        ({"entropy_weights": (0.1, -1.0)}, "--entropy-weights must be at least 0"),
+        ({"value_cost": -1.0}, "--value-cost must be at least 0"),
+        ({"lstm_cells": -1}, "--lstm-cells must be at least 0 and at most 100_000, got -1"),
     ],
 )
 def test_an_impossible_value_is_refused_with_its_flag(settings: dict[str, Any], message: str) -> None:

@@ -401,7 +401,7 @@ def test_a_run_that_was_suspended_goes_on(tmp_path: Path, algorithm: str) -> Non
     ("words", "complaint"),
     [
         ((("--seed", "1"), ("--seed", "2")), f"rank 1 on {HOST} has other settings than rank 0: '--seed 2"),
-        ((("--gamma", "7"), ("--gamma", "7")), "--gamma must lie between 0 and 1, got 7"),
+        ((("--gamma", "7"), ("--gamma", "7")), "--gamma must be at least 0 and at most 1, got 7"),
         ((("--workers", "3"), ("--workers", "3")), "torchrun has started 2 ranks, and --workers says 3"),
     ],
 )

@@ -23,9 +23,10 @@ from asyncrl.backends.outcome import failed
 from asyncrl.catalog import ALGORITHMS
 from asyncrl.commands.train import main, meaningless
 from asyncrl.config.arguments import parse_argument
-from asyncrl.config.commandline import parse, parse_integer
+from asyncrl.config.commandline import parse, read_line
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig
+from asyncrl.config.settings import parse_integer
 from asyncrl.doctor import room
 from tests.config.settings import KINDS
 from tests.support import run_command
@@ -147,7 +148,7 @@ def test_every_flag_refuses_a_wrong_word(algorithm: str, name: str, refuse: Call
         ("--total_stepz 5", "there is no --total_stepz; perhaps you meant --total-steps"),
         ("--zebra 5", "there is no --zebra"),
         ("-w 5", "there is no -w"),
-        ("--workers 0", "--workers must be at least 1, got 0"),
+        ("--workers 0", "--workers must be at least 1 and at most 10_000, got 0"),
         ("--frame-skip 4", "--frame-skip means nothing in Catch: leave it out"),
         ("--env-id CartPole-v1 --life-loss", "--life-loss means nothing in CartPole-v1: leave it out"),
         ("--env-id CartPole-v1 --noop-max 0", "--noop-max means nothing in CartPole-v1: leave it out"),
@@ -230,7 +231,7 @@ def test_ranks_compute_on_the_processor(refuse: Callable[..., Refusal]) -> None:
             "--memory-steps must be at least 1_504, 47 for each environment (4 times --t-max and more), got 1000",
         ),
         ("--memory-steps 1e4 --warmup-steps 2e4", "--warmup-steps must be at most --memory-steps, got 20000"),
-        ("--replay-ratio 0", "--replay-ratio must be a positive number, got 0.0"),
+        ("--replay-ratio 0", "--replay-ratio must be more than 0, got 0.0"),
     ],
 )
 def test_a_replay_memory_that_cannot_be_is_refused(words: str, line: str, refuse: Callable[..., Refusal]) -> None:
@@ -300,8 +301,8 @@ def test_every_type_of_field_is_read() -> None:
         workers=1000, gamma=0.5, backend="serial", life_loss=True, hidden_sizes=(8, 10), env_kwargs=("a=1", "b=x"),
         stop_at_score=-5.0, total_steps=7, run_name="here",
     )  # fmt: skip
-    assert parse(RunConfig, ["--stop-at-score", "none"], "asyncrl a3c", default=config).stop_at_score is None
-    assert parse(RunConfig, ["--hidden-sizes"], "asyncrl a3c", default=config).hidden_sizes == ()
+    given = read_line(RunConfig, ["--stop-at-score", "none", "--hidden-sizes"], "asyncrl a3c").settings
+    assert given == {"stop_at_score": None, "hidden_sizes": ()}
 
 
 class Still(gymnasium.Env[Any, Any]):
@@ -497,7 +498,7 @@ def test_the_program_lists_its_commands(capfd: pytest.CaptureFixture[str]) -> No
             "train --config no_algorithm.toml",
             "asyncrl train: error: name an algorithm first, or in no_algorithm.toml: a2c, ",
         ),
-        ("a3c --config misspelt.toml", "asyncrl a3c: error: there is no --worker; perhaps you meant "),
+        ("a3c --config misspelt.toml", "asyncrl a3c: error: there is no setting worker; perhaps you meant workers"),
         ("a3c CartPole-v1", "asyncrl a3c: error: unexpected word 'CartPole-v1'"),
         ("watch", "asyncrl watch: error: give the folder of the run"),
         ("watch nothing", "asyncrl watch: error: nothing is not a run: no such folder"),
@@ -586,10 +587,14 @@ def test_what_is_no_literal_is_a_text(text: str) -> None:
     assert parse_argument(f"name={text}") == ("name", text)
 
 
-def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
-    """`--help | head -1`: what is left has nowhere to go, and that is in order."""
-    command = f"{sys.executable} -m asyncrl.a3c --help | head -1"
+@pytest.mark.parametrize("words", ["--help", "--version", "train --help", "list", "a3c --help", "plot --help"])
+def test_a_reader_that_has_seen_enough_gets_no_traceback(words: str) -> None:
+    """Into a pipe that is closed already: the command ends as others do, by SIGPIPE's exit code, without a word."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "asyncrl", *words.split()]
 
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=200, check=False)
+    with open(writer, "wb") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, timeout=200, check=False)
 
-    assert (done.stdout, done.stderr) == ("usage: asyncrl a3c [-h] [OPTIONS]\n", "")
+    assert (done.returncode, done.stderr) == (141, b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -77,6 +78,20 @@ def test_help_has_the_defaults_of_the_environment_and_preset_that_are_named(
         assert text.partition(f" {flag} ")[2].partition("(default: ")[2].partition(")")[0] == value
 
 
+def test_the_list_has_every_algorithm_with_its_experience_and_backends(capsys: pytest.CaptureFixture[str]) -> None:
+    """As each class and each backend says."""
+    assert asyncrl(["list"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+
+    assert header.split()[:2] == ["name", "experience"]
+    assert [row.split()[0] for row in rows] == list(ALGORITHMS)
+    by_name = {row.split()[0]: re.split(r"\s{2,}", row)[1:] for row in rows}
+    assert by_name["a2c"] == ["in step", by_name["a3c"][1], ALGORITHMS["a2c"]]
+    assert by_name["a3c"][1].startswith("local, serial, collective")
+    assert "collective" not in by_name["apex"][1]
+    assert asyncrl(["list", "a3c"]) == 2
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_a_shell_completes_commands_flags_and_choices(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """In bash itself."""
@@ -107,9 +122,9 @@ def test_completion_is_for_shells_it_knows(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
 def test_zsh_takes_its_script(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """By `eval`, as the documentation says, without a word."""
+    """As a file in a folder of its functions, as the documentation says."""
     assert asyncrl(["completion", "zsh"]) == 0
-    (tmp_path / "script").write_text(capfd.readouterr().out)
-    line = f'autoload -U compinit; compinit -D; eval "$(cat {tmp_path}/script)"; echo $_comps[asyncrl]'
+    (tmp_path / "_asyncrl").write_text(capfd.readouterr().out)
+    line = f"fpath=({tmp_path} $fpath); autoload -U compinit; compinit -D; echo $_comps[asyncrl]"
     done = subprocess.run(["zsh", "-f", "-c", line], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("_tyro_asyncrl\n", "")
+    assert (done.stdout, done.stderr) == ("_asyncrl\n", "")

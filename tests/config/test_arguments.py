@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.api.settings import settings_for
 from asyncrl.config.arguments import parse_argument, write_argument
 from asyncrl.config.run_config import RunConfig
+from asyncrl.config.settings import settings_for
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import Handed, known_here
 

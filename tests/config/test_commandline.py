@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from asyncrl.a3c import A3C
+from asyncrl.commands.train import request_in
 from asyncrl.config import groups
-from asyncrl.config.commandline import parse, understood
 from asyncrl.config.run_config import to_plain
 from asyncrl.core.errors import UsageError
 
 
-def config_of(*words: str) -> A3C.Config:
+def config_of(*words: str, algorithm: str = "asyncrl.a3c") -> A3C.Config:
     """What a command makes of its words."""
-    return parse(A3C.Config, words, "asyncrl a3c")
+    return A3C.Config(**request_in(algorithm, words).settings)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_all_environments_together_are_shared_by_the_workers(
         ("--n-envs many", "--n-envs takes a whole number, got 'many'"),
         ("--n-envs 7.9", "--n-envs takes a whole number, got '7.9'"),
         ("--n-envs", "--n-envs needs a value"),
-        ("--num-envs=", "--num-envs needs a value"),
+        ("--num-envs=", "--n-envs takes a whole number, got ''"),
         ("--n-envs --workers 2", "--n-envs needs a value"),
         ("--n-envs 8 --workers 2 --envs_per_worker 4", "--n-envs is --workers times --envs-per-worker"),
         ("--config", "--config needs a value"),
@@ -100,7 +100,7 @@ def test_a_run_is_repeated_by_its_config_json(tmp_path: Path) -> None:
     place = {"run_name": "", "runs_dir": "runs", "quiet": False, "resume": ""}
     assert to_plain(again) == to_plain(first) | place | {"seed": 8}
     with pytest.raises(UsageError, match="has settings of a3c, not of ppo"):
-        understood(["--config", str(tmp_path / "config.json")], "asyncrl.ppo")
+        config_of("--config", str(tmp_path / "config.json"), algorithm="asyncrl.ppo")
 
 
 def test_settings_stand_in_toml_by_themselves_or_in_tables(tmp_path: Path) -> None:

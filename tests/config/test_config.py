@@ -7,40 +7,43 @@ from typing import Any
 import pytest
 
 from asyncrl.algorithm import algorithm_of
+from asyncrl.config.commandline import read_line
 from asyncrl.config.run_config import RunConfig, from_plain, to_plain
+from asyncrl.config.settings import settings_for
 from asyncrl.core.errors import UsageError
+from asyncrl.ppo import PPO
 
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
-    ({"workers": 0}, "--workers must be at least 1, got 0"),
+    ({"workers": 0}, "--workers must be at least 1 and at most 10_000, got 0"),
     ({"envs_per_worker": 0}, "--envs-per-worker must be at least 1"),
     ({"t_max": 0}, "--t-max must be at least 1"),
     ({"total_steps": 0}, "--total-steps must be at least 1"),
-    ({"seed": -1}, "--seed must lie between 0 and"),
-    ({"gamma": 1.5}, "--gamma must lie between 0 and 1, got 1.5"),
+    ({"seed": -1}, "--seed must be at least 0 and"),
+    ({"gamma": 1.5}, "--gamma must be at least 0 and at most 1, got 1.5"),
     ({"optimizer_decay": 1.0}, "--optimizer-decay must be at least 0 and less than 1, got 1.0"),
     ({"optimizer_momentum": 1.0}, "--optimizer-momentum must be at least 0 and less than 1"),
     ({"stop_at_score": 1.0, "evaluation_interval_steps": 0}, "--stop-at-score needs evaluations"),
-    ({"gamma": float("nan")}, "--gamma must lie between 0 and 1"),
-    ({"learning_rate": 0.0}, "--learning-rate must be a positive number"),
-    ({"learning_rate": float("inf")}, "--learning-rate must be a positive number"),
-    ({"optimizer_epsilon": 0.0}, "--optimizer-epsilon must be a positive number"),
-    ({"sticky_actions": 2.0}, "--sticky-actions must lie between 0 and 1"),
+    ({"gamma": float("nan")}, "--gamma must be a number"),
+    ({"learning_rate": 0.0}, "--learning-rate must be more than 0"),
+    ({"learning_rate": float("inf")}, "--learning-rate must be a number"),
+    ({"optimizer_epsilon": 0.0}, "--optimizer-epsilon must be more than 0"),
+    ({"sticky_actions": 2.0}, "--sticky-actions must be at least 0 and at most 1"),
     ({"evaluation_episodes": 0}, "--evaluation-episodes must be at least 1"),
-    ({"evaluation_cpu_share": 1.5}, "--evaluation-cpu-share must lie in (0, 1], got 1.5"),
-    ({"evaluation_cpu_share": 0.0}, "--evaluation-cpu-share must lie in"),
-    ({"max_seconds": -1.0}, "--max-seconds must not be negative"),
-    ({"checkpoint_interval_steps": -5}, "--checkpoint-interval-steps must not be negative"),
+    ({"evaluation_cpu_share": 1.5}, "--evaluation-cpu-share must be more than 0 and at most 1, got 1.5"),
+    ({"evaluation_cpu_share": 0.0}, "--evaluation-cpu-share must be more than 0"),
+    ({"max_seconds": -1.0}, "--max-seconds must be at least 0"),
+    ({"checkpoint_interval_steps": -5}, "--checkpoint-interval-steps must be at least 0"),
     ({"stop_at_score": float("nan")}, "--stop-at-score must be a number"),
-    ({"hidden_sizes": (0,)}, "--hidden-sizes must be 1 to 100_000, got (0,)"),
-    ({"hidden_sizes": (64, 10**12)}, "--hidden-sizes must be 1 to 100_000"),
-    ({"workers": 10**23}, "--workers must be at most 10_000, got 1"),
-    ({"t_max": 10**15}, "--t-max must be at most 1_000_000"),
-    ({"total_steps": 10**30}, "--total-steps must be at most 9_007_199_254_740_992"),
-    ({"image_size": 10**5}, "--image-size must be at most 1_000"),
-    ({"noop_max": 10**20}, "--noop-max must be at most 10_000"),
+    ({"hidden_sizes": (0,)}, "--hidden-sizes must be at least 1 and at most 100_000, got (0,)"),
+    ({"hidden_sizes": (64, 10**12)}, "--hidden-sizes must be at least 1 and at most 100_000"),
+    ({"workers": 10**400}, "--workers must be at least 1 and at most 10_000, got 1"),
+    ({"t_max": 10**15}, "--t-max must be at least 1 and at most 1_000_000"),
+    ({"total_steps": 10**30}, "--total-steps must be at least 1 and at most 9_007_199_254_740_992"),
+    ({"image_size": 10**5}, "--image-size must be 0 or at least 16 and at most 1_000"),
+    ({"noop_max": 10**20}, "--noop-max must be at least 0 and at most 10_000"),
     ({"image_size": 8}, "--image-size must be 0 or at least 16"),
     ({"delays": (1.0,)}, "--delays is for --backend serial"),
-    ({"delays": (0.0,), "backend": "serial"}, "--delays must be positive, got (0.0,)"),
+    ({"delays": (0.0,), "backend": "serial"}, "--delays must be more than 0, got (0.0,)"),
     ({"delays": (1.0,), "schedule": "random", "backend": "serial"}, "both say whose turn is next: give only one"),
     ({"schedule": "random"}, "--schedule is for --backend serial"),
 ]
@@ -97,3 +100,28 @@ def test_whoever_waits_for_a_score_has_more_evaluations() -> None:
     assert RunConfig().evaluator_share == 0.04
     assert RunConfig(stop_at_score=18.0).evaluator_share == 0.1
     assert RunConfig(stop_at_score=18.0, evaluation_cpu_share=0.02).evaluator_share == 0.02
+
+
+def test_a_class_that_changes_a_default_keeps_its_limits() -> None:
+    """PPO has a t_max and a learning rate of its own; of several numbers each is within the limits."""
+    with pytest.raises(UsageError, match="--t-max must be at least 1 and at most 1_000_000, got 0"):
+        PPO.Config(t_max=0)
+    with pytest.raises(UsageError, match=r"--learning-rate must be more than 0, got 0\.0"):
+        PPO.Config(learning_rate=0.0)
+    with pytest.raises(UsageError, match=r"--entropy-weights must be at least 0, got \(0.1, -0.1\)"):
+        PPO.Config(entropy_weights=(0.1, -0.1))
+
+
+def test_a_program_and_a_command_line_give_the_same_settings() -> None:
+    """Text too is read as on a command line; what is no value of a setting is refused by its name."""
+    line = "--hosts auto --backend ray --lr 1e-3 --total-steps 1e4 --stop-at-score none --hidden-sizes 8 4 --no-quiet"
+    given = {
+        "hosts": "auto", "backend": "ray", "lr": "1e-3", "total_steps": 1e4, "stop_at_score": "none",
+        "hidden_sizes": ["8", 4], "quiet": False,
+    }  # fmt: skip
+
+    assert settings_for(PPO.Config, given) == read_line(PPO.Config, line.split(), "asyncrl ppo").settings
+    with pytest.raises(UsageError, match=r"hosts takes int or auto, got 1\.5"):
+        settings_for(PPO.Config, {"hosts": 1.5})
+    with pytest.raises(UsageError, match="there is no setting work; perhaps you meant workers"):
+        settings_for(PPO.Config, {"work": 1})

@@ -14,7 +14,8 @@ import pytest
 
 from asyncrl.core import named
 from asyncrl.core.errors import UsageError
-from asyncrl.core.named import find, hand_over, is_name, known_here, name_for, parcels
+from asyncrl.core.named import find, hand_over, known_here, name_for, parcels
+from asyncrl.core.user_code import is_name
 
 
 def double(number: int) -> int:

@@ -1,0 +1,185 @@
+"""From the settings that a program or a command line gives to a run that can be made."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from asyncrl import catalog
+from asyncrl.algorithm import Algorithm, algorithm_of, load, name_of_class
+from asyncrl.backends.looking import look
+from asyncrl.config.groups import AUTO
+from asyncrl.config.run_config import RunConfig, to_plain
+from asyncrl.config.settings import own_names, settings_for
+from asyncrl.core.errors import UsageError
+from asyncrl.core.spaces import Spaces
+from asyncrl.core.user_code import user_code
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.runtime.plan import Plan
+from asyncrl.storage.run_folder import RunFolder
+from asyncrl.storage.stored import Permission, read_stored
+
+File = str | os.PathLike[str]
+"""A run's config.json, the folder of a run, or a TOML file."""
+
+
+@dataclass(frozen=True)
+class ResolvedRun(Plan):
+    """A run that can be made, before anything is created or started."""
+
+    changes: list[str]
+    """A line for each setting that differs in a resumed run."""
+    facts: dict[str, Any]
+    """What config.json says about the environment."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The run that a program or a command line asks for."""
+
+    algorithm: str
+    """Name of the algorithm's module."""
+    config: RunConfig | None
+    """A complete Config; None: only `settings` are given."""
+    settings: dict[str, Any]
+    trust: bool = False
+    """Whether everything may be imported that the folder of a resumed run names."""
+
+    @property
+    def resume(self) -> str:
+        """The run to resume; "" for a new run."""
+        return str(self.settings.get("resume", "") if self.config is None else self.config.resume)
+
+    def resolved(self) -> ResolvedRun:
+        """The run with all settings resolved: that in `resume`, the newest one, or a new one. Raises UsageError."""
+        if self.resume != AUTO:
+            return self._resolved(self.resume)
+        from asyncrl.api.resume import newest
+
+        resolved = self._resolved("")
+        path = newest(self.algorithm, resolved.config)
+        return resolved if path is None else self._resolved(str(path))
+
+    def has_nothing_to_do(self, resolved: ResolvedRun) -> bool:
+        """Whether the newest run was to be resumed, but has reached its end already."""
+        if self.resume != AUTO or not resolved.config.is_resumed or resolved.changes:
+            return False
+        from asyncrl.api.resume import is_finished
+
+        return is_finished(Path(resolved.config.resume))
+
+    def _resolved(self, resume: str) -> ResolvedRun:
+        algorithm, method = self.algorithm, algorithm_of(self.algorithm)
+        changes: list[str] = []
+        if resume:
+            from asyncrl.api.resume import differences, stored_config
+
+            given = {} if self.config is None else to_plain(self.config)
+            permission = Permission({"algorithm": algorithm} | given | self.settings, self.trust)
+            stored = read_stored(RunFolder.open(Path(resume)).config_file)
+            before = stored_config(algorithm, stored, permission, trains=True)
+            config = replace(self._on(before), resume=resume)
+            changes = differences(before, config)
+            spec = EnvSpec.of(config)
+            spaces = look_at(algorithm, config, spec)
+        else:
+            first = self._on(method.Config())
+            spec = EnvSpec.of(first)
+            spaces = look_at(algorithm, first, spec)  # the preset depends on it
+            with user_code(f"{algorithm}'s preset()"):
+                preset = method.preset(first.preset, spaces) | {"preset": first.preset}
+            config = self._on(replace(method.Config(), **preset))
+            if EnvSpec.of(config) != spec:
+                spec = EnvSpec.of(config)
+                spaces = look_at(algorithm, config, spec)
+        # Described from the probed spaces: describing must not create another environment.
+        facts = {"id": config.env_id, "description": spec.describe(spaces), **asdict(spaces)}
+        resolved = ResolvedRun(algorithm, config, spec, spaces, changes, facts)
+        resolved.check()
+        if config.track:
+            from asyncrl.storage.tracking import require
+
+            require(config.track)
+        backend_of(config).refuse(resolved)
+        return resolved
+
+    def _on(self, defaults: RunConfig) -> RunConfig:
+        """The given settings, the others from `defaults` unless there is a complete Config."""
+        config: RunConfig = replace(self.config or defaults, **self.settings)
+        return config
+
+
+def request_for(
+    algorithm: str | type[Algorithm] | None,
+    config: RunConfig | File | None,
+    settings: dict[str, Any],
+    trust: bool = False,
+    quiet: bool | None = None,
+) -> Request:
+    """The run that a program or a command line describes. Its `settings` override those of a file, which may name the
+    algorithm.
+
+    `trust`: a folder may name any code; `quiet` replaces that setting. Raises UsageError.
+    """
+    own = {} if quiet is None else {"quiet": quiet}
+    if config is None or isinstance(config, RunConfig):
+        name = _name(algorithm)
+        cls = load(name).Config
+        if config is None:
+            return Request(name, None, settings_for(cls, settings | own), trust)
+        if not isinstance(config, cls):
+            raise UsageError(f"config is a {_told(type(config))}, {name} takes a {_told(cls)}")
+        if settings:
+            raise UsageError("give the settings one by one or a config, not both")
+        return Request(name, config, own, trust)
+    from asyncrl.config.files import read_settings
+
+    given, stored = own_names(settings), read_settings(Path(config))
+    permission = Permission(given | ({"algorithm": _name(algorithm)} if algorithm else {}), trust)
+    there = stored.usable_algorithm(permission) if stored.algorithm else ""
+    name = _name(algorithm or there)
+    if there not in ("", name):
+        raise UsageError(f"{stored.path} has settings of {catalog.name_of(there)}, not of {catalog.name_of(name)}")
+    cls = load(name).Config
+    kept = own_names(stored.usable_config(permission, trains=True))
+    return Request(name, None, settings_for(cls, kept | given | own), trust)
+
+
+def refuse_launcher(resolved: ResolvedRun) -> None:
+    """Raise UsageError in a program that a launcher has started as a rank: each would start ranks of its own."""
+    if resolved.config.backend != "collective":
+        return
+    from asyncrl.backends.collective.launch import launched
+
+    if (launch := launched(os.environ)) is not None:
+        raise UsageError(
+            f"under {launch.by} use the command, python -m asyncrl.{catalog.short(resolved.algorithm)} --backend "
+            "collective: from Python each of its processes would start ranks of its own"
+        )
+
+
+def backend_of(config: RunConfig) -> Any:
+    """The module of the backend, and no other."""
+    return import_module(f"asyncrl.backends.{config.backend}")
+
+
+def look_at(algorithm: str, config: RunConfig, spec: EnvSpec) -> Spaces:
+    """The spaces of the environment. Raises UsageError if it cannot be used, or takes longer than --hang-seconds."""
+    return look(spec, algorithm, config.hang_seconds, here=config.backend == "serial")
+
+
+def _told(config: type[RunConfig]) -> str:
+    return f"{config.__module__}.{config.__qualname__}"
+
+
+def _name(algorithm: str | type[Algorithm] | None) -> str:
+    if not algorithm:
+        raise UsageError(f"name an algorithm first: {', '.join(catalog.ALGORITHMS)}, or your own")
+    if isinstance(algorithm, str):
+        return catalog.module_of(algorithm)
+    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
+        return name_of_class(algorithm)
+    raise UsageError(f"{algorithm!r} is no algorithm: give a name, or a class derived from asyncrl.Algorithm")
