@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +10,16 @@ from typing import TypeVar
 
 from asyncrl import catalog
 from asyncrl.algorithm import load
+from asyncrl.config.commandline import parse
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.studies.jobs import Job, alone_in, run_jobs
-from asyncrl.studies.plan import Cell, References, Settings, StudyFile
 from asyncrl.studies.search_space import group_words
+from asyncrl.studies.study import Cell, Kind, References, Settings, Study
 
 T = TypeVar("T")
+C = TypeVar("C", bound="StudyConfig")
 TAKEN = (
     "workers", "seed", "backend", "total_steps", "max_seconds", "evaluation_episodes", "stop_at_score", "env_id",
     "runs_dir", "run_name", "resume", "quiet",
@@ -42,57 +45,71 @@ class StudyConfig:
     def __post_init__(self) -> None:
         if self.seeds < 1 or self.jobs < 0:
             raise UsageError("--seeds must be at least 1, and --jobs not negative")
+        for name in ("algorithms", "env_ids", "workers"):
+            if isinstance(values := getattr(self, name, None), tuple):
+                check_different(name.replace("_", "-"), values)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one command adds to a study."""
+    """What one command adds to a study of cells."""
 
-    command: str
     environments: Mapping[str, Settings]
     cells: Sequence[Cell]
-    references: References
+    references: References | None = None
     ablation: str = "none"
 
 
 def conduct(
+    kind: Kind,
     config: StudyConfig,
-    plan: Plan,
-    stages: Callable[[StudyFile], Iterable[Sequence[Cell]]],
-    write_report: Callable[[StudyFile], Path],
+    words: Sequence[str],
+    run: Callable[[Study, str, int], list[str]],
+    report: Callable[[Study, str], Path],
 ) -> int:
-    """Add to the study, make its runs stage by stage, and report; exit code 1 if a run failed.
+    """Make the runs of a study and report on them; exit code 1 if a run failed.
 
-    Raises UsageError before the first run is made.
+    `run` gets the study, its command line and its lock, and returns a line for each run that failed; `report` writes
+    the report. Raises UsageError before the first run is made.
     """
-    failures: list[str] = []
+    command = shlex.join(["python", "-m", "asyncrl", kind, *words])
     with alone_in(config.runs_dir, print_line) as lock:
-        file = StudyFile(config.runs_dir)
-        if any(
-            bool(cell.workers) != bool(plan.cells[0].workers) for cell in file.cells
-        ):  # a race has them as a setting
-            raise UsageError(f"{config.runs_dir} holds another kind of study: choose another --runs-dir")
-        if not config.report_only:
-            file.add(plan.command, plan.environments, plan.cells, plan.references, plan.ablation)
-            seen = {(cell.series, cell.env_id, cell.backend): cell for cell in plan.cells}
-            try_jobs([file.job(cell) for cell in seen.values()])
-            file.save()
-            serial = all(cell.backend == "serial" for cell in plan.cells)
-            slots = config.jobs or (len(usable_cores()) if serial else 1)
-            for cells in stages(file):
-                failures += run_jobs([file.job(cell) for cell in cells], config.runs_dir, slots, lock, print_line)
-        elif not file.cells:
-            raise UsageError(f"{config.runs_dir} holds no study to report on")
-        report = write_report(file)
-    return finish(report, failures)
-
-
-def finish(report: Path, failures: Sequence[str]) -> int:
-    """Say what failed and where the report is; returns the exit code."""
+        study = Study(config.runs_dir, kind)
+        failures = [] if config.report_only else run(study, command, lock)
+        path = report(study, command)
     for failure in failures:
         print_line(f"failed: {failure}", error=True)
-    print_line(report)
+    print_line(path)
     return 1 if failures else 0
+
+
+def conduct_cells(
+    kind: Kind,
+    config: StudyConfig,
+    words: Sequence[str],
+    plan: Plan,
+    stages: Callable[[Study], Iterable[Sequence[Cell]]],
+    write_report: Callable[[Study], Path],
+) -> int:
+    """Like `conduct`, for a study of cells: they are added to study.json, and run stage by stage."""
+
+    def run(study: Study, command: str, lock: int) -> list[str]:
+        study.add(command, plan.environments, plan.cells, plan.references, plan.ablation)
+        try_jobs(study.job(cell) for cell in {(c.series, c.env_id, c.backend): c for c in plan.cells}.values())
+        study.save()
+        serial = all(cell.backend == "serial" for cell in plan.cells)
+        slots = config.jobs or (len(usable_cores()) if serial else 1)
+        failures = []
+        for cells in stages(study):
+            failures += run_jobs([study.job(cell) for cell in cells], config.runs_dir, slots, lock, print_line)
+        return failures
+
+    def report(study: Study, _: str) -> Path:
+        if not study.cells:
+            raise UsageError(f"{config.runs_dir} holds no study to report on")
+        return write_report(study)
+
+    return conduct(kind, config, words, run, report)
 
 
 def try_jobs(jobs: Iterable[Job]) -> set[str]:
@@ -129,21 +146,24 @@ def check_algorithms(algorithms: Sequence[str]) -> None:
         raise UsageError(f"--algorithms has two algorithms called {twice[0]}, whose runs would share their folders")
 
 
-def split(words: Sequence[str], taken: Collection[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The words before and after the first `--`: those of the study and those for every run.
+def parse_study(config: type[C], words: Sequence[str], kind: Kind, *taken: str) -> tuple[C, tuple[str, ...]]:
+    """What the words before the first `--` say, and the words after it, which are for every run.
 
-    Raises UsageError if the latter would override what the study sets itself, `taken`.
+    Raises UsageError, also if the latter would override what the study sets itself: `TAKEN`, and `taken`.
     """
     at = list(words).index("--") if "--" in words else len(words)
-    for flag, _ in group_words(words[at + 1 :]):
-        check_free(flag, taken)
-    return list(words[:at]), tuple(words[at + 1 :])
+    further = tuple(words[at + 1 :])
+    check_free(further, (*TAKEN, *taken))
+    parsed = parse(config, list(words[:at]), f"asyncrl {kind}")
+    check_algorithms([word.partition("@")[0] for word in parsed.algorithms])
+    return parsed, further
 
 
-def check_free(flag: str, taken: Collection[str]) -> None:
-    """Raise UsageError if the study sets this flag of its runs itself."""
-    if flag.removeprefix("--").replace("-", "_") in taken:
-        raise UsageError(f"{flag} is set by the study itself")
+def check_free(words: Sequence[str], taken: Collection[str]) -> None:
+    """Raise UsageError if the study sets one of the flags among the words itself."""
+    for flag, _ in group_words(words):
+        if flag.removeprefix("--").replace("-", "_") in taken:
+            raise UsageError(f"{flag} is set by the study itself")
 
 
 def spread(flag: str, values: Sequence[T], env_ids: Sequence[str]) -> list[T]:
@@ -153,14 +173,15 @@ def spread(flag: str, values: Sequence[T], env_ids: Sequence[str]) -> list[T]:
     return list(values) * (len(env_ids) if len(values) == 1 else 1)
 
 
-def score_of(flag: str, word: str, none: str) -> float | None:
-    """A finite number, or None for the word `none`. Raises UsageError."""
-    if word == none:
-        return None
-    try:
-        score = float(word)
-    except ValueError:
-        score = float("nan")
-    if not abs(score) < float("inf"):
-        raise UsageError(f"{flag} takes numbers or {none}, got {word}")
-    return score
+def spread_scores(flag: str, words: Sequence[str], env_ids: Sequence[str], none: str) -> list[float | None]:
+    """A finite score for each environment, or None for the word `none`. Raises UsageError."""
+    scores: list[float | None] = []
+    for word in spread(flag, words, env_ids):
+        try:
+            score = None if word == none else float(word)
+        except ValueError:
+            score = float("nan")
+        if score is not None and not abs(score) < float("inf"):
+            raise UsageError(f"{flag} takes numbers or {none}, got {word}")
+        scores.append(score)
+    return scores

@@ -26,21 +26,25 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.commands.program import run_command
-from asyncrl.commands.study import StudyConfig, check_algorithms, check_different, check_free, finish, try_jobs
+from asyncrl.commands.study import StudyConfig, check_algorithms, check_free, conduct, try_jobs
 from asyncrl.config.commandline import parse
 from asyncrl.config.words import understood
 from asyncrl.core.cores import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
-from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs, run_state
-from asyncrl.studies.search import STORAGE, Plan, Search, Trial, import_optuna
+from asyncrl.storage.status import read_status
+from asyncrl.studies.jobs import Job, is_done, run_jobs
+from asyncrl.studies.search import Plan, Search, Trial, import_optuna
 from asyncrl.studies.search_space import Axis, Point, combine, group_words, make_axis, words_of
+from asyncrl.studies.study import Study
 
+SHOWN = 5
+"""Number of best runs printed on the terminal."""
 TAKEN = ("seed", "runs_dir", "run_name", "resume", "quiet")
 """Settings of runs that the sweep sets itself."""
 
@@ -80,13 +84,16 @@ def sweep(words: Sequence[str], program: str) -> int:
     if config.print_jobs:
         print_jobs(trials, config.runs_dir)
         return 0
-    failures: list[str] = []
-    with alone_in(config.runs_dir, print_line) as lock:
-        if not config.report_only:
-            slots = slots_for(config, axes, try_jobs(trial.job for trial in trials if trial.run.cell.seed == 1))
-            failures = run_jobs([trial.job for trial in trials], config.runs_dir, slots, lock, print_line)
-        rows = [trial.read(config.runs_dir) for trial in trials]
-        return report(rows, axes, config.runs_dir, words, failures)
+
+    def run(study: Study, command: str, lock: int) -> list[str]:
+        slots = slots_for(config, axes, try_jobs(trial.job for trial in trials if trial.run.cell.seed == 1))
+        add(study, command)
+        return run_jobs([trial.job for trial in trials], config.runs_dir, slots, lock, print_line)
+
+    def rows() -> list[Trial]:
+        return [trial.read(config.runs_dir) for trial in trials]
+
+    return conduct("sweep", config, words, run, lambda study, command: report(rows(), axes, config.runs_dir, command))
 
 
 def search(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> int:
@@ -94,21 +101,19 @@ def search(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> int:
 
     Raises UsageError if there is nothing to report on.
     """
-    nothing = UsageError(f"{config.runs_dir} holds no trials to report on")
-    if config.report_only and not (config.runs_dir / STORAGE).exists():
-        raise nothing
     searches = {
         (algorithm, env_id): make_search(algorithm, env_id, config, axes)
         for algorithm in config.algorithms
         for env_id in env_ids_of(algorithm, axes)
     }
-    failures: list[str] = []
-    with alone_in(config.runs_dir, print_line) as lock:
-        if not config.report_only:
-            slots = slots_for(config, axes, try_jobs(trial.job for s in searches for trial in corners(*s, axes)))
-            plan = Plan(config.trials, config.seeds, config.prune, config.draw_seed, slots)
-            for one in searches.values():
-                failures += one.run(plan, lock, print_line)
+
+    def run(study: Study, command: str, lock: int) -> list[str]:
+        slots = slots_for(config, axes, try_jobs(trial.job for s in searches for trial in corners(*s, axes)))
+        add(study, command)
+        plan = Plan(config.trials, config.seeds, config.prune, config.draw_seed, slots)
+        return [failure for one in searches.values() for failure in one.run(plan, lock, print_line)]
+
+    def report_trials(study: Study, command: str) -> Path:
         rows = [
             make_trial(algorithm, point, seed, axes).read(config.runs_dir, state)
             for (algorithm, _), one in searches.items()
@@ -116,24 +121,26 @@ def search(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> int:
             for seed in range(1, 2 if state else config.seeds + 1)
         ]
         if not rows:
-            raise nothing
-        return report(rows, axes, config.runs_dir, words, failures)
+            raise UsageError(f"{config.runs_dir} holds no trials to report on")
+        return report(rows, axes, config.runs_dir, command)
+
+    return conduct("sweep", config, words, run, report_trials)
+
+
+def add(study: Study, command: str) -> None:
+    """Store what was asked for."""
+    study.add(command, {}, ())
+    study.save()
 
 
 def make_search(algorithm: str, env_id: str, config: Config, axes: Sequence[Axis]) -> Search:
     """The search of a method in an environment."""
     own = [replace(axis, values=(env_id,)) if axis.field == "env_id" else axis for axis in axes]
-
-    def make(point: Point, seed: int) -> Job:
-        return make_trial(algorithm, point, seed, axes).job
-
-    return Search(f"{algorithm} {env_id}", own, whole_numbers_of(algorithm), make, config.runs_dir)
-
-
-def whole_numbers_of(algorithm: str) -> list[str]:
-    """The settings of a method with integer values."""
-    hints = get_type_hints(load(catalog.module_of(algorithm)).Config)
-    return [name for name, kind in hints.items() if kind is int]
+    whole = [name for name, kind in settings_of(algorithm).items() if kind is int]
+    return Search(
+        f"{algorithm} {env_id}", own, whole, lambda point, seed: make_trial(algorithm, point, seed, axes),
+        config.runs_dir,
+    )  # fmt: skip
 
 
 def env_ids_of(algorithm: str, axes: Sequence[Axis]) -> tuple[str, ...]:
@@ -144,19 +151,10 @@ def env_ids_of(algorithm: str, axes: Sequence[Axis]) -> tuple[str, ...]:
 
 def corners(algorithm: str, env_id: str, axes: Sequence[Axis]) -> list[Trial]:
     """Runs at both ends of all bounds and with every listed value, for the commands to check."""
-    whole = whole_numbers_of(algorithm)
-
-    def ends(axis: Axis) -> tuple[str, ...]:
-        if axis.field == "env_id":
-            return (env_id,)
-        return (
-            axis.values
-            if axis.bounds is None
-            else tuple(str(round(bound)) if axis.field in whole else f"{bound:.6g}" for bound in axis.bounds)
-        )
-
-    longest = max((len(ends(axis)) for axis in axes), default=1)
-    points = [{axis.field: ends(axis)[min(i, len(ends(axis)) - 1)] for axis in axes} for i in range(longest)]
+    kinds = settings_of(algorithm)
+    ends = {axis.field: axis.ends(kinds.get(axis.field) is int) for axis in axes} | {"env_id": (env_id,)}
+    longest = max(map(len, ends.values()))
+    points = [{field: own[min(i, len(own) - 1)] for field, own in ends.items()} for i in range(longest)]
     return [make_trial(algorithm, point, 1, axes) for point in points]
 
 
@@ -178,16 +176,16 @@ def slots_for(config: Config, axes: Sequence[Axis], kinds: Collection[str]) -> i
     return 1
 
 
-def report(
-    rows: Sequence[Trial], axes: Sequence[Axis], runs_dir: Path, words: Sequence[str], failures: list[str]
-) -> int:
-    """Write the report, print the best rows and failures; returns the exit code."""
-    from asyncrl.studies.sweep_report import best_rows, write_report
+def report(rows: Sequence[Trial], axes: Sequence[Axis], runs_dir: Path, command: str) -> Path:
+    """Write the report, and print the best rows of each environment."""
+    from asyncrl.studies.documents import plain_table
+    from asyncrl.studies.sweep_report import cells_of, ranked, write_report
 
-    path = write_report(rows, axes, runs_dir, shlex.join(["python", "-m", "asyncrl", "sweep", *words]))
-    for line in best_rows(rows, axes):
-        print_line(line)
-    return finish(path, failures)
+    for env_id in dict.fromkeys(row.job.env_id for row in rows):
+        own = [row for row in ranked(rows) if row.job.env_id == env_id and row.best_score is not None]
+        if own:
+            print_line(f"best of {len(own)} runs in {env_id}:\n{plain_table(cells_of(own[:SHOWN], axes))}")
+    return write_report(rows, axes, runs_dir, command)
 
 
 def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
@@ -199,26 +197,24 @@ def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
     mine = [word for flag, values in groups if flag in own for word in (flag, *values)]
     config = parse(Config, mine, program)
     check_algorithms(config.algorithms)
-    check_different("algorithms", config.algorithms)
     if config.draw_seed < 0 or config.trials < 0:
         raise UsageError("--draw-seed and --trials must not be negative")
     if config.prune and not config.trials:
         raise UsageError("--prune is for a search: give --trials")
-    fields = {name: switch for algorithm in config.algorithms for name, switch in settings_of(algorithm).items()}
+    fields = {name: kind is bool for algorithm in config.algorithms for name, kind in settings_of(algorithm).items()}
     axes = [make_axis(flag, values, fields, config.draw_seed) for flag, values in groups if flag not in own]
     for axis in axes:
         if config.trials and axis.drawn and axis.bounds is None:
-            raise UsageError(f"a search takes no count: --{axis.field.replace('_', '-')} {axis.drawn} LOW HIGH")
-        check_free(f"--{axis.field.replace('_', '-')}", TAKEN)
+            raise UsageError(f"a search takes no count: {axis.flag} {axis.drawn} LOW HIGH")
+        check_free([axis.flag], TAKEN)
         if sum(other.field == axis.field for other in axes) > 1:
-            raise UsageError(f"--{axis.field.replace('_', '-')} is given twice")
+            raise UsageError(f"{axis.flag} is given twice")
     return config, axes
 
 
-def settings_of(algorithm: str) -> dict[str, bool]:
-    """The settings of a method, and whether each is only on or off."""
-    fields = dataclasses.fields(load(catalog.module_of(algorithm)).Config)
-    return {field.name: field.type in (bool, "bool") for field in fields}
+def settings_of(algorithm: str) -> dict[str, Any]:
+    """The settings of a method, and their types."""
+    return get_type_hints(load(catalog.module_of(algorithm)).Config)
 
 
 def make_trials(config: Config, axes: Sequence[Axis]) -> list[Trial]:
@@ -233,7 +229,7 @@ def make_trials(config: Config, axes: Sequence[Axis]) -> list[Trial]:
 
 def make_trial(algorithm: str, point: Point, seed: int, axes: Sequence[Axis]) -> Trial:
     """One run. Its name has the settings that vary, and a short hash of all others."""
-    switches = [name for name, is_switch in settings_of(algorithm).items() if is_switch]
+    switches = [name for name, kind in settings_of(algorithm).items() if kind is bool]
     settings = {field: value for field, value in point.items() if field != "env_id"}
     env_id = point.get("env_id") or load(catalog.module_of(algorithm)).Config.env_id
     words = (*words_of(settings, switches), "--seed", str(seed))
@@ -245,16 +241,13 @@ def make_trial(algorithm: str, point: Point, seed: int, axes: Sequence[Axis]) ->
 
 def print_jobs(trials: Sequence[Trial], runs_dir: Path) -> None:
     """Print the remaining runs as command lines; runs that were begun must be resumed or removed by hand."""
-    for trial in trials:
-        folder = trial.job.folder(runs_dir)
-        if is_done(trial.job, runs_dir):
-            continue
+    for job in (trial.job for trial in trials if not is_done(trial.job, runs_dir)):
+        folder = job.folder(runs_dir)
         if folder.exists():
-            print_line(f"left out: {folder} was begun ({run_state(folder) or 'no status'})", error=True)
+            state = read_status(folder).get("state", "no status")
+            print_line(f"left out: {folder} was begun ({state})", error=True)
         else:
-            print_line(
-                shlex.join(["python", "-m", "asyncrl", "train", trial.job.algorithm, *trial.job.arguments(runs_dir)])
-            )
+            print_line(shlex.join(job.command(runs_dir)))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asyncrl.catalog import short as algorithm_name
-from asyncrl.core.aggregates import normalized, optimality_gap, probability_of_improvement
-from asyncrl.core.statistics import LEAST, over_games
+from asyncrl.core.statistics import LEAST, normalized, optimality_gap, over_games, probability_of_improvement
 from asyncrl.plots.charts import Line, histogram, line_chart
 from asyncrl.plots.templates import Markup, Parts
 from asyncrl.storage.files import read_json

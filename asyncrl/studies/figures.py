@@ -1,12 +1,22 @@
-"""What the figures of all studies have in common."""
+"""The figures of studies, described by data: a grid of panels, each with lines, points and bars."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Literal
 
+import matplotlib
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+from numpy.typing import NDArray
+
+from asyncrl.plots.curves import unit_of
+from asyncrl.studies.measure import Measurement
 
 NAMES = {
     "a3c": "A3C", "one_step_q": "one-step Q", "one_step_sarsa": "one-step Sarsa", "n_step_q": "n-step Q", "a2c": "A2C",
@@ -17,6 +27,12 @@ COLOURS = {
     "ppo": "C6", "impala": "C7", "gorila": "C8", "apex": "C9",
 }  # fmt: skip
 """The same in every figure of a study."""
+WIDTH = 10.0
+"""Width of a figure in inches."""
+PLACES = 60
+"""Points of a median curve."""
+GREY, BLACK = "0.4", "0.2"
+Scale = Literal["linear", "log", "log2"]
 
 
 def method_name(algorithm: str) -> str:
@@ -31,11 +47,186 @@ def colours_of(algorithms: Sequence[str]) -> list[str]:
     return [f"C{i % 10}" for i in range(len(algorithms))]
 
 
-def open_frame(axes: Axes) -> None:
-    """Leave out the frame's upper and right side."""
+def shades(count: int) -> list[Any]:
+    """Colours from dark to light."""
+    return list(matplotlib.colormaps["viridis"](np.linspace(0, 0.92, count)))
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line, or points if its `style` is "", with a band or error bars."""
+
+    x: Sequence[float] | NDArray[np.float64]
+    y: Sequence[float] | NDArray[np.float64]
+    colour: Any = GREY
+    name: str = ""
+    """In the legend; "" for no entry."""
+    style: str = "-"
+    marker: str = ""
+    filled: bool = True
+    size: float = 5.0
+    """Of the points."""
+    width: float = 1.5
+    alpha: float = 1.0
+    band: tuple[Any, Any] | None = None
+    """The lower and the upper edge of a band."""
+    spans: tuple[Any, Any] | None = None
+    """How far error bars reach below and above the points."""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars at `x`, from `floor` on; `across` means to the right instead of upwards."""
+
+    x: Sequence[float]
+    lengths: Sequence[float] | NDArray[np.float64]
+    colour: str
+    name: str = ""
+    floor: Sequence[float] | NDArray[np.float64] | float = 0.0
+    across: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    marks: Sequence[Line | Bars]
+    x_label: str
+    y_label: str = ""
+    title: str = ""
+    x_scale: Scale = "linear"
+    y_scale: Scale = "linear"
+    x_ticks: Mapping[float, str] | None = None
+    """The only ticks, with their labels."""
+    y_ticks: Mapping[float, str] | None = None
+    x_limits: tuple[float | None, float | None] = (None, None)
+    y_limits: tuple[float | None, float | None] = (None, None)
+    texts: Collection[tuple[float, float, str]] = ()
+    """Texts to the right of points."""
+
+
+def draw(
+    grid: Sequence[Sequence[Panel]],
+    height: float = 2.7,
+    width: float = WIDTH,
+    share_x: Literal["none", "all"] = "none",
+    share_y: Literal["none", "row", "all"] = "none",
+) -> Figure:
+    """The figure of rows of panels, each `height` inches high, with one legend of all names below them."""
+    columns = max(map(len, grid))
+    figure = Figure(figsize=(width, height * len(grid) + 0.9), layout="constrained")
+    axes_grid = figure.subplots(len(grid), columns, squeeze=False, sharex=share_x, sharey=share_y)
+    entries: dict[str, Artist] = {}
+    for row, axes_row in zip(grid, axes_grid, strict=True):
+        for panel, axes in zip_longest(row, axes_row):
+            if panel is None:
+                axes.set_visible(False)
+                continue
+            for mark in panel.marks:
+                _draw_mark(axes, mark)
+            _finish(axes, panel)
+            for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+                entries.setdefault(name, handle)
+    if len(entries) > 1:
+        names, columns = list(entries), min(5, len(entries)) if max(map(len, entries)) < 25 else 3
+        figure.legend(entries.values(), names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    return figure
+
+
+def _draw_mark(axes: Axes, mark: Line | Bars) -> None:
+    if isinstance(mark, Bars):
+        if mark.across:
+            axes.barh(mark.x, mark.lengths, left=mark.floor, color=mark.colour, label=mark.name)
+        else:
+            axes.bar(mark.x, mark.lengths, bottom=mark.floor, color=mark.colour, label=mark.name)
+        return
+    axes.plot(
+        mark.x, mark.y, mark.style or "none", color=mark.colour, label=mark.name, linewidth=mark.width,
+        marker=mark.marker, markersize=mark.size, markeredgewidth=max(1.0, mark.width if mark.marker == "|" else 1.0),
+        markerfacecolor=mark.colour if mark.filled else "white", alpha=mark.alpha,
+    )  # fmt: skip
+    if mark.band:
+        axes.fill_between(mark.x, *mark.band, color=mark.colour, alpha=0.13, linewidth=0)
+    if mark.spans:
+        axes.errorbar(
+            mark.x, mark.y, mark.spans, fmt="none", ecolor=mark.colour, alpha=0.5, capsize=2, elinewidth=1
+        )  # fmt: skip
+
+
+def _finish(axes: Axes, panel: Panel) -> None:
+    """Scales, ticks, labels and title."""
+    axes.margins(x=0.06)
+    for axis, scale, ticks, limits in (
+        ("x", panel.x_scale, panel.x_ticks, panel.x_limits),
+        ("y", panel.y_scale, panel.y_ticks, panel.y_limits),
+    ):
+        own = getattr(axes, f"{axis}axis")
+        if scale != "linear":
+            getattr(axes, f"set_{axis}scale")("log", base=2 if scale == "log2" else 10)
+            own.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        if ticks is not None:
+            own.set_major_locator(FixedLocator(list(ticks)))
+            own.set_ticks(list(ticks), list(ticks.values()))
+            own.set_minor_formatter(NullFormatter())
+        getattr(axes, f"set_{axis}lim")(*limits)
+    for x, y, text in panel.texts:
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1}
+        axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", fontsize=8, bbox=box)
+    axes.set_title(panel.title, fontsize=10)
+    axes.set_xlabel(panel.x_label, fontsize=9)
+    axes.set_ylabel(panel.y_label, fontsize=9)
+    axes.tick_params(which="both", labelsize=8)
+    axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
-    """One legend for all panels, below them."""
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)), frameon=False, fontsize=9)
+def align(
+    curves: Sequence[Sequence[tuple[float, float]]], places: int = PLACES
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Scores [curves, places] at common places of the axis [places], linear between a curve's own points (x, score).
+
+    The places start where all curves have begun. A curve that ends before the others, for example because its run
+    stopped at the reference score, keeps its last score.
+    """
+    x = np.linspace(max(curve[0][0] for curve in curves), max(curve[-1][0] for curve in curves), places)
+    points = [np.array(curve, np.float64) for curve in curves]
+    return x, np.stack([np.interp(x, curve[:, 0], curve[:, 1]) for curve in points])
+
+
+def learning_curves(
+    groups: Mapping[str, Sequence[Measurement]],
+    colours: Mapping[str, Any],
+    axis: Literal["minutes", "steps"],
+    best: bool = False,
+    y_label: str = "score (raw return)",
+    title: str = "",
+) -> Panel:
+    """Scores over steps or time by groups of runs: the median, and a band from the worst run to the best.
+
+    `best`: the best run (by the mean of its curve), and a dashed median. A dotted line is at the reference score.
+    """
+    curves = {
+        name: [
+            [(at.seconds if axis == "minutes" else float(at.steps), at.score) for at in run.evaluations]
+            for run in runs
+            if run.evaluations
+        ]
+        for name, runs in groups.items()
+    }
+    last = max((curve[-1][0] for own in curves.values() for curve in own), default=1.0)
+    unit, size = unit_of(axis, last)
+    marks = []
+    for name, own in curves.items():
+        if not own:
+            continue
+        x, scores = align(own)
+        median, colour = np.median(scores, axis=0), colours[name]
+        if best:
+            highest = scores[scores.mean(axis=1).argmax()]
+            marks.append(Line(x / size, highest, colour, f"{name}, best seed"))
+            marks.append(Line(x / size, median, colour, f"{name}, median", "--"))
+        else:
+            marks.append(Line(x / size, median, colour, name, band=(scores.min(axis=0), scores.max(axis=0))))
+    references = {run.reference.score for runs in groups.values() for run in runs if run.reference}
+    marks += [Line((0, last / size), (score, score), BLACK, style=":", width=1) for score in references]
+    return Panel(marks, unit if axis == "minutes" else f"{unit.removesuffix('s')} steps", y_label, title)

@@ -4,73 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
-from asyncrl.core.aggregates import normalized
-from asyncrl.core.statistics import Sample
+from asyncrl.core.statistics import Sample, normalized
 from asyncrl.plots.curves import unit_of
 from asyncrl.studies.figures import method_name
-from asyncrl.studies.measure import Measurement, times_to
-from asyncrl.studies.plan import Cell, Reference
+from asyncrl.studies.measure import Group, Measurement
 from asyncrl.studies.scores import human_normalized
+from asyncrl.studies.study import Cell
 
 LAST = 3
 """Evaluations at the end of a run whose mean is its last score."""
 CLOSE = 0.9
 """Share of the longest time from which on times count as equal."""
-MINUTE = {"minutes": 1.0, "seconds": 60.0}
-"""A minute in each unit."""
 
 
 @dataclass(frozen=True)
-class Result:
-    """All finished runs of an entrant in an environment.
-
-    Its times are those to the score, or of whole runs if there is no score to reach.
-    """
+class Result(Group):
+    """All finished runs of an entrant in an environment."""
 
     name: str
     """A method, with its backend if there are several."""
-    runs: Sequence[Measurement]
-    reference: Reference | None
 
     @property
-    def minutes(self) -> Sample:
-        """Minutes."""
-        return times_to(self.reference, self.runs, lambda at: at.seconds / 60)
-
-    @property
-    def steps(self) -> Sample:
-        """Steps."""
-        return times_to(self.reference, self.runs, lambda at: float(at.steps))
-
-    @property
-    def core_minutes(self) -> Sample:
-        """Core-minutes: minutes times the cores that the run could use."""
-        minutes = self.minutes
-        values = [time * max(1, run.cores) for time, run in zip(minutes.values, self.runs, strict=True)]
-        return replace(minutes, values=tuple(values))
-
-    @property
-    def reached(self) -> int:
-        """Number of runs that reached the score."""
-        return sum(self.minutes.reached) if self.reference else 0
+    def core_seconds(self) -> Sample:
+        """Seconds times the cores that the run could use."""
+        seconds = self.seconds
+        values = [time * max(1, run.cores) for time, run in zip(seconds.values, self.runs, strict=True)]
+        return Sample(tuple(values), seconds.reached)
 
     @property
     def best_scores(self) -> Sample:
         """The best evaluation of each run; -inf for a run without one."""
         return _scores([run.best_score() for run in self.runs])
 
-    def last_scores(self, minutes: float = math.inf) -> Sample:
+    def last_scores(self, seconds: float = math.inf) -> Sample:
         """The mean of each run's last evaluations at that time, or at its end; -inf for a run without any."""
-        ends = [
-            run
-            if run.seconds <= 60 * minutes
-            else replace(run, evaluations=tuple(each for each in run.evaluations if each.seconds <= 60 * minutes))
-            for run in self.runs
-        ]
-        return _scores([run.last_score(LAST) for run in ends])
+        return _scores([run.last_score(LAST, seconds) for run in self.runs])
 
     @property
     def standing(self) -> tuple[float, float]:
@@ -81,7 +52,7 @@ class Result:
         """
         if self.reference is None:
             return -self.last_scores().median, 0.0
-        return self.minutes.median, -self.best_scores.median
+        return self.seconds.median, -self.best_scores.median
 
 
 def _scores(scores: Sequence[float | None]) -> Sample:
@@ -94,25 +65,25 @@ def names_of(cells: Sequence[Cell]) -> list[str]:
     return [method_name(cell.algorithm) + (f", {cell.backend}" if several else "") for cell in cells]
 
 
-def rank(runs: Sequence[tuple[str, Measurement]], env_id: str, reference: Reference | None) -> list[Result]:
+def rank(runs: Sequence[tuple[str, Measurement]], env_id: str) -> list[Result]:
     """The results in an environment, best first, of all entrants with a finished run; `runs` with their names."""
     groups: dict[str, list[Measurement]] = {}
     for name, run in runs:
         if run.cell.env_id == env_id and run.complete:
             groups.setdefault(name, []).append(run)
-    return sorted((Result(name, own, reference) for name, own in groups.items()), key=lambda result: result.standing)
+    return sorted((Result(own, name) for name, own in groups.items()), key=lambda result: result.standing)
 
 
 def equal_time(results: Sequence[Result]) -> float | None:
-    """Minutes at which entrants with equal steps can be compared: when the last run of the fastest one ended.
+    """Seconds at which entrants with equal steps can be compared: when the last run of the fastest one ended.
 
     None if there is a score to reach, or if the slowest takes hardly longer.
     """
     if not results or results[0].reference:
         return None
-    fastest = min(results, key=lambda result: result.minutes.median)
-    minutes = max(fastest.minutes.values)
-    return minutes if minutes < CLOSE * max(result.minutes.median for result in results) else None
+    fastest = min(results, key=lambda result: result.seconds.median)
+    seconds = max(fastest.seconds.values)
+    return seconds if seconds < CLOSE * max(result.seconds.median for result in results) else None
 
 
 def mean_places(environments: Sequence[Sequence[Result]]) -> dict[str, float]:
@@ -138,8 +109,8 @@ def merits_of(result: Result, results: Sequence[Result]) -> list[float]:
     there is a score to reach, a run is worth the time of the soonest divided by its own; 0 if it never reached it.
     """
     if result.reference:
-        soonest = min(minutes for other in results for minutes in other.minutes.as_infinite)
-        return [soonest / minutes if math.isfinite(minutes) else 0.0 for minutes in result.minutes.as_infinite]
+        soonest = min(seconds for other in results for seconds in other.seconds.as_infinite)
+        return [soonest / seconds if math.isfinite(seconds) else 0.0 for seconds in result.seconds.as_infinite]
     scores, *others = ([s for s in one.last_scores().values if math.isfinite(s)] for one in (result, *results))
     percents = [human_normalized(result.runs[0].cell.env_id, score) for score in scores]
     known = [percent / 100 for percent in percents if percent is not None]
@@ -147,7 +118,7 @@ def merits_of(result: Result, results: Sequence[Result]) -> list[float]:
     return known if len(known) == len(percents) else normalized(scores, min(together), max(together))
 
 
-def time_unit(results: Sequence[Result]) -> str:
-    """Unit of time for the entrants of an environment: that of the latest known median."""
-    medians = [median for result in results if math.isfinite(median := result.minutes.median)]
-    return unit_of("minutes", 60 * max(medians, default=math.inf))[0]
+def time_unit(results: Sequence[Result]) -> tuple[str, float]:
+    """Unit of time for the entrants of an environment, and its seconds: that of the latest known median."""
+    medians = [median for result in results if math.isfinite(median := result.seconds.median)]
+    return unit_of("minutes", max(medians, default=math.inf))

@@ -10,17 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from asyncrl.core.aggregates import optimality_gap, probability_of_improvement
-from asyncrl.core.statistics import LEAST, Sample, median, over_games
-from asyncrl.plots.curves import Curve, draw_curves
+import numpy as np
+from matplotlib.figure import Figure
+
+from asyncrl.core.statistics import LEAST, Sample, median, optimality_gap, over_games, probability_of_improvement
+from asyncrl.plots.curves import unit_of
 from asyncrl.storage.run_folder import safe_name
-from asyncrl.studies.documents import Block, code, heading, items, paragraph, picture, table, write_csv, write_pages
-from asyncrl.studies.figures import colours_of
-from asyncrl.studies.measure import Measurement, machines, measure_all
-from asyncrl.studies.plan import OWN, Settings, StudyFile
-from asyncrl.studies.race import LAST, MINUTE, Result, equal_time, mean_places, merits_of, names_of, rank, time_unit
-from asyncrl.studies.race_figures import draw_arrivals, draw_overview, draw_profiles, draw_scores
+from asyncrl.studies import documents
+from asyncrl.studies.documents import Block, heading, how_measured, paragraph, picture, table, write_csv
+from asyncrl.studies.figures import Line, Panel, colours_of, draw, learning_curves
+from asyncrl.studies.measure import Measurement, measure_all
+from asyncrl.studies.race import LAST, Result, equal_time, mean_places, merits_of, names_of, rank, time_unit
+from asyncrl.studies.study import OWN, Settings, Study
 
 POLICIES = {
     "greedy": "with the best actions",
@@ -28,49 +31,56 @@ POLICIES = {
     OWN: "with the actions of each method's own default",
 }
 """How all entrants were evaluated."""
+WIDE = 30
+"""From this ratio of the largest time to the smallest on, an axis of times is logarithmic."""
 Named = tuple[str, Measurement]
 """A run and the name of its entrant."""
+Ranked = Mapping[str, Sequence[Result]]
+"""Results by environment."""
+Colours = Mapping[str, str]
+"""By entrant."""
 
 
-def write_report(file: StudyFile, runs_dir: Path, say: Callable[[str], None]) -> Path:
+def write_report(study: Study, say: Callable[[str], None]) -> Path:
     """Read all runs of the race and write RUNS_DIR/report/; returns the path of report.md.
 
     `say` gets the table of each environment.
     """
-    measurements = measure_all(file, runs_dir)
-    runs = list(zip(names_of(file.cells), measurements, strict=True))
-    folder = runs_dir / "report"
+    runs = list(zip(names_of(study.cells), measure_all(study), strict=True))
+    folder = study.runs_dir / "report"
     folder.mkdir(exist_ok=True)
-    _write_tables(folder, runs, file)
+    _write_tables(folder, runs)
     started = {name: run.cell.algorithm for name, run in runs if run.state}
     colours = dict(zip(started, colours_of(list(started.values())), strict=True))
-    ranked = {env_id: rank(runs, env_id, settings.reference) for env_id, settings in file.environments.items()}
+    ranked = {env_id: rank(runs, env_id) for env_id in study.environments}
     blocks = [*_overview(folder, ranked, colours), *_aggregates(folder, ranked, colours)]
-    for env_id, settings in file.environments.items():
-        own, results = [pair for pair in runs if pair[1].cell.env_id == env_id], ranked[env_id]
-        unit = time_unit(results)
-        titles, rows = _columns(results, settings, unit)
-        say(_plain(env_id if settings.score is None else f"{env_id} to {settings.score:g}", [titles, *rows]))
-        cells = [_run_row(name, run, settings, unit) for name, run in own]
-        blocks += [heading(env_id), paragraph(_told(settings, own)), table(titles, rows), paragraph(_note(settings))]
-        blocks += _figures(folder / safe_name(env_id), env_id, settings, own, results, colours)
-        blocks += [table(list(cells[0]), [list(row.values()) for row in cells])] if cells else []
-    blocks += [heading("How it was measured"), items(machines(measurements)), code("\n".join(file.commands))]
-    return write_pages(folder, "Which way of running in parallel is best?", blocks)
+    for env_id, settings in study.environments.items():
+        own = [pair for pair in runs if pair[1].cell.env_id == env_id]
+        results = ranked[env_id]
+        rows = _rows(results)
+        say(env_id if settings.score is None else f"{env_id} to {settings.score:g}")
+        say(documents.plain_table(rows))
+        blocks += [heading(env_id), paragraph(_conditions(settings, own)), table(rows), paragraph(_note(settings))]
+        blocks += _figures(folder / safe_name(env_id), env_id, own, results, colours)
+        blocks.append(table([_run_row(name, run, *time_unit(results)) for name, run in own]))
+    blocks += how_measured([run for _, run in runs], study.commands)
+    return documents.write_pages(folder, "Which way of running in parallel is best?", blocks)
 
 
-def told_time(minutes: float, unit: str) -> str:
-    """Minutes in minutes or seconds, with one decimal; with two digits if it is less than one."""
-    time = minutes * MINUTE[unit]
+# --------------------------------------------------------------------------------------------------------- numbers
+
+
+def time_text(time: float) -> str:
+    """A time with one decimal; with two digits if it is less than one."""
     return f"{time:.1f}" if time >= 1 else f"{time:.2g}"
 
 
-def told_score(score: float | None) -> str:
+def score_text(score: float | None) -> str:
     """A score with four digits; nothing if there is none (None or -inf)."""
     return "" if score is None or not math.isfinite(score) else f"{score:.4g}"
 
 
-def _told_median(sample: Sample, form: Callable[[float], str]) -> str:
+def median_text(sample: Sample, form: Callable[[float], str]) -> str:
     """A median with its interval, or with all runs if there are too few for one; censored ones are bounds."""
     if sample.median == -math.inf:  # no scores
         return ""
@@ -81,7 +91,10 @@ def _told_median(sample: Sample, form: Callable[[float], str]) -> str:
     return f"{estimate.told(form)} ({', '.join(('' if known < math.inf else '> ') + form(own) for known, own in runs)})"
 
 
-def _told(settings: Settings, runs: Sequence[Named]) -> str:
+# ---------------------------------------------------------------------------------------------------------- tables
+
+
+def _conditions(settings: Settings, runs: Sequence[Named]) -> str:
     finished = sum(run.complete for _, run in runs)
     limits = [f"{settings.max_seconds / 60:g} minutes"] if settings.max_seconds else []
     limits += [f"{settings.max_steps:,} steps"] if settings.max_steps else []
@@ -101,113 +114,103 @@ def _note(settings: Settings) -> str:
         f"Medians over seeds: with 95 % intervals from {LEAST} seeds on, else with all runs. "
         f"{'' if settings.score is None else censored}Time counts from the moment all workers were ready to {end}; "
         f"core time is that times the cores a run could use. Best score: each run's best evaluation. Last score: the "
-        f"mean of its last {LAST} evaluations. Where entrants take "
-        f"different times, there is also what each had when the fastest was done."
+        f"mean of its last {LAST} evaluations."
     )
 
 
-def _columns(results: Sequence[Result], settings: Settings, unit: str) -> tuple[list[str], list[list[str]]]:
-    """The titles and a row per entrant; with a column for scores at equal time if their times differ."""
-
-    def told(minutes: float) -> str:
-        return told_time(minutes, unit)
-
-    columns: dict[str, Callable[[Result], str]] = {"entrant": lambda result: result.name}
-    if settings.score is None:
-        columns["last score"] = lambda result: _told_median(result.last_scores(), told_score)
-    else:
-        columns["reached"] = lambda result: f"{result.reached} of {len(result.runs)}"
-    if (until := equal_time(results)) is not None:
-        columns[f"score after {told(until)} {unit}"] = lambda result: _told_median(
-            result.last_scores(until), told_score
-        )
-    columns |= {
-        unit: lambda result: _told_median(result.minutes, told),
-        "steps": lambda result: _told_median(result.steps, "{:,.0f}".format),
-        f"core-{unit}": lambda result: _told_median(result.core_minutes, told),
-        "steps per second": lambda result: f"{Sample.complete([run.throughput for run in result.runs]).median:,.0f}",
-        "best score": lambda result: told_score(result.best_scores.median),
-    }
-    return list(columns), [[column(result) for column in columns.values()] for result in results]
+def _rows(results: Sequence[Result]) -> list[dict[str, str]]:
+    """A row per entrant; with a column for scores at equal time if their times differ."""
+    unit, size = time_unit(results)
+    until = equal_time(results)
+    rows = []
+    for result in results:
+        row = {"entrant": result.name}
+        if result.reference:
+            row["reached"] = f"{result.reached} of {len(result.runs)}"
+        else:
+            row["last score"] = median_text(result.last_scores(), score_text)
+        if until is not None:
+            row[f"score after {time_text(until / size)} {unit}"] = median_text(result.last_scores(until), score_text)
+        row[unit] = median_text(result.seconds, lambda seconds: time_text(seconds / size))
+        row["steps"] = median_text(result.steps, "{:,.0f}".format)
+        row[f"core-{unit}"] = median_text(result.core_seconds, lambda seconds: time_text(seconds / size))
+        row["steps per second"] = f"{result.throughput.median:,.0f}"
+        row["best score"] = score_text(result.best_scores.median)
+        rows.append(row)
+    return rows
 
 
-def _plain(title: str, lines: Sequence[Sequence[str]]) -> str:
-    """A table for the terminal."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([title, *rows])
-
-
-def _run_row(name: str, run: Measurement, settings: Settings, unit: str) -> dict[str, str]:
-    at = run.reach(settings.reference) if settings.reference else None
+def _run_row(name: str, run: Measurement, unit: str, size: float) -> dict[str, Any]:
+    at = run.reach
     return {
         "entrant": name,
-        "seed": str(run.cell.seed),
+        "seed": run.cell.seed,
         "state": run.state or "not made",
-        "steps": f"{run.steps:,}",
-        unit: told_time(run.seconds / 60, unit),
-        "steps to the score": f"{at.steps:,}" if at else "",
-        f"{unit} to it": told_time(at.seconds / 60, unit) if at else "",
-        "last score": told_score(run.last_score(LAST)),
-        "best score": told_score(run.best_score()),
+        "steps": run.steps,
+        unit: time_text(run.seconds / size),
+        "steps to the score": at.steps if at else "",
+        f"{unit} to it": time_text(at.seconds / size) if at else "",
+        "last score": score_text(run.last_score(LAST)),
+        "best score": score_text(run.best_score()),
     }
 
 
-def _write_tables(folder: Path, runs: Sequence[Named], file: StudyFile) -> None:
+def _write_tables(folder: Path, runs: Sequence[Named]) -> None:
     """Write runs.csv, with all planned runs, and evaluations.csv, the learning curves with a row per evaluation."""
     rows, evaluations = [], []
     for name, run in runs:
         place = {"environment": run.cell.env_id, "backend": run.cell.backend}
-        told = _run_row(name, run, file.environments[run.cell.env_id], "seconds")
-        rows.append(place | {key.replace(" ", "_"): cell.replace(",", "") for key, cell in told.items()})
-        rows[-1]["entrant"] = name
+        row = _run_row(name, run, "seconds", 1.0)
+        rows.append(place | {title.replace(" ", "_"): cell for title, cell in row.items()})
         evaluations += [
             place
             | {"entrant": name, "seed": run.cell.seed, "steps": each.steps}
-            | {"seconds": told_time(each.seconds / 60, "seconds"), "score": f"{each.score:g}"}
+            | {"seconds": time_text(each.seconds), "score": f"{each.score:g}"}
             for each in run.evaluations
         ]
     write_csv(folder / "runs.csv", rows)
     write_csv(folder / "evaluations.csv", evaluations)
 
 
-def _overview(folder: Path, ranked: Mapping[str, Sequence[Result]], colours: Mapping[str, str]) -> list[Block]:
+def _overview(folder: Path, ranked: Ranked, colours: Colours) -> list[Block]:
     """Several environments beside each other: medians, and a picture with every run."""
     places = mean_places(list(ranked.values()))
     if len(ranked) < 2 or not places:
         return []
-    columns, at_equal_time = {}, {}
+    rows: dict[str, dict[str, str]] = {name: {"entrant": name} for name in places}
     for env_id, results in ranked.items():
-        if any(result.reference for result in results):
-            unit = time_unit(results)
-            columns[f"{env_id} ({unit})"] = {
-                one.name: ("" if math.isfinite(one.minutes.median) else "> ") + told_time(one.minutes.bound, unit)
-                for one in results
-            }
-        else:
-            columns[env_id] = {one.name: told_score(one.last_scores().median) for one in results}
-        if until := equal_time(results):
-            at_equal_time[f"{env_id}, {told_time(until, 'minutes')} minutes"] = {
-                one.name: told_score(one.last_scores(until).median) for one in results
-            }
-    columns["mean place"] = {name: f"{place:.1f}" for name, place in places.items()}
-
-    def beside(columns: Mapping[str, Mapping[str, str]]) -> Block:
-        rows = [[name, *(column.get(name, "") for column in columns.values())] for name in places]
-        return table(["entrant", *columns], rows)
-
-    blocks = [
-        heading("All environments"),
-        beside(columns),
-        paragraph("Medians over seeds: the last score, or the time to the score where there is one to reach."),
-    ]
-    if at_equal_time:
-        blocks += [paragraph("At equal time, when the fastest entrant was done:"), beside(at_equal_time)]
+        (unit, size), until = time_unit(results), equal_time(results)
+        found = {result.name: result for result in results}
+        for name, row in rows.items():
+            result = found.get(name)
+            if any(each.reference for each in results):
+                told = "" if result is None else median_bound(result.seconds, size)
+                row[f"{env_id} ({unit})"] = told
+            else:
+                row[env_id] = score_text(result.last_scores().median) if result else ""
+            if until is not None:
+                title = f"{env_id} after {time_text(until / 60)} minutes"
+                row[title] = score_text(result.last_scores(until).median) if result else ""
     caption = "A dot is a run, a bar the median of the seeds; the best mean place is on top."
-    return [*blocks, picture(draw_overview(ranked, colours, list(places)), folder / "overview", caption)]
+    panels = [_dots(results, colours, list(places), env_id) for env_id, results in ranked.items()]
+    width, height = 1.6 + 2.2 * len(ranked), 0.4 * len(places) + 1.1
+    return [
+        heading("All environments"),
+        table([row | {"mean place": f"{places[name]:.1f}"} for name, row in rows.items()]),
+        paragraph(
+            "Medians over seeds: the last score, or the time to the score where there is one to reach. Where entrants "
+            "take different times, there is also what each had when the fastest was done."
+        ),
+        picture(draw([panels], height, width, share_y="row"), folder / "overview", caption),
+    ]
 
 
-def _aggregates(folder: Path, ranked: Mapping[str, Sequence[Result]], colours: Mapping[str, str]) -> list[Block]:
+def median_bound(seconds: Sample, size: float) -> str:
+    """A median time, or the bound that is known of it."""
+    return ("" if math.isfinite(seconds.median) else "> ") + time_text(seconds.bound / size)
+
+
+def _aggregates(folder: Path, ranked: Ranked, colours: Colours) -> list[Block]:
     """Entrants that have runs in every environment, compared run by run: probabilities, aggregates, profiles."""
     everywhere = [name for name in colours if all(any(name == r.name for r in own) for own in ranked.values())]
     if len(everywhere) < 2:
@@ -219,65 +222,105 @@ def _aggregates(folder: Path, ranked: Mapping[str, Sequence[Result]], colours: M
             if result.name in merits:
                 merits[result.name].append(merits_of(result, results))
                 scores[result.name] += [] if result.reference else merits[result.name][-1:]
-    rows = [
-        [one, *("" if one == other else str(probability_of_improvement(own, merits[other])) for other in everywhere)]
-        for one, own in merits.items()
-    ]
-    blocks = [
+    rows = []
+    for name, own in merits.items():
+        row = {"entrant": name}
+        row |= {other: str(probability_of_improvement(own, merits[other])) if other != name else "" for other in merits}
+        if any(scores.values()):
+            row["interquartile mean"] = str(over_games(scores[name]))
+            row["optimality gap"] = f"{optimality_gap([*chain(*scores[name])]):.2f}"
+        rows.append(row)
+    caption = "The share of an entrant's runs, over all environments, that are better than x."
+    return [
         heading("Run against run"),
-        table(["entrant", *everywhere], rows),
+        table(rows),
         paragraph(
             "How likely a run of the row's entrant is better than one of the column's, in the mean over environments: "
-            f"sooner at the score, or with a higher last score. Intervals from {LEAST} seeds on."
+            f"sooner at the score, or with a higher last score. Intervals from {LEAST} seeds on. Interquartile mean "
+            "and optimality gap (how far runs fall short of 1) are of last scores over all environments and seeds, "
+            "with the lowest run of an environment as 0 and the highest as 1 (for Atari, a random player and a human)."
         ),
+        picture(draw_profiles(merits, colours), folder / "profiles", caption),
     ]
-    if any(scores.values()):
-        rows = [[name, str(over_games(own)), f"{optimality_gap([*chain(*own)]):.2f}"] for name, own in scores.items()]
-        blocks += [
-            table(["entrant", "interquartile mean", "optimality gap"], rows),
-            paragraph(
-                "Last scores over all environments and seeds, with the lowest run of an environment as 0 and the "
-                "highest as 1 (for Atari, a random player and a human). The gap is how far runs fall short of 1."
-            ),
-        ]
-    caption = "The share of an entrant's runs, over all environments, that are better than x."
-    return [*blocks, picture(draw_profiles(merits, colours), folder / "profiles", caption)]
+
+
+# --------------------------------------------------------------------------------------------------------- figures
+
+
+def draw_profiles(merits: Mapping[str, Sequence[Sequence[float]]], colours: Colours) -> Figure:
+    """Performance profiles: a step for each run of each environment (Dolan & More 2002, Agarwal et al. 2021)."""
+    from scipy.stats import ecdf
+
+    x = np.linspace(0.0, max(1.0, *(merit for own in merits.values() for runs in own for merit in runs)), 501)
+    marks = []
+    for name, own in merits.items():
+        # Each environment counts alike, however many runs it has.
+        shares = np.mean([ecdf(runs).sf.evaluate(x) for runs in own], axis=0)
+        marks.append(Line(x, shares, colours[name], name))
+    label = "x: normalised score, or time of the soonest run to the score divided by the run's own"
+    return draw([[Panel(marks, label, "share of runs better than x", y_limits=(0, 1.02))]], 3.5, 7.0)
+
+
+def _dots(
+    results: Sequence[Result], colours: Colours, names: Sequence[str], title: str = "", steps: bool = False
+) -> Panel:
+    """A row per entrant, a dot per run and a bar at their median: times or `steps` to the score, or last scores.
+
+    Rings below are scores at equal time.
+    """
+    timed = any(result.reference for result in results)
+    if steps:
+        unit, size = unit_of("steps", max(max(result.steps.values) for result in results))
+        label, samples = f"{unit.removesuffix('s')} steps to the score", [result.steps for result in results]
+    elif timed:
+        unit, size = time_unit(results)
+        label, samples = f"{unit} to the score", [result.seconds for result in results]
+    else:
+        size, label, samples = 1.0, f"mean of the last {LAST} evaluations", [r.last_scores() for r in results]
+    marks = [Line([], [], name="a run", style="", marker="o")]
+    marks.append(Line([], [], name="median of the seeds", style="", marker="|", size=14, width=2))
+    if timed:
+        marks.append(Line([], [], name="ended before it reached the score", style="", marker=">"))
+    until = equal_time(results)
+    if until is not None:
+        name = "its score when the fastest entrant was done"
+        marks.append(Line([], [], name=name, style="", marker="o", filled=False, size=4))
+    for result, sample in zip(results, samples, strict=True):
+        place, colour = names.index(result.name), colours[result.name]
+        for value, reached in zip(sample.values, sample.reached, strict=True):
+            marks.append(Line([value / size], [place], colour, style="", marker="o" if reached else ">", alpha=0.8))
+        if math.isfinite(sample.median):
+            marks.append(Line([sample.median / size] * 2, [place - 0.3, place + 0.3], colour, width=2))
+        if until is not None:
+            then = [value for value in result.last_scores(until).values if math.isfinite(value)]
+            marks.append(Line(then, [place + 0.25] * len(then), colour, style="", marker="o", filled=False, size=4))
+    values = [value for sample in samples for value in sample.values]
+    apart = timed and min(values) > 0 and max(values) > WIDE * min(values)
+    return Panel(
+        marks, label, "", title, "log" if apart else "linear",
+        y_ticks={float(i): name for i, name in enumerate(names)}, y_limits=(len(names) - 0.5, -0.5),
+        x_limits=(0 if timed and not apart else None, None),
+    )  # fmt: skip
 
 
 def _figures(
-    place: Path,
-    env_id: str,
-    settings: Settings,
-    runs: Sequence[Named],
-    results: Sequence[Result],
-    colours: Mapping[str, str],
+    place: Path, env_id: str, runs: Sequence[Named], results: Sequence[Result], colours: Colours
 ) -> list[Block]:
-    """Learning curves over minutes and over steps, and when each run reached the score, in files that begin `place`."""
-    curves = [
-        Curve(
-            place,
-            {"algorithm": name, "env_id": env_id, "workers": ""},
-            [{"steps": each.steps, "seconds": each.seconds, "mean": each.score} for each in run.evaluations],
-        )
-        for name, run in runs
-        if run.evaluations
-    ]
-    serial = all(run.cell.backend == "serial" for _, run in runs)
+    """Learning curves over time and over steps, and each run's time to the score or last score; files begin `place`."""
     blocks = []
-    for axis in ("steps",) if serial else ("minutes", "steps"):
-        if curves:
-            figure = draw_curves(curves, axis, env_id, colours=colours)
-            if settings.score is not None:
-                figure.axes[0].axhline(settings.score, color="0.5", linewidth=1, linestyle=":")
-            caption = (
-                f"Score over {'time' if axis == 'minutes' else axis}: a faint line per seed, a strong one for the "
-                f"median.{' Runs end at the score.' if settings.stop_at_reference else ''}"
-            )
-            blocks.append(picture(figure, place.with_name(f"{place.name}-{axis}"), caption))
-    if results and settings.score is None:
-        caption = "The last score of each run: a dot is a run, a bar the median of the seeds."
-        blocks.append(picture(draw_scores(results, colours), place.with_name(f"{place.name}-scores"), caption))
-    elif results:
-        caption = "When each run reached the score: a dot is a run, a bar the median; arrows are runs that never did."
-        blocks.append(picture(draw_arrivals(results, colours), place.with_name(f"{place.name}-arrivals"), caption))
+    groups = {name: [run for own, run in runs if own == name] for name in colours}
+    if any(run.evaluations for _, run in runs):
+        serial = all(run.cell.backend == "serial" for _, run in runs)
+        panels = [learning_curves(groups, colours, "steps", title=env_id)]
+        panels += [] if serial else [learning_curves(groups, colours, "minutes", title=env_id)]
+        caption = "Score over steps and time: the median over seeds, and a band from the worst to the best."
+        blocks.append(picture(draw([panels], 4.0, share_y="row"), place.with_name(f"{place.name}-curves"), caption))
+    if results:
+        names, height = [result.name for result in results], 0.45 * len(results) + 1.0
+        timed = results[0].reference is not None
+        panels = [_dots(results, colours, names)] + ([_dots(results, colours, names, steps=True)] if timed else [])
+        figure = draw([panels], height, 10.0 if timed else 7.0, share_y="row")
+        kind = "arrivals" if timed else "scores"
+        caption = "A dot is a run, a bar the median of the seeds; arrows are runs that never reached the score."
+        blocks.append(picture(figure, place.with_name(f"{place.name}-{kind}"), caption))
     return blocks

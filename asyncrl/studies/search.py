@@ -1,6 +1,7 @@
-"""A search with Optuna: earlier results determine the next settings, and bad runs are stopped early.
+"""The runs of a sweep, and a search with Optuna: earlier results determine the next settings, and bad runs are stopped.
 
-Its state is in the sweep's folder (`search.log`, Optuna's journal): the same command continues where it was stopped.
+The state of a search is in the sweep's folder (`search.log`, Optuna's journal): the same command continues where it was
+stopped.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.core.errors import UsageError
-from asyncrl.storage.records import RecordReader, read_records
+from asyncrl.storage.records import read_records
 from asyncrl.studies.jobs import Job, RunningJobs, Say, Told, is_done, run_tasks
 from asyncrl.studies.measure import Measurement, measure
-from asyncrl.studies.plan import Cell
-from asyncrl.studies.search_space import Axis, Point
+from asyncrl.studies.search_space import Axis, Point, is_numeric
+from asyncrl.studies.study import Cell
 
 STORAGE = "search.log"
 FEWEST_TRIALS = 5
@@ -40,7 +41,7 @@ class Trial:
 
     @classmethod
     def of(cls, job: Job, point: Point, seed: int) -> Trial:
-        """A run that is not made yet."""
+        """A run without results yet."""
         return cls(job, point, Measurement(Cell(job.algorithm, "", job.env_id, "", 0, seed), ""))
 
     def read(self, runs_dir: Path, state: str = "") -> Trial:
@@ -56,7 +57,7 @@ class Trial:
     @property
     def final_score(self) -> float | None:
         """Last evaluation, of the final parameters; None unless the run finished."""
-        return self.run.last_score(1) if self.run.complete else None
+        return self.run.last_score() if self.run.complete else None
 
 
 @dataclass(frozen=True)
@@ -79,31 +80,33 @@ class Search:
     """The search of one method in one environment."""
 
     def __init__(
-        self, name: str, axes: Sequence[Axis], whole: Collection[str], make: Callable[[Point, int], Job], runs_dir: Path
+        self,
+        name: str,
+        axes: Sequence[Axis],
+        whole: Collection[str],
+        make: Callable[[Point, int], Trial],
+        runs_dir: Path,
     ) -> None:
         """`whole` are the settings with integer values; `make` returns the run of a point and a seed."""
-        self._axes, self._whole, self._make, self._runs_dir = axes, whole, make, runs_dir
-        self._name = name
+        self._name, self._axes, self._whole, self._make, self._runs_dir = name, axes, whole, make, runs_dir
         self._asking = threading.Lock()
 
     def run(self, plan: Plan, lock: int, say: Say) -> list[str]:
         """Make the remaining trials, and report each with `say`; returns a line for each that failed."""
         study = self.study(plan)
-        put_back(study)
-        left = max(0, plan.trials - len(done(study)))
-        say(f"{self._name}: {plan.trials} trials, {plan.trials - left} of them already made; {plan.slots} at a time")
+        self._put_back(study)
+        left = max(0, plan.trials - len(self._done(study)))
+        say(f"{self._name}: {plan.trials} trials, {plan.trials - left} of them already finished")
         return run_tasks(
             [partial(self._try_one, study, plan)] * left, self._runs_dir, min(plan.slots, max(1, left)), lock, say
         )
 
     def points(self) -> list[tuple[Point, str]]:
         """The settings tried so far, in order, each with "pruned" if it was, else ""."""
-        optuna = import_optuna()
-        pruned = optuna.trial.TrialState.PRUNED
+        pruned = import_optuna().trial.TrialState.PRUNED
         return [
-            (trial.user_attrs[POINT], "pruned" if trial.state == pruned else "")
-            for trial in done(self.study())
-        ]  # fmt: skip
+            (trial.user_attrs[POINT], "pruned" if trial.state == pruned else "") for trial in self._done(self.study())
+        ]
 
     def study(self, plan: Plan | None = None) -> Any:
         """Optuna's study, new or loaded."""
@@ -129,48 +132,59 @@ class Search:
         told = ", ".join(f"{axis.field} {point[axis.field]}" for axis in self._axes if axis.varies)
         scores = []
         for seed in range(1, plan.seeds + 1):
-            job = self._make(point, seed)
-            watch = Watch(trial, job.folder(self._runs_dir)) if plan.prune and seed == 1 else None
-            failure, _ = (
-                ("", 0.0) if is_done(job, self._runs_dir) else running.run(job, watch.enough if watch else None)
-            )
+            made = self._make(point, seed)
+            watch = Watch(trial, made.job.folder(self._runs_dir)) if plan.prune and seed == 1 else None
+            failure = ""
+            if not is_done(made.job, self._runs_dir):
+                failure = running.run(made.job, watch.enough if watch else None)
             if running.stopping:
-                return Told(f"{told}: not finished")  # `put_back` proposes it again when the search is continued
+                return f"{told}: not finished", False  # `_put_back` proposes it again when the search is continued
             if watch is not None and watch.pruned:
                 study.tell(trial, state=states.PRUNED)
-                return Told(f"{told}: stopped early at {watch.best:.6g}")
-            score = best_score(job.folder(self._runs_dir))
+                return f"{told}: stopped early", False
+            score = made.read(self._runs_dir).best_score
             if failure or score is None:
                 trial.set_user_attr(FAILURE, failure or "no evaluation")
                 study.tell(trial, state=states.FAIL)
-                return Told(f"{told}: {failure or 'no evaluation'}", f"{job}: {failure or 'no evaluation'}")
+                return f"{made.job}: {failure or 'no evaluation'}", True
             scores.append(score)
         value = statistics.fmean(scores)
         study.tell(trial, value)
-        return Told(f"{told}: {value:.6g}, best so far {study.best_value:.6g}")
+        return f"{told}: {value:.6g}, best so far {study.best_value:.6g}", False
+
+    def _done(self, study: Any) -> list[Any]:
+        """The study's trials that have ended by themselves."""
+        states = import_optuna().trial.TrialState
+        return [
+            trial
+            for trial in study.get_trials(deepcopy=False)
+            if trial.state in (states.COMPLETE, states.PRUNED)
+            or (trial.state == states.FAIL and FAILURE in trial.user_attrs)
+        ]
+
+    def _put_back(self, study: Any) -> None:
+        """Propose the trials again that were active when a command was killed: no other one holds the study's lock."""
+        states = import_optuna().trial.TrialState
+        for trial in study.get_trials(deepcopy=False, states=(states.RUNNING,)):
+            study.tell(trial.number, state=states.FAIL)
+            if trial.params:
+                study.enqueue_trial(trial.params)
 
 
 class Watch:
     """Watches the evaluations of a run, and asks Optuna whether to stop it."""
 
     def __init__(self, trial: Any, folder: Path) -> None:
-        self._trial = trial
-        self._file = folder / "evaluator.jsonl"
-        self._reader: RecordReader | None = None
-        self._seen = 0
-        self.best = float("-inf")
+        self._trial, self._file, self._seen = trial, folder / "evaluator.jsonl", 0
         self.pruned = False
 
     def enough(self) -> bool:
-        """Read new evaluations; returns whether to stop the run."""
-        if self._reader is None:
-            self._reader = RecordReader(self._file)
-        for row in self._reader.new():
-            if row.get("mean") is not None:
-                self._seen += 1
-                self.best = max(self.best, row["mean"])
-                self._trial.report(self.best, self._seen)
-                self.pruned = self.pruned or self._trial.should_prune()
+        """Report new evaluations; returns whether to stop the run."""
+        scores = [row["mean"] for row in read_records(self._file) if row.get("mean") is not None]
+        while self._seen < len(scores):
+            self._seen += 1
+            self._trial.report(max(scores[: self._seen]), self._seen)
+            self.pruned = self.pruned or self._trial.should_prune()
         return self.pruned
 
 
@@ -195,38 +209,13 @@ def propose(trial: Any, axis: Axis, whole: bool) -> str:
     return f"{trial.suggest_float(axis.field, low, high, log=log):.6g}"
 
 
-def done(study: Any) -> list[Any]:
-    """The study's trials that have ended by themselves."""
-    states = import_optuna().trial.TrialState
-    return [
-        trial
-        for trial in study.get_trials(deepcopy=False)
-        if trial.state in (states.COMPLETE, states.PRUNED)
-        or (trial.state == states.FAIL and FAILURE in trial.user_attrs)
-    ]
-
-
-def put_back(study: Any) -> None:
-    """Propose the trials again that were active when a command was killed. Holding the sweep's lock, none is active."""
-    states = import_optuna().trial.TrialState
-    for trial in study.get_trials(deepcopy=False, states=(states.RUNNING,)):
-        study.tell(trial.number, state=states.FAIL)
-        if trial.params:
-            study.enqueue_trial(trial.params)
-
-
-def best_score(folder: Path) -> float | None:
-    """Mean of the best evaluation of a run; None if it made none."""
-    means = [row["mean"] for row in read_records(folder / "evaluator.jsonl") if row.get("mean") is not None]
-    return max(means, default=None)
-
-
 def importances(rows: Sequence[tuple[Mapping[str, str], float]], axes: Sequence[Axis]) -> dict[str, float]:
     """How much each axis determines whether a score is among the better ones (PED-ANOVA, Watanabe et al. 2023).
 
     `rows` are settings and scores. Empty without Optuna, or with too few scores.
     """
-    axes = [axis for axis in axes if len({point[axis.field] for point, _ in rows}) > 1]
+    tried = {axis.field: [point[axis.field] for point, _ in rows] for axis in axes}
+    axes = [axis for axis in axes if len(set(tried[axis.field])) > 1]
     if len(rows) < 2 * FEWEST_TRIALS or not axes or len({score for _, score in rows}) == 1:
         return {}
     try:
@@ -234,27 +223,18 @@ def importances(rows: Sequence[tuple[Mapping[str, str], float]], axes: Sequence[
     except UsageError:
         return {}
     study = optuna.create_study(direction="maximize")
-    numeric = {axis.field: is_numeric([point[axis.field] for point, _ in rows]) for axis in axes}
-    distributions = {axis.field: _distribution(axis, rows, numeric[axis.field], optuna) for axis in axes}
-    for point, score in rows:
-        params = {name: float(point[name]) if numeric[name] else point[name] for name in distributions}
+    distributions: dict[str, Any] = {}
+    for axis in axes:
+        values = tried[axis.field]
+        if numeric := is_numeric(values):
+            ends = min(map(float, values)), max(map(float, values))
+            distributions[axis.field] = optuna.distributions.FloatDistribution(*ends, log=axis.drawn == "log-uniform")
+        else:
+            distributions[axis.field] = optuna.distributions.CategoricalDistribution(sorted(set(values)))
+        tried[axis.field] = [float(value) if numeric else value for value in values]  # type: ignore[misc]
+    for i, (_, score) in enumerate(rows):
+        params = {name: tried[name][i] for name in distributions}
         study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=score))
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
     found: dict[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator)
     return found
-
-
-def is_numeric(values: Sequence[str]) -> bool:
-    """Whether all are numbers."""
-    try:
-        return bool([float(value) for value in values])
-    except ValueError:
-        return False
-
-
-def _distribution(axis: Axis, rows: Sequence[tuple[Mapping[str, str], float]], numeric: bool, optuna: Any) -> Any:
-    values = [point[axis.field] for point, _ in rows]
-    if not numeric:
-        return optuna.distributions.CategoricalDistribution(sorted(set(values)))
-    numbers = [float(value) for value in values]
-    return optuna.distributions.FloatDistribution(min(numbers), max(numbers), log=axis.drawn == "log-uniform")

@@ -35,18 +35,27 @@ class Axis:
         return len(self.values) > 1 or self.bounds is not None
 
     @property
-    def is_numeric(self) -> bool:
-        """Whether all values are numbers."""
-        if self.bounds is not None:
-            return True
-        try:
-            return bool([float(value) for value in self.values])
-        except ValueError:
-            return False
+    def flag(self) -> str:
+        """As on a command line."""
+        return f"--{self.field.replace('_', '-')}"
+
+    def ends(self, whole: bool) -> tuple[str, ...]:
+        """Its values, or both bounds, `whole` numbers if need be."""
+        if self.bounds is None:
+            return self.values
+        return tuple(str(round(bound)) if whole else f"{bound:.6g}" for bound in self.bounds)
 
 
 Point = Mapping[str, str]
 """One value of each axis, by field."""
+
+
+def is_numeric(values: Sequence[str]) -> bool:
+    """Whether all are numbers."""
+    try:
+        return bool([float(value) for value in values])
+    except ValueError:
+        return False
 
 
 def group_words(words: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -112,19 +121,19 @@ def combine(axes: Sequence[Axis]) -> list[Point]:
     """
     for axis in axes:
         if axis.bounds is not None:
-            name = axis.field.replace("_", "-")
-            raise UsageError(f"--{name} has bounds and no number of draws: give it, or --trials for a search")
+            raise UsageError(f"{axis.flag} has bounds and no number of draws: give it, or --trials for a search")
     drawn = [axis for axis in axes if axis.drawn]
     if len({len(axis.values) for axis in drawn}) > 1:
-        raise UsageError("drawn settings vary together: draw the same number of " + " and ".join(map(str, drawn)))
+        flags = " and ".join(axis.flag for axis in drawn)
+        raise UsageError(f"drawn settings vary together: draw the same number of {flags}")
     listed = [axis for axis in axes if not axis.drawn]
-    grid = itertools.product(*(axis.values for axis in listed))
-    points = [dict(zip([axis.field for axis in listed], values, strict=True)) for values in grid]
-    if not drawn:
-        return list(points)
-    together = list(zip(*(axis.values for axis in drawn), strict=True))
-    names = [axis.field for axis in drawn]
-    return [point | dict(zip(names, values, strict=True)) for point in points for values in together]
+    names = [axis.field for axis in (*listed, *drawn)]
+    together = list(zip(*(axis.values for axis in drawn), strict=True)) or [()]
+    return [
+        dict(zip(names, (*values, *draws), strict=True))
+        for values in itertools.product(*(axis.values for axis in listed))
+        for draws in together
+    ]
 
 
 def words_of(point: Point, switches: Collection[str]) -> list[str]:
@@ -137,12 +146,8 @@ def words_of(point: Point, switches: Collection[str]) -> list[str]:
                 raise UsageError(f"--{name} takes True or False, got {value!r}")
             words.append(f"--{name}" if value.lower() == "true" else f"--no-{name}")
         else:
-            words += [f"--{name}", *_split(name, value)]
+            try:
+                words += [f"--{name}", *shlex.split(value)]
+            except ValueError as error:
+                raise UsageError(f"--{name} cannot be split into words at {value!r}: {error}") from None
     return words
-
-
-def _split(name: str, value: str) -> list[str]:
-    try:
-        return shlex.split(value)
-    except ValueError as error:
-        raise UsageError(f"--{name} cannot be split into words at {value!r}: {error}") from None

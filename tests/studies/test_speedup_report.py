@@ -16,7 +16,7 @@ from asyncrl.catalog import ALGORITHMS
 from asyncrl.studies.figures import COLOURS, colours_of
 from asyncrl.studies.measure import measure
 from asyncrl.studies.plan import Cell
-from asyncrl.studies.speedup_figures import Data, align, all_figures
+
 from asyncrl.studies.speedup_report import limits, verdict, write_report
 from asyncrl.studies.speedups import make_points
 from tests.studies.made_up import make_study

@@ -1,4 +1,4 @@
-"""The plan of a study: its cells, the commands of their runs, and the file that stores both."""
+"""A study: its kind, its cells, the commands of their runs, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -6,26 +6,45 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from asyncrl.core.errors import UsageError
 from asyncrl.storage.files import read_json, write_json
 from asyncrl.studies.jobs import Job
 
+Kind = Literal["race", "speedup", "sweep"]
 OWN = "own"
 """Each method is evaluated as its own defaults have it."""
-ABLATIONS: dict[str, dict[str, tuple[str, ...]]] = {
-    "none": {"": ()},
-    "lock": {"hogwild": ("--update", "hogwild"), "locked": ("--update", "locked")},
-    "statistics": {"shared": ("--statistics", "shared"), "per-worker": ("--statistics", "per-worker")},
-    "exploration": {"diverse": ("--exploration", "drawn"), "equal": ("--exploration", "equal")},
-    "staleness": {
-        "equal-turns": ("--schedule", "round-robin"),
-        "unequal-turns": ("--delays", "1", "2", "4", "8", "16", "32", "64", "128"),
-    },
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A predefined comparison of variants."""
+
+    variants: Mapping[str, tuple[str, ...]]
+    """The flags of each variant's runs, by its label."""
+    backends: tuple[str, ...] = ("local", "serial", "collective")
+    """Backends in which the variants differ."""
+
+
+ABLATIONS = {
+    "none": Ablation({"": ()}),
+    "lock": Ablation({"hogwild": ("--update", "hogwild"), "locked": ("--update", "locked")}, ("local",)),
+    "statistics": Ablation(
+        {"shared": ("--statistics", "shared"), "per-worker": ("--statistics", "per-worker")}, ("local", "serial")
+    ),
+    "exploration": Ablation({"diverse": ("--exploration", "drawn"), "equal": ("--exploration", "equal")}),
+    "staleness": Ablation(
+        {
+            "equal-turns": ("--schedule", "round-robin"),
+            "unequal-turns": ("--delays", "1", "2", "4", "8", "16", "32", "64", "128"),
+        },
+        ("serial",),
+    ),
 }
-"""The variants of each ablation: their labels and the flags of their runs. `staleness`: with equal turns, every update
-of N workers is N - 1 updates old (its gradient or, with one-step methods, the parameters it was acted with). With turns
-that double in length over each eight workers, the median is 1 to 5."""
+"""`staleness`: with equal turns, every update of N workers is N - 1 updates old (its gradient or, with one-step
+methods, the parameters it was acted with). With turns that double in length over each eight workers, the median is 1 to
+5."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +53,6 @@ class Series:
 
     algorithm: str
     variant: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.algorithm}, {self.variant}" if self.variant else self.algorithm
 
 
 @dataclass(frozen=True)
@@ -73,11 +89,6 @@ class Reference:
     evaluations: int = 1
     """Number of consecutive evaluations whose mean must reach it."""
 
-    @property
-    def in_mean(self) -> str:
-        """Words after the score that say how many evaluations it is the mean of; empty for one."""
-        return f" in the mean of {self.evaluations} consecutive evaluations" if self.evaluations > 1 else ""
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -96,44 +107,42 @@ class Settings:
     score: float | None = None
     """The reference score of all methods, if it is a setting, as in a race."""
 
-    @property
-    def reference(self) -> Reference | None:
-        """The score as a reference."""
-        return None if self.score is None else Reference(self.score, "given with --scores")
-
 
 References = Mapping[tuple[str, str], Reference]
 """By environment and method."""
 
 
-class StudyFile:
-    """study.json in the study's folder: settings and cells of all calls so far, and the reference scores.
+class Study:
+    """study.json in the study's folder: its kind, the commands so far, settings and cells, and the reference scores.
 
-    Later calls with the same folder may add cells (seeds, workers, methods, other backends). Cells with other settings
-    are refused, since they could not be compared.
+    Later commands with the same folder may add cells (seeds, workers, methods, other backends). Cells with other
+    settings are refused, since they could not be compared. The cells of a sweep follow from its command alone.
     """
 
-    def __init__(self, runs_dir: Path) -> None:
-        self._path = runs_dir / "study.json"
+    def __init__(self, runs_dir: Path, kind: Kind) -> None:
+        """Read the file, if there is one. Raises UsageError if it is that of another kind of study."""
+        self.runs_dir, self._path = runs_dir, runs_dir / "study.json"
         try:
             stored = read_json(self._path)
         except FileNotFoundError:
-            stored = {"ablation": None, "commands": [], "environments": {}, "references": [], "cells": []}
+            stored = {"kind": kind}
         except ValueError as error:
             raise UsageError(str(error)) from None
-        # Older studies have "" for no ablation, and no number of evaluations, which was 1.
-        self.ablation: str | None = "none" if stored["ablation"] == "" else stored["ablation"]
-        self.commands: list[str] = stored["commands"]
+        self.cells = [Cell(**plain) for plain in stored.get("cells", ())]
+        # The files of older versions have no kind, and "" for no ablation. Only a race's cells have no workers.
+        self.kind = stored.get("kind") or ("race" if self.cells and not self.cells[0].workers else "speedup")
+        if self.kind != kind:
+            raise UsageError(f"{runs_dir} is a {self.kind}, no {kind}: choose another --runs-dir")
+        self.ablation = stored.get("ablation") or "none"
+        self.commands: list[str] = stored.get("commands", [])
         """The command lines of the study."""
         self.environments = {
             env_id: Settings(**(plain | {"words": tuple(plain["words"])}))
-            for env_id, plain in stored["environments"].items()
+            for env_id, plain in stored.get("environments", {}).items()
         }
         self.references = {
-            (plain["env_id"], plain["algorithm"]): Reference(plain["score"], plain["how"], plain.get("evaluations", 1))
-            for plain in stored["references"]
+            (plain.pop("env_id"), plain.pop("algorithm")): Reference(**plain) for plain in stored.get("references", ())
         }
-        self.cells = [Cell(**plain) for plain in stored["cells"]]
 
     def add(
         self,
@@ -143,11 +152,8 @@ class StudyFile:
         references: References | None = None,
         ablation: str = "none",
     ) -> None:
-        """Add the cells of one call to the study; call `save` to store them.
-
-        Raises UsageError if they cannot be compared with the others.
-        """
-        if self.ablation not in (None, ablation):
+        """Add the cells of one command; `save` stores them. Raises UsageError if they are not comparable."""
+        if self.environments and self.ablation != ablation:
             raise UsageError(f"{self._path} is a study of --ablation {self.ablation}: choose another --runs-dir")
         for env_id, settings in environments.items():
             for name, before in dataclasses.asdict(self.environments.get(env_id, settings)).items():
@@ -171,6 +177,7 @@ class StudyFile:
     def save(self) -> None:
         """Write the file."""
         plain = {
+            "kind": self.kind,
             "ablation": self.ablation,
             "commands": self.commands,
             "environments": {env_id: dataclasses.asdict(own) for env_id, own in self.environments.items()},
@@ -184,7 +191,8 @@ class StudyFile:
 
     def reference(self, cell: Cell) -> Reference | None:
         """The score that the run of a cell is timed to, if it is known."""
-        return self.environments[cell.env_id].reference or self.references.get((cell.env_id, cell.algorithm))
+        score = self.environments[cell.env_id].score
+        return self.references.get((cell.env_id, cell.algorithm)) if score is None else Reference(score, "given")
 
     def job(self, cell: Cell) -> Job:
         """The run of a cell. If runs stop at the reference score, it must be known."""
@@ -195,30 +203,35 @@ class StudyFile:
             "--max-seconds": settings.max_seconds,
             "--evaluation-interval-steps": settings.evaluation_interval_steps,
             "--evaluation-policy": "" if settings.evaluation_policy == OWN else settings.evaluation_policy,
+            "--stop-at-score": str(reference.score) if settings.stop_at_reference and reference else "",
         }
         words = ["--seed", str(cell.seed), "--backend", cell.backend]
         words += ["--evaluation-episodes", str(settings.evaluation_episodes)]
         words += [word for flag, value in flags.items() if value for word in (flag, str(value))]
-        if settings.stop_at_reference and reference:
-            words += ["--stop-at-score", str(reference.score)]
-        words += [*self.variants[cell.variant], *settings.words]
+        words += [*ABLATIONS[self.ablation].variants[cell.variant], *settings.words]
         return Job(cell.algorithm, cell.env_id, cell.run_name, tuple(words))
 
-    @property
-    def variants(self) -> Mapping[str, tuple[str, ...]]:
-        """The variants of the ablation; without one, a single variant without a label."""
-        return ABLATIONS[self.ablation or "none"]
+    def folder(self, cell: Cell) -> Path:
+        """The folder of a cell's run."""
+        return self.job(cell).folder(self.runs_dir)
 
 
 def make_cells(
-    algorithms: Sequence[str], ablation: str, env_ids: Sequence[str], backend: str, workers: Sequence[int], seeds: int
+    entrants: Sequence[tuple[str, str]],
+    ablation: str,
+    env_ids: Sequence[str],
+    workers: Sequence[int],
+    seeds: int,
 ) -> list[Cell]:
-    """All combinations, seed by seed: a study that is interrupted has some runs of everything."""
+    """All combinations, seed by seed: a study that is interrupted has some runs of everything.
+
+    `entrants` are algorithms with their backends.
+    """
     return [
         Cell(algorithm, variant, env_id, backend, count, seed)
         for seed in range(1, seeds + 1)
         for env_id in env_ids
         for count in sorted(workers)
-        for algorithm in algorithms
-        for variant in ABLATIONS[ablation]
+        for algorithm, backend in entrants
+        for variant in ABLATIONS[ablation].variants
     ]
