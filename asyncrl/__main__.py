@@ -80,7 +80,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def algorithm_in_config(words: Sequence[str]) -> str:
     """The algorithm that the file behind `--config` names, where the command line names none. Raises UsageError."""
-    from asyncrl.config.words import permission_in, read_file, value_of
+    from asyncrl.config.commandline import permission_in, value_of
+    from asyncrl.config.files import read_file
     from asyncrl.core.errors import UsageError
 
     file = value_of("--config", words)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from asyncrl import presets
-from asyncrl.algorithm import ActorCriticMethod
+from asyncrl.actor_critic import ActorCriticMethod
 from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.losses import Metrics, policy_gradient_loss, squared_error
 from asyncrl.core.returns import lambda_returns
@@ -51,7 +51,7 @@ class A3C(ActorCriticMethod):
         config = self.config
         # One pass over all T + 1 observations: the last one is only there for the bootstrap.
         policy, values, states = self.network(rollout.observations, rollout.state, rollout.last)
-        next_values = rollout.next_values(values[1:].detach(), self.network.values_of(rollout, states))
+        next_values = self.next_values(rollout, values, states)
         policy, values = policy[:-1], values[:-1]
         rewards = rollout.learning_rewards(config.reward_clip)
         returns = lambda_returns(rewards, rollout.discounts, next_values, rollout.last, config.gae_lambda)  # R

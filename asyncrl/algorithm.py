@@ -1,4 +1,5 @@
-"""What an algorithm is: a class in a file of its own; and what actor-critics, and methods of action values, share.
+"""What an algorithm is: a class in a file of its own. `asyncrl.actor_critic` and `asyncrl.action_value` have what the
+package's own share.
 
 A class says in its attributes where its experience goes and what it needs, has its settings as a nested `Config`, and
 defines `loss`. To change an algorithm, derive from it. Nothing is registered.
@@ -18,20 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.catalog import ALGORITHMS, name_of
-from asyncrl.config.policy import PolicyConfig
 from asyncrl.config.run_config import RunConfig
-from asyncrl.config.value import ActionValueConfig
 from asyncrl.core.errors import UsageError, one_line
-from asyncrl.core.losses import Metrics, explained_variance, normalized
+from asyncrl.core.losses import Metrics
 from asyncrl.core.named import find, name_for
-from asyncrl.core.returns import best_values
 from asyncrl.core.rollout import Extras, Part, State
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import HANG_SECONDS, user_code, watched
-from asyncrl.nets.actor_critic import ActorCritic
-from asyncrl.nets.gaussian import GaussianActorCritic
-from asyncrl.nets.policies import make_actor_critic
-from asyncrl.nets.q_network import QNetwork, make_q_network
 from asyncrl.presets import Presets
 
 GRADIENT, IN_STEP, QUEUE, MEMORY = "gradient", "in step", "queue", "replay"
@@ -113,102 +107,9 @@ class Algorithm:
         raise NotImplementedError(f"{type(self).__name__} has no loss")
 
 
-class ActorCriticMethod(Algorithm):
-    """Policy and value in one network, and actions drawn from the policy."""
-
-    takes_continuous = True
-    config: PolicyConfig
-    network: ActorCritic | GaussianActorCritic
-
-    def __init__(
-        self, config: Any, network: Any, target: Any, who: Who, number: int, generator: torch.Generator
-    ) -> None:
-        super().__init__(config, network, target, who, number, generator)
-        self.choose_best = who == "evaluator" and config.evaluation_policy == "greedy"
-        weights = config.entropy_weights
-        learns = who == "worker" and self.experience == GRADIENT
-        self.entropy_weight: float = weights[number % len(weights)] if learns else weights[0]
-        self.exploration = {"entropy_weight": self.entropy_weight}
-
-    @classmethod
-    def make_network(cls, config: Any, spaces: Spaces) -> ActorCritic | GaussianActorCritic:
-        """Policy and value on the configured body, shared unless actions are continuous."""
-        return make_actor_critic(config, spaces)
-
-    def initial_state(self, environments: int) -> State:
-        """The LSTM's state with which episodes begin, or None."""
-        return self.network.initial_state(environments)
-
-    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
-        """a_t ~ pi(a_t | s_t; theta'), `[E]`, and its log-probability if that is among the extras."""
-        policy, state = self.network.policy_at(observations, state)
-        actions = policy.mode() if self.choose_best else policy.sample(self.generator)
-        extras = {"log_probability": policy.log_probability(actions)} if "log_probability" in self.extras else {}
-        return actions, state, extras
-
-    def scaled(self, advantages: Tensor) -> Tensor:
-        """The advantages, normalised if the settings say so."""
-        return normalized(advantages) if self.config.normalize_advantages else advantages
-
-    def weighted(self, policy_loss: Tensor, value_loss: Tensor, entropy: Tensor) -> Tensor:
-        """The three terms of the loss in one, step by step: policy, value and entropy."""
-        return policy_loss + self.config.value_cost * value_loss - self.entropy_weight * entropy
-
-    @staticmethod
-    def figures(policy_loss: Tensor, value_loss: Tensor, entropy: Tensor, values: Tensor, returns: Tensor) -> Metrics:
-        """What the records have of these terms: their means, and how much of the returns the values explain."""
-        return lambda: {
-            "policy_gradient_loss": policy_loss.detach().mean(),
-            "value_loss": value_loss.detach().mean(),
-            "entropy": entropy.detach().mean(),
-            "explained_variance": explained_variance(values.detach(), returns),
-        }
-
-
-class ActionValueMethod(Algorithm):
-    """Action values Q with a target network, and a policy that explores around the best action."""
-
-    has_target = True
-    config: ActionValueConfig
-    network: QNetwork
-    target: QNetwork
-
-    def __init__(
-        self, config: Any, network: Any, target: Any, who: Who, number: int, generator: torch.Generator
-    ) -> None:
-        super().__init__(config, network, target, who, number, generator)
-        self.policy = config.exploration_of(number if who == "worker" else None)
-        self.exploration = self.policy.facts()
-
-    @classmethod
-    def make_network(cls, config: Any, spaces: Spaces) -> QNetwork:
-        """Q on the configured body."""
-        return make_q_network(config, spaces)
-
-    def initial_state(self, environments: int) -> State:
-        """The LSTM's state with which episodes begin, or None."""
-        return self.network.trunk.initial_state(environments)
-
-    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
-        """a_t `[E]` by this worker's exploration over Q(s_t, a; theta')."""
-        q, state = self.network.values_at(observations, state)
-        return self.policy.choose(q, steps, self.generator), state, {}
-
-    @torch.no_grad()
-    def best_value(self, observations: Tensor, state: State = None) -> Tensor:
-        """max_a Q(s, a; theta^-) `[T, E]`; with double Q the maximum is where theta' has it."""
-        online = self.network(observations, state)[0] if self.config.double_q else None
-        return best_values(self.target(observations, state)[0], online)
-
-    @staticmethod
-    def figures(errors: Tensor, values: Tensor) -> Metrics:
-        """What the records have of the errors and of the values of the actions taken: their means."""
-        return lambda: {"value_loss": errors.detach().mean(), "q_mean": values.detach().mean()}
-
-
-def taken(q: Tensor, actions: Tensor) -> Tensor:
-    """Q(s, a) `[...]` of the actions taken `[...]`, from Q `[..., A]`."""
-    return q.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+def initialisation_of(config: RunConfig) -> str:
+    """The name of the scheme by which layers are initialised: the paper's, or the usual one today."""
+    return "torch7" if config.preset == "paper" else "orthogonal"
 
 
 def load(name: str) -> type[Algorithm]:

@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from asyncrl import presets
-from asyncrl.algorithm import MEMORY, ActionValueMethod, taken
+from asyncrl.action_value import ActionValueMethod, taken
+from asyncrl.algorithm import MEMORY
 from asyncrl.config.replay import ReplayConfig
 from asyncrl.core.losses import Metrics, clipped_error
 from asyncrl.core.returns import n_step_targets

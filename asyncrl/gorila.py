@@ -26,7 +26,8 @@ from typing import Literal
 from torch import Tensor
 
 from asyncrl import presets
-from asyncrl.algorithm import MEMORY, ActionValueMethod, taken
+from asyncrl.action_value import ActionValueMethod, taken
+from asyncrl.algorithm import MEMORY
 from asyncrl.config.replay import ReplayConfig
 from asyncrl.config.stability import StabilitySettings
 from asyncrl.core.errors import UsageError

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from asyncrl import presets
-from asyncrl.algorithm import QUEUE, ActorCriticMethod
+from asyncrl.actor_critic import ActorCriticMethod
+from asyncrl.algorithm import QUEUE
 from asyncrl.config.groups import LearnerSettings
 from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.losses import Metrics, policy_gradient_loss, squared_error
@@ -69,7 +70,7 @@ class Impala(ActorCriticMethod):
         """Summed over the T steps and averaged over the E environments."""
         config = self.config
         policy, values, states = self.network(rollout.observations, rollout.state, rollout.last)
-        next_values = rollout.next_values(values[1:].detach(), self.network.values_of(rollout, states))
+        next_values = self.next_values(rollout, values, states)
         policy, values = policy[:-1], values[:-1]
         log_probability = policy.log_probability(rollout.actions)
         trace = vtrace(

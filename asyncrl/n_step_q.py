@@ -26,12 +26,11 @@ import torch
 from torch import Tensor
 
 from asyncrl import presets
-from asyncrl.algorithm import ActionValueMethod, taken
+from asyncrl.action_value import ActionValueMethod, taken
 from asyncrl.config.value import ValueConfig
 from asyncrl.core.losses import Metrics, squared_error
 from asyncrl.core.returns import lambda_returns
-from asyncrl.core.rollout import Rollout, State
-from asyncrl.nets.memory import at_end, at_places
+from asyncrl.core.rollout import Rollout, State, at_end, at_places
 
 
 class NStepQ(ActionValueMethod):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from asyncrl import presets
-from asyncrl.algorithm import ActionValueMethod, taken
+from asyncrl.action_value import ActionValueMethod, taken
 from asyncrl.config.value import ValueConfig
 from asyncrl.core.losses import Metrics, squared_error
 from asyncrl.core.rollout import Rollout

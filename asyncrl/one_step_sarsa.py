@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from asyncrl import one_step_q
-from asyncrl.algorithm import taken
+from asyncrl.action_value import taken
 from asyncrl.config.value import ValueConfig
 from asyncrl.core.rollout import Rollout
 

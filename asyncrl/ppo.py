@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from asyncrl import presets
-from asyncrl.algorithm import IN_STEP, ActorCriticMethod
+from asyncrl.actor_critic import ActorCriticMethod
+from asyncrl.algorithm import IN_STEP
 from asyncrl.config.policy import InStepConfig
 from asyncrl.core.losses import Metrics, clipped_surrogate, clipped_value_loss, squared_error
 from asyncrl.core.returns import lambda_returns
@@ -106,7 +107,7 @@ class PPO(ActorCriticMethod):
         """The batch with returns R_t, advantages A_t and values V(s_t; theta_old), before theta moves."""
         config = self.config
         _, values, states = self.network(batch.observations, batch.state, batch.last)
-        next_values = batch.next_values(values[1:], self.network.values_of(batch, states))
+        next_values = self.next_values(batch, values, states)
         values = values[:-1]
         rewards = batch.learning_rewards(config.reward_clip)
         returns = lambda_returns(rewards, batch.discounts, next_values, batch.last, config.gae_lambda)

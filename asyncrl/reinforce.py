@@ -19,19 +19,22 @@ The loop itself is `asyncrl.runtime.loops.actor_learner`; this class is what mak
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from asyncrl import presets
-from asyncrl.algorithm import ActorCriticMethod
+from asyncrl.actor_critic import ActorCriticMethod
 from asyncrl.config.policy import PolicyConfig
 from asyncrl.core.losses import Metrics, policy_gradient_loss
 from asyncrl.core.returns import lambda_returns
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
-from asyncrl.nets.actor_critic import ActorCritic
-from asyncrl.nets.gaussian import GaussianActorCritic
+
+if TYPE_CHECKING:
+    from asyncrl.nets.actor_critic import ActorCritic
+    from asyncrl.nets.gaussian import GaussianActorCritic
 
 BASELINE_UNIT = 50.0
 """theta holds the baseline in this unit: an update moves a single number by about eta, and returns go to hundreds."""
@@ -80,7 +83,7 @@ class Reinforce(ActorCriticMethod):
         """A policy, with the baseline where others have a value of states."""
         network = super().make_network(config, spaces)
         network.value = RunningBaseline()
-        if isinstance(network, GaussianActorCritic):
+        if spaces.is_continuous:
             network.value_trunk = network.policy_trunk  # a number needs no layers of its own
         return network
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.storage.files import replace_file
 from asyncrl.storage.records import read_records

@@ -29,13 +29,13 @@ import torch
 
 from asyncrl import apex
 from asyncrl.api.training import make_spec
-from asyncrl.backends.handles import build_handles, experience_bytes
+from asyncrl.backends.handles import experience_bytes, shared
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.experience.replay import Replay
-from asyncrl.runtime.allocation import keep_freed_memory
+from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, RunSpec, build_learner, initial_parameters
-from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory, request_one_thread
 from asyncrl.storage.run_folder import RunFolder
 
 EPISODE = 200
@@ -62,10 +62,10 @@ def make_run(folder: Path, env_id: str, **settings: Any) -> Run:
     environment = make_spec(apex.ApeX.Config(env_id=env_id))
     spaces = environment.probe()
     config = apex.ApeX.Config(**(apex.ApeX.preset("default", spaces) | fixed | settings))
-    theta, layout = initial_parameters("asyncrl.apex", config, spaces)
+    theta, layout = initial_parameters(Plan("asyncrl.apex", config, environment, spaces))
     run_folder = RunFolder.create(folder, "apex", env_id, str(time.time_ns()))
     spec = RunSpec("asyncrl.apex", config, environment, spaces, run_folder, layout)
-    return Run(spec, build_handles(spec, theta))
+    return Run(spec, shared(spec, theta))
 
 
 def rollouts_of(run: Run, count: int = 8) -> list[Rollout]:
@@ -132,7 +132,7 @@ def measure(folder: Path, env_id: str, seconds: float, **settings: Any) -> Rates
     learnt = rate_of(lambda: next(role.loop), seconds)
     role.close()
     each = 1e-3 / config.memory_steps
-    planned = experience_bytes("asyncrl.apex", config, run.spec.environment, run.spec.spaces)
+    planned = experience_bytes(run.spec)
     return Rates(put, drawn, learnt, planned * each, grown * each)
 
 

@@ -29,7 +29,6 @@ import torch
 
 from asyncrl.backends import serial
 from asyncrl.backends.exchange import Exchange, Times
-from asyncrl.backends.handles import as_one_host, learns_on_hosts, pushes_every_update
 from asyncrl.backends.member import Beginning, Member, build
 from asyncrl.backends.reports import KINDS
 from asyncrl.catalog import module_of
@@ -118,8 +117,8 @@ class SimulatedHost(Member):
     def __init__(self, beginning: Beginning, wire: SimulatedWire, times: Times) -> None:
         super().__init__(beginning)
         whole = beginning.spec
-        one = as_one_host(whole.algorithm, whole.config)
-        self.spec: RunSpec = replace(whole, config=one, first_worker=beginning.host * one.workers)
+        one = whole.on_one_host()
+        self.spec: RunSpec = replace(one, first_worker=beginning.host * one.config.workers)
         self._handles = build(beginning, self.spec)
         self._writer = RecordWriter(whole.folder.exchange_file(beginning.host))
         self.exchange = Exchange(self, wire, times)
@@ -168,11 +167,7 @@ class Simulation:
             schedule="round-robin", delays=(),
         )  # fmt: skip
         self._spec = replace(run.spec, config=ray)
-        if (
-            not learns_on_hosts(run.spec.algorithm, ray)
-            or pushes_every_update(run.spec.algorithm, ray)
-            or run.handles.experience
-        ):
+        if not self._spec.learns_on_hosts or self._spec.pushes_every_update or run.handles.experience:
             raise UsageError("hosts are simulated for methods whose workers learn, and that send changes of theta")
         if config.workers % plan.hosts:
             raise UsageError(f"give --workers as a multiple of --hosts {plan.hosts}, which divide them evenly")

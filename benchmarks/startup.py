@@ -1,7 +1,7 @@
 """How long a run takes to start, and how much memory one more worker needs.
 
 A run with all workers and one with a quarter of them alternate, several times. Start-up is the time from the start of
-the command until it says that all workers are ready. Memory is proportional (PSS: an algorithm that n processes share
+the command until it says that all workers are ready. Memory is proportional (PSS: a page that n processes share
 counts 1/n for each), summed over all processes of the run after some seconds of training; the cost of a worker is the
 slope between the two runs, so what a run costs anyway (supervisor, evaluator, the shared parameters) is not in it.
 

@@ -28,7 +28,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.core.statistics import Estimate, Sample, ratio
 from asyncrl.storage.files import replace_file
 from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs

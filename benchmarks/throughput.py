@@ -37,7 +37,7 @@ from asyncrl.algorithm import algorithm_of
 from asyncrl.api.training import make_spec
 from asyncrl.config.commandline import parse
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.runtime.shared_memory import shared_zeros
+from asyncrl.runtime.clock import shared_zeros
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 from asyncrl.storage.records import read_records
 

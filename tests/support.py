@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.algorithm import algorithm_of
-from asyncrl.backends.handles import build_handles
 from asyncrl.core.rollout import Extras, State
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.updates import Descent, UpdateRule
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import Clock
+from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import Receipt, Update
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters
 from asyncrl.storage.records import read_records
@@ -76,10 +77,10 @@ def make_run(folder: Path, algorithm: str = "a3c", **settings: Any) -> Run:
     config = method.Config(**(method.preset("default", COUNTING) | defaults | settings))
     environment = EnvSpec(config.env_id)
     spaces = environment.probe()
-    theta, layout = initial_parameters(name, config, spaces)
+    theta, layout = initial_parameters(Plan(name, config, environment, spaces))
     run_folder = RunFolder.create(folder, algorithm, config.env_id, "test")
     spec = RunSpec(name, config, environment, spaces, run_folder, layout)
-    return Run(spec, build_handles(spec, theta))
+    return Run(spec, import_module(f"asyncrl.backends.{config.backend}").share(spec, theta))
 
 
 def shared_store(

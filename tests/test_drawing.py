@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from asyncrl.api.drawing import CARD, CHOSEN, GAIN, LOSS, Look, draw, share_of
-from asyncrl.api.episode import Step
+from asyncrl.api.drawing import CARD, CHOSEN, GAIN, LOSS, Look, Step, draw, share_of
 from asyncrl.api.films import Film
 
 LOOK = Look("a3c on Catch", ("left", "stay", "right"), height=400)

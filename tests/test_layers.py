@@ -15,42 +15,33 @@ from asyncrl.catalog import ALGORITHMS
 
 ROOT = Path(asyncrl.__file__).parent
 MODULES = {".".join(["asyncrl", *file.relative_to(ROOT).with_suffix("").parts]): file for file in ROOT.rglob("*.py")}
+RUNTIME = {"runtime", "base", "nets", "envs", "storage", "catalog", "config", "core"}
 MAY_IMPORT = {
     "core": {"core"},
     "config": {"config", "storage", "core"},
     "presets": {"core"},
-    "nets": {"nets", "config", "core"},
+    "nets": {"nets", "core"},
     "envs": {"envs", "config", "core"},
     "storage": {"storage", "catalog", "core"},
-    "runtime": {"runtime", "base", "envs", "storage", "config", "core"},
+    "runtime": RUNTIME,
     "parameters": {"parameters", "runtime", "core"},
     "experience": {"experience", "runtime", "envs", "core"},
-    "backends": {"backends", "base", "parameters", "experience", "runtime", "envs", "storage", "config", "core"},
-    "checks": {"checks", "base", "backends", "experience", "runtime", "envs", "storage", "config", "core"},
+    "backends": RUNTIME | {"backends", "parameters", "experience"},
+    "doctor": {"doctor", "base", "backends", "runtime", "envs", "config", "core"},
     "plots": {"plots", "storage", "catalog", "core"},
     "studies": {"studies", "plots", "storage", "catalog", "core"},
     "catalog": set(),
-    "api": {
-        "api",
-        "base",
-        "checks",
-        "backends",
-        "experience",
-        "runtime",
-        "envs",
-        "storage",
-        "catalog",
-        "config",
-        "core",
-    },
-    "base": {"nets", "presets", "config", "catalog", "core"},
+    "api": RUNTIME | {"api", "doctor", "backends", "experience"},
+    "base": {"base", "nets", "presets", "config", "catalog", "core"},
     "algorithm": {"algorithm", "base", "presets", "nets", "envs", "config", "core"},
 }
 
 
 def layer_of(module: str) -> str:
     part = module.split(".")[1] if "." in module else ""
-    return "base" if part == "algorithm" else "algorithm" if part in ALGORITHMS else part
+    if part in ("algorithm", "actor_critic", "action_value"):
+        return "base"
+    return "algorithm" if part in ALGORITHMS else part
 
 
 def imports_of(file: Path) -> list[str]:
@@ -105,7 +96,7 @@ def test_a_local_run_loads_nothing_of_other_backends(tmp_path: Path) -> None:
     loaded = {name.removeprefix("asyncrl.") for name in ended.stdout.split()}
 
     assert "backends.local" in loaded
-    apart = "collective group launch ranks seals ray host exchange forwarding reports cluster keepers serial"
+    apart = "collective ray host exchange forwarding reports cluster keepers serial"
     assert not loaded & {f"backends.{name}" for name in apart.split()}
     assert not loaded & {"parameters.shards", "parameters.replicas", "parameters.outbox", "parameters.mirror"}
     assert not loaded & {"experience.gathered", "experience.landing", "experience.credit"}

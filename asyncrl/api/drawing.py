@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
-from asyncrl.api.episode import Step
+from asyncrl.api.playing import Loaded, outputs_of
+from asyncrl.core.rollout import State
+from asyncrl.envs.pictures import resized
+from asyncrl.envs.spec import Environment
+from asyncrl.envs.wrapper import Wrapper
 
 BACK, CARD, TEXT, DIM = (18, 20, 24), (30, 33, 39), (232, 234, 237), (140, 146, 156)
 BAR, CHOSEN, LINE, GAIN, LOSS = (74, 96, 128), (245, 166, 35), (90, 200, 250), (80, 200, 120), (235, 87, 87)
@@ -19,6 +25,82 @@ WINDOW = 150
 """Steps over which the value is drawn."""
 MOST_BARS = 8
 """Rows of actions; further ones are left out, the likeliest stay."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an episode."""
+
+    picture: NDArray[np.uint8] | None
+    """The environment's picture, uint8 `[H, W, 3]`; None if it has none."""
+    observation: NDArray[Any]
+    """What the agent saw, before normalisation."""
+    outputs: dict[str, NDArray[np.float64]]
+    """`probabilities` or `q` `[A]`, or `mean` and `deviation` `[n]`; `value` `[]` where there is one."""
+    action: int | NDArray[np.float32]
+    reward: float
+    """The reward of this step."""
+    score: float
+    """The sum of the rewards before this step."""
+    number: int
+    """Number of this step in the episode, from 0."""
+
+
+class Thinking:
+    """The agent of a run in one environment, which keeps what its network says to each observation."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self.initial_state = loaded.agent.initial_state
+        self.outputs: dict[str, NDArray[np.float64]] = {}
+
+    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Any]:
+        """As the agent does. Raises UsageError for a network that `outputs_of` cannot use."""
+        agent, normalizer = self._loaded.agent, self._loaded.normalizer
+        seen = observations if normalizer is None else normalizer.observe(observations)
+        found, _ = outputs_of(agent.network, self._loaded.run.spec.spaces, seen, state)
+        self.outputs = {name: values[0].double().numpy() for name, values in found.items() if name != "action"}
+        if "logits" in found:
+            self.outputs["probabilities"] = torch.softmax(found["logits"][0].double(), -1).numpy()
+        return agent.act(seen, state, steps)
+
+
+class Watched(Wrapper):
+    """An environment that hands each step of its episodes to `look_on`, with pictures from a step on."""
+
+    def __init__(
+        self, environment: Environment, agent: Thinking, look_on: Callable[[Step], None], pictures_from: float
+    ) -> None:
+        super().__init__(environment)
+        self._agent, self._look_on, self._pictures_from = agent, look_on, pictures_from
+        self._shape: tuple[int, ...] = ()
+        """Of the first picture, to which others are resized."""
+
+    def reset(self) -> NDArray[Any]:
+        """As the environment does."""
+        self._number, self._score, self._seen = 0, 0.0, np.array(super().reset())
+        return self._seen
+
+    def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool, bool]:
+        """As the environment does."""
+        picture = self.picture() if self._number >= self._pictures_from else None
+        if picture is not None:
+            self._shape = self._shape or picture.shape
+            picture = picture if picture.shape == self._shape else resized(picture, self._shape)
+        result = super().step(action)
+        self._look_on(Step(picture, self._seen, self._agent.outputs, action, result[1], self._score, self._number))
+        self._number, self._score, self._seen = self._number + 1, self._score + result[1], np.array(result[0])
+        return result
+
+
+def action_names(loaded: Loaded) -> tuple[str, ...]:
+    """The environment's names of its actions, or "action 0" and so on."""
+    spaces = loaded.run.spec.spaces
+    count = len(spaces.action_low) if spaces.is_continuous else spaces.actions
+    environment = loaded.run.spec.environment.make(0, evaluation=True)
+    environment.close()
+    names = () if spaces.is_continuous else getattr(environment, "action_names", ())
+    return tuple(names) if len(names) == count else tuple(f"action {i}" for i in range(count))
 
 
 @dataclass(frozen=True)

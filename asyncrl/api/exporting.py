@@ -13,7 +13,6 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from asyncrl.api.episode import outputs_of
-from asyncrl.api.playing import Loaded
+from asyncrl.api.playing import Loaded, outputs_of, play_episodes
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import LARGEST, standardize
 from asyncrl.core.rollout import State
-from asyncrl.envs.spec import BadEnvironment, EpisodeLost, close_all
-from asyncrl.runtime.collect import for_environments, reset_state
-from asyncrl.runtime.protocols import EVALUATOR
-from asyncrl.runtime.run import build_agent, build_environments, build_normalizer
+from asyncrl.runtime.collect import for_environments
 from asyncrl.storage.files import disk_is_full, plain, replace_file
 from asyncrl.storage.stored import read_stored
 
@@ -39,7 +34,6 @@ CHECKED = 1000
 """Observations on which an exported file is compared with the agent."""
 TOLERANCE = 1e-3
 """Largest accepted difference from the agent's numbers, relative to 1 or to their size, due to the order of sums."""
-_SIDE_BY_SIDE = 8
 
 
 class Deciding(nn.Module):
@@ -50,15 +44,11 @@ class Deciding(nn.Module):
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__()
-        run = loaded.run
-        self.spaces = run.spec.spaces
-        self.agent, replica = build_agent(run, EVALUATOR)
-        replica.pull(run.handles.store)
-        self.network = self.agent.network
+        self.spaces, self.agent = loaded.run.spec.spaces, loaded.agent
+        self.network: Any = loaded.agent.network
         for parameter in self.network.parameters():
             parameter.data = parameter.data.clone()  # they are views of one vector, which a file would repeat for each
-        self.normalizer = build_normalizer(run, EVALUATOR)
-        self.moments = None if self.normalizer is None else self.normalizer.used
+        self.moments = None if loaded.normalizer is None else loaded.normalizer.used
         """Mean and reciprocal deviation; None: observations are not normalised."""
         state = self.initial_state(2)
         with torch.inference_mode():
@@ -185,16 +175,18 @@ def read_onnx(file: Path) -> Decide:
     return decide
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """How a file compares with the agent it was made from."""
+class Compared:
+    """An agent whose every step is compared with what a file made from it says to the same observations.
 
-    observations: int
-    """Number of observations, from episodes that the agent played."""
-    actions: int
-    """Number of equal best actions."""
-    difference: float
-    """The largest difference of all other numbers, relative to 1 or to the number's size."""
+    Each keeps its own recurrent state, so a difference in it grows and shows.
+    """
+
+    def __init__(self, loaded: Loaded, model: Deciding, decide: Decide) -> None:
+        self._loaded, self._model, self._decide = loaded, model, decide
+        self.observations = self.actions = 0
+        """Number of observations, and of equal best actions."""
+        self.difference = 0.0
+        """The largest difference of all other numbers, relative to 1 or to the number's size."""
 
     def __str__(self) -> str:
         return (
@@ -207,55 +199,34 @@ class Agreement:
         """Whether the two agree up to rounding."""
         return self.actions == self.observations and self.difference <= TOLERANCE
 
+    def initial_state(self, environments: int) -> State:
+        """The agent's recurrent state and the file's."""
+        return (*self._model.initial_state(environments), *self._model.initial_state(environments)) or None
 
-def compare(loaded: Loaded, model: Deciding, decide: Decide, observations: int = CHECKED) -> Agreement:
-    """Let the agent play, and compare both on each observation. Raises UsageError for a broken environment.
-
-    Each keeps its own recurrent state, so a difference in it grows and shows.
-    """
-    spaces = loaded.run.spec.spaces
-    environments = build_environments(loaded.run, EVALUATOR, _SIDE_BY_SIDE, evaluation=True)
-    seen = model.example(_SIDE_BY_SIDE)
-    own = model.agent.initial_state(_SIDE_BY_SIDE)
-    other = [part.numpy() for part in own or ()]
-    same = asked = 0
-    difference = 0.0
-    try:
-        for e, environment in enumerate(environments):
-            seen[e] = torch.from_numpy(np.array(environment.reset()))
-        while asked < observations:
-            with torch.inference_mode():
-                outputs, _ = model.decide(seen, own or ())
-                looked_at = seen if model.normalizer is None else model.normalizer.observe(seen)
-                chosen, after, _ = model.agent.act(looked_at, own, loaded.checkpoint.steps)
-            found = decide([seen.numpy(), *other])
-            expected = [*outputs.values(), *(after or ())]
-            difference = max(difference, *map(_difference, expected, found))
-            acted = list(for_environments(chosen, spaces))
-            actions = np.abs(np.array(acted) - found[0]).reshape(_SIDE_BY_SIDE, -1).max(-1)
-            same += int((actions <= (TOLERANCE if spaces.is_continuous else 0)).sum())
-            asked += _SIDE_BY_SIDE
-            ended = np.zeros(_SIDE_BY_SIDE, np.bool_)
-            for e, action in enumerate(acted):
-                observation, _, terminated, truncated, _ = environments[e].step(action)
-                ended[e] = terminated or truncated
-                seen[e] = torch.from_numpy(np.array(environments[e].reset() if ended[e] else observation))
-            own = reset_state(model.agent, after, ended)
-            left = tuple(torch.from_numpy(part) for part in found[len(outputs) :]) or None
-            other = [part.numpy() for part in reset_state(model.agent, left, ended) or ()]
-    except (BadEnvironment, EpisodeLost) as error:
-        raise UsageError(str(error.__cause__ or error)) from error
-    finally:
-        close_all(environments)
-    return Agreement(asked, same, difference)
+    def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Any]:
+        """What the agent does; the next states are its own and the file's."""
+        parts, spaces, normalizer = state or (), self._model.spaces, self._loaded.normalizer
+        own, other = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+        outputs, _ = self._model.decide(observations, own)
+        seen = observations if normalizer is None else normalizer.observe(observations)
+        chosen, after, extras = self._loaded.agent.act(seen, own or None, steps)
+        found = self._decide([observations.numpy(), *(part.numpy() for part in other)])
+        for expected, number in zip((*outputs.values(), *(after or ())), found, strict=True):
+            if expected.is_floating_point():  # actions by number are counted
+                wanted = expected.numpy()
+                error = np.abs(wanted - number) / np.maximum(1.0, np.abs(wanted))
+                self.difference = max(self.difference, float(error.max(initial=0.0)))
+        apart = np.abs(np.array(for_environments(chosen, spaces)) - found[0]).reshape(len(chosen), -1).max(-1)
+        self.actions += int((apart <= (TOLERANCE if spaces.is_continuous else 0)).sum())
+        self.observations += len(chosen)
+        return chosen, (*(after or ()), *map(torch.from_numpy, found[len(outputs) :])) or None, extras
 
 
-def _difference(expected: Tensor, found: NDArray[Any]) -> float:
-    """The largest difference, relative to 1 or to the expected number's size; actions by number are left out."""
-    if not expected.is_floating_point():
-        return 0.0
-    wanted = expected.numpy()
-    return float((np.abs(wanted - found) / np.maximum(1.0, np.abs(wanted))).max(initial=0.0))
+def compare(loaded: Loaded, model: Deciding, decide: Decide, observations: int = CHECKED) -> Compared:
+    """Let the agent play, and compare both on each observation. Raises UsageError for a broken environment."""
+    compared = Compared(loaded, model, decide)
+    play_episodes(loaded, observations, agent=compared, interrupted=lambda: compared.observations >= observations)
+    return compared
 
 
 def _import(name: str) -> Any:

@@ -53,7 +53,7 @@ def with_pictures(spec: EnvSpec) -> EnvSpec:
         raise UsageError(f"{spec.env_id} has no picture to film")
     if spec.is_atari:  # the emulator always has its screen
         return spec
-    spec = dataclasses.replace(spec, env_kwargs=(*spec.env_kwargs, ("render_mode", "rgb_array")))
+    spec = dataclasses.replace(spec, env_kwargs=(*spec.env_kwargs, "render_mode=rgb_array"))
     environment = spec.make(0, evaluation=True)
     try:
         environment.reset()

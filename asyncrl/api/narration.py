@@ -8,13 +8,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from asyncrl.algorithm import algorithm_of
-from asyncrl.backends.handles import learners_of, pushes_every_update
+from asyncrl.algorithm import MEMORY
 from asyncrl.backends.outcome import Outcome
 from asyncrl.catalog import name_of, short
 from asyncrl.config.groups import default_workers
-from asyncrl.core.cores import usable_cores
-from asyncrl.experience.replay import Replay
+from asyncrl.core.devices import usable_cores
 from asyncrl.runtime.monitor import Summary
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.terminal import number
@@ -37,7 +35,7 @@ def introduction(run: Run, description: str, changes: list[str]) -> list[str]:
     if config.backend == "local" and config.workers > default_workers():
         cores = len(usable_cores())
         lines.append(f"{config.workers} workers share {cores} cores: no faster than {default_workers()} would be")
-    if isinstance(run.handles.experience, Replay):
+    if run.handles.experience is not None and run.spec.method.experience == MEMORY:
         lines += remembered(run.handles.experience, run)
     if run.spec.part:
         lines.append(
@@ -52,9 +50,9 @@ def how_updated(run: Run) -> str:
     config = run.spec.config
     if config.backend == "collective":
         return "in step"
-    if learners_of(run.spec.algorithm, config) == 1:
+    if run.spec.learners == 1:
         return "one learner"
-    if config.backend == "ray" and pushes_every_update(run.spec.algorithm, config):
+    if config.backend == "ray" and run.spec.pushes_every_update:
         return "every update pushed to the shards"
     owner = "per-worker" if config.per_worker_statistics else "shared" if config.update_rule.statistics else "no"
     return f"{config.update} updates, {owner} statistics"
@@ -62,7 +60,7 @@ def how_updated(run: Run) -> str:
 
 def chosen_by_preset(run: Run) -> str:
     """The settings that the preset changes in the algorithm's defaults, and the command line did not override."""
-    method, config, spaces = algorithm_of(run.spec.algorithm), run.spec.config, run.spec.spaces
+    method, config, spaces = run.spec.method, run.spec.config, run.spec.spaces
     plain = method.Config()
     chosen = {
         name: value
@@ -84,7 +82,7 @@ def _plainly(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def remembered(memory: Replay, run: Run) -> list[str]:
+def remembered(memory: Any, run: Run) -> list[str]:
     """Lines about the replay memory."""
     plan = memory.plan
     lines = [

@@ -6,22 +6,32 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.api.resume import stored_config
-from asyncrl.api.training import check_memory, make_spec
-from asyncrl.backends.handles import build_handles
+from asyncrl.api.training import make_spec
+from asyncrl.backends.handles import restore, shared
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
+from asyncrl.core.exploration import greedy as best_of
 from asyncrl.core.output import print_line
+from asyncrl.core.rollout import State
+from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import watched
+from asyncrl.doctor.room import check_shared_memory, demand, shared_bytes
 from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all
+from asyncrl.runtime.collect import Episode
 from asyncrl.runtime.evaluator import play, side_by_side
-from asyncrl.runtime.protocols import EVALUATOR
-from asyncrl.runtime.run import Run, RunSpec, build_agent, build_environments, build_normalizer, initial_parameters
+from asyncrl.runtime.normalize import Normalizer, make_normalizer
+from asyncrl.runtime.plan import Plan
+from asyncrl.runtime.protocols import EVALUATOR, Agent
+from asyncrl.runtime.run import Run, RunSpec, build_agent, build_environments, initial_parameters
 from asyncrl.runtime.seeding import NO_PART
 from asyncrl.runtime.snapshots import check_fits, flat_parameters
 from asyncrl.storage import checkpoints
@@ -32,7 +42,7 @@ from asyncrl.storage.stored import NONE_GIVEN, Permission, Stored, read_stored
 
 @dataclass(frozen=True)
 class Loaded:
-    """A run opened for reading, with a checkpoint's parameters and moments in memory."""
+    """A run opened for reading, with the agent of one of its checkpoints."""
 
     run: Run
     checkpoint: Checkpoint
@@ -40,6 +50,10 @@ class Loaded:
     """The run's folder, as given."""
     name: str
     """The checkpoint's name, as given."""
+    agent: Agent
+    """Acts as in the run's evaluations, unless another policy was asked for."""
+    normalizer: Normalizer | None
+    """Makes of observations what the agent takes; None: it takes them as they are."""
 
 
 @dataclass(frozen=True)
@@ -94,48 +108,97 @@ def load_run(
     with watched(settings.hang_seconds):
         environment = change(make_spec(settings))
         spaces = environment.probe()
-        _, layout = initial_parameters(algorithm, settings, spaces)
+        plan = Plan(algorithm, settings, environment, spaces)
+        _, layout = initial_parameters(plan)
     found = load_checkpoint(folder, checkpoint)
     env_id = stored.config.get("env_id", settings.env_id)  # the same environment, if it is called otherwise here
     check_fits(found, algorithm, env_id, settings.optimizer, layout)
     theta = flat_parameters(found, layout)
-    check_memory(algorithm, settings, environment, spaces, theta.numel(), experience=0)  # nobody learns
+    needed = shared_bytes(plan, theta.numel(), experience=0)  # nobody learns
+    demand([check_shared_memory(needed)])
     spec = RunSpec(algorithm, settings, environment, spaces, folder, layout, NO_PART)
-    return Loaded(Run(spec, build_handles(spec, theta, found, trains=False)), found, path, checkpoint)
+    handles = shared(spec, theta, found.steps, found.seconds, trains=False)
+    restore(handles, theta, found)
+    run = Run(spec, handles)
+    agent, replica = build_agent(run, EVALUATOR)
+    replica.pull(run.handles.store)
+    return Loaded(run, found, path, checkpoint, agent, make_normalizer(run.handles.moments, EVALUATOR, run.spec))
+
+
+def play_episodes(
+    loaded: Loaded,
+    episodes: int,
+    around: Callable[[Environment], Environment] = lambda environment: environment,
+    agent: Any = None,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> list[Episode] | None:
+    """Play whole episodes side by side; None if `interrupted()`, asked before each step, became true.
+
+    `around` wraps the first environment; `agent` acts in place of the run's own, on observations that are not
+    normalised. Raises UsageError when an environment breaks.
+    """
+    run = loaded.run
+    with watched(run.spec.config.hang_seconds):
+        environments = build_environments(run, EVALUATOR, side_by_side(episodes), evaluation=True)
+    try:
+        with watched(run.spec.config.hang_seconds):
+            return play(
+                agent or loaded.agent, [around(environments[0]), *environments[1:]], run.spec.spaces, episodes,
+                loaded.checkpoint.steps, interrupted, normalizer=None if agent else loaded.normalizer,
+                longest=run.spec.environment.evaluation_step_cap,
+            )  # fmt: skip
+    except BadEnvironment as error:
+        raise UsageError(str(error)) from error
+    finally:
+        close_all(environments)
 
 
 def play_run(
     loaded: Loaded, episodes: int, around: Callable[[Environment], Environment] = lambda environment: environment
 ) -> Result:
     """Play whole episodes; `around` wraps the first environment. Raises UsageError when an environment breaks."""
-    run, checkpoint = loaded.run, loaded.checkpoint
-    agent, replica = build_agent(run, EVALUATOR)
-    replica.pull(run.handles.store)
-    with watched(run.spec.config.hang_seconds):
-        environments = build_environments(run, EVALUATOR, side_by_side(episodes), evaluation=True)
-    try:
-        with watched(run.spec.config.hang_seconds):
-            played = play(
-                agent, [around(environments[0]), *environments[1:]], run.spec.spaces, episodes, checkpoint.steps,
-                normalizer=build_normalizer(run, EVALUATOR), longest=run.spec.environment.evaluation_step_cap,
-            )  # fmt: skip
-    except BadEnvironment as error:
-        raise UsageError(str(error)) from error
-    finally:
-        close_all(environments)
+    run, played = loaded.run, play_episodes(loaded, episodes, around)
     assert played is not None  # nobody interrupts
     return Result(
         run=str(loaded.path),
         algorithm=catalog.short(run.spec.algorithm),
         env_id=run.spec.environment.env_id,
         checkpoint=loaded.name,
-        steps=checkpoint.steps,
+        steps=loaded.checkpoint.steps,
         policy=run.spec.config.evaluation_policy,
         seed=run.spec.config.seed,
         returns=[episode.score for episode in played],
         lengths=[episode.length for episode in played],
         cut=sum(episode.cut for episode in played),
     )
+
+
+def outputs_of(network: Any, spaces: Spaces, observations: Tensor, state: State) -> tuple[dict[str, Tensor], State]:
+    """The network's outputs for `observations` `[B, *shape]`, preprocessed and normalised, and the next state.
+
+    By name: `action`, the best one as the environment takes it, int64 `[B]` or float32 `[B, n]`; besides:
+
+        logits                  `[B, A]`, of a policy over discrete actions
+        q                       `[B, A]`, of a value-based method
+        mean, deviation         `[B, n]`, of a policy over continuous actions, not yet clipped to their bounds
+        value                   `[B]`, the expected return, in the units of its loss
+
+    REINFORCE has no `value`: its baseline is one number for all states. Raises UsageError for a user's network without
+    the methods of the package's networks.
+    """
+    if hasattr(network, "values_at"):
+        q, state = network.values_at(observations, state)
+        return {"action": best_of(q), "q": q, "value": q.amax(-1)}, state
+    if not hasattr(network, "policy_at"):
+        raise UsageError(f"{type(network).__name__} needs a method policy_at or values_at for this")
+    policy, values, states = network(observations[None], state)
+    after = None if states is None else tuple(part[0] for part in states)
+    value = {"value": values[0]} if isinstance(network.value, nn.Linear) else {}
+    if not spaces.is_continuous:
+        return {"action": best_of(policy.logits[0]), "logits": policy.logits[0]} | value, after
+    mean = policy.mean[0]
+    action = mean.clamp(torch.tensor(spaces.action_low), torch.tensor(spaces.action_high))
+    return {"action": action, "mean": mean, "deviation": policy.deviation.expand_as(policy.mean)[0]} | value, after
 
 
 def algorithm_of(stored: Stored, permission: Permission) -> str:

@@ -18,7 +18,7 @@ from asyncrl.envs.encoders import rows_of
 from asyncrl.envs.translation import translation_of
 from asyncrl.runtime.collect import for_environments, reset_state
 from asyncrl.runtime.protocols import EVALUATOR
-from asyncrl.runtime.run import build_agent, build_environments, build_normalizer
+from asyncrl.runtime.run import build_environments
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,7 @@ class Policy:
         """Whether it takes the best action; otherwise it samples, with the seed it was loaded with."""
         self.spaces: Spaces = run.spec.spaces
         """Observations and actions of the network."""
-        self._agent, replica = build_agent(run, EVALUATOR)
-        replica.pull(run.handles.store)
-        self._normalizer = build_normalizer(run, EVALUATOR)
+        self._agent, self._normalizer = loaded.agent, loaded.normalizer
         environment = build_environments(run, EVALUATOR, 1, evaluation=True)[0]
         environment.close()
         self._translation = translation_of(environment, self.spaces)

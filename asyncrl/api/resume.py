@@ -17,8 +17,7 @@ from asyncrl.runtime.run import Layout
 from asyncrl.runtime.snapshots import check_fits
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
-from asyncrl.storage.run_folder import RunFolder, default_name, runs_of, started_at
-from asyncrl.storage.status import read_status
+from asyncrl.storage.run_folder import RunFolder, default_name, read_status, runs_of, started_at
 from asyncrl.storage.stored import Permission, Stored, read_stored
 
 AUTO = "auto"

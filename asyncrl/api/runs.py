@@ -17,8 +17,7 @@ from asyncrl.runtime.evaluator import Evaluation
 from asyncrl.runtime.seeding import GLOBAL_GENERATOR
 from asyncrl.runtime.threads import one_thread
 from asyncrl.storage.records import read_records
-from asyncrl.storage.run_folder import RunFolder
-from asyncrl.storage.status import read_status
+from asyncrl.storage.run_folder import RunFolder, read_status
 
 RowT = TypeVar("RowT")
 

@@ -13,10 +13,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from asyncrl import catalog
 from asyncrl.algorithm import Algorithm, load, name_of_class
 from asyncrl.api.training import Settled, settle
+from asyncrl.config.aliases import ALIASES, ENVIRONMENTS, read_count, share_environments
 from asyncrl.config.arguments import write_argument
-from asyncrl.config.commandline import read_text
 from asyncrl.config.run_config import RunConfig, to_plain
-from asyncrl.config.words import ALIASES, ENVIRONMENTS, read_count, read_file, settings_in, share_environments
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import name_for
 from asyncrl.storage.stored import Permission
@@ -59,7 +58,7 @@ class Asked:
             self.algorithm, read, self.resume, Permission({"algorithm": self.algorithm, **own, **given}, self.trust)
         )
         if settled.config.backend == "collective":
-            from asyncrl.backends.launch import launched
+            from asyncrl.backends.collective.launch import launched
 
             if (launch := launched(os.environ)) is not None:
                 raise UsageError(
@@ -93,6 +92,8 @@ def asked_for(
         if settings:
             raise UsageError("give the settings one by one or a config, not both")
         return Asked(name, config, own, trust)
+    from asyncrl.config.files import read_file, settings_in
+
     file, given = Path(config), own_names(settings)
     named = {"algorithm": _name(algorithm)} if algorithm else {}
     permission = Permission(given | named, trust)
@@ -106,6 +107,8 @@ def _from_text(cls: type[RunConfig], stored: Mapping[str, Any]) -> dict[str, Any
 
     Raises UsageError.
     """
+    from asyncrl.config.commandline import read_text
+
     hints, values = get_type_hints(cls), dict(stored)
     for name, value in stored.items():
         if isinstance(value, str):

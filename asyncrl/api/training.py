@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,61 +16,44 @@ from typing import Any, cast
 
 import torch
 
-from asyncrl.algorithm import GRADIENT, IN_STEP, MEMORY, algorithm_of
+from asyncrl.algorithm import algorithm_of
 from asyncrl.api.narration import conclusion, introduction, what_next
 from asyncrl.api.resume import AUTO, differences, is_finished, is_resumed, load_for_resume, newest, stored_config
 from asyncrl.backends import sockets
 from asyncrl.backends.families import stopping_together
 from asyncrl.backends.handles import (
-    as_one_machine,
-    build_handles,
-    experience_bytes,
-    is_bundled,
-    learners_of,
-    learns_on_hosts,
-    replay_hosts_of,
+    restore,
 )
 from asyncrl.backends.looking import look
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
-from asyncrl.catalog import command_of, short
-from asyncrl.checks import machine
-from asyncrl.checks.finding import Finding
-from asyncrl.config.arguments import parse_argument
-from asyncrl.config.groups import flag
+from asyncrl.catalog import short
 from asyncrl.config.run_config import RunConfig, to_plain
-from asyncrl.core.devices import CPU, require_device
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import parcels
-from asyncrl.core.precision import INSTRUCTIONS
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import user_code, watched
+from asyncrl.doctor.room import check_room, demand
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.monitor import Listener, Monitor, Summary
-from asyncrl.runtime.normalize import moments_shape, moments_size
+from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters
-from asyncrl.runtime.snapshots import exact_state, flat_parameters, keeps_replay
-from asyncrl.runtime.terminal import View, make_view, say
+from asyncrl.runtime.snapshots import exact_state, flat_parameters
+from asyncrl.runtime.terminal import View, say
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
 from asyncrl.storage.holding import FolderLost, Hold
-from asyncrl.storage.run_folder import RunExists, RunFolder, cpu_instructions, default_name, host_facts
+from asyncrl.storage.run_folder import RunExists, RunFolder, default_name, host_facts
 from asyncrl.storage.stored import Permission, read_stored, write_stored
 from asyncrl.storage.tracking import make_trackers, require
 
 MOST_AT_A_TIME = 100
 """Runs with the same settings that one program may start within the same second."""
-FILES_PER_CHILD = 3
-"""File descriptors of the supervisor per child: two, and one to spare."""
 
 
 @dataclass(frozen=True)
-class Settled:
-    """The description of a run, before anything is created or started."""
+class Settled(Plan):
+    """A run that can be made, before anything is created or started."""
 
-    algorithm: str
-    config: RunConfig
-    environment: EnvSpec
-    spaces: Spaces
     changes: list[str]
     """A line for each setting that differs in a resumed run."""
     facts: dict[str, Any]
@@ -127,8 +109,16 @@ def _settle(algorithm: str, read: Read, resume: str, permission: Permission) -> 
             spaces = look_at(algorithm, config, spec)
     # Described from the probed spaces: describing must not create another environment.
     facts = {"id": config.env_id, "description": spec.describe(spaces), **dataclasses.asdict(spaces)}
-    check_together(algorithm, config, spaces)
-    return Settled(algorithm, config, spec, spaces, changes, facts)
+    settled = Settled(algorithm, config, spec, spaces, changes, facts)
+    settled.check()
+    require(config.track)
+    _backend(config).refuse(settled)
+    return settled
+
+
+def _backend(config: RunConfig) -> Any:
+    """The module of the backend, and no other."""
+    return import_module(f"asyncrl.backends.{config.backend}")
 
 
 def look_at(algorithm: str, config: RunConfig, spec: EnvSpec) -> Spaces:
@@ -140,109 +130,6 @@ def has_nothing_to_do(settled: Settled, resume: str) -> bool:
     """Whether the newest run was to be resumed, but has reached its end already."""
     config = settled.config
     return resume == AUTO and is_resumed(config) and is_finished(Path(config.resume)) and not settled.changes
-
-
-def check_together(algorithm: str, config: RunConfig, spaces: Spaces) -> None:
-    """Raise UsageError for settings that do not fit the environment, each other or this system."""
-    if spaces.is_continuous and not algorithm_of(algorithm).takes_continuous:
-        raise UsageError(
-            f"{config.env_id} has continuous actions; {command_of(algorithm)} chooses between discrete ones"
-        )
-    if config.backend == "serial" and config.on_worker_error == "restart":
-        raise UsageError("--on-worker-error restart is for --backend local: a serial run has no process to replace")
-    threads, device = getattr(config, "learner_threads", 1), getattr(config, "learner_device", CPU)
-    if config.backend == "serial" and threads > 1:
-        raise UsageError("--learner-threads is not for --backend serial, which repeats itself in one thread")
-    if config.statistics == "per-worker" and algorithm_of(algorithm).experience != GRADIENT:
-        who = "one learner does" if learners_of(algorithm, config) == 1 else "learners do"
-        raise UsageError(f"--statistics per-worker is for workers that learn; in {command_of(algorithm)} {who}")
-    if config.overlap:
-        _check_overlap(algorithm, config)
-    require(config.track)
-    if config.backend == "collective":
-        _check_collective(algorithm, config)
-    if config.precision == "bfloat16":
-        instructions = cpu_instructions()
-        if instructions is not None and INSTRUCTIONS.isdisjoint(instructions):
-            raise UsageError(
-                "--precision bfloat16 needs a processor that has it (avx512_bf16 or amx_bf16; bf16 on ARM), and this "
-                "one would be slower with it: use --precision float32"
-            )
-    if is_bundled(config) and (threads > 1 or device != CPU):
-        raise UsageError(
-            "--learner-threads and --learner-device are for --layout unbundled: bundled, every worker is a learner"
-        )
-    if device != CPU:
-        _check_device(config, device)
-    if config.backend == "ray":
-        _check_ray(algorithm, config)
-    if config.update == "locked" and sys.platform == "win32":
-        raise UsageError("--update locked needs a POSIX system")
-
-
-def _check_overlap(algorithm: str, config: RunConfig) -> None:
-    """Raise UsageError for methods in which no process waits for others."""
-    kind = algorithm_of(algorithm).experience
-    if kind not in (GRADIENT, IN_STEP):
-        raise UsageError(f"--overlap is for actors that wait for the learner; those of {command_of(algorithm)} do not")
-    if kind == GRADIENT and config.backend != "collective":
-        raise UsageError(
-            f"--overlap is for ranks (--backend collective); workers of {command_of(algorithm)} do not wait"
-        )
-
-
-def _check_device(config: RunConfig, device: str) -> None:
-    """Raise UsageError where the learner cannot compute on another device than the CPU."""
-    if config.backend == "collective":
-        raise UsageError("--learner-device is for --backend local, serial and ray: ranks compute on the CPU")
-    if config.precision == "bfloat16":
-        raise UsageError("--precision bfloat16 is for the CPU: with --learner-device use --precision float32")
-    if config.backend != "ray" or not config.learner_resource:  # which may be on another machine
-        require_device(device)
-
-
-def _check_ray(algorithm: str, config: RunConfig) -> None:
-    """Raise UsageError for methods and settings that do not run on hosts, or if Ray is not installed."""
-    kind = algorithm_of(algorithm).experience
-    if kind == MEMORY:
-        if keeps_replay(config):
-            raise UsageError("--checkpoint-replay is for one machine: the memory of hosts is not saved")
-        if config.hosts == "auto":
-            raise UsageError("--hosts auto is for methods without a memory, which hosts divide: give a number")
-        as_one_machine(config, config.all_workers)  # whether the memory has room for the steps of all workers
-        if replay_hosts_of(config) and learns_on_hosts(algorithm, config):
-            which = "--layout bundled" if is_bundled(config) else "several --learners"
-            raise UsageError(f"--replay-hosts are for one learner; with {which} each host has a memory of its own")
-    for name in ("parameter_shards", "push"):
-        if getattr(config, name) != getattr(type(config), name) and not learns_on_hosts(algorithm, config):
-            several = "; several --learners or --layout bundled do so on each host" if hasattr(config, "layout") else ""
-            one = f"in {command_of(algorithm)} one learner does{several}"
-            raise UsageError(f"{flag(name)} is for methods whose workers learn; {one}")
-    for name, plain in (("learner_resource", ""), ("learner_device", CPU)):
-        if getattr(config, name, plain) != plain and learns_on_hosts(algorithm, config):
-            who = "workers learn" if kind == GRADIENT else "each host has its own with these settings"
-            raise UsageError(f"{flag(name)} is for methods with a learner; in {command_of(algorithm)} {who}")
-    from asyncrl.backends.ray import require_ray
-
-    require_ray()
-
-
-def _check_collective(algorithm: str, config: RunConfig) -> None:
-    """Raise UsageError for methods and settings that ranks in step do not support."""
-    if algorithm_of(algorithm).experience not in (GRADIENT, IN_STEP):
-        raise UsageError(
-            f"{command_of(algorithm)} does not wait for its actors, and the ranks of --backend collective wait for "
-            "each other: it runs with --backend local and serial"
-        )
-    if config.reduce == "gradients" and algorithm_of(algorithm).experience == GRADIENT:
-        raise UsageError(f"--reduce says where a learner learns; {command_of(algorithm)} reduces gradients in any case")
-    if getattr(config, "learner_threads", 1) > 1:
-        raise UsageError("--learner-threads is not for --backend collective: each rank computes in one thread")
-    for name in ("max_staleness", "max_loss_deviations"):
-        if getattr(config, name, 0):
-            raise UsageError(f"{flag(name)} is not for --backend collective: all ranks make each update together")
-    if config.on_worker_error == "restart":
-        raise UsageError("--on-worker-error restart is for --backend local: ranks cannot go on without one of them")
 
 
 def carry_out(
@@ -263,11 +150,11 @@ def carry_out(
     with ExitStack() as stack:
         hold = partial(_hold, stack, tell, signals)
         held = hold(RunFolder.open(Path(config.resume))) if is_resumed(config) else None
-        run = prepare(settled.algorithm, config, settled.environment, settled.spaces)
+        run = prepare(settled)
         folder = run.spec.folder
         held = held or hold(folder)
         checkpoints.clean(folder.checkpoints)  # left by a save that was killed
-        view = make_view(config.quiet or not speaks, f"{short(settled.algorithm)} on {config.env_id}")
+        view = View(config.quiet or not speaks, f"{short(settled.algorithm)} on {config.env_id}")
         tell(f"run folder: {folder.path}")
         for line in introduction(run, settled.facts["description"], settled.changes):
             view.say(line)
@@ -300,63 +187,34 @@ def _say_nothing(line: str) -> None:
     pass
 
 
-def prepare(algorithm: str, config: RunConfig, environment: EnvSpec, spaces: Spaces) -> Run:
+def prepare(plan: Plan) -> Run:
     """Create folder, store and counters of a run, or restore them from the newest checkpoint. Raises UsageError."""
+    algorithm, config = plan.algorithm, plan.config
     try:
         with watched(config.hang_seconds), user_code(f"{algorithm}'s network"):
-            theta, layout = initial_parameters(algorithm, config, spaces)
+            theta, layout = initial_parameters(plan)
     except (MemoryError, RuntimeError) as error:  # the latter is raised by torch
         if "memory" not in str(error):
             raise
         raise UsageError("there is not enough memory for a network of this size") from None
     checkpoint = load_for_resume(algorithm, config, layout) if is_resumed(config) else None
-    check_room(algorithm, config, environment, spaces, theta.numel())
-    part = 1 + checkpoint.facts["part"] if checkpoint else 0
-    exact = exact_state(checkpoint, config) if checkpoint and config.backend == "serial" else None
-    if checkpoint:
-        theta = flat_parameters(checkpoint, layout)
-    own = parcels([algorithm, *environment.own_names, config.network, getattr(config, "exploration", "")])
-    spec = RunSpec(
-        algorithm, config, environment, spaces, open_folder(algorithm, config), layout, part, exact, parcels=own
-    )
-    return Run(spec, build_handles(spec, theta, checkpoint))
-
-
-def check_room(algorithm: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> None:
-    """Raise UsageError if there is not enough memory, file descriptors or disk, or no place for sockets."""
     if config.backend != "serial":
         sockets.make_place()
-    experience = experience_bytes(algorithm, config, spec, spaces)
-    available = machine.available_bytes()
-    if algorithm_of(algorithm).experience == MEMORY:
-        steps = config.memory_steps // max(1, replay_hosts_of(config))  # type: ignore[attr-defined]
-        demand(machine.check_replay(steps, experience, available))
-    check_memory(algorithm, config, spec, spaces, parameters, experience)
-    target = algorithm_of(algorithm).has_target
-    learners = learners_of(algorithm, config)
-    workers = config.workers if config.backend == "local" else 0  # ranks may be on other machines
     place = Path(config.resume if is_resumed(config) else config.runs_dir)
-    needed = machine.processes_bytes(config, spec, spaces, parameters, learners) if workers else 0
-    demand(machine.check_memory(workers, needed + experience, available, learners))
-    machine.allow_more_files()
-    demand(machine.check_descriptors(workers, FILES_PER_CHILD, learners=learners))
-    kept = experience if keeps_replay(config) else 0
-    demand(machine.check_disk(machine.checkpoint_bytes(config, parameters, target, kept), place))
-
-
-def check_memory(
-    algorithm: str, config: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int, experience: int
-) -> None:
-    """Raise UsageError if there is not enough shared memory for the store of a run with these settings."""
-    moments = moments_size(moments_shape(config, spec, spaces))
-    needed = machine.shared_bytes(config, parameters, moments, algorithm_of(algorithm).has_target, experience)
-    demand(machine.check_shared_memory(needed))
-
-
-def demand(finding: Finding) -> None:
-    """Raise UsageError if the finding is a failure."""
-    if finding.verdict == "FAIL":
-        raise UsageError(f"{finding.check}: {finding.figure}; {finding.remedy}")
+    demand(check_room(plan, theta.numel(), place))
+    exact = exact_state(checkpoint, config) if checkpoint and config.backend == "serial" else None
+    begun: tuple[int, float] = (0, 0.0)
+    if checkpoint:
+        theta, begun = flat_parameters(checkpoint, layout), (checkpoint.steps, checkpoint.seconds)
+    own = parcels([algorithm, *plan.environment.own_names, config.network, getattr(config, "exploration", "")])
+    spec = RunSpec(
+        algorithm, config, plan.environment, plan.spaces, open_folder(algorithm, config), layout,
+        1 + checkpoint.facts["part"] if checkpoint else 0, exact, parcels=own,
+    )  # fmt: skip
+    handles = _backend(config).share(spec, theta, *begun)
+    if checkpoint:
+        restore(handles, theta, checkpoint)
+    return Run(spec, handles)
 
 
 def follow(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Any = None) -> Outcome:
@@ -364,9 +222,8 @@ def follow(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: An
     try:
         monitor.write_status("starting")
         with stopping_together():
-            backend = import_module(f"asyncrl.backends.{run.spec.config.backend}")  # and no other
             with_ranks = {} if meeting is None else {"meeting": meeting}
-            return cast(Outcome, backend.run(run, monitor, view, signals, **with_ranks))
+            return cast(Outcome, _backend(run.spec.config).run(run, monitor, view, signals, **with_ranks))
     except BaseException as error:  # signals are caught, so that it is of user code even if it says KeyboardInterrupt
         return broken(error)
 
@@ -394,18 +251,7 @@ def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
 
 def make_spec(config: RunConfig) -> EnvSpec:
     """The environment the configuration describes."""
-    return EnvSpec(
-        env_id=config.env_id,
-        env_kwargs=tuple(parse_argument(word) for word in config.env_kwargs),
-        frame_skip=config.frame_skip,
-        frame_stack=config.frame_stack,
-        image_size=config.image_size,
-        noop_max=config.noop_max,
-        sticky_actions=config.sticky_actions,
-        life_loss=config.life_loss,
-        full_action_space=config.full_action_space,
-        max_episode_steps=config.max_episode_steps,
-    )
+    return EnvSpec.of(config)
 
 
 def open_folder(algorithm: str, config: RunConfig) -> RunFolder:

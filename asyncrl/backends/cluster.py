@@ -20,7 +20,6 @@ from typing import Any, cast
 import ray
 
 from asyncrl.backends.actors import RayWire, in_words, living_nodes, patience, placed
-from asyncrl.backends.handles import learns_on_hosts
 from asyncrl.backends.host import Host
 from asyncrl.backends.keepers import CALL_SECONDS, Keepers, Learner, Memories, Shards
 from asyncrl.backends.member import Beginning
@@ -28,9 +27,8 @@ from asyncrl.backends.reports import LEFT, Place, Seen
 from asyncrl.backends.supervisor import READY_SECONDS
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import State
-from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, GO_ON, LEAVE, READY, RUNNING
+from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, GO_ON, LEAVE, READY, RUNNING, Silences, Watch
 from asyncrl.runtime.run import Run
-from asyncrl.runtime.silence import Silences, Watch
 from asyncrl.storage.files import append_whole
 from asyncrl.storage.records import RecordWriter
 
@@ -61,7 +59,7 @@ class Driver:
         self._places = [Place(number) for number in range(spec.config.most_hosts)]
         self._wanted = len(self._places)
         """Number of hosts for which the run waits before it begins."""
-        shards = learns_on_hosts(spec.algorithm, spec.config)
+        shards = spec.learns_on_hosts
         self._memories = Memories(run, self._tell)
         self._keepers = Shards(run, self._tell) if shards else Learner(run, self._tell, self._places, self._memories)
         self._learner = self._keepers.place if isinstance(self._keepers, Learner) else None

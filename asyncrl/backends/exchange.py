@@ -17,7 +17,7 @@ from asyncrl.backends.reports import Wire
 from asyncrl.parameters.outbox import Outbox, Postman
 from asyncrl.parameters.shards import NEVER, Answer, Call, Caller, Exchanged, Exchanger, Pusher, Report, slices
 from asyncrl.parameters.shared import SharedStore
-from asyncrl.runtime.silence import Watch
+from asyncrl.runtime.clock import Watch
 
 LONGEST_SECONDS = 1.0
 """Longest interval between two exchanges, even without updates."""

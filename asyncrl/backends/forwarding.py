@@ -18,20 +18,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.algorithm import IN_STEP, MEMORY, algorithm_of
+from asyncrl.algorithm import IN_STEP, MEMORY
 from asyncrl.backends.calls import Answer, Question
 from asyncrl.backends.exchange import ALONE_SECONDS, ANSWER_SECONDS, LAST_SECONDS, PAUSE_SECONDS
-from asyncrl.backends.handles import replay_hosts_of, rollout_shape
+from asyncrl.backends.handles import rollout_shape
 from asyncrl.backends.member import Member
 from asyncrl.backends.reports import Wire
 from asyncrl.experience.batches import Batches
-from asyncrl.experience.credit import Forwarder, Parcel, Taken
+from asyncrl.experience.credit import Forwarder, Numbered, Taken
 from asyncrl.experience.landing import CREDIT, Cargo
 from asyncrl.experience.messages import FIRST, copied
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import Retired
+from asyncrl.runtime.clock import Watch
 from asyncrl.runtime.protocols import Counts
-from asyncrl.runtime.silence import Watch
 
 LEARNER_KEEPER = 0
 """The learner's number on the wire; replay host k has number 1 + k."""
@@ -77,15 +77,15 @@ class Forwarding:
         self._incarnation = beginning.incarnation
         self._rings = cast(Batches, handles.experience).rings
         self._store = cast(Mirror, handles.store)
-        self._shape = rollout_shape(spec.algorithm, spec.config, spec.environment, spec.spaces)
-        kind = algorithm_of(spec.algorithm).experience
+        self._shape = rollout_shape(spec)
+        kind = spec.method.experience
         self._pace, self._poll = (0.0, LOOK_SECONDS) if kind == IN_STEP else (GATHER_SECONDS, GATHER_SECONDS)
         self._theta_seconds = THETA_SECONDS if kind == MEMORY else 0.0
         self._keeper, self._keeper_name = LEARNER_KEEPER, "learner"
         """Whom the parcels go to."""
         self._asked = {LEARNER_KEEPER: Asked(beginning.host, self._pace)}
         """Those that are asked, by their numbers on the wire."""
-        if memories := replay_hosts_of(spec.config):
+        if memories := spec.replay_hosts:
             own, memory = divmod(beginning.host, memories)
             self._keeper, self._keeper_name = 1 + memory, f"replay host {memory}"
             self._asked = {LEARNER_KEEPER: Asked(beginning.host, THETA_SECONDS), self._keeper: Asked(own, self._pace)}
@@ -98,7 +98,7 @@ class Forwarding:
         """Rollouts of each ring that have been put into parcels."""
         self._begun = [0] * len(self._rings)
         """How many of them an earlier keeper has taken."""
-        self._calls: dict[Any, tuple[float, int, Parcel[Cargo] | Question]] = {}
+        self._calls: dict[Any, tuple[float, int, Numbered[Cargo] | Question]] = {}
         """Pending calls, when they were made, and to whom."""
         self._due: dict[tuple[int, int], float] = {}
         """For parcels that wait, by epoch and number: when they may be sent again."""
@@ -191,13 +191,13 @@ class Forwarding:
             question = replace(question, report=self._host.report())
         return question
 
-    def _call(self, to: int, call: Parcel[Cargo] | Question, now: float) -> None:
-        if isinstance(call, Parcel):
+    def _call(self, to: int, call: Numbered[Cargo] | Question, now: float) -> None:
+        if isinstance(call, Numbered):
             self._due[_key(call)] = now
         self._calls[self._wire.send(to, call)] = now, to, call
 
     def _forget_questions(self) -> None:
-        self._calls = {handle: made for handle, made in self._calls.items() if isinstance(made[-1], Parcel)}
+        self._calls = {handle: made for handle, made in self._calls.items() if isinstance(made[-1], Numbered)}
         for asked in self._asked.values():
             asked.since = 0.0
 
@@ -213,14 +213,14 @@ class Forwarding:
             since, who, call = self._calls.pop(handle)
             now = time.monotonic()
             if answer is None:  # it is gone, or waits to be filled
-                if isinstance(call, Parcel):
+                if isinstance(call, Numbered):
                     self._due[_key(call)] = now + PAUSE_SECONDS
                 else:
                     self._asked[who].since = now + PAUSE_SECONDS
                 continue
             if who == LEARNER_KEEPER:
                 self._heard = now
-            if isinstance(call, Parcel):
+            if isinstance(call, Numbered):
                 self._record.seconds.append(now - since)
                 self._due[_key(call)] = now + AGAIN_SECONDS
                 self._accept(answer)
@@ -279,9 +279,9 @@ class Forwarding:
         self._host.joined.set()
 
 
-def _key(call: Parcel[Cargo] | Question) -> tuple[int, int]:
+def _key(call: Numbered[Cargo] | Question) -> tuple[int, int]:
     """Epoch and number of a parcel."""
-    return (call.epoch, call.number) if isinstance(call, Parcel) else (0, 0)
+    return (call.epoch, call.number) if isinstance(call, Numbered) else (0, 0)
 
 
 class Record:

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from asyncrl.backends.exchange import LAST_SECONDS, Exchange
 from asyncrl.backends.forwarding import Forwarding
-from asyncrl.backends.handles import as_one_host
 from asyncrl.backends.local import evaluator_process, learner_process, worker_process
 from asyncrl.backends.member import Beginning, Member, build
 from asyncrl.backends.outcome import Outcome, Signals, failed
@@ -72,11 +71,11 @@ class Host(Member):
         enforce_one_thread()
         self._wire = wire
         spec = beginning.spec
-        config = as_one_host(spec.algorithm, spec.config)
+        one = spec.on_one_host()
+        config = one.config
         self._scratch = Path(tempfile.mkdtemp(prefix="asyncrl-"))
         self._spec = replace(
-            spec,
-            config=config,
+            one,
             folder=RunFolder(self._scratch),
             first_worker=beginning.host * config.workers,
             first_learner=beginning.host * len(self.learners),

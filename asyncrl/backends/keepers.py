@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 
 from asyncrl.backends.actors import RayWire, SavedShard, get, patience, placed
-from asyncrl.backends.handles import learners_of, pushes_every_update, replay_hosts_of
 from asyncrl.backends.learner_host import LearnerHost, filling
 from asyncrl.backends.replay_host import ReplayHost
 from asyncrl.backends.reports import KINDS, LEFT, Place, Seen
@@ -29,10 +28,9 @@ from asyncrl.core.errors import DiskFull
 from asyncrl.core.moments import merge
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import NEVER, Account, Empty, Ledger, State, beginning, slices
-from asyncrl.runtime.clock import RUNNING
+from asyncrl.runtime.clock import RUNNING, Silences, Watch
 from asyncrl.runtime.protocols import LEARNER, Counts, in_theta
 from asyncrl.runtime.run import Run
-from asyncrl.runtime.silence import Silences, Watch
 
 PULL_SECONDS, SMALL_PULL_SECONDS = 0.5, 0.1
 """Interval between copies of theta and all counts; the second if theta is small. The evaluator sees the copies, and
@@ -253,12 +251,12 @@ class Shards(Keepers):
     kind = "shard"
 
     def __init__(self, run: Run, tell: Tell) -> None:
-        store, algorithm, config = run.handles.store, run.spec.algorithm, run.spec.config
+        store, config = run.handles.store, run.spec.config
         assert isinstance(store, Mirror)
         parts = slices(store.theta.numel(), config.parameter_shards)
         super().__init__(run, parts, tell)
-        self._writers += learners_of(algorithm, config) // config.most_hosts
-        self._descent = config.descent if pushes_every_update(algorithm, config) else None
+        self._writers += run.spec.learners // config.most_hosts
+        self._descent = config.descent if run.spec.pushes_every_update else None
         if self._descent is not None:
             theta, statistics = store.snapshot().numpy(), store.state()["statistics"][0].numpy()
             self._known = [beginning(theta[part], statistics[:, part], self.updates) for part in parts]
@@ -313,7 +311,7 @@ class Memories(Keepers):
     kind = "replay host"
 
     def __init__(self, run: Run, tell: Tell) -> None:
-        super().__init__(run, [slice(0, 0)] * replay_hosts_of(run.spec.config), tell)
+        super().__init__(run, [slice(0, 0)] * run.spec.replay_hosts, tell)
 
     def _start(self, nodes: Sequence[dict[str, Any]]) -> list[Any]:
         config, actors = self._spec.config, []

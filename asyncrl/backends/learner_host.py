@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.algorithm import MEMORY, algorithm_of
+from asyncrl.algorithm import MEMORY
 from asyncrl.backends.calls import Answer, Question
-from asyncrl.backends.handles import as_one_machine, build_shared_handles, replay_hosts_of, rollout_shape
+from asyncrl.backends.handles import rollout_shape, shared
 from asyncrl.backends.local import follow
 from asyncrl.backends.outcome import Outcome, failed
 from asyncrl.backends.remote_replay import RemoteReplay
@@ -34,16 +34,15 @@ from asyncrl.core.devices import CPU, require_device
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import merge
 from asyncrl.experience.batches import Batches
-from asyncrl.experience.credit import Parcel, Taken
+from asyncrl.experience.credit import Numbered, Taken
 from asyncrl.experience.landing import Cargo, Landing
 from asyncrl.experience.replay import Replay
 from asyncrl.parameters.shards import Empty, Ledger, State
 from asyncrl.parameters.shared import SharedStore
-from asyncrl.runtime.clock import BUILDING, FINISH, GO_ON, LEAVE
+from asyncrl.runtime.clock import BUILDING, FINISH, GO_ON, LEAVE, Watch
 from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import LEARNER, Counts, name_of
 from asyncrl.runtime.run import Handles, Run, RunSpec, build_learner
-from asyncrl.runtime.silence import Watch
 from asyncrl.runtime.threads import compute_with, enforce_one_thread
 from asyncrl.storage.run_folder import RunFolder
 
@@ -66,10 +65,9 @@ class LearnerHost(Keeper):
         self._life = uuid.uuid4().hex
         self._hosts, self._workers = config.all_workers // config.workers, config.workers
         self._scratch = Path(tempfile.mkdtemp(prefix="asyncrl-"))
-        whole = as_one_machine(config, config.all_workers)
-        self._spec = replace(spec, config=whole, folder=RunFolder(self._scratch))
-        self._samples = algorithm_of(spec.algorithm).experience == MEMORY
-        self._replay_hosts = replay_hosts_of(config)
+        self._spec = replace(spec.on_one_machine(config.all_workers), folder=RunFolder(self._scratch))
+        self._samples = spec.method.experience == MEMORY
+        self._replay_hosts = spec.replay_hosts
         self._memories: Wire | None = None
         self._journal = Journal()
         self._lock = threading.Lock()
@@ -99,7 +97,7 @@ class LearnerHost(Keeper):
             tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
             theta = tensors.pop("theta")
             begun = int(state["steps"][0]), float(state["seconds"][0])
-            handles = build_shared_handles(spec, theta, self._memories is None, *begun)
+            handles = shared(spec, theta, *begun, self._memories is None)
             handles.clock.total_steps = ENDLESS
             handles.store.restore(theta, tensors, Counts(*(int(count) for count in state["counts"])))
             self._lost = state["lost"]
@@ -158,7 +156,7 @@ class LearnerHost(Keeper):
 
     # ----------------------------------------------------------------------------------------------- called by hosts
 
-    def exchange(self, call: Parcel[Cargo] | Question) -> Taken | Answer:
+    def exchange(self, call: Numbered[Cargo] | Question) -> Taken | Answer:
         """Take a parcel, or answer a question; with replay hosts only questions come here. Raises Empty."""
         self._filled()
         if isinstance(call, Question):
@@ -187,11 +185,10 @@ class LearnerHost(Keeper):
     def _make_experience(self, handles: Handles) -> Landing | RemoteReplay:
         """Where the learner takes its batches from: what hosts send here, or the replay hosts."""
         spec = self._spec
-        about = spec.config, spec.environment, spec.spaces
         if self._memories is not None:
-            normalizer = make_normalizer(handles.moments, LEARNER, *about)
+            normalizer = make_normalizer(handles.moments, LEARNER, spec)
             return RemoteReplay(self._memories, self._replay_hosts, self._epoch, handles.clock, normalizer)
-        shape = rollout_shape(spec.algorithm, *about)
+        shape = rollout_shape(spec)
         rings_or_memory = cast(Batches | Replay, handles.experience)
         return Landing(rings_or_memory, shape, self._hosts, self._workers, self._epoch)
 

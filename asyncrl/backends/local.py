@@ -7,12 +7,14 @@ import time
 from contextlib import closing
 from multiprocessing.connection import wait
 
+from asyncrl.backends.handles import shared
 from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
 from asyncrl.backends.processes import POLL_SECONDS, explaining
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, LEAVE, READY, RUNNING, Clock
 from asyncrl.runtime.evaluator import Evaluator, serve
 from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import EVALUATOR, name_of
 from asyncrl.runtime.run import Role, Run, build_learner, build_worker
 from asyncrl.runtime.terminal import View
@@ -23,6 +25,13 @@ SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.0001, 0.002
 NICENESS = 5
 """Priority of workers. With more workers than cores, an evaluation of seconds would otherwise take minutes;
 `--evaluation-cpu-share` bounds what the evaluator takes."""
+
+
+share = shared
+
+
+def refuse(plan: Plan) -> None:
+    """Nothing: all methods run here."""
 
 
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:

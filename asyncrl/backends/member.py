@@ -9,13 +9,21 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from asyncrl.backends.handles import build_host_handles, learners_of, learns_on_hosts, pushes_every_update
+from asyncrl.algorithm import MEMORY
+from asyncrl.backends.handles import clock_of, experience_of, rollout_shape, shared
 from asyncrl.core.moments import merge
+from asyncrl.experience.batches import Batches
+from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import Report
 from asyncrl.parameters.shared import SharedStore
+from asyncrl.runtime.normalize import RunMoments
 from asyncrl.runtime.protocols import LEARNER, Counts
 from asyncrl.runtime.run import Handles, RunSpec
+
+ON_THE_WAY = 2
+"""Rollouts of each actor for which there is room on the way to a replay memory elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +52,10 @@ class Member:
 
     def __init__(self, beginning: Beginning) -> None:
         self.beginning = beginning
-        algorithm, config = beginning.spec.algorithm, beginning.spec.config
-        self.learns = learns_on_hosts(algorithm, config)
+        spec, config = beginning.spec, beginning.spec.config
+        self.learns = spec.learns_on_hosts
         """Whether theta is in shards; else one learner has it."""
-        learners = learners_of(algorithm, config) // config.most_hosts if self.learns else 0
+        learners = spec.learners // config.most_hosts if self.learns else 0
         self.learners = range(LEARNER, LEARNER - learners, -1)
         """The numbers of this host's learners."""
         self.firsts: list[set[int]] = [set() for _ in range(config.workers)]
@@ -92,11 +100,25 @@ class Member:
 def build(beginning: Beginning, spec: RunSpec) -> Handles:
     """What the workers of one host share, theta still missing. `spec` describes the run of this host alone."""
     size = sum(int(torch.Size(shape).numel()) for _, shape in spec.layout)
-    config = beginning.spec.config
-    shards = config.parameter_shards if pushes_every_update(beginning.spec.algorithm, config) else 0
-    handles = build_host_handles(spec, torch.zeros(size), shards)
+    shards = beginning.spec.config.parameter_shards if beginning.spec.pushes_every_update else 0
+    handles = _share(spec, torch.zeros(size), shards)
     handles.clock.rebase(beginning.steps, beginning.seconds)
     handles.moments.lay_down(beginning.moments)
     state = {name: torch.from_numpy(np.array(array)) for name, array in beginning.state.items()}
     handles.store.restore(torch.zeros(size), state, Counts())
     return handles
+
+
+def _share(spec: RunSpec, theta: Tensor, shards: int) -> Handles:
+    """`shards`: those that apply this host's gradients; 0: it does so itself.
+
+    If a learner is elsewhere, the store is a copy of its theta, and the experience has the rollouts on their way to it.
+    """
+    if spec.learns_on_hosts:
+        return shared(spec, theta, shards=shards)
+    clock, moments = clock_of(spec), RunMoments(spec.config.workers, spec.moments_size)
+    store = Mirror(theta, spec.config.descent, spec.config.workers, clock)
+    if spec.method.experience != MEMORY:
+        return Handles(store, clock, moments, experience_of(spec, clock, moments))
+    queue = Batches(rollout_shape(spec), spec.config.workers, clock, in_step=False, capacity=ON_THE_WAY)
+    return Handles(store, clock, moments, queue)

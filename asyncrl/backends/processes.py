@@ -27,12 +27,10 @@ from asyncrl.backends import families, sockets
 from asyncrl.backends.memory import Kills
 from asyncrl.backends.outcome import STOPPING, Signals
 from asyncrl.core.errors import NotFinite
-from asyncrl.runtime.allocation import keep_freed_memory
-from asyncrl.runtime.clock import DISK_FAILS, DISK_FULL, NOT_FINITE, RAISED, UNKNOWN, Clock
+from asyncrl.runtime.clock import DISK_FAILS, DISK_FULL, NOT_FINITE, RAISED, UNKNOWN, Clock, Watch
 from asyncrl.runtime.protocols import name_of
 from asyncrl.runtime.run import Run, RunSpec
-from asyncrl.runtime.silence import Watch
-from asyncrl.runtime.threads import enforce_one_thread
+from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory
 from asyncrl.storage.checkpoints import NotSaved
 from asyncrl.storage.files import disk_is_full
 from asyncrl.storage.run_folder import RunFolder

@@ -20,10 +20,9 @@ from asyncrl.backends.exchange import ANSWER_SECONDS, LAST_SECONDS, PAUSE_SECOND
 from asyncrl.backends.reports import Wire
 from asyncrl.experience.landing import WithoutActors
 from asyncrl.experience.replay import normalized
-from asyncrl.runtime.clock import Clock
+from asyncrl.runtime.clock import Clock, Watch
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.protocols import LEARNER, Batch
-from asyncrl.runtime.silence import Watch
 
 LOOK_SECONDS = 0.005
 """How long a learner without a minibatch waits for one before it looks after other things."""

@@ -13,10 +13,10 @@ import uuid
 import numpy as np
 
 from asyncrl.backends.calls import Answer, Draw, Drew, Question, arrays_of, tensor_of
-from asyncrl.backends.handles import as_one_machine, replay_host_plan, rollout_shape
+from asyncrl.backends.handles import memory_plan_of_host, rollout_shape
 from asyncrl.backends.reports import Keeper
 from asyncrl.core.rollout import Transitions
-from asyncrl.experience.credit import Parcel, Taken
+from asyncrl.experience.credit import Numbered, Taken
 from asyncrl.experience.landing import Cargo, Landing
 from asyncrl.experience.replay import Replay
 from asyncrl.parameters.shards import Empty, State
@@ -61,10 +61,9 @@ class ReplayHost(Keeper):
             spec, config = self._spec, self._spec.config
             # Each memory of each part of the run has random numbers of its own.
             place = spec.part, self._number, times
-            plan = replay_host_plan(spec.algorithm, config, spec.environment, spec.spaces, self._number, place)
+            plan = memory_plan_of_host(spec, self._number, place)
             self._clock = Clock(plan.actors, 0)
-            one = as_one_machine(config, config.workers)
-            shape = rollout_shape(spec.algorithm, one, spec.environment, spec.spaces)
+            shape = rollout_shape(spec.on_one_machine(config.workers))
             self._epoch = times
             memory = Replay(plan, self._clock, lambda: None)
             self._landing = Landing(memory, shape, plan.actors // config.workers, config.workers, epoch=times)
@@ -78,14 +77,14 @@ class ReplayHost(Keeper):
 
     # -------------------------------------------------------------------------------- called by hosts and the learner
 
-    def exchange(self, call: Parcel[Cargo] | Question | Draw) -> Taken | Answer | Drew | None:
+    def exchange(self, call: Numbered[Cargo] | Question | Draw) -> Taken | Answer | Drew | None:
         """Take a parcel, answer a question without theta, or give a minibatch. Raises Empty.
 
         A host's number in parcels and questions is its number among the hosts of this memory.
         """
         landing = self._filled()
         match call:
-            case Parcel():
+            case Numbered():
                 return landing.deliver(call)
             case Question():
                 return Answer(*landing.hear(call.host, call.incarnation, call.news, call.seconds))

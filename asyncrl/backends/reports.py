@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from asyncrl.backends.outcome import Outcome
 from asyncrl.backends.supervisor import Restarts
+from asyncrl.runtime.clock import Watch
 from asyncrl.runtime.protocols import Counts
-from asyncrl.runtime.silence import Watch
 
 KINDS = 1 + len(Counts._fields)
 """Number of counts per worker in a `Ledger`: steps, and what became of its updates."""

@@ -9,14 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from asyncrl.backends.handles import shared
 from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.clock import ENDED, FINISH, RUNNING
 from asyncrl.runtime.evaluator import Evaluator
 from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Role, Run, build_learner, build_worker
 from asyncrl.runtime.seeding import SCHEDULE, derive
 from asyncrl.runtime.terminal import View
+
+share = shared
+
+
+def refuse(plan: Plan) -> None:
+    """Nothing: all methods run here."""
 
 
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:

@@ -26,10 +26,9 @@ from asyncrl.backends.processes import (
     start_context,
 )
 from asyncrl.core.errors import UsageError
-from asyncrl.runtime.clock import BUILDING, DISK_FAILS, DISK_FULL, ENDED, NOT_FINITE, RAISED, RUNNING, UNKNOWN
+from asyncrl.runtime.clock import BUILDING, DISK_FAILS, DISK_FULL, ENDED, NOT_FINITE, RAISED, RUNNING, UNKNOWN, Watch
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, name_of
 from asyncrl.runtime.run import Run
-from asyncrl.runtime.silence import Watch
 from asyncrl.runtime.snapshots import flat_parameters
 from asyncrl.storage import checkpoints
 

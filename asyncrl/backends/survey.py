@@ -22,7 +22,7 @@ import numpy as np
 
 from asyncrl.backends.processes import end, no_main_module
 from asyncrl.backends.ray import connect, is_reached
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.parameters.shards import Exchanger, beginning
 from asyncrl.runtime.threads import enforce_one_thread
 from asyncrl.storage.run_folder import versions

@@ -12,10 +12,10 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Literal
@@ -25,16 +25,14 @@ from rich.table import Table
 
 from asyncrl import catalog
 from asyncrl.algorithm import GRADIENT, algorithm_of, load
-from asyncrl.api.training import check_together, make_spec, prepare
-from asyncrl.backends.group import RanksLost, first_line, leave
-from asyncrl.backends.handles import experience_bytes, learners_of
-from asyncrl.backends.launch import Launch, launched
+from asyncrl.api.training import make_spec, prepare
+from asyncrl.backends.collective.board import RanksLost, first_line
+from asyncrl.backends.collective.exchanges import leave
+from asyncrl.backends.collective.launch import Launch, launched
+from asyncrl.backends.handles import experience_bytes
 from asyncrl.backends.looking import look
 from asyncrl.backends.processes import start_context
 from asyncrl.backends.ray import require_ray
-from asyncrl.checks import environment, group, hosts, learning, machine
-from asyncrl.checks.finding import Finding
-from asyncrl.checks.learning import NoAnswer
 from asyncrl.commands.program import prints_aside, run_command
 from asyncrl.config.commandline import parse
 from asyncrl.config.groups import default_workers
@@ -43,15 +41,26 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import HANG_SECONDS
-from asyncrl.envs.spec import EnvSpec
-from asyncrl.runtime.normalize import moments_shape, moments_size
+from asyncrl.doctor import Finding, group, hosts
+from asyncrl.doctor.environment import inspect_own, measure_speed
+from asyncrl.doctor.learning import (
+    NoAnswer,
+    Question,
+    ask,
+    check_at_once,
+    check_threads,
+    judge_events,
+    push_at_once,
+    take_turns,
+)
+from asyncrl.doctor.room import check_room, raised_limit, shared_bytes
+from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, initial_parameters
 from asyncrl.runtime.terminal import shown
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 
-WANTED = "forkserver" if sys.platform == "linux" else "spawn"
-"""How children must be started."""
-A3C, N_STEP_Q = "asyncrl.a3c", "asyncrl.n_step_q"
+LEAST_FILES = 48
+"""File descriptors without which nothing can be tried."""
 EXERCISE: dict[str, Any] = {
     "env_id": "Chain",
     "env_kwargs": ("limit=9",),
@@ -59,14 +68,9 @@ EXERCISE: dict[str, Any] = {
     "envs_per_worker": 1,
     "t_max": 16,
     "total_steps": 10_000,
-    # The checks compare what the agent saw with what a second environment returns.
+    # Each step is compared as it was put.
     "normalize_observations": False,
     "normalize_returns": False,
-    # Returns that are the n-step return.
-    "gae_lambda": 1.0,
-    "normalize_advantages": False,
-    "reward_clip": 0.0,
-    "lstm_cells": 0,
     # Some updates of each batch, a queue in which rollouts grow old, and a memory that is overwritten.
     "epochs": 2,
     "minibatches": 2,
@@ -98,7 +102,7 @@ class Config:
     """Check learning, this machine and an environment. Takes some ten seconds."""
 
     algorithm: str = "a3c"
-    """Algorithm of the planned run. Learning is checked with A3C and n-step Q, or with this one if it has a learner."""
+    """Algorithm of the planned run, with which learning is checked."""
     env_id: str = "ALE/Pong-v5"
     """Environment to check and measure: any that can be trained on, yours as module:factory."""
     env_kwargs: tuple[str, ...] = ()
@@ -165,81 +169,49 @@ def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Fi
     spec = make_spec(RunConfig(env_id=config.env_id, env_kwargs=config.env_kwargs))
     # What it does when it is reset and stepped is for the checks to tell.
     spaces = look(spec, algorithm, HANG_SECONDS, here=False, steps=False)
-    found = check_group(config, launch, words, algorithm, spec, spaces)
+    plan = Plan(algorithm, planned(config, algorithm, spaces), spec, spaces)
+    plan.check()
+    parameters = initial_parameters(plan)[0].numel()
+    found = []
+    if launch is not None or config.backend == "collective":
+        found += check_group(launch, config.workers, words, parameters)
     if config.backend == "ray":
-        found += check_hosts(config, algorithm, spec, spaces)
-    if 0 < machine.descriptor_limit() < machine.LEAST_FILES:  # the checks themselves would fail
-        return [*found, machine.check_descriptors(config.workers, per_child=4)]
-    return [*found, *examine(config, algorithm, spec, spaces)]
-
-
-def examine(config: Config, algorithm: str, spec: EnvSpec, spaces: Spaces) -> list[Finding]:
-    """All checks, in the order in which they are shown."""
-    run = run_config(config, algorithm, spaces)
-    check_together(algorithm, run, spaces)
-    context = start_context(algorithm)
-    with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        found, open_per_child = check_learning(context, algorithm, folder, config.statistics)
-        room = list(check_room(algorithm, run, spec, spaces, open_per_child))
+        require_ray()
+        needed = shared_bytes(plan, parameters, experience_bytes(plan))
+        found += hosts.examine(start_context(algorithm), config.address, config.workers, needed, parameters)
+    room = list(check_room(plan, parameters, config.runs_dir))
+    if 0 < raised_limit() < LEAST_FILES:  # the checks themselves would fail
+        return [*found, *room]
+    with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-", ignore_cleanup_errors=True) as folder:
+        context = start_context(algorithm)
+        found += [*check_learning(context, algorithm, folder, config.statistics), *room]
         try:
-            tried = check_environment(context, folder, config, spec, spaces)
-            tried += check_speed(context, algorithm, folder, run, spec, spaces)
+            small = dataclasses.replace(plan.config, workers=1, runs_dir=folder)
+            alone = prepare(dataclasses.replace(plan, config=small))
         except UsageError as error:
-            tried = [no_room(error)]
-        return [*found, *room, *tried]
+            return [*found, Finding("a run of one worker", "FAIL", str(error), "make the room that is missing")]
+        return found + check_environment(context, alone, config)
 
 
-def check_group(
-    config: Config, launch: Launch | None, words: Sequence[str], algorithm: str, spec: EnvSpec, spaces: Spaces
-) -> list[Finding]:
-    """Rank 0: what there is to say of ranks; nothing without any."""
-    if launch is None and config.backend != "collective":
-        return []
-    parameters = initial_parameters(algorithm, run_config(config, algorithm, spaces), spaces)[0].numel()
+def check_group(launch: Launch | None, ranks: int, words: Sequence[str], parameters: int) -> list[Finding]:
+    """What there is to say of the ranks of a launcher, or of so many started here; for rank 0."""
     try:
         with ExitStack() as stack:
-            launch = launch or stack.enter_context(group.started(config.workers, words))
+            launch = launch or stack.enter_context(group.started(ranks, words))
             return group.examine(stack.enter_context(group.gathered(launch)), launch.by, words, parameters)
     except RanksLost as error:
         return [Finding("exchanges between ranks", "FAIL", first_line(error), "see what the other ranks say")]
 
 
-def check_hosts(config: Config, algorithm: str, spec: EnvSpec, spaces: Spaces) -> list[Finding]:
-    """What there is to say of a Ray cluster's machines. Raises UsageError without Ray."""
-    require_ray()
-    run = run_config(config, algorithm, spaces)
-    parameters = initial_parameters(algorithm, run, spaces)[0].numel()
-    needed = shared_bytes(algorithm, run, spec, spaces, parameters)
-    return hosts.examine(start_context(algorithm), config.address, config.workers, needed, parameters)
-
-
-def shared_bytes(algorithm: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, parameters: int) -> int:
-    """Bytes of shared memory that the planned run takes on one machine."""
-    moments, experience = moments_size(moments_shape(run, spec, spaces)), experience_bytes(algorithm, run, spec, spaces)
-    return machine.shared_bytes(run, parameters, moments, algorithm_of(algorithm).has_target, experience)
-
-
-def no_room(error: UsageError) -> Finding:
-    """The finding if this machine has no room even for the small runs of the checks."""
-    return Finding("a small run", "FAIL", str(error), "make the room that is missing, and try again")
-
-
-def run_config(config: Config, algorithm: str, spaces: Spaces) -> RunConfig:
+def planned(config: Config, algorithm: str, spaces: Spaces) -> RunConfig:
     """The run that the algorithm would start with these flags."""
-    given = {
-        "env_id": config.env_id,
-        "env_kwargs": config.env_kwargs,
-        "seed": config.seed,
-        "workers": config.workers,
-        "statistics": config.statistics,
-        "runs_dir": str(config.runs_dir),
-    }
     method = algorithm_of(algorithm)
+    names = ("env_id", "env_kwargs", "seed", "workers", "statistics")
+    given = {name: getattr(config, name) for name in names} | {"runs_dir": str(config.runs_dir)}
     return method.Config(**(method.preset("default", spaces) | given))
 
 
-def exercise_run(algorithm: str, folder: Path, **settings: Any) -> Run:
+def exercise_run(algorithm: str, folder: str | Path, **settings: Any) -> Run:
     """A small run of `algorithm` on Chain, below `folder`."""
     spec = make_spec(RunConfig(env_id=EXERCISE["env_id"], env_kwargs=EXERCISE["env_kwargs"]))
     spaces = spec.probe()
@@ -247,94 +219,43 @@ def exercise_run(algorithm: str, folder: Path, **settings: Any) -> Run:
     names = {setting.name for setting in dataclasses.fields(method.Config)}
     fitting = {name: value for name, value in EXERCISE.items() if name in names}
     config = method.Config(**(method.preset("default", spaces) | fitting | {"runs_dir": str(folder)} | settings))
-    return prepare(algorithm, config, spec, spaces)
+    return prepare(Plan(algorithm, config, spec, spaces))
 
 
-def check_learning(context: BaseContext, algorithm: str, folder: Path, statistics: str) -> tuple[list[Finding], int]:
-    """What learning does in turns, and at once; also how many files each process needs here.
-
-    An algorithm with a learner is checked itself; else A3C and n-step Q are.
-    """
-    with_learner = algorithm_of(algorithm).experience != GRADIENT
+def check_learning(context: BaseContext, algorithm: str, folder: str, statistics: str) -> list[Finding]:
+    """What the processes of a small run do in turns, and what its workers do at once."""
     try:
-        if with_learner:
-            runs = [exercise_run(algorithm, folder)]
-        else:
-            runs = [
-                exercise_run(A3C, folder, statistics=statistics),
-                exercise_run(N_STEP_Q, folder, workers=1),
-            ]
-            at_once = exercise_run(A3C, folder, **PLAIN_SGD)
-    except UsageError as error:
-        return [no_room(error)], 4
-    before, opened = machine.open_files(), 0
-    heard: list[learning.Record] = []
-    found: list[list[Finding]] = []
-    try:
-        for run in runs:
+        run = exercise_run(algorithm, folder, statistics=statistics)
+        initial = run.handles.store.snapshot()
+        said = take_turns(context, run)
+        events = [event for one in said for event in one["events"]]
+        found = [check_threads([one["threads"] for one in said]), *judge_events(run, initial, events)]
+        if algorithm_of(algorithm).experience == GRADIENT:
+            run = exercise_run(algorithm, folder, **PLAIN_SGD)
             initial = run.handles.store.snapshot()
-            records, most = learning.hear(context, run)
-            opened = max(opened, (most - before) // len(records))
-            heard += records.values()
-            found.append(list(learning.judge_records(run, initial, records)))
-        if not with_learner:
-            initial = at_once.handles.store.snapshot()
-            learning.run_children(context, learning.push_at_once, at_once, range(at_once.spec.config.workers))
-            of_q = [finding for finding in found.pop() if finding.check == learning.TARGET_NETWORK]
-            found.append([learning.check_at_once(at_once, initial), *of_q])
-    except NoAnswer as error:
-        command = catalog.command_of(algorithm if with_learner else A3C)
-        return [Finding("a worker process", "FAIL", str(error), f"see what it says; does `{command}` run?")], 4
-    return [
-        learning.check_start_method(context.get_start_method() or "", WANTED, heard),
-        learning.check_threads(heard),
-        *chain.from_iterable(found),
-    ], opened
+            ask(context, push_at_once, run, range(run.spec.config.workers))
+            found.append(check_at_once(run, initial))
+        return found
+    except (NoAnswer, UsageError) as error:
+        remedy = f"see what it says; does `{catalog.command_of(algorithm)} --env-id Chain` run?"
+        return [Finding("a small run in Chain", "FAIL", str(error), remedy)]
 
 
-def check_room(algorithm: str, run: RunConfig, spec: EnvSpec, spaces: Spaces, open_per_child: int) -> Iterator[Finding]:
-    """Memory, file descriptors and disk for the planned run."""
-    target, learners = algorithm_of(algorithm).has_target, learners_of(algorithm, run)
-    parameters = initial_parameters(algorithm, run, spaces)[0].numel()
-    experience = experience_bytes(algorithm, run, spec, spaces)
-    yield machine.check_shared_memory(shared_bytes(algorithm, run, spec, spaces, parameters))
-    needed = machine.processes_bytes(run, spec, spaces, parameters, learners) + experience
-    yield machine.check_memory(run.workers, needed, machine.available_bytes(), learners)
-    yield machine.check_descriptors(run.workers, open_per_child, learners=learners)
-    yield machine.check_disk(machine.checkpoint_bytes(run, parameters, target), Path(run.runs_dir))
+def check_environment(context: BaseContext, run: Run, config: Config) -> list[Finding]:
+    """The environment, in a worker's process: a hang or a crash ends only that process. Then how fast it trains."""
 
+    def asked(question: Question, check: str, remedy: str) -> list[Finding]:
+        try:
+            return [Finding(**found) for found in ask(context, question, run, [0])[0]]
+        except NoAnswer as error:
+            return [Finding(check, "FAIL", str(error), remedy)]
 
-def check_environment(
-    context: BaseContext, folder: Path, config: Config, spec: EnvSpec, spaces: Spaces
-) -> list[Finding]:
-    """The environment, checked in a worker process: a hang or a crash ends only that process."""
-    run = with_environment(exercise_run(A3C, folder / "environment"), spec, spaces)
-    name = "a worker's process makes it"
-    try:
-        learning.run_child(context, environment.Inspection(config.steps, config.seed), run, 0)
-    except NoAnswer as error:
-        return [Finding(name, "FAIL", str(error), "nothing may depend on the command's own process; no step may block")]
-    return [Finding(name, "ok", f"{config.env_id}"), *environment.read_inspection(run)]
-
-
-def with_environment(run: Run, environment: EnvSpec, spaces: Spaces) -> Run:
-    """The same in another environment."""
-    spec = dataclasses.replace(run.spec, environment=environment, spaces=spaces)
-    return dataclasses.replace(run, spec=spec)
-
-
-def check_speed(
-    context: BaseContext, algorithm: str, folder: Path, settings: RunConfig, spec: EnvSpec, spaces: Spaces
-) -> Iterator[Finding]:
-    """Two seconds of one worker's training on the environment, in turns with the learner if there is one."""
-    config = dataclasses.replace(settings, workers=1, runs_dir=str(folder / "speed"))
-    run = prepare(algorithm, config, spec, spaces)
-    try:
-        learning.run_child(context, machine.train_a_while, run, 0)
-    except NoAnswer as error:
-        yield Finding("speed of one worker", "FAIL", str(error), "correct what the checks of the environment say")
-        return
-    yield machine.check_speed(run)
+    made = "a worker's process makes it"
+    remedy = "nothing may depend on the command's own process; no step may block"
+    found = asked(partial(inspect_own, config.steps, config.seed), made, remedy)
+    if found[0].check != made:
+        found = [Finding(made, "ok", config.env_id), *found]
+    return found + asked(measure_speed, "speed of one worker", "correct what the checks of the environment say")
 
 
 def show(findings: Sequence[Finding], config: Config) -> None:

@@ -46,11 +46,7 @@ def draw(config: Config) -> int:
     """Write the figure; returns the exit code. Raises UsageError."""
     from asyncrl.plots.curves import draw_curves, read_curve, read_references, save_figure
 
-    references = [
-        reference.up_to(config.x, config.reference_until)
-        for path in config.reference
-        for reference in read_references(path)
-    ]
+    references = [one for path in config.reference for one in read_references(path, config.x, config.reference_until)]
     runs = [read_curve(run) for run in config.runs]
     curves = [run for run in runs if run.rows]
     if not curves:

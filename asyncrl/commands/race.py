@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Literal
 
 from asyncrl.commands.program import run_command
-from asyncrl.commands.study import Plan, StudyConfig, check_different, conduct_cells, parse_study, spread, spread_scores
+from asyncrl.commands.study import (
+    StudyConfig,
+    StudyPlan,
+    check_different,
+    conduct_cells,
+    parse_study,
+    spread,
+    spread_scores,
+)
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.studies.study import Settings, Study, make_cells
@@ -95,7 +103,7 @@ def race(words: Sequence[str]) -> int:
 
         return write_report(study, print_line)
 
-    return conduct_cells("race", config, words, Plan(environments, cells), lambda study: [cells], report)
+    return conduct_cells("race", config, words, StudyPlan(environments, cells), lambda study: [cells], report)
 
 
 if __name__ == "__main__":

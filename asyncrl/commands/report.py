@@ -37,18 +37,18 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def report(config: Config) -> int:
-    """Write the algorithm; returns the exit code. Raises UsageError."""
+    """Write the page; returns the exit code. Raises UsageError."""
     from jinja2 import TemplateError
 
     from asyncrl.plots.report import make_page, read_runs
 
     try:
-        algorithm = make_page(read_runs(config.runs), config.title)
+        page = make_page(read_runs(config.runs), config.title)
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, TemplateError) as error:
         raise UsageError(f"the records of these runs cannot be shown: {one_line(error)}") from None
     try:
         config.out.parent.mkdir(parents=True, exist_ok=True)
-        config.out.write_text(algorithm, encoding="utf-8")
+        config.out.write_text(page, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {config.out}: {error}") from None
     print_line(f"{config.out} ({config.out.stat().st_size / 1000:.0f} kB)")

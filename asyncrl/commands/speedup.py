@@ -22,7 +22,7 @@ from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.catalog import GRADIENT_METHODS
 from asyncrl.commands.program import run_command
-from asyncrl.commands.study import Plan, StudyConfig, check_free, conduct_cells, parse_study, spread, spread_scores
+from asyncrl.commands.study import StudyConfig, StudyPlan, check_free, conduct_cells, parse_study, spread, spread_scores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.studies.measure import Measurement, measure_all
@@ -112,7 +112,7 @@ def study(words: Sequence[str]) -> int:
 
         return write_report(study, config.price_per_core_hour)
 
-    plan = Plan(environments, cells, fixed, config.ablation)
+    plan = StudyPlan(environments, cells, fixed, config.ablation)
     return conduct_cells("speedup", config, words, plan, stages, report)
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.config.commandline import parse
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.studies.jobs import Job, alone_in, run_jobs
@@ -51,7 +51,7 @@ class StudyConfig:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """What one command adds to a study of cells."""
 
     environments: Mapping[str, Settings]
@@ -87,7 +87,7 @@ def conduct_cells(
     kind: Kind,
     config: StudyConfig,
     words: Sequence[str],
-    plan: Plan,
+    plan: StudyPlan,
     stages: Callable[[Study], Iterable[Sequence[Cell]]],
     write_report: Callable[[Study], Path],
 ) -> int:

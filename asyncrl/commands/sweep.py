@@ -32,14 +32,13 @@ from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.commands.program import run_command
 from asyncrl.commands.study import StudyConfig, check_algorithms, check_free, conduct, try_jobs
-from asyncrl.config.commandline import parse
-from asyncrl.config.words import understood
-from asyncrl.core.cores import usable_cores
+from asyncrl.config.commandline import parse, understood
+from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
-from asyncrl.storage.status import read_status
+from asyncrl.storage.run_folder import read_status
 from asyncrl.studies.jobs import Job, is_done, run_jobs
-from asyncrl.studies.search import Plan, Search, Trial, import_optuna
+from asyncrl.studies.search import Search, SearchPlan, Trial, import_optuna
 from asyncrl.studies.search_space import Axis, Point, combine, group_words, make_axis, words_of
 from asyncrl.studies.study import Study
 
@@ -110,7 +109,7 @@ def search(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> int:
     def run(study: Study, command: str, lock: int) -> list[str]:
         slots = slots_for(config, axes, try_jobs(trial.job for s in searches for trial in corners(*s, axes)))
         add(study, command)
-        plan = Plan(config.trials, config.seeds, config.prune, config.draw_seed, slots)
+        plan = SearchPlan(config.trials, config.seeds, config.prune, config.draw_seed, slots)
         return [failure for one in searches.values() for failure in one.run(plan, lock, print_line)]
 
     def report_trials(study: Study, command: str) -> Path:

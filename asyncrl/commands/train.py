@@ -13,22 +13,20 @@ from asyncrl.api.training import Settled, carry_out, has_nothing_to_do, make_spe
 from asyncrl.backends.outcome import Signals
 from asyncrl.catalog import command_of
 from asyncrl.commands.program import run_command, version
-from asyncrl.config.commandline import parse
+from asyncrl.config.commandline import TRUST, parse, permission_in, understood, value_of
 from asyncrl.config.groups import BACKENDS, RARE
 from asyncrl.config.policy import InStepConfig
 from asyncrl.config.run_config import RunConfig
-from asyncrl.config.words import TRUST, permission_in, understood, value_of
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import TOYS
-from asyncrl.runtime.allocation import keep_freed_memory
 from asyncrl.runtime.terminal import say
-from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
+from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory, request_one_thread
 
 if TYPE_CHECKING:
     from asyncrl.backends.collective import Meeting
-    from asyncrl.backends.launch import Launch
+    from asyncrl.backends.collective.launch import Launch
 
 
 def main(algorithm: str, words: Sequence[str] | None = None) -> int:
@@ -52,8 +50,9 @@ def train(algorithm: str, words: Sequence[str]) -> int:
     launch = launch_of(words)
     if launch is None:
         return train_here(algorithm, words)
-    from asyncrl.backends import collective, ranks
-    from asyncrl.backends.group import leave
+    from asyncrl.backends import collective
+    from asyncrl.backends.collective import ranks
+    from asyncrl.backends.collective.exchanges import leave
 
     if launch.rank != 0:
         return ranks.attend_launched(launch, algorithm, words, make_spec)
@@ -101,7 +100,7 @@ def launch_of(words: Sequence[str]) -> Launch | None:
     """
     if value_of("--backend", words) != "collective":
         return None
-    from asyncrl.backends.launch import launched
+    from asyncrl.backends.collective.launch import launched
 
     place = value_of("--init-method", words)
     launch = launched(os.environ, place)

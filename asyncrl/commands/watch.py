@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -13,16 +15,25 @@ import tyro
 from asyncrl.api.films import Film, check_file, frame_rate, with_pictures
 from asyncrl.catalog import short
 from asyncrl.commands.checkpoint import PlaySettings
-from asyncrl.commands.live import follow, is_going_on
 from asyncrl.commands.program import run_with
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
-from asyncrl.envs.pictures import resized
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.storage.run_folder import RunFolder
+from asyncrl.runtime.monitor import Summary
+from asyncrl.runtime.terminal import View, number
+from asyncrl.storage.records import RecordReader
+from asyncrl.storage.run_folder import DIED, GOING, RunFolder, read_status
+from asyncrl.storage.stored import read_stored
 
 MOST_VALUES = 1000
 """Newest expected returns that determine the scale of their chart."""
+POLL_SECONDS = 1.0
+FROM_STATUS = (
+    "steps", "seconds", "steps_per_second", "updates", "updates_lost", "dropped_gradients", "stale_gradients",
+    "outlier_gradients", "worker_restarts", "workers_gone", "evaluator_restarts", "learner_restarts",
+)  # fmt: skip
+"""What a summary has under the same name as status.json."""
+BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def watch(config: Config) -> int:
     """Follow an active run unless a file for a film is named, film others; returns the exit code."""
     folder = RunFolder.open(config.run)
-    if not config.out and is_going_on(folder):
+    if not config.out and read_status(folder.path).get("state") in GOING:
         return follow(folder)
     film(config, Path(config.out or "watch.gif"))
     return 0
@@ -78,29 +89,104 @@ def film(config: Config, file: Path) -> None:
             return spec
 
     loaded = config.play(config.run, change=change)
-    from asyncrl.api.drawing import Look, draw
-    from asyncrl.api.episode import action_names, steps_of
+    from asyncrl.api.drawing import Look, Step, Thinking, Watched, action_names, draw
+    from asyncrl.api.playing import play_episodes
 
-    spec, spaces = loaded.run.spec.environment, loaded.run.spec.spaces
+    spec, spaces, agent = loaded.run.spec.environment, loaded.run.spec.spaces, Thinking(loaded)
     title = f"{short(loaded.run.spec.algorithm)} on {spec.env_id}"
     look = Look(title, action_names(loaded), spaces.action_low, spaces.action_high, config.height // 2 * 2)
-    values, rewards, shape, step = [], [0.0], None, None
+    values, rewards, last = list[float](), [0.0], config.skip + config.steps - 1
+    newest: Step | None = None
+
+    def look_on(step: Step) -> None:
+        nonlocal newest
+        newest = step
+        if "value" in step.outputs:
+            values.append(float(step.outputs["value"]))
+        if step.number >= config.skip and (step.number - config.skip) % config.every == 0:
+            pictures.add(np.array(draw(step, look, values[-MOST_VALUES:], rewards[-MOST_VALUES:])))
+        rewards.append(step.reward)
+
     with Film(file, frame_rate(spec) / config.every) as pictures:
-        for step in steps_of(loaded, config.steps, config.skip, shows):
-            if "value" in step.outputs:
-                values.append(float(step.outputs["value"]))
-            if (step.number - config.skip) % config.every == 0:
-                if step.picture is not None:
-                    shape = shape or step.picture.shape
-                    if step.picture.shape != shape:
-                        step = replace(step, picture=resized(step.picture, shape))
-                pictures.add(np.array(draw(step, look, values[-MOST_VALUES:], rewards[-MOST_VALUES:])))
-            rewards.append(step.reward)
-    if step is None:
+        play_episodes(
+            loaded, 1, lambda environment: Watched(environment, agent, look_on, config.skip if shows else math.inf),
+            agent, interrupted=lambda: newest is not None and newest.number >= last,
+        )  # fmt: skip
+    if newest is None or newest.number < config.skip:
         raise UsageError(f"the episode has ended before step {config.skip}: give a smaller --skip")
-    print_line(f"steps {config.skip} to {step.number} of an episode, score {step.score + step.reward:g}")
+    print_line(f"steps {config.skip} to {newest.number} of an episode, score {newest.score + newest.reward:g}")
     print_line(f"{file} ({file.stat().st_size / 1e6:.1f} MB)")
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+class Reader:
+    """Follows the files of a run."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        """Raises UsageError if the folder's settings cannot be read."""
+        stored = read_stored(folder.config_file)
+        self.title = f"{short(stored.algorithm)} on {stored.config.get('env_id')}"
+        self.evaluations: list[float] = []
+        self.curves: dict[str, str] = {}
+        """Rows of a panel: the scores so far."""
+        self.state, self.reason = GOING[0], ""
+        self._folder, self._config = folder, stored.config
+        self._supervisor, self._evaluator = RecordReader(folder.supervisor_file), RecordReader(folder.evaluator_file)
+        self._row: dict[str, Any] = {}
+        self._returns: list[float] = []
+        """Mean return of the newest training episodes, row by row."""
+
+    def read(self, now: float) -> Summary:
+        """The current state of the run."""
+        status = read_status(self._folder.path)
+        rows = [row for row in self._supervisor.new() if "event" not in row]
+        self._row = row = rows[-1] if rows else self._row
+        self._returns += [row["rollout/ep_rew_mean"] for row in rows if row.get("rollout/ep_rew_mean") is not None]
+        self.evaluations += [row["mean"] for row in self._evaluator.new() if row.get("mean") is not None]
+        for name, values in (("returns so far", self._returns), ("evaluations", self.evaluations)):
+            if values:
+                self.curves[name] = f"{sparkline(values)}  {number(min(values))} to {number(max(values))}"
+        self.state, self.reason = status.get("state", DIED), status.get("reason", "")
+        steps = status.get("steps", 0)
+        return Summary(
+            **{name: status[name] for name in FROM_STATUS if name in status},
+            total_steps=max(1, status.get("total_steps", self._config["total_steps"])),
+            frames_per_step=max(1, round(status.get("frames", steps) / steps)) if steps else 1,
+            score_mean=row.get("rollout/ep_rew_mean"),
+            evaluation=self.evaluations[-1] if self.evaluations else None,
+            best_score=max(self.evaluations, default=None),
+            staleness_mean=row.get("async/staleness_mean") or 0.0,
+            learning_rate=row.get("train/learning_rate") or 0.0,
+            worker_silence=[_silence(self._folder.worker_file(k), now) for k in range(self._config["workers"])],
+            ended=self.state not in GOING,
+        )
+
+
+def _silence(file: Path, now: float) -> float:
+    """Seconds since something was written to a file; infinite if there is none."""
+    try:
+        return now - file.stat().st_mtime
+    except OSError:
+        return math.inf
+
+
+def sparkline(values: Sequence[float], width: int = 48) -> str:
+    """A curve of block characters from the smallest value to the largest; adjacent values are averaged to `width`."""
+    means = [part.mean() for part in np.array_split(values, min(width, len(values)))]
+    low, high = min(means), max(means)
+    return "".join(BLOCKS[round(7 * (mean - low) / (high - low))] if high > low else BLOCKS[0] for mean in means)
+
+
+def follow(folder: RunFolder) -> int:
+    """Show the run until it has ended or died; returns the exit code."""
+    reader = Reader(folder)
+    view = View(quiet=False, title=f"{reader.title} (Ctrl-C leaves, the run goes on)", more=reader.curves)
+    summary = reader.read(time.time())
+    try:
+        while not summary.ended:
+            view.show(summary)
+            time.sleep(POLL_SECONDS)
+            summary = reader.read(time.time())
+    finally:
+        view.close(summary)
+    print_line(f"{reader.state}: {reader.reason}; best evaluation {number(summary.best_score)}")
+    return 1 if reader.state == DIED else 0

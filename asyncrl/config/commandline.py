@@ -20,6 +20,8 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin,
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from asyncrl.config.aliases import ALIASES, ENVIRONMENTS, parse_integer, read_count, share_environments
+from asyncrl.config.files import words_in
 from asyncrl.config.groups import (
     EnvironmentSettings,
     EvaluationSettings,
@@ -29,15 +31,18 @@ from asyncrl.config.groups import (
     ParallelismSettings,
     RunSettings,
     Settings,
+    listed,
 )
-from asyncrl.config.words import parse_integer, understood
 from asyncrl.core.errors import UsageError
+from asyncrl.storage.stored import TRAINED, Permission
 
 T = TypeVar("T")
 Reader = Callable[[str], Any]
 """Turns a word into a value; raises ValueError with the text that follows the flag's name in the message."""
 Shape = tuple[int | Literal["*"], str]
 """How many words a flag takes, and how help calls them."""
+TRUST = "--trust"
+"""The flag that allows everything that a run's folder names."""
 COMMON, METHOD = "common", "method"
 GROUPS: dict[str, type[Settings] | None] = {
     COMMON: None,
@@ -91,8 +96,7 @@ def parse_integer_or_auto(text: str) -> int | str:
 def parse_choice(choices: Sequence[str], text: str) -> str:
     """One of the choices. Raises ValueError otherwise."""
     if text not in choices:
-        *most, last = choices
-        raise ValueError(f"takes {', '.join(most)} or {last}, got {text!r}")
+        raise ValueError(f"takes {listed(choices, 'or')}, got {text!r}")
     return text
 
 
@@ -257,3 +261,77 @@ def _misplaced(word: str, words: Sequence[str]) -> str:
         if holder.startswith("--"):
             return f"{holder} takes no value, got {word!r}"
     return f"unexpected word {word!r}"
+
+
+def understood(words: Sequence[str], algorithm: str = "") -> list[str]:
+    """The words with our own names, and those of `--config FILE` before all others, which therefore count more.
+
+    `algorithm` is the module whose settings they are; a file of another algorithm's is refused. Raises UsageError.
+    """
+    words = list(spelled_out(words))
+    from_files: list[str] = []
+    rest: list[str] = []
+    left = iter(words)
+    for word in left:
+        name, equals, attached = word.partition("=")
+        if name != "--config":
+            rest.append(word)
+            continue
+        file = attached if equals else next(left, "")
+        if not file or file.startswith("--"):
+            raise UsageError("--config needs a value")
+        from_files += spelled_out(words_in(Path(file), algorithm, permission_in(words, algorithm)))
+    return spread_environments([*from_files, *rest])
+
+
+def spelled_out(words: Sequence[str]) -> Iterator[str]:
+    """The words with a setting's own name where another one was used; `--track` alone is CleanRL's."""
+    for word, following in zip(words, [*words[1:], "--"], strict=False):
+        name, equals, attached = word.partition("=")
+        plain = name.removeprefix("--").replace("-", "_")
+        if name.startswith("--") and plain in ALIASES:
+            yield "--" + ALIASES[plain].replace("_", "-") + equals + attached
+        else:
+            yield word
+        if word == "--track" and following.startswith("--"):
+            yield "wandb"
+
+
+def spread_environments(words: list[str]) -> list[str]:
+    """`--n-envs N`, all environments together, as workers and environments of each. Raises UsageError."""
+    kept, total = [], ""
+    left = iter(words)
+    for word in left:
+        name, equals, attached = word.partition("=")
+        if name.startswith("--") and name[2:].replace("-", "_") in ENVIRONMENTS:
+            total = attached if equals else next(left, "")
+            if not total or total.startswith("--"):
+                raise UsageError(f"{name} needs a value")
+        else:
+            kept.append(word)
+    if not total:
+        return kept
+    given = {
+        name: read_count(flag, text)
+        for name, flag in (("workers", "--workers"), ("envs_per_worker", "--envs-per-worker"))
+        if (text := value_of(flag, kept))
+    }
+    shares = share_environments(read_count("--n-envs", total), given)
+    return [*kept, *(word for name in shares for word in ("--" + name.replace("_", "-"), str(shares[name])))]
+
+
+def value_of(flag: str, words: Sequence[str]) -> str:
+    """What `words` say after one flag, before the others can be judged; "" if nothing."""
+    value = ""
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        name, equals, attached = word.partition("=")
+        if name.replace("_", "-") == flag:
+            value = attached if equals else following
+    return value
+
+
+def permission_in(words: Sequence[str], algorithm: str = "") -> Permission:
+    """What a command line says itself about the code that it needs; `algorithm` is the module that it names."""
+    words = list(spelled_out(words))
+    given = {name: value_of("--" + name.replace("_", "-"), words) for name in (*TRAINED, "env_kwargs")}
+    return Permission({name: text for name, text in (given | {"algorithm": algorithm}).items() if text}, TRUST in words)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import is_name
 from asyncrl.core.user_code import HANG_SECONDS
@@ -42,8 +42,16 @@ BACKENDS = {
     "learner_device": ("local", "serial", "ray"),
 }
 """Settings that do something on some backends only; help shows them there."""
+HARMLESS = ("check_replicas", "collective_timeout_seconds", "exchange_updates", "init_method", "worker_restarts")
+"""Of these, those that may be given on all backends; presets have some."""
 RARE = ("record_interval_seconds", "checkpoints_kept", "evaluation_cpu_share", "check_replicas")
 """Settings for measurements and tests, which help does not show."""
+
+
+def listed(names: Sequence[str], last: str = "and") -> str:
+    """The names in a sentence: a, b and c."""
+    *most, end = names
+    return f"{', '.join(most)} {last} {end}" if most else end
 
 
 def flag(field: str) -> str:
@@ -225,28 +233,20 @@ class ParallelismSettings(Settings):
             self._require_count("hosts", most=MOST_WORKERS // self.workers)
         self._require_count("parameter_shards", most=1_000)
         self._require_count("exchange_updates", most=1_000_000)
-        resumed = bool(getattr(self, "resume", ""))  # a run that is resumed on another backend may keep them
-        for name in ("hosts", "address", "parameter_shards", "learner_resource", "push"):
-            if getattr(self, name) != getattr(type(self), name) and self.backend != "ray" and not resumed:
-                raise UsageError(f"{flag(name)} is for --backend ray")
+        if not getattr(self, "resume", ""):  # a run that is resumed on another backend may keep them
+            for name, backends in BACKENDS.items():
+                given = getattr(self, name, None) != getattr(type(self), name, None)
+                if given and self.backend not in backends and name not in HARMLESS:
+                    raise UsageError(f"{flag(name)} is for --backend {listed(backends)}")
         self._require_count("envs_per_worker", most=10_000)
         self._require_count("t_max", most=1_000_000)
         self._require("delays", all(0 < delay < math.inf for delay in self.delays), "must be positive")
         if self.delays and self.schedule != "round-robin":
             raise UsageError(f"--delays and --schedule {self.schedule} both say whose turn is next: give only one")
-        for name, given in (("--delays", bool(self.delays)), ("--schedule", self.schedule != "round-robin")):
-            if given and self.backend != "serial":
-                raise UsageError(f"{name} is for --backend serial; processes are scheduled by the system")
-        if self.reduce == "gradients" and self.backend != "collective":
-            raise UsageError("--reduce gradients is for --backend collective")
         self._require("collective_timeout_seconds", 1 <= self.collective_timeout_seconds < 1e6, "must be at least 1")
         self._require_not_negative("check_replicas")
         fits = not self.init_method or self.init_method.startswith(("tcp://", "file://"))
         self._require("init_method", fits, "takes tcp://HOST:PORT or file://PATH")
-        apart = self.update == "locked" or self.statistics == "per-worker"
-        if apart and self.backend in ("collective", "ray"):
-            who = "rank" if self.backend == "collective" else "host"
-            raise UsageError(f"--update locked and --statistics per-worker are for one memory; each {who} has its own")
 
 
 @dataclass(frozen=True)
@@ -322,6 +322,8 @@ class NetworkSettings(Settings):
         super().check()
         self._require_choice("network", NETWORKS)
         self._require("hidden_sizes", all(1 <= size <= 100_000 for size in self.hidden_sizes), "must be 1 to 100_000")
+        if self.hidden_sizes and is_name(self.network) and not getattr(self, "dueling", False):
+            raise UsageError(f"--hidden-sizes is not for --network {self.network}, which makes its own layers")
 
 
 @dataclass(frozen=True)

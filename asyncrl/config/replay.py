@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from asyncrl.config.groups import LearnerSettings
 from asyncrl.config.value import ActionValueConfig
-from asyncrl.core.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,6 @@ class ReplayConfig(ActionValueConfig, LearnerSettings):
         if self.backend == "ray":
             fits = self.replay_hosts <= self.most_hosts
             self._require("replay_hosts", fits, "must be at most --hosts: each of them has the memory of some hosts")
-        elif self.replay_hosts and not getattr(self, "resume", ""):  # a run that is resumed elsewhere may keep it
-            raise UsageError("--replay-hosts is for --backend ray")
 
     @property
     def least_rows(self) -> int:

@@ -59,11 +59,10 @@ class RunConfig(
 
         auto: those of momentum SGD, as in the paper (section 7), where workers learn and share one memory.
         """
-        if self.statistics != "auto":
-            return self.statistics == "per-worker"
-        one_memory = self.backend in ("local", "serial")
+        if self.statistics == "shared" or self.backend not in ("local", "serial"):
+            return False
         own_momentum = self.optimizer == "momentum-sgd" and self.update_rule.statistics > 0
-        return own_momentum and one_memory and not isinstance(self, LearnerSettings)
+        return self.statistics == "per-worker" or (own_momentum and not isinstance(self, LearnerSettings))
 
     @property
     def descent(self) -> Descent:

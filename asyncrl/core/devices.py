@@ -1,17 +1,28 @@
-"""Devices that torch computes on."""
+"""What this machine computes on: its cores, and torch's devices."""
 
 from __future__ import annotations
 
-import torch
+import os
 
 from asyncrl.core.errors import UsageError
 
 CPU = "cpu"
 """The device of everything but a learner's computation."""
+BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""CPU flags of Linux: a processor with any of these multiplies in bfloat16 in hardware."""
+
+
+def usable_cores() -> list[int]:
+    """Numbers of the cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 def require_device(name: str) -> None:
     """Raise UsageError unless this machine has the device."""
+    import torch  # slow, and settings count cores without it
+
     try:
         device = torch.device(name)
         module = torch.get_device_module(device)

@@ -21,3 +21,12 @@ def clean(text: str) -> str:
 def print_line(text: object = "", to: TextIO | None = None, error: bool = False) -> None:
     """Print a line at once, to stdout, or to stderr if it is an `error`, or to another stream."""
     print(clean(str(text)), file=to or (sys.stderr if error else sys.stdout), flush=True)
+
+
+def duration(seconds: float | None) -> str:
+    """Hours, minutes and seconds as people write them; "-" for None."""
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

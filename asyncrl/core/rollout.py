@@ -18,6 +18,16 @@ Extras: TypeAlias = dict[str, Tensor]
 """What an algorithm's `act` returns besides the actions, by name, `[E]` each; in a rollout `[T, E]`."""
 
 
+def at_end(states: State) -> State:
+    """The state after the last step, `[E, ...]`, from the states after each, `[T, E, ...]`."""
+    return None if states is None else tuple(part[-1] for part in states)
+
+
+def at_places(states: State, times: Tensor, environments: Tensor) -> State:
+    """The states after certain steps, `[K, ...]`, from the states after each, `[T, E, ...]`."""
+    return None if states is None else tuple(part[times, environments] for part in states)
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """T steps of E environments, time first. The arrays are reused by the next rollout: do not keep them.

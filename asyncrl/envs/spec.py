@@ -9,6 +9,7 @@ Importing this module costs nothing: the emulator, OpenCV and Gymnasium are impo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.config.arguments import parse_argument
+from asyncrl.config.groups import EnvironmentSettings
 from asyncrl.core.errors import UsageError
 from asyncrl.core.errors import one_line as one_line
 from asyncrl.core.named import Handed
@@ -37,7 +40,7 @@ ATARI_FRAME_CAP = 108_000
 ATARI_FRAME_SKIP, ATARI_FRAME_STACK = 4, 4
 # A quarter of the paper's pixels: half the time per step in the network, and enough to see the ball.
 ATARI_IMAGE_SIZE = 42
-NOOP_MAX = 30
+NOOP_MAX = EnvironmentSettings.noop_max
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 """Rewards are stored as float32, where a larger one would become infinite."""
@@ -126,38 +129,18 @@ class EpisodeLost(Exception):
 
 
 @dataclass(frozen=True)
-class EnvSpec:
-    """An environment and its settings. Impossible values raise `UsageError` at once."""
+class EnvSpec(EnvironmentSettings):
+    """An environment: its settings, what they come to, and how it is made. Impossible ones raise `UsageError`."""
 
-    env_id: str
-    """A Gymnasium id, "ALE/Pong-v5" (or the older "PongNoFrameskip-v4"), "Chain", "Catch", or "module:factory"."""
-    env_kwargs: tuple[tuple[str, Any], ...] = ()
-    """Passed to gymnasium.make or to the factory; for Atari `mode` and `difficulty`."""
-    frame_skip: int = 0
-    """Frames (steps of the environment itself) for which each action is held; 0 for 4 on Atari and 1 elsewhere. Of
-    Atari's the last two are merged by their maximum."""
-    noop_max: int = NOOP_MAX
-    """Atari: an episode begins with 1 to this many frames without action; 0 for none."""
-    sticky_actions: float = 0.0
-    """Probability, per frame, that the previous action is repeated instead (Machado et al. 2018: 0.25)."""
-    life_loss: bool = False
-    """Atari: report a lost life, to be learnt from as a termination. The game itself goes on."""
-    full_action_space: bool = False
-    """Atari: all 18 actions instead of those that have an effect in the game."""
-    image_size: int = 0
-    """Height and width of a grey image in pixels; 0 for 42 on Atari and the environment's own images elsewhere."""
-    frame_stack: int = 0
-    """How many of the latest images or vectors make an observation; 0 for 4 on Atari and 1 elsewhere."""
-    max_episode_steps: int = 0
-    """Our own limit in agent steps, ending in a truncation; 0 for 108,000 frames on Atari and none elsewhere."""
+    @classmethod
+    def of(cls, settings: EnvironmentSettings) -> EnvSpec:
+        """The environment that a run's settings describe."""
+        return cls(**{field.name: getattr(settings, field.name) for field in dataclasses.fields(cls)})
 
-    def __post_init__(self) -> None:
-        """Refuse impossible values."""
-        for name in ("frame_skip", "image_size", "frame_stack", "noop_max", "max_episode_steps"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"{name} must not be negative, not {getattr(self, name)}")
-        if not 0.0 <= self.sticky_actions <= 1.0:
-            raise UsageError(f"sticky_actions is a probability from 0 to 1, not {self.sticky_actions}")
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value, and for one that means nothing in this environment."""
+        super().check()
+        self._given()
         self._refuse_meaningless_settings()
 
     def _refuse_meaningless_settings(self) -> None:
@@ -182,7 +165,7 @@ class EnvSpec:
     @property
     def own_names(self) -> list[str]:
         """The names of what a program may have handed over: the factory, and arguments for it."""
-        return [self.env_id, *(value.name for _, value in self.env_kwargs if isinstance(value, Handed))]
+        return [self.env_id, *(value.name for value in self._given().values() if isinstance(value, Handed))]
 
     @property
     def is_atari(self) -> bool:
@@ -223,7 +206,10 @@ class EnvSpec:
     @property
     def arguments(self) -> dict[str, Any]:
         """`env_kwargs` for one environment, with a copy of each value that a program has handed over."""
-        return {key: value.copy() if isinstance(value, Handed) else value for key, value in self.env_kwargs}
+        return {key: value.copy() if isinstance(value, Handed) else value for key, value in self._given().items()}
+
+    def _given(self) -> dict[str, Any]:
+        return dict(parse_argument(word) for word in self.env_kwargs)
 
     def make(self, seed: int, evaluation: bool) -> Environment:
         """Make one environment. Equal seeds and actions give equal episodes.
@@ -263,7 +249,7 @@ class EnvSpec:
         else:
             line += "".join(f", {setting}" for setting in self._settings())
         if self.env_kwargs:
-            line += ", " + " ".join(f"{key}={value}" for key, value in self.env_kwargs)
+            line += ", " + " ".join(self.env_kwargs)
         return line
 
     def _atari_settings(self) -> str:

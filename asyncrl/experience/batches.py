@@ -11,11 +11,9 @@ from torch import Tensor
 
 from asyncrl.core.rollout import Rollout
 from asyncrl.experience import blocks
-from asyncrl.experience.blocks import RolloutShape
-from asyncrl.experience.ring import Ring, ring_bytes
-from asyncrl.runtime.clock import BUILDING, ENDED, Clock
+from asyncrl.experience.blocks import Ring, RolloutShape, ring_bytes
+from asyncrl.runtime.clock import BUILDING, ENDED, Clock, shared_zeros
 from asyncrl.runtime.protocols import LEARNER, Batch, Receipt
-from asyncrl.runtime.shared_memory import shared_zeros
 
 PATIENCE_SECONDS = 10.0
 """How long an in-step batch waits for an actor that is running but late: it may hang."""
@@ -91,7 +89,6 @@ class Batches:
         places = self._observation_memory(len(unread))
         rollouts, versions = [], []
         for block, place in zip(unread, torch.split(places, self._shape.environments, 1), strict=True):
-            assert block is not None  # nobody overwrites what has not been released
             rollout, version = blocks.read(block, place)
             rollouts.append(rollout)
             versions.append(version)

@@ -1,19 +1,200 @@
-"""A rollout as a block of a ring, and back."""
+"""Rollouts as blocks of shared memory, in rings from one writer to one reader: no lock, no queue object, no pickle.
+
+Why this is safe: each of a ring's two counts has a single writer, and an aligned 8-byte store is never torn. A process
+that dies leaves its count as it was. The block it was writing was never published, the block it was reading was never
+freed, and its successor starts again with that block.
+
+The order of stores matters: first the data, then the count that publishes it. x86 keeps the order of stores and of
+loads, and each of them here is a separate call, which no compiler reorders. ARM guarantees neither, and numpy's stores
+have no barrier; the only protection there is that a writer runs thousands of instructions between the last element and
+the count.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import standardize
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
-from asyncrl.experience.ring import Block, BlockLayout, Field
+from asyncrl.runtime.clock import shared_zeros
 
+Field: TypeAlias = tuple[str, tuple[int, ...], torch.dtype]
+"""Name, shape and dtype of one tensor in a block."""
+Block: TypeAlias = dict[str, Tensor]
+"""Views of the tensors of one block, by name."""
+
+_CACHE_LINE = 64  # bytes: no two writers share one, and every tensor begins on a new one
+_CONTROL = 2 * _CACHE_LINE
+"""Bytes before the blocks: a line of the writer's, and one of the reader's."""
+_WRITTEN, _FREED, _USED = 0, 8, 9
+"""Numbers there: blocks written since the ring was made; those freed, and the end of those begun to be used."""
 _PIECE = 65_536
 """Numbers normalised at once: 256 KiB of float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """The tensors in each block of a ring, each of another name."""
+
+    fields: tuple[Field, ...]
+    """A shape of () is a scalar; there is no separate header."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, with padding."""
+        return sum(_padded(_bytes(shape, dtype)) for _, shape, dtype in self.fields)
+
+    def places(self) -> Iterator[tuple[Field, slice]]:
+        """Each field and its bytes within a block."""
+        start = 0
+        for name, shape, dtype in self.fields:
+            size = _bytes(shape, dtype)
+            yield (name, shape, dtype), slice(start, start + size)
+            start += _padded(size)
+
+
+def ring_bytes(layout: BlockLayout, capacity: int) -> int:
+    """Bytes of shared memory for a ring, with its control cells."""
+    return _CONTROL + capacity * layout.block_bytes
+
+
+class Ring:
+    """A queue of `capacity` blocks in shared memory, from one writer to one reader, in one process or two.
+
+    Blocks are numbered 0, 1, 2, ...; number s is in slot s modulo the capacity. The writer writes while blocks are
+    `free`, the reader reads `ready` blocks and releases them. No call waits; a caller that finds nothing to do tries
+    again later.
+
+    Either side may die at any moment, and another process may take over with the same ring. It begins the block again
+    that a dead writer had not published, or reads the blocks again that a dead reader had not released.
+    """
+
+    def __init__(self, layout: BlockLayout, capacity: int, memory: Tensor | None = None) -> None:
+        """`memory` is `[ring_bytes(layout, capacity)]` zeros, uint8, shared; allocated by default."""
+        self.layout = layout
+        self.capacity = capacity
+        self._memory = shared_zeros(ring_bytes(layout, capacity), dtype=torch.uint8) if memory is None else memory
+        self._attach()
+
+    def _attach(self) -> None:
+        self._counts: NDArray[np.int64] = self._memory[:_CONTROL].view(torch.int64).numpy()
+        blocks = self._memory[_CONTROL:].view(self.capacity, self.layout.block_bytes)
+        self._tensors = {
+            name: blocks[:, place].view(dtype).view(self.capacity, *shape)
+            for (name, shape, dtype), place in self.layout.places()
+        }
+
+    def __getstate__(self) -> tuple[BlockLayout, int, Tensor]:
+        return self.layout, self.capacity, self._memory
+
+    def __setstate__(self, state: tuple[BlockLayout, int, Tensor]) -> None:
+        self.layout, self.capacity, self._memory = state
+        self._attach()
+
+    @property
+    def written(self) -> int:
+        """Blocks published since the ring was made, so also the number of the next block."""
+        return int(self._counts[_WRITTEN])
+
+    @property
+    def freed(self) -> int:
+        """Blocks released since the ring was made, so also the number of the first unread block."""
+        return int(self._counts[_FREED])
+
+    def free(self) -> int:
+        """Blocks that the writer may write before the reader releases one."""
+        return self.capacity - self.ready()
+
+    def ready(self) -> int:
+        """Blocks published and not yet released."""
+        return self.written - self.freed
+
+    def begin(self) -> Block:
+        """Writer: views of the next block, to be filled in place and then published.
+
+        They still hold the data of an earlier block. A block that was begun but not published is begun again. Raises
+        RuntimeError if the ring is full.
+        """
+        if not self.free():
+            raise RuntimeError("the ring is full: check free() before begin()")
+        return self._views(self.written)
+
+    def publish(self) -> None:
+        """Writer: hand the block that was begun to the reader."""
+        self._counts[_WRITTEN] += 1
+
+    def block(self, number: int) -> Block:
+        """Reader: views of block `number`, valid until it is released. Raises IndexError if it is not there."""
+        if not self.freed <= number < self.written:
+            raise IndexError(f"block {number} is not among the unread ones, {self.freed} to {self.written - 1}")
+        return self._views(number)
+
+    def read(self, i: int = 0) -> Block:
+        """The same for the i-th unread block."""
+        return self.block(self.freed + i)
+
+    def used(self) -> int:
+        """Reader: how many of the unread blocks were already in use, by this reader or one that died."""
+        return max(0, int(self._counts[_USED]) - self.freed)
+
+    def use(self, n: int = 1) -> None:
+        """Reader: mark the first `n` unread blocks as in use."""
+        self._counts[_USED] = max(int(self._counts[_USED]), self.freed + n)
+
+    def release(self, n: int = 1) -> None:
+        """Reader: hand the first `n` unread blocks back to the writer. Raises ValueError if there are fewer."""
+        if not 0 <= n <= self.ready():
+            raise ValueError(f"cannot release {n} blocks: {self.ready()} are unread")
+        self._counts[_FREED] += n
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of the unread blocks, and the counts. Call it while nobody writes or reads.
+
+        `counts` `[2]` are blocks written and freed, `blocks.NAME` `[n, ...]` the unread ones. An unpublished block is
+        left out.
+        """
+        slots = [number % self.capacity for number in range(self.freed, self.written)]
+        blocks = {f"blocks.{name}": tensor[slots] for name, tensor in self._tensors.items()}
+        return {"counts": torch.tensor([self.written, self.freed])} | blocks
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state` returned, maybe of a ring with another capacity. Call it while nobody writes or reads.
+
+        Raises UsageError if the blocks have another layout or do not fit.
+        """
+        written, freed = state["counts"].tolist()
+        n = written - freed
+        if n > self.capacity:
+            raise UsageError(f"the checkpoint has {n} blocks of experience, this run has room for {self.capacity}")
+        for name, shape, dtype in self.layout.fields:
+            blocks = state.get(f"blocks.{name}")
+            if blocks is None or blocks.dtype != dtype or blocks.shape != (n, *shape):
+                raise UsageError(f"the checkpoint's experience ({name}) has another shape than this run's")
+        slots = [number % self.capacity for number in range(freed, written)]
+        for name, tensor in self._tensors.items():
+            tensor[slots] = state[f"blocks.{name}"]
+        self._counts[[_WRITTEN, _FREED, _USED]] = written, freed, freed
+
+    def _views(self, number: int) -> Block:
+        return {name: tensor[number % self.capacity] for name, tensor in self._tensors.items()}
+
+
+def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+def _padded(size: int) -> int:
+    return -(-size // _CACHE_LINE) * _CACHE_LINE
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ Load = TypeVar("Load")
 
 
 @dataclass(frozen=True)
-class Parcel(Generic[Load]):
+class Numbered(Generic[Load]):
     """Rollouts in flight from a host."""
 
     host: int
@@ -53,7 +53,7 @@ class Inlet(Generic[Load]):
     def __len__(self) -> int:
         return len(self._queue)
 
-    def deliver(self, parcel: Parcel[Load]) -> Taken:
+    def deliver(self, parcel: Numbered[Load]) -> Taken:
         """Accept a parcel if it is the host's next one and there is room."""
         taken = self.acknowledge(parcel.host, parcel.incarnation)
         is_next = parcel.epoch == self.epoch and parcel.number == taken.number + 1
@@ -82,7 +82,7 @@ class Forwarder(Generic[Load]):
     def __init__(self, host: int, incarnation: int, credit: int = 2) -> None:
         self._host, self._incarnation, self._credit = host, incarnation, credit
         self.epoch = self._number = 0
-        self.waiting: list[Parcel[Load]] = []
+        self.waiting: list[Numbered[Load]] = []
         """Sent but not acknowledged, oldest first; to be sent again if no answer comes for long."""
 
     @property
@@ -90,11 +90,11 @@ class Forwarder(Generic[Load]):
         """Whether another parcel may be sent."""
         return len(self.waiting) < self._credit
 
-    def send(self, load: Load) -> Parcel[Load]:
+    def send(self, load: Load) -> Numbered[Load]:
         """Make a new parcel. Requires credit."""
         assert self.has_credit
         self._number += 1
-        parcel = Parcel(self._host, self._incarnation, self.epoch, self._number, load)
+        parcel = Numbered(self._host, self._incarnation, self.epoch, self._number, load)
         self.waiting.append(parcel)
         return parcel
 

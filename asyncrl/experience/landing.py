@@ -21,11 +21,10 @@ from torch import Tensor
 from asyncrl.core.rollout import Rollout
 from asyncrl.experience import blocks
 from asyncrl.experience.batches import Batches
-from asyncrl.experience.blocks import RolloutShape
-from asyncrl.experience.credit import Inlet, Parcel, Taken
+from asyncrl.experience.blocks import Block, RolloutShape
+from asyncrl.experience.credit import Inlet, Numbered, Taken
 from asyncrl.experience.messages import FIRST, block_of, header_of
 from asyncrl.experience.replay import Replay
-from asyncrl.experience.ring import Block
 from asyncrl.runtime.protocols import LEARNER, Batch, Receipt
 
 CREDIT = 2
@@ -152,7 +151,7 @@ class Landing(WithoutActors):
         self.news = 0
         """Counts these notifications."""
 
-    def deliver(self, parcel: Parcel[Cargo]) -> Taken:
+    def deliver(self, parcel: Numbered[Cargo]) -> Taken:
         """Take a parcel if there is room."""
         with self.changed:
             taken = self._inlet.deliver(parcel)

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from asyncrl.core.rollout import Rollout
 from asyncrl.experience import blocks
-from asyncrl.experience.blocks import RolloutShape
-from asyncrl.experience.ring import Block
+from asyncrl.experience.blocks import Block, RolloutShape
 
 HEADER = 3
 """Integers before a rollout: its number of truncated episodes, its steps, and its rank's wish or a host's mark."""

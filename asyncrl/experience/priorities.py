@@ -22,11 +22,6 @@ _TOP = 4096
 """Largest size of the top level: summing so many nodes costs less than another level."""
 
 
-def memory_shape(slots: int) -> tuple[int, int]:
-    """Shape of the float64 array that holds the priorities of `slots` slots."""
-    return -(-slots // BRANCHES), BRANCHES
-
-
 class Priorities:
     """A sum tree over a fixed number of slots, all of priority 0 at first. For one process.
 
@@ -34,28 +29,16 @@ class Priorities:
     the tree depends only on the priorities, not on their history.
     """
 
-    def __init__(self, slots: int, memory: Numbers | None = None) -> None:
-        """`memory`, of shape `memory_shape(slots)`, holds existing priorities; allocated by default.
-
-        In shared memory the priorities outlive the process, and its successor builds a tree from them. Raises
-        ValueError for less than one slot, or a memory of another shape or dtype.
-        """
-        if slots < 1:
-            raise ValueError(f"priorities need at least one slot, not {slots}")
-        leaves: Numbers = np.zeros(memory_shape(slots)) if memory is None else memory
-        if leaves.shape != memory_shape(slots) or leaves.dtype != np.float64:
-            raise ValueError(f"the memory of {slots} priorities is float64 of shape {memory_shape(slots)}")
-        self._leaves = leaves
-        self._own: Numbers = leaves.reshape(-1)[:slots]
+    def __init__(self, slots: int) -> None:
+        self._own: Numbers = np.zeros(slots)
         self._add_up()
 
     def _add_up(self) -> None:
         """Compute all parents. Each level is `[parents, BRANCHES]`, the lowest first; the top level is one row."""
-        self._levels = [self._leaves]
+        self._levels = [_families(self._own)]
+        self._own = self._levels[0].reshape(-1)[: len(self._own)]
         while len(sums := self._levels[-1].sum(1)) > _TOP:
-            parents = np.zeros(memory_shape(len(sums)))
-            parents.reshape(-1)[: len(sums)] = sums
-            self._levels.append(parents)
+            self._levels.append(_families(sums))
         self._top: Numbers = sums
 
     def __len__(self) -> int:
@@ -67,17 +50,14 @@ class Priorities:
         return float(self._top.sum())
 
     def priority(self, indices: Indices) -> Numbers:
-        """The priorities `[n]` of the slots `indices` `[n]`. Raises IndexError for a slot out of range."""
-        self._check(indices)
+        """The priorities `[n]` of the slots `indices` `[n]`."""
         return self._own[indices]
 
     def set(self, indices: Indices, priorities: Numbers) -> None:
         """Set the `priorities` `[n]` of the slots `indices` `[n]`; for a slot given twice, the last one counts.
 
-        Raises IndexError for a slot out of range, and ValueError for a priority that is negative or not finite. Nothing
-        has changed then.
+        Raises ValueError for a priority that is negative or not finite; nothing has changed then.
         """
-        self._check(indices)
         if not ((priorities >= 0) & (priorities < np.inf)).all():
             raise ValueError("a priority is negative or not finite")
         self._own[indices] = priorities
@@ -89,12 +69,10 @@ class Priorities:
         """The slots `[n]` at the fractions `u` `[n]` of the total, each in [0, 1); never one of priority 0.
 
         Imagine the slots on a line, each as long as its priority. For uniform u a slot is chosen with probability
-        priority / total. For a stratified batch pass one u from each n-th of the line: `(arange(n) + u) / n`. Raises
-        ValueError while all priorities are 0.
+        priority / total. For a stratified batch pass one u from each n-th of the line: `(arange(n) + u) / n`. The total
+        must not be 0.
         """
         ends = self._top.cumsum()
-        if not ends[-1]:
-            raise ValueError("nothing can be sampled: all priorities are 0")
         # The position on the line, then within the node found. Rounding may push it past either end of a node. Clipped,
         # it never falls on a child of priority 0.
         along = np.minimum(u * ends[-1], np.nextafter(ends[-1], 0))
@@ -122,7 +100,7 @@ class Priorities:
         self._own[:] = priorities
         self._add_up()
 
-    def _check(self, indices: Indices) -> None:
-        """Raise IndexError for a slot out of range, also for -1, which numpy would accept."""
-        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
-            raise IndexError(f"slots must be 0 to {len(self) - 1}")
+
+def _families(values: Numbers) -> Numbers:
+    """A copy of `values` `[n]` in rows of BRANCHES siblings, the last one filled up with zeros."""
+    return np.pad(values, (0, -len(values) % BRANCHES)).reshape(-1, BRANCHES)

@@ -22,12 +22,11 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.losses import importance_weights
 from asyncrl.core.rollout import Rollout, Transitions
 from asyncrl.experience.priorities import Priorities
-from asyncrl.experience.steps import LEAST_PRIORITY, Drawn, Numbers, Steps, StepShape, ranges
-from asyncrl.runtime.clock import Clock
+from asyncrl.experience.steps import LEAST_PRIORITY, Numbers, Steps, StepShape, ranges
+from asyncrl.runtime.clock import Clock, shared_zeros
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.protocols import LEARNER, Batch, Receipt
 from asyncrl.runtime.seeding import REPLAY, generator
-from asyncrl.runtime.shared_memory import shared_zeros
 
 _COLUMNS = 8  # int64 per row: no two learners share a cache line
 TRIES = 100
@@ -256,22 +255,11 @@ class _Drawing:
         if found is None:
             return None
         drawn, streams, rows = found
-        weights = torch.ones(len(rows))
         if self._tree is not None:
-            weights = self._weigh(self._tree, streams, rows, int((ends - begins).sum()))
-        self.acted_at = drawn.acted_at
-        raw = Transitions(
-            observations=drawn.observations,
-            actions=drawn.actions,
-            rewards=drawn.rewards,
-            discounts=drawn.discounts,
-            last=drawn.last,
-            following=drawn.following,
-            weights=weights,
-        )
-        return normalized(raw, self._normalizer)
+            drawn = replace(drawn, weights=self._weigh(self._tree, streams, rows, int((ends - begins).sum())))
+        return normalized(drawn, self._normalizer)
 
-    def _draw(self, begins: Numbers, ends: Numbers) -> tuple[Drawn, Numbers, Numbers] | None:
+    def _draw(self, begins: Numbers, ends: Numbers) -> tuple[Transitions, Numbers, Numbers] | None:
         """A minibatch, and the streams and rows of its first steps; unusable rows are replaced by others."""
         count = self._plan.minibatch
         if not self._total(begins, ends):
@@ -282,6 +270,7 @@ class _Drawing:
             bad = ~self._steps.whole(streams, rows)
             if not bad.any():
                 drawn = self._steps.read(streams, rows)
+                self.acted_at = self._steps.rows["acted_at"][self._steps.place(streams, rows)]
                 bad = ~self._steps.intact(streams, rows)
                 if not bad.any():
                     return drawn, streams, rows

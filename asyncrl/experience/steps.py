@@ -8,7 +8,7 @@ not be kept whole.
 Rows are numbered 0, 1, 2, ... in each stream; row r is at position r modulo the capacity. The writer of a stream
 publishes in one cell how many rows it has begun to write (`begun`), in another how many it has written (`written`). Row
 r is intact while `begun` - capacity <= r < `written`; a reader checks this again after it has copied the row. Every
-cell except a priority has a single writer, and nobody waits. What `asyncrl.experience.ring` says about the order of
+cell except a priority has a single writer, and nobody waits. What `asyncrl.experience.blocks` says about the order of
 stores holds here too.
 
 A writer that dies may leave rows that were never written. Its successor, with other environments, continues in the same
@@ -28,10 +28,10 @@ from torch import Tensor
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.returns import n_step_targets
-from asyncrl.core.rollout import Rollout
+from asyncrl.core.rollout import Rollout, Transitions
 from asyncrl.core.spaces import Spaces
-from asyncrl.experience.ring import BlockLayout, Field
-from asyncrl.runtime.shared_memory import shared_zeros
+from asyncrl.experience.blocks import BlockLayout, Field
+from asyncrl.runtime.clock import shared_zeros
 
 Numbers: TypeAlias = NDArray[np.int64]
 Truths: TypeAlias = NDArray[np.bool_]
@@ -84,20 +84,6 @@ class StepShape:
         if self.priorities:
             fields += [(name, each, torch.float32) for name in (ACTION_VALUE, STATE_VALUE, "priorities")]
         return BlockLayout(tuple(fields))
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Transitions as stored, with raw observations: see `asyncrl.core.rollout.Transitions`."""
-
-    observations: Tensor
-    actions: Tensor
-    rewards: Tensor
-    discounts: Tensor
-    last: Tensor
-    following: Tensor
-    acted_at: Numbers
-    """`[B]` T when the action was taken."""
 
 
 class Steps:
@@ -265,18 +251,21 @@ class Steps:
         oldest = np.maximum(rows - (self.shape.stack - 1), 0)
         return np.asarray(oldest >= self.begun[streams] - self.capacity)
 
-    def read(self, streams: Numbers, rows: Numbers) -> Drawn:
-        """Copies of the transitions that begin with these rows `[B]`; check afterwards whether they are `intact`."""
+    def read(self, streams: Numbers, rows: Numbers) -> Transitions:
+        """Copies of the transitions that begin with these rows `[B]`, with raw observations and a weight of 1.
+
+        Check afterwards whether they are `intact`.
+        """
         places, marks = self._places(streams, rows)
         first, steps = places[0], places[:-1]
-        return Drawn(
+        return Transitions(
             observations=self._stacked(streams, rows),
             actions=torch.from_numpy(self.rows["actions"][first]),
             rewards=torch.from_numpy(self.rows["rewards"][steps]),
             discounts=torch.from_numpy(self.rows["discounts"][steps]),
             last=torch.from_numpy((marks[:-1] & LAST) > 0),
             following=self._stacked(streams, rows + _length(marks)),
-            acted_at=self.rows["acted_at"][first],
+            weights=torch.ones(len(rows)),
         )
 
     def _stacked(self, streams: Numbers, rows: Numbers) -> Tensor:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 
 from asyncrl.core.distributions import Categorical
-from asyncrl.core.rollout import Rollout, State
+from asyncrl.core.rollout import State
 from asyncrl.nets.bodies import initialise
-from asyncrl.nets.memory import Trunk, at_places
+from asyncrl.nets.trunk import Trunk
 
 
 class ActorCritic(nn.Module):
@@ -33,18 +31,6 @@ class ActorCritic(nn.Module):
         """Policy at `[T, E]`, values `[T, E]` and states after each step, of observations `[T, E, *shape]`."""
         features, states = self.trunk(observations, state, last)
         return Categorical(self.policy(features)), self.value(features).squeeze(-1), states
-
-    def values_of(self, rollout: Rollout, states: State) -> Callable[[Tensor], Tensor]:
-        """V `[1, K]` of the last observations `[1, K, *shape]` of a rollout's truncated episodes, as a function.
-
-        `states` `[T, E, ...]` are those after each step, as `forward` gives them.
-        """
-
-        def value_of(final: Tensor) -> Tensor:
-            value: Tensor = self(final, at_places(states, *rollout.truncated))[1]
-            return value.detach()
-
-        return value_of
 
     def policy_at(self, observations: Tensor, state: State = None) -> tuple[Categorical, State]:
         """All that acting needs: the policy `[E]` at observations `[E, *shape]`, and the state after them."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncrl.core.distributions import Gaussian
-from asyncrl.core.rollout import Rollout, State
+from asyncrl.core.rollout import State
 from asyncrl.nets.bodies import initialise
-from asyncrl.nets.memory import Trunk, at_places
+from asyncrl.nets.trunk import Trunk
 
 SMALLEST_DEVIATION = 1e-3
 """Keeps log sigma finite when a variance vanishes; with bounded means in half widths of the box."""
@@ -71,18 +70,6 @@ class GaussianActorCritic(nn.Module):
         seen, value_states = self.value_trunk(observations, None if state is None else state[half:], last)
         states = None if policy_states is None else (*policy_states, *value_states)
         return self._gaussian(features), self.value(seen).squeeze(-1), states
-
-    def values_of(self, rollout: Rollout, states: State) -> Callable[[Tensor], Tensor]:
-        """V `[1, K]` of the last observations `[1, K, *shape]` of a rollout's truncated episodes, as a function.
-
-        `states` `[T, E, ...]` are those after each step, as `forward` gives them.
-        """
-
-        def value_of(final: Tensor) -> Tensor:
-            value: Tensor = self(final, at_places(states, *rollout.truncated))[1]
-            return value.detach()
-
-        return value_of
 
     def policy_at(self, observations: Tensor, state: State = None) -> tuple[Gaussian, State]:
         """All that acting needs: the policy `[E]` at observations `[E, *shape]`, and the states after them."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from asyncrl.config.value import ActionValueConfig
-from asyncrl.core.precision import Reducible
 from asyncrl.core.rollout import State
-from asyncrl.core.spaces import Spaces
-from asyncrl.nets.bodies import hidden_widths, initialise, make_body
-from asyncrl.nets.memory import Trunk
+from asyncrl.nets.bodies import initialise
+from asyncrl.nets.trunk import Reducible, Trunk
 
 
 class Dueling(Reducible):
@@ -60,17 +57,3 @@ class QNetwork(nn.Module):
         """All that acting needs: Q `[E, A]` at observations `[E, *shape]`, and the state after them."""
         features, state = self.trunk.step(observations, state)
         return self.head(features), state
-
-
-def make_q_network(config: ActionValueConfig, spaces: Spaces) -> QNetwork:
-    """Q on the configured body.
-
-    With --dueling, the two streams part before the last hidden layer, so each has its own, as in the paper. With a
-    memory they part after it.
-    """
-    cells = getattr(config, "lstm_cells", 0)
-    part_early = config.dueling and not cells
-    body = make_body(config, spaces.observation_shape, spaces.observation_dtype, spaces.kind, without_last=part_early)
-    width = hidden_widths(config, spaces.kind)[-1] if config.dueling else 0
-    initialisation = "torch7" if config.preset == "paper" else "orthogonal"
-    return QNetwork(Trunk(body, cells), spaces.actions, initialisation, width)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.parameters.shared import COUNTED, SharedStore
+from asyncrl.runtime.clock import shared_zeros
 from asyncrl.runtime.protocols import Counts
-from asyncrl.runtime.shared_memory import shared_zeros
 
 KEPT_ELSEWHERE = ("statistics", "target", "target_steps")
 """Names in a store's state, besides theta and counts."""

@@ -15,9 +15,8 @@ from asyncrl.core.flat import clip_by_norm
 from asyncrl.core.updates import Descent
 from asyncrl.parameters.shards import Gradients, Judged
 from asyncrl.parameters.shared import COLUMN_OF, UPDATES, SharedStore
-from asyncrl.runtime.clock import Clock
+from asyncrl.runtime.clock import Clock, shared_zeros
 from asyncrl.runtime.protocols import STALE, UNDER_WAY, Receipt, Update
-from asyncrl.runtime.shared_memory import shared_zeros
 
 SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.0001, 0.002
 """Pauses of a writer that waits for an answer: longer and longer."""

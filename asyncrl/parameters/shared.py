@@ -19,9 +19,8 @@ from asyncrl.core.flat import clip_by_norm
 from asyncrl.core.moments import unusual
 from asyncrl.core.schedules import crossed
 from asyncrl.core.updates import Descent
-from asyncrl.runtime.clock import Clock
+from asyncrl.runtime.clock import Clock, shared_zeros
 from asyncrl.runtime.protocols import LEARNER, NOT_FINITE, OUTLIER, STALE, Counts, Receipt, Update
-from asyncrl.runtime.shared_memory import shared_zeros
 
 COUNTED = len(Counts._fields)
 """The first columns of a writer's row are its `Counts`."""

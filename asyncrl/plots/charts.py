@@ -1,4 +1,4 @@
-"""Small charts for a page of HTML: SVG by matplotlib, in the colours of the algorithm."""
+"""Small charts for a page of HTML: SVG by matplotlib, in the colours of the page."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _axes(x_label: str) -> tuple[Figure, Axes]:
 
 
 def _as_svg(figure: Figure) -> Markup:
-    """The figure as an element of HTML whose text and lines have the algorithm's colours, which may be dark."""
+    """The figure as an element of HTML whose text and lines have the page's colours, which may be dark."""
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     drawing = file.getvalue()[file.getvalue().index("<svg") :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,19 +105,12 @@ class Reference:
     """Somebody else's curve, to compare with."""
 
     label: str
-    points: dict[str, list[float]]
-    """Columns by name: `score`, and at least one of steps, frames, minutes."""
-
-    def up_to(self, axis: str, most: float) -> Reference:
-        """The part of it in which `axis` is at most `most`; all of it if it has no such axis."""
-        keep = [x <= most for x in self.points.get(axis, ())]
-        if not keep:
-            return self
-        return Reference(self.label, {key: list(itertools.compress(own, keep)) for key, own in self.points.items()})
+    points: list[tuple[float, float]]
+    """Place on the horizontal axis, in steps, frames or seconds, and score."""
 
 
-def read_references(path: Path) -> list[Reference]:
-    """The curves of a CSV file with the columns label, score and at least one of steps, frames and minutes.
+def read_references(path: Path, axis: str = "steps", until: float = math.inf) -> list[Reference]:
+    """The curves of a CSV file with the columns label, score and `axis`, as far as `until` on that axis.
 
     Raises UsageError for a file that cannot be read or has no such columns.
     """
@@ -125,16 +119,19 @@ def read_references(path: Path) -> list[Reference]:
             rows = list(csv.DictReader(file))
         if not rows:
             raise UsageError(f"{path} has no rows")
-        columns = [name for name in rows[0] if name != "label"]
-        return [
-            Reference(label, {name: [float(row[name]) for row in rows if row["label"] == label] for name in columns})
-            for label in dict.fromkeys(row["label"] for row in rows)
-        ]
+        if axis not in rows[0]:
+            raise UsageError(f"{path}: the reference {rows[0]['label']} has no {axis}")
+        size = 60 if axis == "minutes" else 1
+        points = [(row["label"], float(row[axis]), float(row["score"])) for row in rows]
     except (OSError, UnicodeDecodeError, KeyError, ValueError, TypeError, csv.Error):
         raise UsageError(
             f"{path} is no file of reference curves: it needs the columns label, score, and steps, frames or minutes, "
             "with numbers in all but the first"
         ) from None
+    return [
+        Reference(label, [(x * size, score) for own, x, score in points if own == label and x <= until])
+        for label in dict.fromkeys(own for own, _, _ in points)
+    ]
 
 
 MOST_INSIDE = 6
@@ -151,28 +148,21 @@ def draw_curves(
     """A figure of runs. Those that differ only in their seed share a colour: each a faint line, their median a strong
     one, and a band from the worst to the best as far as all of them go. References are dashed and grey. `colours` has
     those of some labels; the others get theirs in turn.
-
-    Raises UsageError for a reference that has no such axis.
     """
     figure, axes = plt.subplots(figsize=(8, 4.8), layout="constrained")
     names = label_curves(curves)
     key, text = AXES[axis]
     most = [row[key] for curve in curves for row in curve.rows]
     if axis != "minutes":
-        most += [x for reference in references for x in reference.points.get(axis, ())]
+        most += [x for reference in references for x, _ in reference.points]
     unit, size = unit_of(axis, max(most))
     for i, name in enumerate(dict.fromkeys(names)):
         group = [curve for curve, label in zip(curves, names, strict=True) if label == name]
         points = [sorted((row[key] / size, row["mean"]) for row in curve.rows) for curve in group]
         _draw_seeds(axes, points, colours.get(name, f"C{i % 10}"), name)
     for reference, style in zip(references, itertools.cycle(("--", ":", "-."))):
-        if axis not in reference.points or "score" not in reference.points:
-            raise UsageError(
-                f"the reference {reference.label} has no {axis if 'score' in reference.points else 'score'}"
-            )
-        scale = size / 60 if axis == "minutes" else size  # references have minutes
-        x = [value / scale for value in reference.points[axis]]
-        axes.plot(x, reference.points["score"], style, color="0.35", linewidth=1.5, label=reference.label, zorder=1)
+        x, scores = [x / size for x, _ in reference.points], [score for _, score in reference.points]
+        axes.plot(x, scores, style, color="0.35", linewidth=1.5, label=reference.label, zorder=1)
     axes.set_xlabel(f"{text} ({unit})")
     axes.set_ylabel("evaluation score\n(mean raw return of whole episodes)")
     axes.set_title(title or ", ".join(sorted({curve.env_id for curve in curves})))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -25,10 +25,10 @@ _environment = Environment(
 
 
 class Parts:
-    """The macros of a file of templates in this package, as functions."""
+    """The macros of a file of templates in this package, as functions. They may use `names`."""
 
-    def __init__(self, file: str) -> None:
-        self._macros = _environment.get_template(file).module
+    def __init__(self, file: str, **names: Any) -> None:
+        self._macros = _environment.get_template(file, globals=names).module
 
     def __getattr__(self, macro: str) -> Callable[..., Markup]:
         return cast(Callable[..., Markup], getattr(self._macros, macro))

@@ -11,14 +11,14 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import LONGEST_EPISODE, Environment, EpisodeLost, close_all, restore_all, states_of
 from asyncrl.runtime.clock import ENDED, READY, RUNNING
 from asyncrl.runtime.collect import Episode, for_environments, reset_state
-from asyncrl.runtime.normalize import Normalizer
+from asyncrl.runtime.normalize import Normalizer, make_normalizer
 from asyncrl.runtime.protocols import EVALUATOR, Agent
-from asyncrl.runtime.run import Run, build_agent, build_environments, build_normalizer
+from asyncrl.runtime.run import Run, build_agent, build_environments
 from asyncrl.runtime.snapshots import require_finite, take_checkpoint
 from asyncrl.storage import checkpoints
 from asyncrl.storage.records import RecordWriter, read_records
@@ -66,7 +66,7 @@ class Evaluator:
         self._interrupted = interrupted or self._leaving
         self._config = run.spec.config
         self._agent, self._replica = build_agent(run, EVALUATOR)
-        self._normalizer = build_normalizer(run, EVALUATOR)
+        self._normalizer = make_normalizer(run.handles.moments, EVALUATOR, run.spec)
         earlier = read_records(run.spec.folder.evaluator_file)
         scores = [row["mean"] for row in earlier if row.get("mean") is not None]
         with suppress(checkpoints.BadCheckpoint):  # one that was killed may have saved it and written no row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -16,6 +16,7 @@ from asyncrl.runtime.evaluator import Evaluation, cut_in_words
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, in_theta, name_of
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import take_checkpoint
+from asyncrl.runtime.telemetry import summed_up, time_shares
 from asyncrl.storage import checkpoints
 from asyncrl.storage.backlog import Backlog
 from asyncrl.storage.files import write_json
@@ -30,11 +31,14 @@ TIME_IS_OVER = "max_seconds reached"
 INTERVAL_SECONDS = 2.0
 """Time between two rows of supervisor.jsonl, TensorBoard and status.json."""
 EPISODES_AVERAGED = 100
-REPLACED = ("async/worker_restarts", "async/workers_gone")
-"""What only workers have that go on without the others."""
 SCORES = ("eval/mean_reward", "rollout/ep_rew_mean")
 BOOKKEEPING = ("runs_dir", "run_name", "resume", "quiet", "track", "track_project")
 """Settings that say nothing of what is learnt and how."""
+OF_SUMMARY = (
+    "steps", "total_steps", *Counts._fields, "updates_lost", "best_score", "worker_restarts", "workers_gone",
+    "evaluator_restarts", "learner_restarts", "unrecorded",
+)  # fmt: skip
+"""What status.json has of the summary, under the same names."""
 COUNTED = {"steps": "worker_steps", **{name: name for name in Counts._fields}}
 """Counters of a worker in shared memory: their names in `unrecorded`, and their keys in the worker's rows."""
 
@@ -377,86 +381,52 @@ class Monitor:
             self.summary.unrecorded[name] += count
         return missing
 
+    def _count(self) -> None:
+        """Bring steps, seconds and counts of the summary up to date."""
+        clock, store, summary = self.run.handles.clock, self.run.handles.store, self.summary
+        summary.steps, summary.seconds, summary.updates_lost = clock.steps, clock.seconds, store.lost
+        for name, count in in_theta(store)._asdict().items():
+            setattr(summary, name, count)
+
     def _write_row(self) -> None:
         """Everything since the last look as one row, in supervisor.jsonl and in TensorBoard."""
         rows, self._rows = self._rows, []
-        clock, store, summary = self.run.handles.clock, self.run.handles.store, self.summary
-        steps, self._looked_at = clock.steps, time.monotonic()
-        counts = in_theta(store)
-        updates = counts.updates
-        summary.steps, summary.seconds, summary.updates = steps, clock.seconds, updates
-        summary.steps_per_second = self._step_rate.of(steps)
+        clock, summary, in_step = self.run.handles.clock, self.summary, self.run.handles.accord is not None
+        self._count()
+        self._looked_at = time.monotonic()
+        summary.steps_per_second = self._step_rate.of(summary.steps)
         if limit := self.run.spec.config.max_seconds:
             summary.seconds_to_limit = max(0.0, limit - clock.seconds_of_this_part)
         summary.worker_silence = [clock.heartbeat_age(worker) for worker in range(clock.workers)]
-        summary.updates_lost = store.lost
-        summary.dropped_gradients = counts.dropped_gradients
-        summary.stale_gradients, summary.outlier_gradients = counts.stale_gradients, counts.outlier_gradients
         if self._scores:
             summary.score_mean, summary.length_mean = statistics.fmean(self._scores), statistics.fmean(self._lengths)
+        sums = summed_up([*rows, *(row for reader in self._exchanges for row in reader.new())])
+        if in_step and not sums.get("async/staleness_max"):  # every gradient was of the newest theta
+            sums = {tag: value for tag, value in sums.items() if not tag.startswith("async/staleness")}
+        if "train/learning_rate" in sums:
+            summary.staleness_mean = sums.get("async/staleness_mean")
+            summary.learning_rate = sums["train/learning_rate"]
         scalars: dict[str, float | None] = {
             "rollout/ep_rew_mean": summary.score_mean,
             "rollout/ep_len_mean": summary.length_mean,
             "time/fps": summary.steps_per_second,
             "time/frames_per_second": summary.steps_per_second * summary.frames_per_step,
             "time/time_elapsed": summary.seconds,
-            "async/updates_per_second": self._update_rate.of(updates),
-            "async/updates_lost": store.lost,
-            "async/dropped_gradients": counts.dropped_gradients,
-            "async/stale_gradients": counts.stale_gradients,
-            "async/outlier_gradients": counts.outlier_gradients,
-            "async/worker_restarts": sum(summary.worker_restarts),
-            "async/workers_gone": len(summary.workers_gone),
+            "async/updates_per_second": self._update_rate.of(summary.updates),
+            **{f"async/{name}": getattr(summary, name) for name in ("updates_lost", *Counts._fields[1:])},
+            "async/worker_restarts": None if in_step else sum(summary.worker_restarts),
+            "async/workers_gone": None if in_step else len(summary.workers_gone),
             "async/evaluator_restarts": summary.evaluator_restarts,
+            **sums,
+            **time_shares([row for row in rows if "worker_steps" in row], "async/time_share"),
+            **time_shares([row for row in rows if "worker_steps" not in row], "learner/time_share"),
         }
-        scalars |= self._learnt([row for row in rows if "updates" in row])
-        scalars |= self._took([row for row in rows if "batches" in row])
-        scalars |= time_shares([row for row in rows if "worker_steps" in row], "async/time_share")
-        scalars |= time_shares([row for row in rows if "worker_steps" not in row], "learner/time_share")
-        scalars |= exchanged([row for reader in self._exchanges for row in reader.new()])
-        if self.run.handles.accord is not None:
-            scalars |= dict.fromkeys(REPLACED)
         present = {tag: value for tag, value in scalars.items() if value is not None}
-        self._scalars(present, steps)
-        self._writer.write({"steps": steps, "seconds": round(summary.seconds, 3), "updates": updates, **present})
+        self._scalars(present, summary.steps)
+        counted = {"steps": summary.steps, "seconds": round(summary.seconds, 3), "updates": summary.updates}
+        self._writer.write(counted | present)
         if self._listener is not None:
             self._listener.looked(summary)
-
-    def _learnt(self, rows: list[dict[str, Any]]) -> dict[str, float | None]:
-        """What rows say about updates."""
-        if not rows:
-            return {}
-        oldest = max(row["staleness_max"] for row in rows)
-        ages = oldest > 0 or self.run.handles.accord is None
-        self.summary.staleness_mean = weighted_mean(rows, "staleness_mean") if ages else None
-        self.summary.learning_rate = rows[-1]["learning_rate"]
-        scalars: dict[str, float | None] = {
-            "async/staleness_mean": self.summary.staleness_mean,
-            "async/staleness_max": oldest if ages else None,
-            "train/learning_rate": self.summary.learning_rate,
-            "train/gradient_norm": weighted_mean(rows, "gradient_norm"),
-        }
-        if "pull_age_mean" in rows[-1]:
-            scalars["async/pull_age_mean"] = weighted_mean(rows, "pull_age_mean")
-        for name in rows[-1]["metrics"]:
-            values = [row["metrics"][name] for row in rows if row["metrics"].get(name) is not None]
-            scalars[f"train/{name}"] = statistics.fmean(values) if values else None
-        return scalars
-
-    def _took(self, rows: list[dict[str, Any]]) -> dict[str, float | None]:
-        """What a learner's rows say about batches."""
-        if not rows:
-            return {}
-        if "replay" in rows[-1]:
-            facts = [row["replay"] | {"batches": row["batches"]} for row in rows]
-            return {f"learner/{name}": weighted_mean(facts, name, "batches") for name in rows[-1]["replay"]}
-        return {
-            "learner/rollout_age_mean": weighted_mean(rows, "rollout_age_mean", "batches"),
-            "learner/rollout_age_max": max(row["rollout_age_max"] for row in rows),
-            "learner/rollouts_waiting": weighted_mean(rows, "rollouts_waiting", "batches"),
-            "learner/rollouts_missing": sum(row["rollouts_missing"] for row in rows),
-            "learner/rollouts_again": sum(row["rollouts_again"] for row in rows),
-        }
 
     def _save_if_due(self) -> None:
         steps = self.run.handles.clock.steps
@@ -492,27 +462,18 @@ class Monitor:
         self, state: str, reason: str = "", exit_code: int | None = None, traceback: str | None = None
     ) -> None:
         """status.json: which state the run is in, and why. If it cannot be written, that is tried with the next."""
-        clock, store = self.run.handles.clock, self.run.handles.store
-        steps = clock.steps  # once: workers go on
+        self._count()
+        summary = self.summary
         status = {
             "state": state,
             "reason": reason,
             "exit_code": exit_code,
-            "steps": steps,
-            "frames": steps * self.summary.frames_per_step,
-            "total_steps": self.run.spec.config.total_steps,
-            **in_theta(store)._asdict(),
-            "updates_lost": store.lost,
-            "seconds": round(clock.seconds, 3),
-            "steps_per_second": round(self.summary.steps_per_second, 1),
-            "best_score": self.summary.best_score,
-            "last_evaluation": self.summary.evaluation,
-            "worker_steps": clock.worker_steps(),
-            "worker_restarts": self.summary.worker_restarts,
-            "workers_gone": self.summary.workers_gone,
-            "evaluator_restarts": self.summary.evaluator_restarts,
-            "learner_restarts": self.summary.learner_restarts,
-            "unrecorded": self.summary.unrecorded,
+            **{name: getattr(summary, name) for name in OF_SUMMARY},
+            "frames": summary.steps * summary.frames_per_step,
+            "seconds": round(summary.seconds, 3),
+            "steps_per_second": round(summary.steps_per_second, 1),
+            "last_evaluation": summary.evaluation,
+            "worker_steps": self.run.handles.clock.worker_steps(),
             "unwritten": self._count_unwritten(),
             "started": self._started,
             "part": self.run.spec.part,
@@ -565,41 +526,3 @@ def in_records(worker: int) -> int | str:
 def in_words(facts: Mapping[str, float]) -> str:
     """What distinguishes a worker's exploration, as text."""
     return ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in facts.items())
-
-
-def weighted_mean(rows: Iterable[Mapping[str, Any]], key: str, weight: str = "updates") -> float:
-    """Mean over updates (or another count) of a quantity whose mean each row gives."""
-    pairs = [(row[key], row[weight]) for row in rows if row[key] is not None]
-    return float(sum(value * weight for value, weight in pairs) / max(1, sum(weight for _, weight in pairs)))
-
-
-def exchanged(rows: list[dict[str, Any]]) -> dict[str, float | None]:
-    """What rows say about exchanges between hosts, or about what hosts sent to a learner."""
-    if not rows:
-        return {}
-    if "parcels" in rows[-1]:
-        return {
-            "hosts/rollouts": sum(row["rollouts"] for row in rows),
-            "hosts/rollouts_lost": sum(row["rollouts_lost"] for row in rows),
-            "hosts/parcel_seconds_mean": weighted_mean(rows, "parcel_seconds_mean", "parcels"),
-        }
-    return {
-        "hosts/exchange_staleness_mean": weighted_mean(rows, "exchange_staleness_mean", "exchanges"),
-        "hosts/exchange_staleness_max": max(row["exchange_staleness_max"] for row in rows),
-        **{
-            f"hosts/{key}": weighted_mean(rows, key, "exchanges")
-            for key in ("exchange_seconds_mean", "exchange_turns_mean")
-            if key in rows[-1]
-        },
-        "hosts/updates_lost": sum(row["updates_lost"] for row in rows),
-    }
-
-
-def time_shares(rows: Iterable[Mapping[str, Any]], tag: str) -> dict[str, float | None]:
-    """Where the time of `rows` went, as shares that add up to 1, by phase."""
-    sums: dict[str, float] = {}
-    for row in rows:
-        for phase, seconds in row["time"].items():
-            sums[phase] = sums.get(phase, 0.0) + seconds
-    total = sum(sums.values())
-    return {f"{tag}_{phase}": seconds / total for phase, seconds in sums.items()} if total > 0 else {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -16,22 +15,19 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithm import GRADIENT, Who, algorithm_of
-from asyncrl.config.run_config import RunConfig
 from asyncrl.core.devices import CPU
 from asyncrl.core.flat import flatten_parameters
 from asyncrl.core.named import Parcel
 from asyncrl.core.rollout import Part
-from asyncrl.core.spaces import Spaces
 from asyncrl.envs.rebuilding import Rebuilding
-from asyncrl.envs.spec import Environment, EnvSpec, closed_on_error
+from asyncrl.envs.spec import Environment, closed_on_error
 from asyncrl.runtime.accord import Accord
 from asyncrl.runtime.clock import BUILDING, Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.loops import Pending, actor, actor_learner, bundled, learner
-from asyncrl.runtime.moments import RunMoments
-from asyncrl.runtime.normalize import Normalizer, make_normalizer
+from asyncrl.runtime.loops import Pending, Replica, actor, actor_learner, bundled, learner
+from asyncrl.runtime.normalize import RunMoments, make_normalizer
+from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Agent, Experience, Learning, Store, name_of
-from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, GLOBAL_GENERATOR, NETWORK, derive, generator
 from asyncrl.runtime.telemetry import Telemetry
 from asyncrl.runtime.threads import limit_threads, running_threads
@@ -44,14 +40,9 @@ Layout = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
-class RunSpec:
+class RunSpec(Plan):
     """The description of a run, or of one part of a resumed run: plain data, no live memory."""
 
-    algorithm: str
-    """Name of the algorithm: its module, for example "asyncrl.a3c", or `module:Class`."""
-    config: RunConfig
-    environment: EnvSpec
-    spaces: Spaces
     folder: RunFolder
     layout: Layout
     part: int = 0
@@ -110,11 +101,11 @@ class Run:
     handles: Handles
 
 
-def initial_parameters(algorithm: str, config: RunConfig, spaces: Spaces) -> tuple[Tensor, Layout]:
+def initial_parameters(plan: Plan) -> tuple[Tensor, Layout]:
     """theta `[P]` at the beginning of a run with this seed, and its layout."""
     with GLOBAL_GENERATOR:
-        torch.manual_seed(derive(config.seed, NETWORK))
-        network = algorithm_of(algorithm).make_network(config, spaces)
+        torch.manual_seed(derive(plan.config.seed, NETWORK))
+        network = plan.method.make_network(plan.config, plan.spaces)
     layout = tuple((name, tuple(parameter.shape)) for name, parameter in network.named_parameters())
     return flatten_parameters(network), layout
 
@@ -122,8 +113,8 @@ def initial_parameters(algorithm: str, config: RunConfig, spaces: Spaces) -> tup
 def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
     """An agent and its replica: of a worker, a learner or the evaluator."""
     spec, store = run.spec, run.handles.store
-    algorithm = algorithm_of(spec.algorithm)
-    with GLOBAL_GENERATOR, torch.device(getattr(spec.config, "learner_device", CPU) if worker <= LEARNER else CPU):
+    algorithm = spec.method
+    with GLOBAL_GENERATOR, torch.device(spec.learner_device if worker <= LEARNER else CPU):
         network = algorithm.make_network(spec.config, spec.spaces)
         target = algorithm.make_network(spec.config, spec.spaces) if algorithm.has_target else None
     # The only writer of theta may compute on it; so may those whose method is to do so while others write.
@@ -144,15 +135,6 @@ def _role_of(process: int) -> tuple[Who, int]:
     if process == EVALUATOR:
         return "evaluator", 0
     return ("worker", process) if process >= 0 else ("learner", LEARNER - process)
-
-
-@functools.lru_cache(maxsize=1)  # it takes a network, and a run asks for it twice before it begins
-def state_shapes(algorithm: str, config: RunConfig, spaces: Spaces) -> tuple[tuple[int, ...], ...]:
-    """Shapes of the recurrent state's tensors for one environment; none for a feed-forward network."""
-    method = algorithm_of(algorithm)
-    with GLOBAL_GENERATOR:
-        agent = method(config, method.make_network(config, spaces), None, "worker", 0, torch.Generator())
-    return tuple(tuple(part.shape[1:]) for part in agent.initial_state(1) or ())
 
 
 MakeAgent = Callable[[Run, int], tuple[Agent, Replica]]
@@ -228,7 +210,7 @@ def build_worker(
     records are written elsewhere.
     """
     spec, handles = run.spec, run.handles
-    config, algorithm = spec.config, algorithm_of(spec.algorithm)
+    config, algorithm = spec.config, spec.method
     agent, replica = make_agent(run, worker)
     before = running_threads()
     writer = make_writer(spec.folder.worker_file(worker))
@@ -245,7 +227,7 @@ def build_worker(
             handles.clock,
             look_ahead=algorithm.looks_ahead,
             extras=algorithm.extras,
-            normalizer=build_normalizer(run, worker),
+            normalizer=make_normalizer(handles.moments, worker, spec),
             whole_episodes=algorithm.whole_episodes,
             beat=handles.clock.pulse(worker),
         )
@@ -306,9 +288,3 @@ def dump_culprit(file: Path, agent: Agent, part: Part) -> str:
     except OSError:  # a full disk, or a rank on another host, which need not see the run's folder
         return "its rollout could not be kept"
     return f"its rollout and parameters are in {file.name}"
-
-
-def build_normalizer(run: Run, worker: int) -> Normalizer | None:
-    """The worker's view of the shared moments; None if nothing is normalised."""
-    spec = run.spec
-    return make_normalizer(run.handles.moments, worker, spec.config, spec.environment, spec.spaces)

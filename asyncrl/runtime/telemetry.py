@@ -1,11 +1,11 @@
-"""What a worker, an actor or a learner records about itself."""
+"""What a worker, an actor or a learner records about itself, and what the rows of several add up to."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -19,20 +19,6 @@ from asyncrl.storage.records import Rows
 
 MOST_DROPPED = 10
 """The run ends after this many consecutive gradients that are not finite."""
-
-
-def told(metrics: Mapping[str, Tensor]) -> str:
-    """Metrics in words."""
-    return ", ".join(f"{name} was {float(value):.4g}" for name, value in metrics.items())
-
-
-def ages_as(name: str, ages: Counter[int]) -> dict[str, Any]:
-    """Mean, maximum and histogram of ages in updates, as entries of a row."""
-    return {
-        f"{name}_mean": sum(age * count for age, count in ages.items()) / max(1, ages.total()),
-        f"{name}_max": max(ages, default=0),
-        f"{name}_counts": {str(age): count for age, count in sorted(ages.items())},
-    }
 
 
 class Telemetry:
@@ -79,15 +65,14 @@ class Telemetry:
 
     def _clear(self) -> None:
         self._seconds: dict[str, float] = {}
-        self._updates = self._steps = 0
+        self._updates = self._steps = self._batches = 0
+        self._norms = 0.0
         self._dropped: Counter[str] = Counter()
         """By reason."""
-        self._norms = 0.0
-        self._staleness: Counter[int] = Counter()
-        self._pull_ages: Counter[int] = Counter()
-        self._rollout_ages: Counter[int] = Counter()
-        self._batches = self._waiting = self._missing = self._again = 0
-        self._facts: dict[str, float] = {}
+        self._ages: dict[str, Counter[int]] = {name: Counter() for name in ("staleness", "pull_age", "rollout_age")}
+        self._left: Counter[str] = Counter()
+        """Rollouts that batches found waiting, missing or taken before."""
+        self._facts: Counter[str] = Counter()
         if self._collector is not None:
             self._collector.episodes.clear()
             self._collector.environment_seconds = self._collector.acting_seconds = 0.0
@@ -120,8 +105,8 @@ class Telemetry:
         if receipt.applied:
             self._updates += 1
             self._norms += receipt.norm
-            self._staleness[receipt.staleness] += 1
-            self._pull_ages[receipt.staleness + pull_age] += 1
+            self._ages["staleness"][receipt.staleness] += 1
+            self._ages["pull_age"][receipt.staleness + pull_age] += 1
         else:
             self._dropped[receipt.reason] += 1
             if self._dropped_in_a_row == MOST_DROPPED:
@@ -138,12 +123,10 @@ class Telemetry:
     def batch(self, batch: Batch, version: int) -> None:
         """The learner has taken a batch, with theta of `version`."""
         self._batches += 1
-        self._rollout_ages.update(version - acted_with for acted_with in batch.versions)
-        self._waiting += batch.waiting
-        self._missing += batch.missing
-        self._again += batch.again
+        self._ages["rollout_age"].update(version - acted_with for acted_with in batch.versions)
+        self._left.update(rollouts_missing=batch.missing, rollouts_again=batch.again, waiting=batch.waiting)
         for name, value in batch.facts.items():
-            self._facts[name] = self._facts.get(name, 0.0) + value
+            self._facts[name] += value  # type: ignore[assignment]
 
     def _write_if_due(self) -> None:
         if self._mark >= self._due:
@@ -176,24 +159,26 @@ class Telemetry:
             **Counts(self._updates, *(self._dropped[reason] for reason in (NOT_FINITE, STALE, OUTLIER)))._asdict(),
             "learning_rate": self._learning_rate,
             "gradient_norm": self._norms / max(1, self._updates),
-            **ages_as("staleness", self._staleness),
-            **({} if self._private_copy else ages_as("pull_age", self._pull_ages)),
+            **self._ages_as("staleness"),
+            **({} if self._private_copy else self._ages_as("pull_age")),
             "metrics": {name: float(value) for name, value in self._metrics().items()},
         }
 
     def _took(self) -> dict[str, Any]:
         """What a learner's row says about batches."""
+        took: dict[str, Any] = {"batches": self._batches}
         if self._facts:
-            return {
-                "batches": self._batches,
-                "replay": {name: total / self._batches for name, total in self._facts.items()},
-            }
+            return took | {"replay": {name: total / self._batches for name, total in self._facts.items()}}
+        waiting = self._left.pop("waiting") / self._batches
+        return took | self._ages_as("rollout_age") | {"rollouts_waiting": waiting} | self._left
+
+    def _ages_as(self, name: str) -> dict[str, Any]:
+        """Mean, maximum and histogram of ages in updates, as entries of a row."""
+        ages = self._ages[name]
         return {
-            "batches": self._batches,
-            **ages_as("rollout_age", self._rollout_ages),
-            "rollouts_waiting": self._waiting / self._batches,
-            "rollouts_missing": self._missing,
-            "rollouts_again": self._again,
+            f"{name}_mean": sum(age * count for age, count in ages.items()) / max(1, ages.total()),
+            f"{name}_max": max(ages, default=0),
+            f"{name}_counts": {str(age): count for age, count in sorted(ages.items())},
         }
 
     def _time(self) -> dict[str, float]:
@@ -223,3 +208,94 @@ class Telemetry:
             if not self._shared:
                 self._writer.close()
                 self._clock.note_unwritten(self._who, self._writer.missing)
+
+
+def told(metrics: Mapping[str, Tensor]) -> str:
+    """Metrics in words."""
+    return ", ".join(f"{name} was {float(value):.4g}" for name, value in metrics.items())
+
+
+Pairs: TypeAlias = Sequence[tuple[float, float]]
+"""Values from several rows, each with the row's weight."""
+
+
+def mean(pairs: Pairs) -> float:
+    """The mean by weight; 0 without any."""
+    return float(sum(value * weight for value, weight in pairs) / max(1, sum(weight for _, weight in pairs)))
+
+
+def largest(pairs: Pairs) -> float:
+    """The largest value."""
+    return max(value for value, _ in pairs)
+
+
+def total(pairs: Pairs) -> float:
+    """The sum of the values."""
+    return sum(value for value, _ in pairs)
+
+
+def newest(pairs: Pairs) -> float:
+    """The last value."""
+    return pairs[-1][0]
+
+
+SUMS: dict[str, dict[str, Callable[[Pairs], float]]] = {
+    "updates": {
+        "async/staleness_mean": mean,
+        "async/staleness_max": largest,
+        "async/pull_age_mean": mean,
+        "train/learning_rate": newest,
+        "train/gradient_norm": mean,
+    },
+    "batches": {
+        "learner/rollout_age_mean": mean,
+        "learner/rollout_age_max": largest,
+        "learner/rollouts_waiting": mean,
+        "learner/rollouts_missing": total,
+        "learner/rollouts_again": total,
+    },
+    "exchanges": {
+        "hosts/exchange_staleness_mean": mean,
+        "hosts/exchange_staleness_max": largest,
+        "hosts/exchange_seconds_mean": mean,
+        "hosts/exchange_turns_mean": mean,
+        "hosts/updates_lost": total,
+    },
+    "parcels": {
+        "hosts/rollouts": total,
+        "hosts/rollouts_lost": total,
+        "hosts/parcel_seconds_mean": mean,
+    },
+}
+"""By the entry of a row that is its weight: the tags that are made from such rows, and how; an entry's name is what
+follows the slash."""
+
+
+def summed_up(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """What rows of several processes add up to, by tag. Values that were not finite, null in the rows, are left out."""
+    rows, scalars = list(rows), dict[str, float]()
+    for weight, tags in SUMS.items():
+        values = _values([row for row in rows if weight in row], weight)
+        scalars |= {tag: sums(values[name]) for tag, sums in tags.items() if (name := tag.partition("/")[2]) in values}
+    # A metric is of the newest update alone, so each row counts alike.
+    metrics = _values([row["metrics"] for row in rows if "metrics" in row])
+    replay = _values([row["replay"] | {"batches": row["batches"]} for row in rows if "replay" in row], "batches")
+    scalars |= {f"train/{name}": mean(pairs) for name, pairs in metrics.items()}
+    return scalars | {f"learner/{name}": mean(pairs) for name, pairs in replay.items() if name != "batches"}
+
+
+def time_shares(rows: Iterable[Mapping[str, Any]], tag: str) -> dict[str, float]:
+    """Where the time of `rows` went, as shares that add up to 1, by phase."""
+    sums = {phase: total(pairs) for phase, pairs in _values(row["time"] for row in rows).items()}
+    whole = sum(sums.values())
+    return {f"{tag}_{phase}": seconds / whole for phase, seconds in sums.items()} if whole > 0 else {}
+
+
+def _values(rows: Iterable[Mapping[str, Any]], weight: str = "") -> dict[str, list[tuple[float, float]]]:
+    """The values of rows by name, with the rows' weights."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if value is not None:
+                found.setdefault(name, []).append((value, row.get(weight, 1)))
+    return found

@@ -6,7 +6,8 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from rich.console import Console
 from rich.live import Live
@@ -15,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.core.output import clean, print_line
+from asyncrl.core.output import clean, duration, print_line
 from asyncrl.runtime.monitor import Summary
 
 PLAIN_INTERVAL_SECONDS, COUNT_INTERVAL_SECONDS = 10.0, 5.0
@@ -45,109 +46,64 @@ def shown(text: str, style: str = "") -> Text:
 
 
 class View:
-    """Shows summaries of a run. This one shows nothing: --quiet."""
+    """Shows summaries of a run: as a panel that renews itself, as a line every ten seconds in logs and pipes, or not.
+
+    A panel needs a terminal that can move its cursor (not TERM=dumb) and draw lamps.
+    """
+
+    def __init__(self, quiet: bool = True, title: str = "", more: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`more` are further rows of the panel, which may change."""
+        console = Console()
+        draws = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
+        self.live = Live(console=console, refresh_per_second=4) if draws and not quiet else None
+        """What renews the panel; None: there is none."""
+        self._quiet, self._title, self._more = quiet, title, more
+        self._said_at = time.monotonic()
 
     def say(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays, above the panel."""
+        if self.live is not None:
+            with even_if_nobody_reads():
+                self.live.console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
+        elif not self._quiet:
+            say(line)
 
     def count(self, ready: int, workers: int) -> None:
-        """Show how many workers are ready, before the run begins."""
+        """Show how many workers are ready, before the run begins; as lines only if it takes a while."""
+        text = f"{ready} of {workers} workers are ready"
+        if self.live is not None:
+            self._draw(self.live, Text(text, style="dim"))
+        elif ready < workers and self._is_time(COUNT_INTERVAL_SECONDS):
+            self.say(text)
 
     def show(self, summary: Summary) -> None:
         """Show the present state."""
-
-    def close(self, summary: Summary) -> None:
-        """Show the last state and leave the terminal as it was."""
-
-
-class PlainView(View):
-    """A line every ten seconds, for logs and pipes."""
-
-    def __init__(self) -> None:
-        self._shown_at = time.monotonic()
-        self._counted_at = time.monotonic()
-
-    def say(self, line: str) -> None:
-        """Print the line."""
-        say(line)
-
-    def count(self, ready: int, workers: int) -> None:
-        """Print a line if some are not ready after a while, and again after a while."""
-        now = time.monotonic()
-        if ready < workers and now - self._counted_at >= COUNT_INTERVAL_SECONDS:
-            self._counted_at = now
-            self.say(counted(ready, workers))
-
-    def show(self, summary: Summary) -> None:
-        """Print a line if the last is old enough."""
-        now = time.monotonic()
-        if now - self._shown_at >= PLAIN_INTERVAL_SECONDS:
-            self._shown_at = now
+        if self.live is not None:
+            self._draw(self.live, panel(summary, self._title, self._more))
+        elif self._is_time(PLAIN_INTERVAL_SECONDS):
             self.say(one_line(summary))
 
     def close(self, summary: Summary) -> None:
-        """Print the last state."""
-        self.say(one_line(summary))
+        """Show the last state, which stays on the screen, and leave the terminal as it was."""
+        if self.live is None:
+            self.say(one_line(summary))
+        else:
+            self.show(summary)
+            with even_if_nobody_reads():
+                self.live.stop()
 
-
-class LiveView(View):
-    """A panel that renews itself: progress, speed, scores, staleness and a lamp per worker."""
-
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._console = Console()
-        self._live = Live(console=self._console, refresh_per_second=4, transient=False)
-        self._running = False
-
-    def say(self, line: str) -> None:
-        """Print the line above the panel."""
+    def _draw(self, live: Live, what: Panel | Text) -> None:
         with even_if_nobody_reads():
-            self._console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
+            live.start()  # unless it has been started
+            live.update(what)
 
-    def count(self, ready: int, workers: int) -> None:
-        """Count in the place of the panel."""
-        self._draw(Text(counted(ready, workers), style="dim"))
-
-    def show(self, summary: Summary) -> None:
-        """Renew the panel."""
-        self._draw(panel(summary, self._title))
-
-    def _draw(self, what: Panel | Text) -> None:
-        with even_if_nobody_reads():
-            if not self._running:
-                self._running = True
-                self._live.start()
-            self._live.update(what)
-
-    def close(self, summary: Summary) -> None:
-        """Leave the last panel on the screen."""
-        self.show(summary)
-        with even_if_nobody_reads():
-            self._running = False
-            self._live.stop()
-
-
-def make_view(quiet: bool, title: str) -> View:
-    """The view for this output: a panel needs a terminal that can move its cursor (not TERM=dumb) and draw lamps."""
-    if quiet:
-        return View()
-    console = Console()
-    draws = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
-    return LiveView(title) if draws else PlainView()
-
-
-def counted(ready: int, workers: int) -> str:
-    """How many workers are ready."""
-    return f"{ready} of {workers} workers are ready"
-
-
-def duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds as people write them; "-" for None."""
-    if seconds is None:
-        return "-"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    def _is_time(self, interval: float) -> bool:
+        """Whether the last line is so long ago."""
+        now = time.monotonic()
+        if now - self._said_at < interval:
+            return False
+        self._said_at = now
+        return True
 
 
 def number(value: float | None) -> str:
@@ -168,47 +124,28 @@ def speed(summary: Summary) -> str:
     return text
 
 
-def one_line(summary: Summary) -> str:
-    """A summary in one line."""
-    parts = [
-        f"{duration(summary.seconds)}  {summary.steps:,} steps ({percentage(summary):.0f} %)",
-        speed(summary),
-        *([] if summary.ended else [f"left {duration(summary.seconds_left)}"]),
-        f"return {number(summary.score_mean)}",
-        f"evaluation {number(summary.evaluation)} (best {number(summary.best_score)}){next_evaluation(summary)}",
-        *staleness(summary),
-    ]
-    parts += dropped(summary)
-    if text := losses(summary):
-        parts.append(text)
-    return " | ".join(parts)
+def evaluated(summary: Summary) -> str:
+    """Scores of the last and the best evaluation, and when the next one is due if there will be one."""
+    text = f"{number(summary.evaluation)} (best {number(summary.best_score)})"
+    if summary.ended or summary.evaluation_due is None:
+        return text
+    left = summary.evaluation_due - summary.steps
+    if summary.evaluation_due >= summary.total_steps:
+        return f"{text}, next at the end"
+    if left <= 0:
+        return f"{text}, next now"
+    return f"{text}, next in {duration(left / summary.steps_per_second)}" if summary.steps_per_second > 0 else text
 
 
 def staleness(summary: Summary) -> list[str]:
-    """The mean age of gradients; empty where they have none."""
-    return [] if summary.staleness_mean is None else [f"staleness {summary.staleness_mean:.1f}"]
-
-
-def next_evaluation(summary: Summary) -> str:
-    """When the next evaluation is due, to follow the last one's score; empty when there will be none."""
-    if summary.ended or summary.evaluation_due is None:
-        return ""
-    if summary.evaluation_due >= summary.total_steps:
-        return ", next at the end"
-    left = summary.evaluation_due - summary.steps
-    if left <= 0:
-        return ", next now"
-    return f", next in {duration(left / summary.steps_per_second)}" if summary.steps_per_second > 0 else ""
-
-
-def dropped(summary: Summary) -> list[str]:
-    """How many gradients were dropped so far, by reason; empty if none was."""
+    """The mean age of gradients, where they have one, and how many were dropped so far, by reason."""
     counts = {
         "dropped": summary.dropped_gradients,
         "too old": summary.stale_gradients,
         "outliers": summary.outlier_gradients,
     }
-    return [f"{what} {count}" for what, count in counts.items() if count]
+    mean = [] if summary.staleness_mean is None else [f"staleness {summary.staleness_mean:.1f}"]
+    return [*mean, *(f"{what} {count}" for what, count in counts.items() if count)]
 
 
 def losses(summary: Summary) -> str:
@@ -222,34 +159,40 @@ def losses(summary: Summary) -> str:
     return ", ".join(f"{what} {count:,}" for what, count in counts.items() if count)
 
 
-def panel(summary: Summary, title: str = "asyncrl") -> Panel:
-    """A summary as a rich renderable."""
+def one_line(summary: Summary) -> str:
+    """A summary in one line."""
+    parts = [
+        f"{duration(summary.seconds)}  {summary.steps:,} steps ({percentage(summary):.0f} %)",
+        speed(summary),
+        "" if summary.ended else f"left {duration(summary.seconds_left)}",
+        f"return {number(summary.score_mean)}",
+        f"evaluation {evaluated(summary)}",
+        *staleness(summary),
+        losses(summary),
+    ]
+    return " | ".join(filter(None, parts))
+
+
+def panel(summary: Summary, title: str = "asyncrl", more: Mapping[str, str] = MappingProxyType({})) -> Panel:
+    """A summary as a rich renderable, with rows for what there is `more`."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
+    left = "" if summary.ended or summary.seconds_left is None else f", about {duration(summary.seconds_left)} left"
+    updates = [f"{summary.updates:,}", f"learning rate {summary.learning_rate:.2e}", *staleness(summary)]
     grid.add_row("steps", f"{summary.steps:,} of {summary.total_steps:,}  ({percentage(summary):.1f} %)")
     grid.add_row("", ProgressBar(total=summary.total_steps, completed=summary.steps, width=40))
-    left = "" if summary.ended or summary.seconds_left is None else f", about {duration(summary.seconds_left)} left"
     grid.add_row("time", duration(summary.seconds) + left)
     grid.add_row("speed", speed(summary))
     grid.add_row("training return", f"{number(summary.score_mean)}  (mean of the last episodes, raw)")
-    scores = f"{number(summary.evaluation)}  (best {number(summary.best_score)})"
-    grid.add_row("evaluation", scores + next_evaluation(summary))
+    grid.add_row("evaluation", evaluated(summary))
     if summary.remark:
         grid.add_row("", shown(summary.remark, "yellow"))
-    grid.add_row(
-        "updates",
-        ", ".join(
-            [
-                f"{summary.updates:,}",
-                *staleness(summary),
-                f"learning rate {summary.learning_rate:.2e}",
-                *dropped(summary),
-            ]
-        ),
-    )
+    grid.add_row("updates", ", ".join(updates))
     if text := losses(summary):
         grid.add_row("losses", Text(text, style="yellow"))
+    for name, text in more.items():
+        grid.add_row(name, text)
     if not summary.ended:
         grid.add_row("workers", lamps(summary))
     return Panel(grid, title=shown(title), title_align="left", border_style="cyan", expand=False)

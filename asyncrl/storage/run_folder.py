@@ -26,11 +26,17 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl import __version__
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
-from asyncrl.storage.holding import Hold, holding
-from asyncrl.storage.status import LOCK, STATUS, read_status
+from asyncrl.storage.files import read_json
+from asyncrl.storage.holding import Hold, holding, is_held
 
+LOCK, STATUS = "run.lock", "status.json"
+"""Names of the files in a run's folder that say who trains there, and how it goes."""
+GOING = ("starting", "running")
+"""States of a run that a process is working at."""
+DIED = "died"
+"""The state of a run that was going on when its process came to an end without a word."""
 MAX_NAME_LENGTH = 100
 STAMP = "%Y%m%d-%H%M%S"
 """How the name of a run tells its time."""
@@ -201,6 +207,30 @@ def started_at(folder: Path) -> datetime:
     return datetime.min.replace(tzinfo=UTC)
 
 
+def read_status(folder: Path) -> dict[str, Any]:
+    """What status.json in a run's folder says; empty if there is none, or it cannot be read, and no process is there.
+
+    A run that is said to be going on, but that no process holds, is in the state DIED: its command was killed, or its
+    machine went down. Nothing is written, so the folder may be read-only.
+    """
+    status = _read_status(folder)
+    if status.get("state", GOING[0]) not in GOING:
+        return status
+    if is_held(folder / LOCK):
+        return status or {"state": GOING[0]}
+    status = _read_status(folder)  # the run may have ended since
+    if status.get("state") not in GOING:
+        return status
+    return status | {"state": DIED, "reason": "its process is gone: it was killed, or its machine went down"}
+
+
+def _read_status(folder: Path) -> dict[str, Any]:
+    try:
+        return dict(read_json(folder / STATUS))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
 def runs_of(runs_dir: Path, algorithm: str, env_id: str) -> list[RunFolder]:
     """Return all runs of an algorithm on an environment, whatever their state."""
     place = run_path(runs_dir, algorithm, env_id, "_").parent
@@ -288,6 +318,6 @@ def _cpu_fact(key: str) -> str | None:
 
 def _memory_gib() -> float | None:
     try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_ALGORITHMS") / 2**30, 1)
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (AttributeError, ValueError, OSError):
         return None

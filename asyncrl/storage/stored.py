@@ -8,10 +8,13 @@ is to be trusted.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import json
+import os
 import secrets
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +24,6 @@ from asyncrl.catalog import ALGORITHMS, module_of
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import PROGRAM, is_name, known_here
 from asyncrl.storage.files import plain, replace_file
-from asyncrl.storage.user_key import KEY_BYTES, user_key
 
 SIGNATURE = "config.signature"
 REGISTRARS = ("ale_py", "gymnasium", "minigrid", "minatar")
@@ -35,6 +37,7 @@ PLACES = ("address", "init_method")
 """Settings that name processes to connect to, whose messages are code as well (docs/ray.md)."""
 TRAINED = (*CODE, *PLACES)
 """Code and places that a run needs in order to train."""
+KEY_BYTES = 32
 _OF_THIS_PROCESS = secrets.token_bytes(KEY_BYTES)
 
 
@@ -121,10 +124,6 @@ def _told(name: str, text: str) -> str:
     return f"{'connect to' if name in PLACES else 'import'} {text} ({name})"
 
 
-REMOVED = {"simulate_hosts": 0, "exchange_delay": 1.0}
-"""Settings that earlier versions had, with the values at which they changed nothing."""
-
-
 def read_stored(file: Path, flat: bool = False) -> Stored:
     """Read a run's config.json; `flat`: the settings may also stand by themselves. Raises UsageError if it cannot."""
     try:
@@ -133,7 +132,6 @@ def read_stored(file: Path, flat: bool = False) -> Stored:
         if flat and not isinstance(data.get("config"), dict):
             data = {"algorithm": data.pop("algorithm", ""), "config": data}
         algorithm, config, environment = data["algorithm"], dict(data["config"]), dict(data.get("environment") or {})
-        config = {name: value for name, value in config.items() if name not in REMOVED or value != REMOVED[name]}
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -177,3 +175,39 @@ def _key() -> tuple[bytes, str]:
     except OSError as error:
         where = f", {error.filename}" if error.filename else ""
         return _OF_THIS_PROCESS, f"your own runs are not recognised either: {error.strerror}{where}"
+
+
+def user_key() -> bytes:
+    """The key, made if there is none. Raises OSError if none can be kept, or if others may know it."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        place = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise FileNotFoundError(0, "there is no home folder") from None
+    return _key_in(place / "asyncrl" / "key")
+
+
+@functools.cache
+def _key_in(file: Path) -> bytes:
+    if not file.exists():
+        _make_key(file)
+    with open(file, "rb") as opened:
+        facts, key = os.fstat(opened.fileno()), opened.read()
+    if os.name == "posix" and (facts.st_uid != os.geteuid() or facts.st_mode & 0o077):
+        raise PermissionError(0, "the key must be yours alone (chmod 600)", str(file))
+    if len(key) < KEY_BYTES:
+        raise OSError(0, "the key is damaged", str(file))
+    return key
+
+
+def _make_key(file: Path) -> None:
+    """Of several processes that make it at once, the first one's counts."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=file.parent)
+    try:
+        with open(descriptor, "wb") as opened:
+            opened.write(secrets.token_bytes(KEY_BYTES))
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, file)
+    finally:
+        os.unlink(temporary)

@@ -70,8 +70,8 @@ class Line:
     alpha: float = 1.0
     band: tuple[Any, Any] | None = None
     """The lower and the upper edge of a band."""
-    spans: tuple[Any, Any] | None = None
-    """How far error bars reach below and above the points."""
+    spans: NDArray[np.float64] | None = None
+    """How far error bars reach below and above the points [2, n]."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _draw_mark(axes: Axes, mark: Line | Bars) -> None:
     )  # fmt: skip
     if mark.band:
         axes.fill_between(mark.x, *mark.band, color=mark.colour, alpha=0.13, linewidth=0)
-    if mark.spans:
+    if mark.spans is not None:
         axes.errorbar(
             mark.x, mark.y, mark.spans, fmt="none", ecolor=mark.colour, alpha=0.5, capsize=2, elinewidth=1
         )  # fmt: skip
@@ -164,10 +164,10 @@ def _finish(axes: Axes, panel: Panel) -> None:
         if scale != "linear":
             getattr(axes, f"set_{axis}scale")("log", base=2 if scale == "log2" else 10)
             own.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            own.set_minor_formatter(NullFormatter())
         if ticks is not None:
             own.set_major_locator(FixedLocator(list(ticks)))
             own.set_ticks(list(ticks), list(ticks.values()))
-            own.set_minor_formatter(NullFormatter())
         getattr(axes, f"set_{axis}lim")(*limits)
     for x, y, text in panel.texts:
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1}

@@ -23,11 +23,10 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from asyncrl.catalog import short
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.storage.holding import holding, is_held
-from asyncrl.storage.run_folder import make_folders, remove_folders, run_path
-from asyncrl.storage.status import LOCK, read_status
+from asyncrl.storage.run_folder import LOCK, make_folders, read_status, remove_folders, run_path
 
 Say = Callable[[str], None]
 Told = tuple[str, bool]

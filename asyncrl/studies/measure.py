@@ -14,7 +14,7 @@ from typing import Any
 from asyncrl.core.statistics import Sample
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
-from asyncrl.storage.status import read_status
+from asyncrl.storage.run_folder import read_status
 from asyncrl.studies.study import Cell, Reference, Study
 
 

@@ -61,7 +61,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """How to search."""
 
     trials: int
@@ -91,7 +91,7 @@ class Search:
         self._name, self._axes, self._whole, self._make, self._runs_dir = name, axes, whole, make, runs_dir
         self._asking = threading.Lock()
 
-    def run(self, plan: Plan, lock: int, say: Say) -> list[str]:
+    def run(self, plan: SearchPlan, lock: int, say: Say) -> list[str]:
         """Make the remaining trials, and report each with `say`; returns a line for each that failed."""
         study = self.study(plan)
         self._put_back(study)
@@ -108,7 +108,7 @@ class Search:
             (trial.user_attrs[POINT], "pruned" if trial.state == pruned else "") for trial in self._done(self.study())
         ]
 
-    def study(self, plan: Plan | None = None) -> Any:
+    def study(self, plan: SearchPlan | None = None) -> Any:
         """Optuna's study, new or loaded."""
         optuna = import_optuna()
         backend = optuna.storages.journal.JournalFileBackend(str(self._runs_dir / STORAGE))
@@ -122,7 +122,7 @@ class Search:
                 study.pruner = optuna.pruners.MedianPruner(FEWEST_TRIALS, FEWEST_EVALUATIONS)
         return study
 
-    def _try_one(self, study: Any, plan: Plan, running: RunningJobs) -> Told:
+    def _try_one(self, study: Any, plan: SearchPlan, running: RunningJobs) -> Told:
         """One trial: ask for settings, make its runs, report their score."""
         states = import_optuna().trial.TrialState
         with self._asking:

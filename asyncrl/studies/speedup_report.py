@@ -262,7 +262,7 @@ def _speedup_panel(results: Results, kind: str, backend: str, title: str, projec
             spans.append([scale * span for span in estimate.spans])
             marker = MARKERS[estimate.bound]
             marks.append(Line(x[-1:], y[-1:], look["colour"], style="", marker=marker, filled=not point.is_crowded))
-        marks.append(Line(x, y, name=name_of(series), spans=tuple(np.reshape(spans, (-1, 2)).T), **look))
+        marks.append(Line(x, y, name=name_of(series), spans=np.reshape(spans, (-1, 2)).T, **look))
     return results.over_workers(marks, title, "times one worker", backend, y_scale="log2")
 
 

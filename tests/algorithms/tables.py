@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,9 +29,6 @@ class Table(nn.Module):
 
     def policy_at(self, observations: Tensor, state: State = None) -> tuple[Categorical, State]:
         return self(observations, state)[0], state
-
-    def values_of(self, rollout: Rollout, states: State) -> Callable[[Tensor], Tensor]:
-        return lambda final: self(final)[1].detach()
 
 
 def rollout_of(

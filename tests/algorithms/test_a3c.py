@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,9 +34,6 @@ class Table(nn.Module):
 
     def policy_at(self, observations: torch.Tensor, state: State = None) -> tuple[Categorical, State]:
         return self(observations, state)[0], state
-
-    def values_of(self, rollout: Rollout, states: State) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda final: self(final)[1].detach()
 
 
 def agent_of(network: nn.Module, who: Who = "worker", number: int = 0, **settings: Any) -> a3c.A3C:

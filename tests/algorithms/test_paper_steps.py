@@ -46,9 +46,6 @@ class Policy(nn.Module):
     ) -> tuple[Any, Tensor, State]:
         return Categorical(observations @ self.policy.T), (observations @ self.value.T)[..., 0], None
 
-    def values_of(self, rollout: Rollout, states: State) -> Callable[[Tensor], Tensor]:
-        return lambda final: final  # no episode here is truncated
-
 
 class Baseline(Policy):
     """The same with one number for a value."""

@@ -18,8 +18,7 @@ from asyncrl.core.moments import mean_and_deviation
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.moments import RunMoments
-from asyncrl.runtime.normalize import Normalizer
+from asyncrl.runtime.normalize import Normalizer, RunMoments
 from tests.algorithms.tables import rollout_of
 from tests.support import COUNTING, Counting, FixedAgent
 

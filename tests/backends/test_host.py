@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.a3c import A3C
-from asyncrl.backends.handles import as_one_host, learners_of
 from asyncrl.backends.host import Host
 from asyncrl.backends.member import Beginning
 from asyncrl.backends.reports import KINDS, LEFT, Seen
-from asyncrl.impala import Impala
+from asyncrl.config.run_config import RunConfig
 from asyncrl.parameters.shards import Account, Answer, Call, Ledger, Shard, State, beginning, slices
 from asyncrl.runtime.clock import ENDED, FINISH, GO_ON, READY
 from asyncrl.runtime.run import Run
@@ -40,14 +38,19 @@ class DirectWire:
         return [(call, call[1]) for call in calls]
 
 
-def test_the_optimiser_of_a_host_remembers_as_many_updates_of_the_run() -> None:
+def test_the_optimiser_of_a_host_remembers_as_many_updates_of_the_run(tmp_path: Path) -> None:
     """It sees one update in so many. Unknown with `--hosts auto`; a learner sees all of them."""
     settings = {"backend": "ray", "optimizer_momentum": 0.9, "optimizer_decay": 0.99}
-    on_two, on_some = (as_one_host("asyncrl.a3c", A3C.Config(hosts=hosts, **settings)) for hosts in (2, "auto"))
+
+    def of_host(algorithm: str, hosts: int | str) -> RunConfig:
+        folder = tmp_path / f"{algorithm}-{hosts}"
+        return make_run(folder, algorithm, hosts=hosts, **settings).spec.on_one_host().config
+
+    on_two, on_some = of_host("a3c", 2), of_host("a3c", "auto")
 
     assert (on_two.optimizer_momentum, on_two.optimizer_decay) == (pytest.approx(0.81), pytest.approx(0.9801))
     assert (on_some.optimizer_momentum, on_some.optimizer_decay) == (0.9, 0.99)
-    assert as_one_host("asyncrl.impala", Impala.Config(hosts=2, **settings)).optimizer_momentum == 0.9
+    assert of_host("impala", 2).optimizer_momentum == 0.9
 
 
 def shards_of(run: Run, count: int, hosts: int) -> list[Shard]:
@@ -57,7 +60,7 @@ def shards_of(run: Run, count: int, hosts: int) -> list[Shard]:
     found = []
     for number, part in enumerate(slices(len(theta), count)):
         config = run.spec.config
-        writers = config.workers + learners_of(run.spec.algorithm, config) // hosts
+        writers = config.workers + run.spec.learners // hosts
         ledger = Ledger(hosts, writers, KINDS, sizes) if number == 0 else None
         pushed = config.push == "every-update"
         shard = Shard(hosts, lambda state: None, ledger=ledger, descent=config.descent if pushed else None)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.backends.group import disagreement, first_line
-from asyncrl.backends.launch import interface_of, interface_towards, launched, own_address, tcp_address
+from asyncrl.backends.collective.board import disagreement, first_line
+from asyncrl.backends.collective.launch import launched, tcp_address
 from asyncrl.core.errors import UsageError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "hostA", "MASTER_PORT": "29400"}
@@ -118,25 +118,6 @@ def test_a_host_that_does_not_exist_is_named() -> None:
         tcp_address("tcp://nowhere.invalid:1")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells interfaces by their address")
-def test_gloo_takes_the_interface_that_leads_to_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one machine the loopback in any case; towards others, what the user has chosen."""
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    assert own_address("127.0.0.1") == "127.0.0.1"
-    assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("203.0.113.1") is None
-
-    with interface_towards("127.0.0.1"):
-        assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
-    assert "GLOO_SOCKET_IFNAME" not in os.environ
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    with interface_towards("127.0.0.1"):
-        assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
-    with interface_towards("203.0.113.1"):
-        assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
-
-
 def test_of_gloos_errors_one_line_is_kept() -> None:
     """What happened, not where in its source, nor what to try."""
     closed = "[/w/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:52966. This is"
@@ -175,7 +156,7 @@ def test_one_thread_is_asked_for_before_numpy_and_torch_are_loaded(tmp_path: Pat
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "16", "OPENBLAS_NUM_THREADS": "16"}
 
     run = subprocess.run(
-        [sys.executable, "-m", "asyncrl.core.cores"], capture_output=True, text=True, timeout=200, env=environment
+        [sys.executable, "-m", "asyncrl.core.devices"], capture_output=True, text=True, timeout=200, env=environment
     )
 
     assert run.stdout.split() == ["1", "1", "False", "False"], run

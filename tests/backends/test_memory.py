@@ -25,7 +25,6 @@ def write(root: Path, **files: str) -> None:
 def machine(root: Path, kills: int) -> None:
     """A machine without control groups."""
     write(root, proc__vmstat=f"nr_free_algorithms 17\noom_kill {kills}\n")
-    write(root, proc__meminfo=f"MemTotal: {8 * 2**20} kB\nMemFree: 1 kB\nMemAvailable: {2**20} kB\n")
 
 
 def version_2(root: Path, kills: int) -> None:
@@ -36,20 +35,20 @@ def version_2(root: Path, kills: int) -> None:
     machine(root, 100 + 3 * kills)  # other containers' too
 
 
-def version_1(root: Path, kills: int) -> None:
-    """A container's: its own path is not to be seen."""
-    write(root, proc__self__cgroup="5:cpu,cpuacct:/docker/a\n4:memory:/docker/a\n0::/\n")
-    write(root, sys__fs__cgroup__memory__memory_DOT_oom_control=f"oom_kill_disable 0\noom_kill {kills}\n")
-    write(root, sys__fs__cgroup__memory__memory_DOT_max_usage_in_bytes=f"{2 * GIB}\n")
-    write(root, sys__fs__cgroup__memory__memory_DOT_limit_in_bytes=f"{2 * GIB}\n")
+def container(root: Path, kills: int) -> None:
+    """The same where the group's own path is not to be seen."""
+    version_2(root, kills)
+    write(root, proc__self__cgroup="0::/docker/a\n")
+    for file in (root / "sys/fs/cgroup/job").iterdir():
+        file.rename(root / "sys/fs/cgroup" / file.name)
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (machine, "7.0 GiB of 8.0 GiB are still used"),
+        (machine, ""),
         (version_2, "3.9 GiB of 4.0 GiB were used"),
-        (version_1, "2.0 GiB of 2.0 GiB were used"),
+        (container, "3.9 GiB of 4.0 GiB were used"),
     ],
 )
 def test_each_kill_is_claimed_once(tmp_path: Path, make: Any, said: str) -> None:
@@ -79,7 +78,7 @@ def test_what_cannot_be_read_says_nothing(tmp_path: Path) -> None:
     assert Kills(tmp_path).claim() is None
 
     version_2(tmp_path, 0)
-    write(tmp_path, sys__fs__cgroup__job__memory_DOT_max="max\n", proc__meminfo="")
+    write(tmp_path, sys__fs__cgroup__job__memory_DOT_max="max\n")
     kills = Kills(tmp_path)
     version = "low 0\noom_kill 1\n"
     write(tmp_path, sys__fs__cgroup__job__memory_DOT_events=version)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.api import training
 from asyncrl.commands.train import main
+from asyncrl.runtime import plan
 from tests.backends.test_runs import train, what_was_learnt
 
 WORDS = ("--backend", "serial", "--workers", "2", "--total-steps", "2000", "--precision", "bfloat16")
@@ -16,7 +16,7 @@ WORDS = ("--backend", "serial", "--workers", "2", "--total-steps", "2000", "--pr
 
 def tell(monkeypatch: pytest.MonkeyPatch, instructions: list[str] | None) -> None:
     """Let the processor seem to have these instructions; without them bfloat16 is only slower."""
-    monkeypatch.setattr(training, "cpu_instructions", lambda: instructions)
+    monkeypatch.setattr(plan, "cpu_instructions", lambda: instructions)
 
 
 def test_a_serial_run_in_bfloat16_repeats_itself_and_says_what_it_is(

@@ -26,8 +26,8 @@ ENDLESS = (*ALONE, "--hosts", "2")
         (("--backend", "local", "--hosts", "2"), "--hosts is for --backend ray"),
         (("--backend", "serial", "--address", "auto"), "--address is for --backend ray"),
         (("--backend", "local", "--push", "every-update"), "--push is for --backend ray"),
-        (("--backend", "ray", "--update", "locked"), "are for one memory; each host has its own"),
-        (("--backend", "ray", "--statistics", "per-worker"), "are for one memory; each host has its own"),
+        (("--backend", "ray", "--update", "locked"), "--update is for --backend local and serial"),
+        (("--backend", "ray", "--statistics", "per-worker"), "--statistics is for --backend local and serial"),
     ],
 )
 def test_what_hosts_cannot_do_is_refused_in_one_line(

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from asyncrl.backends.processes import start_context
-from asyncrl.checks.hosts import examine
 from asyncrl.commands.train import main
 from asyncrl.config.run_config import RunConfig
+from asyncrl.doctor.hosts import examine
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
 from tests.faults.networks import ADDRESSES, HOSTS, ip, on, two_hosts

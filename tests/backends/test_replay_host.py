@@ -17,7 +17,7 @@ import torch
 from asyncrl.backends import forwarding, remote_replay
 from asyncrl.backends.calls import Answer, Draw, Drew, Feedback, Question
 from asyncrl.backends.forwarding import Forwarding
-from asyncrl.backends.handles import as_one_host, replay_host_plan
+from asyncrl.backends.handles import memory_plan_of_host
 from asyncrl.backends.host import Host
 from asyncrl.backends.learner_host import LearnerHost
 from asyncrl.backends.member import Member, build
@@ -161,10 +161,7 @@ def test_memory_and_warm_up_are_divided_as_the_hosts_are(tmp_path: Path) -> None
     """Three hosts in two parts: two thirds and a third, and every environment has as many rows as in one memory."""
     run = run_of(tmp_path, "apex", 3, replay_hosts=2, **(MEMORY | {"memory_steps": 1200, "warmup_steps": 90}))
     spec = run.spec
-    plans = [
-        replay_host_plan(spec.algorithm, spec.config, spec.environment, spec.spaces, number, (0, number))
-        for number in (0, 1)
-    ]
+    plans = [memory_plan_of_host(spec, number, (0, number)) for number in (0, 1)]
 
     assert [plan.actors for plan in plans] == [2, 1]
     assert [plan.capacity for plan in plans] == [800, 400]
@@ -301,7 +298,7 @@ class Bench(Member):
     def __init__(self, run: Run, number: int) -> None:
         super().__init__(beginning_of(run, number))
         spec = self.beginning.spec
-        self._handles = build(self.beginning, replace(spec, config=as_one_host(spec.algorithm, spec.config)))
+        self._handles = build(self.beginning, spec.on_one_host())
         self.firsts: list[set[int]] = [{0}]
         self.lines: list[str] = []
 

@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.backends.reports import Place
 from asyncrl.backends.supervisor import BUDGET_SECONDS, Restarts
-from asyncrl.runtime.silence import Watch
+from asyncrl.runtime.clock import Watch
 
 
 @pytest.mark.parametrize("suspended", [False, True])

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from asyncrl.backends import group
-from asyncrl.backends.group import Board, await_hellos, greet, wait_for
-from asyncrl.backends.launch import launched
-from asyncrl.backends.seals import Sealed, own_secret
+from asyncrl.backends.collective import board as boards
+from asyncrl.backends.collective.board import Board, Sealed
+from asyncrl.backends.collective.launch import launched
 from asyncrl.core.errors import UsageError
-from asyncrl.storage import user_key
+from asyncrl.storage import stored
 
 SECRET = b"only ranks know it"
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29400"}
@@ -44,7 +43,7 @@ KEYS = (
     "answer",
     "go",
     "over",
-    *(f"{name}/1" for name in ("hello", "ready", "beat", "left", "heard", "cause", "ended")),
+    *(f"{name}/1" for name in ("hello", "ready", "beat", "left", "cause", "ended")),
 )
 
 
@@ -60,10 +59,10 @@ def test_what_lacks_the_secret_counts_as_absent_and_is_told_once(
 
     second = Board("127.0.0.1", first.port, 1, 2, SECRET)
     for board in (first, second):
-        greet(board, ["--seed", "1"])
-    assert [hello["words"] for hello in await_hellos(first).values()] == [["--seed", "1"]] * 2
+        board.greet(["--seed", "1"])
+    assert [hello["words"] for hello in first.await_hellos().values()] == [["--seed", "1"]] * 2
     first.put("answer", {"steps": 3})
-    assert wait_for(second, "answer") == {"steps": 3}
+    assert second.wait_for("answer") == {"steps": 3}
 
     write_as_stranger(first.port, tmp_path / "trap", KEYS)
     assert (first.get("answer"), second.get("answer"), first.each("hello").keys()) == (None, None, {0})
@@ -78,7 +77,7 @@ def test_a_message_counts_in_its_place_and_its_run_only() -> None:
     first.put("beat/1", [1, 0])
     earlier.put("over", True)
     stranger.set("left/1", stranger.get("beat/1"))  # type: ignore[arg-type]
-    stranger.set("over", earlier.store.underlying_store.get("over"))  # type: ignore[attr-defined]
+    stranger.set("over", earlier._values.get("over"))  # type: ignore[attr-defined]
 
     assert first.get("left/1") is None
     assert first.get("over") is None
@@ -94,7 +93,7 @@ def test_an_old_heartbeat_is_no_sign_of_life() -> None:
 
 def test_a_rank_with_another_secret_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Soon, and rank 0 waits for the right one."""
-    monkeypatch.setattr(group, "DOUBT_SECONDS", 0.1)
+    monkeypatch.setattr(boards, "DOUBT_SECONDS", 0.1)
     first = Board("127.0.0.1", 0, 0, 2, SECRET, serve=True)
 
     with pytest.raises(
@@ -114,7 +113,7 @@ def test_a_rank_with_another_secret_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 def test_ranks_on_several_machines_need_a_secret(variables: dict[str, str], complaint: str) -> None:
     """And an address at which they can meet."""
     with pytest.raises(UsageError, match=complaint):
-        group.board_of(launched(TORCHRUN | variables))  # type: ignore[arg-type]
+        boards.board_of(launched(TORCHRUN | variables))  # type: ignore[arg-type]
 
 
 def test_ranks_on_one_machine_have_that_of_their_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,16 +121,16 @@ def test_ranks_on_one_machine_have_that_of_their_user(tmp_path: Path, monkeypatc
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     launch = launched(TORCHRUN | {"LOCAL_WORLD_SIZE": "2"})
     assert launch is not None
-    assert launch.secret("10.0.0.1") == own_secret() == own_secret() != b""
+    assert launch.secret("10.0.0.1") == launch.secret("10.0.0.1") != b""
     assert (tmp_path / "asyncrl" / "key").stat().st_mode & 0o777 == 0o600
     given = launched(TORCHRUN | {"LOCAL_WORLD_SIZE": "2", "ASYNCRL_SECRET": "a long random text"})
     assert given is not None
     assert given.secret("10.0.0.1") == b"a long random text"
 
     (tmp_path / "asyncrl" / "key").chmod(0o644)
-    user_key._key_in.cache_clear()
+    stored._key_in.cache_clear()
     with pytest.raises(UsageError, match=r"the key must be yours alone .*: set ASYNCRL_SECRET for all of them"):
-        own_secret()
+        launch.secret("10.0.0.1")
 
 
 def test_a_store_that_keeps_nothing_is_only_a_place() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from asyncrl.backends.survey import Machine, on_all_interfaces
-from asyncrl.checks.finding import Finding
-from asyncrl.checks.hosts import judge_machines
 from asyncrl.commands.doctor import main
+from asyncrl.doctor import Finding
+from asyncrl.doctor.hosts import judge_machines
 
 PARAMETERS = 1_000_000
 GOOD = Machine(

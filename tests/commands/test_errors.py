@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import gymnasium
@@ -17,15 +18,15 @@ import pytest
 
 from asyncrl.__main__ import main as asyncrl
 from asyncrl.algorithm import algorithm_of
-from asyncrl.api.training import parse_argument
 from asyncrl.backends import local, serial
 from asyncrl.backends.outcome import failed
 from asyncrl.catalog import ALGORITHMS
-from asyncrl.checks import machine
 from asyncrl.commands.train import main, meaningless
+from asyncrl.config.arguments import parse_argument
 from asyncrl.config.commandline import parse, parse_integer
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig
+from asyncrl.doctor import room
 from tests.config.settings import KINDS
 from tests.support import run_command
 
@@ -154,16 +155,16 @@ def test_every_flag_refuses_a_wrong_word(algorithm: str, name: str, refuse: Call
             "--env-id CartPole-v1 --image-size 42",
             "--image-size is for grey and colour images of at least 36 rows; CartPole-v1 observes a vector [4]",
         ),
-        ("--delays 1 2", "--delays is for --backend serial; processes are scheduled by the system"),
+        ("--delays 1 2", "--delays is for --backend serial"),
         ("--schedule delays", "--schedule takes round-robin or random, got 'delays'"),
         (
             "--backend serial --schedule random --delays 1 2",
             "--delays and --schedule random both say whose turn is next: give only one",
         ),
-        ("--schedule random", "--schedule is for --backend serial; processes are scheduled by the system"),
+        ("--schedule random", "--schedule is for --backend serial"),
         (
             "--backend serial --on-worker-error restart",
-            "--on-worker-error restart is for --backend local: a serial run has no process to replace",
+            "--on-worker-error is for --backend local and ray",
         ),
         (
             "--normalize-advantages --t-max 1 --envs-per-worker 1",
@@ -190,10 +191,9 @@ def test_where_one_learner_learns_there_are_no_statistics_per_worker(
 def test_a_serial_run_has_no_threads_to_give_to_its_learner(refuse: Callable[..., Refusal]) -> None:
     """With more than one it would not repeat itself to the bit. Where nobody is the learner there is no such flag."""
     words = ("--learner-threads", "2", "--backend", "serial")
-    line = "--learner-threads is not for --backend serial, which repeats itself in one thread"
+    line = "--learner-threads is for --backend local and ray"
     assert refuse(*words, algorithm="ppo") == Refusal(2, line)
     assert refuse(*words, algorithm="a3c").line.startswith("there is no --learner-threads")
-    line = "--learner-threads is not for --backend collective: each rank computes in one thread"
     assert refuse("--learner-threads", "2", "--backend", "collective", algorithm="ppo") == Refusal(2, line)
 
 
@@ -217,7 +217,7 @@ def test_a_device_on_which_no_learner_can_compute_is_refused(
 
 def test_ranks_compute_on_the_processor(refuse: Callable[..., Refusal]) -> None:
     """So there is no other device for them."""
-    line = "--learner-device is for --backend local, serial and ray: ranks compute on the CPU"
+    line = "--learner-device is for --backend local, serial and ray"
     assert refuse("--learner-device", "cuda", "--backend", "collective", algorithm="ppo") == Refusal(2, line)
 
 
@@ -243,7 +243,7 @@ def test_a_replay_memory_beyond_the_machines_is_refused(
     algorithm: str, refuse: Callable[..., Refusal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would fit now, and kill the run when it is full."""
-    monkeypatch.setattr(machine, "available_bytes", lambda: 100 * 2**20)
+    monkeypatch.setattr(room.psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * 2**20))
 
     refusal = refuse("--memory-steps", "1e6", algorithm=algorithm)
 
@@ -389,7 +389,7 @@ def test_more_workers_than_memory_can_hold_are_refused(
     refuse: Callable[..., Refusal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is a process, of ten megabytes at least; before there is a folder."""
-    monkeypatch.setattr("asyncrl.checks.machine.available_bytes", lambda: 2**33)
+    monkeypatch.setattr(room.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**33))
 
     refusal = refuse("--workers", "1000")
 

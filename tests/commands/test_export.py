@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 
 import asyncrl
-from asyncrl.api.exporting import Agreement, Deciding, compare
+from asyncrl.api.exporting import Compared, Deciding, compare
 from asyncrl.api.playing import load_run
 from asyncrl.commands.export import main
 from asyncrl.commands.train import main as train
@@ -165,7 +165,7 @@ def test_a_model_that_says_something_else_is_noticed(cartpole: Path) -> None:
     loaded = load_run(cartpole, greedy=True)
     model = Deciding(loaded)
 
-    def ask(change: Any) -> Agreement:
+    def ask(change: Any) -> Compared:
         def decide(inputs: list[np.ndarray]) -> list[np.ndarray]:
             with torch.no_grad():
                 return change([output.numpy() for output in model(*map(torch.from_numpy, inputs))])

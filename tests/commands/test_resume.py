@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.commands.train import main
-from asyncrl.config.words import value_of
+from asyncrl.config.commandline import value_of
 from tests.support import status_of, the_run
 
 

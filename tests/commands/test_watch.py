@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -18,12 +19,11 @@ import torch
 from PIL import Image
 
 from asyncrl.__main__ import main as command
-from asyncrl.api.episode import action_names, steps_of
-from asyncrl.api.playing import load_run, play_run
-from asyncrl.commands import live
-from asyncrl.commands.live import Reader, follow, is_going_on, sparkline
+from asyncrl.api.drawing import Step, Thinking, Watched, action_names
+from asyncrl.api.playing import load_run, play_episodes, play_run
+from asyncrl.commands import watch
 from asyncrl.commands.train import main as train
-from asyncrl.commands.watch import main
+from asyncrl.commands.watch import Reader, follow, main, sparkline
 from asyncrl.envs.spec import BadEnvironment
 from asyncrl.storage.run_folder import RunFolder
 from tests.support import status_of, the_run
@@ -83,8 +83,9 @@ def test_a_film_of_a_game_is_what_ffmpeg_makes_of_it(tmp_path: Path) -> None:
 
 def test_what_is_shown_is_the_episode_that_evaluate_plays_first(catch: Path) -> None:
     """The same seed and policy: the same score and length; probabilities add up to 1."""
-    loaded = load_run(catch, seed=5)
-    steps = list(steps_of(loaded, steps=100, pictures=False))
+    loaded, steps = load_run(catch, seed=5), list[Step]()
+    agent = Thinking(loaded)
+    play_episodes(loaded, 1, lambda environment: Watched(environment, agent, steps.append, math.inf), agent)
     played = play_run(load_run(catch, seed=5), episodes=1)
 
     assert [steps[-1].score + steps[-1].reward] == played.returns
@@ -188,10 +189,10 @@ class TestLive:
     def test_a_run_goes_on_while_a_process_is_there(self, going: RunFolder, catch: Path) -> None:
         """However long ago it has written something; one that has ended says that."""
         os.utime(going.status_file, (0, 0))
-        assert is_going_on(going)
-        assert not is_going_on(RunFolder.open(catch))
+        assert not Reader(going).read(time.time()).ended
+        assert Reader(RunFolder.open(catch)).read(time.time()).ended
         going.status_file.unlink()
-        assert is_going_on(going)  # it has just been started
+        assert not Reader(going).read(time.time()).ended  # it has just been started
 
     def test_it_is_followed_to_its_end(
         self, going: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -202,7 +203,7 @@ class TestLive:
             status = status_of(going.path) | {"state": "finished", "reason": "total_steps reached", "steps": 600}
             going.status_file.write_text(json.dumps(status))
 
-        monkeypatch.setattr(live.time, "sleep", end)
+        monkeypatch.setattr(watch.time, "sleep", end)
         assert main([str(going.path)]) == 0
 
         out = capsys.readouterr().out.splitlines()
@@ -213,7 +214,6 @@ class TestLive:
         self, copied: RunFolder, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """Its status still says that it runs."""
-        assert not is_going_on(copied)
         assert follow(copied) == 1
         assert "\ndied: its process is gone: it was killed, or its machine went down; " in capsys.readouterr().out
 
@@ -227,6 +227,7 @@ class TestLive:
         assert summary.evaluation == rows[-1]["mean"]
         assert summary.best_score == max(row["mean"] for row in rows)
         assert reader.evaluations == [row["mean"] for row in rows]
+        assert reader.curves["evaluations"].startswith(f"{sparkline(reader.evaluations)}  ")
         assert (reader.title, len(summary.worker_silence), summary.ended) == ("a3c on Catch", 2, False)
 
     def test_a_damaged_status_is_waited_for(self, going: RunFolder) -> None:
@@ -240,4 +241,3 @@ def test_a_curve_of_letters_goes_from_the_lowest_to_the_highest() -> None:
     assert sparkline([0.0, 7.0, 3.0]) == "▁█▄"
     assert sparkline([1.0, 3.0, 5.0, 7.0], width=2) == "▁█"
     assert sparkline([2.0, 2.0]) == "▁▁"
-    assert sparkline([]) == ""

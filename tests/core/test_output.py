@@ -12,11 +12,11 @@ from rich.console import Console
 
 import asyncrl
 from asyncrl.__main__ import main
-from asyncrl.commands.live import Reader, view
 from asyncrl.commands.program import run_command
+from asyncrl.commands.watch import Reader
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import clean
-from asyncrl.runtime.terminal import LiveView
+from asyncrl.runtime.terminal import View, panel
 from asyncrl.storage.run_folder import RunFolder
 from tests.support import the_run
 
@@ -84,8 +84,8 @@ def test_what_a_strangers_folder_says_is_clean(tmp_path: Path, capfd: pytest.Cap
         assert main(words) == 2
     console = Console(force_terminal=True, color_system=None)
     reader = Reader(RunFolder(run))
-    console.print(view(reader, reader.read(0.0)))
-    LiveView(ATTACK).say(ATTACK)
+    console.print(panel(reader.read(0.0), reader.title, reader.curves))
+    View(False, ATTACK).say(ATTACK)
     said = "".join(capfd.readouterr())
     assert UNSAFE.sub("", said) == said
     assert "]0;owned" in said

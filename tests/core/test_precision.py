@@ -9,15 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from asyncrl import catalog
-from asyncrl.config.run_config import RunConfig
 from asyncrl.core.flat import flatten_parameters, gradient_of, split_like
-from asyncrl.core.precision import compute_in
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.updates import UpdateRule
-from asyncrl.nets.bodies import make_body
-from asyncrl.nets.memory import Trunk
+from asyncrl.nets.trunk import Trunk, compute_in, make_body
+from asyncrl.runtime.loops import Replica
 from asyncrl.runtime.protocols import EVALUATOR
-from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.run import build_agent
 from tests.contracts.test_algorithms import BOARD, VECTOR, build, name_of, parts_of, rollout_of
 from tests.support import make_run, shared_store
@@ -28,9 +25,9 @@ REDUCED = torch.bfloat16
 def trunk_of(kind: str, cells: int = 0) -> Trunk:
     torch.manual_seed(0)
     if kind == "vector":
-        return Trunk(make_body(RunConfig(network="mlp", hidden_sizes=(16,)), (8,), "float32", "vector"), cells)
-    config = RunConfig(network="board", normalize_observations=False)
-    return Trunk(make_body(config, (4, 10, 10), "uint8", "board"), cells)
+        return Trunk(make_body("mlp", (16,), Spaces((8,), "float32", 2), normalized=True), cells)
+    spaces = Spaces((4, 10, 10), "uint8", 2, kind="board")
+    return Trunk(make_body("board", (128,), spaces, normalized=False), cells)
 
 
 def observations_for(kind: str, *leading: int) -> torch.Tensor:

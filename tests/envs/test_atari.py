@@ -240,7 +240,7 @@ def test_a_stored_state_does_not_change_when_the_game_goes_on() -> None:
 
 def test_mode_and_difficulty_reach_the_game() -> None:
     """They are the emulator's, given in env_kwargs."""
-    one = make("ALE/Breakout-v5", env_kwargs=(("mode", 12), ("difficulty", 1)))
+    one = make("ALE/Breakout-v5", env_kwargs=("mode=12", "difficulty=1"))
     other = make("ALE/Breakout-v5")
     assert not np.array_equal(one.reset(), other.reset())
 
@@ -275,10 +275,10 @@ def test_every_game_has_an_id() -> None:
         (EnvSpec("Pong-ram-v4"), "observes the memory, not the screen, which is not supported: use ALE/Pong-v5"),
         (EnvSpec("ALE/Pong-ram-v5"), "observes the memory"),
         (EnvSpec("Pong-ramNoFrameskip-v4"), "observes the memory"),
-        (EnvSpec("ALE/Pong-v5", env_kwargs=(("frameskip", 1),)), "not frameskip; set frame_skip instead"),
-        (EnvSpec("ALE/Pong-v5", env_kwargs=(("colour", 1),)), "takes mode and difficulty in env_kwargs, not colour$"),
-        (EnvSpec("ALE/Pong-v5", env_kwargs=(("mode", 77),)), "pong has no mode 77; it has 0, 1"),
-        (EnvSpec("ALE/Pong-v5", env_kwargs=(("difficulty", 9),)), "pong has no difficulty 9; it has 0, 1"),
+        (EnvSpec("ALE/Pong-v5", env_kwargs=("frameskip=1",)), "not frameskip; set frame_skip instead"),
+        (EnvSpec("ALE/Pong-v5", env_kwargs=("colour=1",)), "takes mode and difficulty in env_kwargs, not colour$"),
+        (EnvSpec("ALE/Pong-v5", env_kwargs=("mode=77",)), "pong has no mode 77; it has 0, 1"),
+        (EnvSpec("ALE/Pong-v5", env_kwargs=("difficulty=9",)), "pong has no difficulty 9; it has 0, 1"),
     ],
     ids=lambda value: value.env_id if isinstance(value, EnvSpec) else "",
 )

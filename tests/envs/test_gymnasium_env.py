@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from asyncrl.config.arguments import write_argument
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs import spec as spec_module
@@ -406,7 +407,8 @@ def make_many_levers() -> Scripted:
 
 def test_a_factory_s_environment_takes_its_arguments() -> None:
     """They are the spec's env_kwargs."""
-    spec = EnvSpec(f"{HERE}:make_scripted", env_kwargs=(("actions", spaces.Discrete(9)),))
+    word = write_argument("actions", spaces.Discrete(9), hands_over=True)
+    spec = EnvSpec(f"{HERE}:make_scripted", env_kwargs=(word,))
     assert spec.probe().actions == 9
 
 
@@ -462,7 +464,7 @@ def test_a_module_that_fails_to_import_is_told_from_a_missing_one(tmp_path: Any,
 def test_wrong_arguments_get_one_line() -> None:
     """With the name of the argument that does not exist."""
     with pytest.raises(UsageError, match=r"CartPole-v1 could not be made: TypeError: .*'colour'"):
-        EnvSpec("CartPole-v1", env_kwargs=(("colour", 1),)).probe()
+        EnvSpec("CartPole-v1", env_kwargs=("colour=1",)).probe()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from asyncrl.envs.masked import hide
 from asyncrl.envs.spec import EnvSpec
 
 HIDE = "asyncrl.envs.masked:hide"
-WITHOUT_VELOCITIES = (("env_id", "CartPole-v1"), ("components", (1, 3)))
+WITHOUT_VELOCITIES = ("env_id=CartPole-v1", "components=(1, 3)")
 
 
 def test_cartpole_without_velocities_is_cartpole_but_for_the_hidden_components() -> None:
@@ -44,4 +44,4 @@ def test_components_that_are_not_there_and_hiding_everything_are_refused(compone
 
 def test_what_is_no_vector_is_refused_in_one_line() -> None:
     with pytest.raises(UsageError, match=r"hide\(\) failed: .*only components of a vector can be hidden"):
-        EnvSpec(HIDE, (("env_id", "FrozenLake-v1"), ("components", (0,)))).probe()
+        EnvSpec(HIDE, ("env_id=FrozenLake-v1", "components=(0,)")).probe()

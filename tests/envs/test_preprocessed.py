@@ -55,7 +55,7 @@ class Noise(gymnasium.Env[Any, Any]):
         return self.shown
 
 
-def make(env_id: str, seed: int = 0, env_kwargs: tuple[tuple[str, Any], ...] = (), **settings: Any) -> Preprocessed:
+def make(env_id: str, seed: int = 0, env_kwargs: tuple[str, ...] = (), **settings: Any) -> Preprocessed:
     environment = EnvSpec(env_id, env_kwargs, **settings).make(seed, evaluation=False)
     assert isinstance(environment, Preprocessed)
     return environment
@@ -72,7 +72,7 @@ def test_a_skip_holds_the_action_and_adds_up_the_rewards() -> None:
 
 def test_an_end_cuts_a_skip_short() -> None:
     """The frames after it belong to no episode."""
-    environment = make(f"{HERE}:Counter", env_kwargs=(("length", 5),), frame_skip=3)
+    environment = make(f"{HERE}:Counter", env_kwargs=("length=5",), frame_skip=3)
     environment.reset()
     environment.step(0)
     observation, reward, terminated, truncated, _ = environment.step(0)
@@ -143,7 +143,7 @@ def test_sticky_actions_repeat_the_action_before_as_often_as_they_should() -> No
     """Each frame with the given probability, never the first of an episode, and the same by the same seed."""
     runs = []
     for _ in range(2):
-        environment = make(f"{HERE}:Counter", seed=4, sticky_actions=0.25, env_kwargs=(("length", 10**9),))
+        environment = make(f"{HERE}:Counter", seed=4, sticky_actions=0.25, env_kwargs=("length=1_000_000_000",))
         environment.reset()
         taken = [int(environment.step(step % 9)[0][1]) for step in range(4000)]
         assert taken[0] == 0

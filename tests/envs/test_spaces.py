@@ -12,6 +12,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncrl.config.arguments import write_argument
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.encoders import rows_of
@@ -126,14 +127,12 @@ def test_every_supported_space_can_be_observed_and_acted_in(space: Any, actions:
 def test_small_images_fit_the_network_that_auto_chooses(algorithm: str, shape: tuple[int, ...]) -> None:
     """As images, boards or vectors."""
     import asyncrl
-    from asyncrl.nets.policies import make_actor_critic
-    from asyncrl.nets.q_network import make_q_network
 
     told = adapt(space=spaces.Box(-1, 1, shape)).spaces
     if algorithm == "actor_critic":
-        make_actor_critic(asyncrl.a3c.A3C.Config(), told)
+        asyncrl.a3c.A3C.make_network(asyncrl.a3c.A3C.Config(), told)
     else:
-        make_q_network(asyncrl.n_step_q.NStepQ.Config(), told)
+        asyncrl.n_step_q.NStepQ.make_network(asyncrl.n_step_q.NStepQ.Config(), told)
 
 
 def test_a_narrow_image_is_a_vector_of_all_its_numbers() -> None:
@@ -415,7 +414,7 @@ def test_a_wrapper_that_normalises_is_pointed_out_once(wrapper: Any, line: str) 
     (notice,) = GymnasiumEnvironment(wrapped, "Wrapped", 1).notices
     assert notice.startswith("Wrapped ")
     with pytest.warns(match=line):
-        EnvSpec(f"{HERE}:normalized", (("wrapper", wrapper),), frame_stack=2).probe()
+        EnvSpec(f"{HERE}:normalized", (write_argument("wrapper", wrapper, hands_over=True),), frame_stack=2).probe()
     assert adapt().notices == ()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec, one_line
@@ -24,19 +25,24 @@ def test_importing_the_spec_imports_no_simulator() -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"frame_skip": -1}, "frame_skip must not be negative, not -1"),
-        ({"image_size": -84}, "image_size must not be negative, not -84"),
-        ({"frame_stack": -4}, "frame_stack must not be negative, not -4"),
-        ({"noop_max": -1}, "noop_max must not be negative, not -1"),
-        ({"max_episode_steps": -5}, "max_episode_steps must not be negative, not -5"),
-        ({"sticky_actions": 1.5}, "sticky_actions is a probability from 0 to 1, not 1.5"),
-        ({"sticky_actions": float("nan")}, "sticky_actions is a probability from 0 to 1, not nan"),
+        ({"frame_skip": -1}, "--frame-skip must not be negative, got -1"),
+        ({"image_size": 4}, "--image-size must be 0 or at least 16, got 4"),
+        ({"sticky_actions": float("nan")}, "--sticky-actions must lie between 0 and 1, got nan"),
+        ({"env_kwargs": ("often",)}, "--env-kwargs takes key=value, got 'often'"),
     ],
 )
 def test_impossible_settings_are_refused_at_once(settings: dict[str, Any], line: str) -> None:
-    """Before any environment is made."""
+    """As by the group of settings that a specification is, before any environment is made."""
     with pytest.raises(UsageError, match=f"^{line}$"):
         EnvSpec("ALE/Pong-v5", **settings)
+
+
+def test_a_runs_settings_are_its_environments() -> None:
+    """Each of them, without being written down a second time."""
+    settings = {"frame_skip": 2, "frame_stack": 3, "image_size": 60, "sticky_actions": 0.5, "max_episode_steps": 7}
+    assert EnvSpec.of(RunConfig(env_id="walk:make", env_kwargs=("a=1",), **settings)) == EnvSpec(
+        "walk:make", env_kwargs=("a=1",), **settings
+    )
 
 
 @pytest.mark.parametrize(
@@ -95,7 +101,7 @@ def test_only_atari_has_a_cap_by_default() -> None:
 
 def test_the_description_of_a_game_states_every_setting() -> None:
     """What a reader needs to compare scores."""
-    spec = EnvSpec("ALE/Pong-v5", sticky_actions=0.25, life_loss=True, env_kwargs=(("mode", 1),))
+    spec = EnvSpec("ALE/Pong-v5", sticky_actions=0.25, life_loss=True, env_kwargs=("mode=1",))
     assert spec.describe() == (
         "ALE/Pong-v5: 6 actions, observation uint8 [4, 42, 42], minimal action set, frame skip 4 (maximum of the last "
         "2), sticky actions 0.25, 1 to 30 no-ops, a lost life ends learning's episode, images 42x42 stack 4, at most "

@@ -113,7 +113,7 @@ def test_a_stored_toy_goes_on_exactly(toy: type[Chain | Catch]) -> None:
 
 def test_a_toy_takes_its_own_settings() -> None:
     """The length of the chain, and the shorter of the two limits."""
-    environment = EnvSpec("Chain", env_kwargs=(("length", 4), ("limit", 6)), max_episode_steps=5).make(0, False)
+    environment = EnvSpec("Chain", env_kwargs=("length=4", "limit=6"), max_episode_steps=5).make(0, False)
     assert isinstance(environment, Chain)
     assert play(environment, [0] * 5) == (0.0, 5, True)
     assert play(environment, [1] * 3) == (1.0, 3, False)
@@ -122,9 +122,9 @@ def test_a_toy_takes_its_own_settings() -> None:
 @pytest.mark.parametrize(
     ("spec", "line"),
     [
-        (EnvSpec("Chain", env_kwargs=(("depth", 4),)), "Chain could not be made: TypeError: .*'depth'"),
-        (EnvSpec("Chain", env_kwargs=(("length", 1),)), "Chain needs a length of at least 2"),
-        (EnvSpec("Catch", env_kwargs=(("limit", 0),)), "Catch needs a limit of at least 1"),
+        (EnvSpec("Chain", env_kwargs=("depth=4",)), "Chain could not be made: TypeError: .*'depth'"),
+        (EnvSpec("Chain", env_kwargs=("length=1",)), "Chain needs a length of at least 2"),
+        (EnvSpec("Catch", env_kwargs=("limit=0",)), "Catch needs a limit of at least 1"),
     ],
 )
 def test_a_wrong_setting_of_a_toy_gets_one_line(spec: EnvSpec, line: str) -> None:

@@ -14,8 +14,7 @@ from asyncrl.backends.handles import rollout_shape
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.experience import blocks
-from asyncrl.experience.blocks import RolloutShape
-from asyncrl.experience.ring import Ring
+from asyncrl.experience.blocks import Ring, RolloutShape
 from asyncrl.runtime.run import Run, build_worker
 from tests.support import make_run
 
@@ -56,11 +55,11 @@ def through_a_block(shape: RolloutShape, *rollouts: Rollout) -> tuple[Rollout, i
     """Each is written over the one before; what is read is the last."""
     ring = Ring(shape.layout(), 1)
     for version, rollout in enumerate(rollouts):
-        blocks.write(ring.begin(overwrite=True), rollout, version)
+        if version:
+            ring.release()
+        blocks.write(ring.begin(), rollout, version)
         ring.publish()
-    block = ring.block(len(rollouts) - 1)
-    assert block is not None
-    return blocks.read(block)
+    return blocks.read(ring.read())
 
 
 def assert_same(one: Any, other: Any, name: str = "") -> None:
@@ -127,9 +126,7 @@ def collected(run: Run) -> tuple[Rollout, Rollout]:
     assert role.collector is not None
     for _ in range(3):
         rollout = next(role.collector)
-    back, _ = through_a_block(
-        rollout_shape(run.spec.algorithm, run.spec.config, run.spec.environment, run.spec.spaces), rollout
-    )
+    back, _ = through_a_block(rollout_shape(run.spec), rollout)
     role.close()
     return rollout, back
 

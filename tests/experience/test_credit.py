@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncrl.experience.credit import Forwarder, Inlet, Parcel, Taken
+from asyncrl.experience.credit import Forwarder, Inlet, Numbered, Taken
 
 HOSTS, ROOM, CREDIT = 2, 3, 2
 Load = tuple[int, int, int]
@@ -21,7 +21,7 @@ class Forwarding(RuleBasedStateMachine):
         self.hosts: dict[int, Forwarder[Load]] = {}
         self.incarnations = [0] * HOSTS
         self.made = [0] * HOSTS
-        self.parcels: list[Parcel[Load]] = []
+        self.parcels: list[Numbered[Load]] = []
         self.answers: list[tuple[int, int, Taken]] = []
         self.epoch = 0
         self.learner_dies()
@@ -153,8 +153,8 @@ def test_a_learner_that_is_slow_makes_hosts_wait() -> None:
 def test_a_host_whose_place_is_taken_is_told_so() -> None:
     """What it still sends is not learnt from."""
     inlet: Inlet[str] = Inlet(1, room=4, epoch=1)
-    inlet.deliver(Parcel(0, 2, 1, 1, "of the successor"))
+    inlet.deliver(Numbered(0, 2, 1, 1, "of the successor"))
 
-    assert inlet.deliver(Parcel(0, 1, 1, 1, "of the one before")).retired
+    assert inlet.deliver(Numbered(0, 1, 1, 1, "of the one before")).retired
     assert inlet.take() == "of the successor"
     assert inlet.take() is None

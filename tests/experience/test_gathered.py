@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.backends.handles import build_rank_handles
+from asyncrl.backends.collective.ranks import share
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.gathered import Gathered
 from asyncrl.parameters.replicas import Replicas
-from asyncrl.runtime.moments import RunMoments
+from asyncrl.runtime.normalize import RunMoments
 from asyncrl.runtime.run import Role, Run, build_learner
 from asyncrl.storage.run_folder import RunFolder
 from tests.support import make_run
@@ -27,7 +27,7 @@ PLAIN: dict[str, Any] = {"workers": 3, "envs_per_worker": 2, "t_max": 8, "total_
 
 def rank_of(run: Run, rank: int, together: Together) -> Run:
     spec = replace(run.spec, config=replace(run.spec.config, backend="collective"))
-    handles = build_rank_handles(spec, run.handles.store.snapshot(), rank)
+    handles = share(spec, run.handles.store.snapshot(), rank=rank)
     cast(Gathered, handles.experience).connect(together.gather(rank), together.broadcast(rank))
     return Run(spec, handles)
 
@@ -92,7 +92,7 @@ def test_averaging_gradients_of_each_ranks_own_batch_equals_learning_from_all(tm
     ranks = []
     for rank in range(3):
         spec = replace(run.spec, config=replace(run.spec.config, backend="collective", reduce="gradients"))
-        own = build_rank_handles(spec, run.handles.store.snapshot(), rank)
+        own = share(spec, run.handles.store.snapshot(), rank=rank)
         cast(Replicas, own.store).connect(together.reduce(rank))
         folder = RunFolder.create(tmp_path / str(rank), "a2c", "Catch", "test")
         ranks.append(Run(replace(spec, folder=folder), own))

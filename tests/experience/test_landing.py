@@ -7,7 +7,7 @@ import torch
 from asyncrl.core.rollout import Rollout
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.blocks import RolloutShape
-from asyncrl.experience.credit import Parcel
+from asyncrl.experience.credit import Numbered
 from asyncrl.experience.landing import Cargo, Landing
 from asyncrl.experience.messages import copied, packed
 from asyncrl.runtime.clock import RUNNING, Clock
@@ -37,10 +37,10 @@ def landing(in_step: bool = False, hosts: int = 2, workers: int = 1) -> Landing:
     return Landing(Batches(SHAPE, hosts * workers, clock, in_step, capacity=2), SHAPE, hosts, workers, epoch=1)
 
 
-def parcel(number: int, *rewards: float, host: int = 0, incarnation: int = 1) -> Parcel[Cargo]:
+def parcel(number: int, *rewards: float, host: int = 0, incarnation: int = 1) -> Numbered[Cargo]:
     """A parcel of rollouts of the host's first worker."""
     messages = [(0, packed(SHAPE, rollout(reward), 5, 0).numpy()) for reward in rewards]
-    return Parcel(host, incarnation, 1, number, Cargo(host, incarnation, messages))
+    return Numbered(host, incarnation, 1, number, Cargo(host, incarnation, messages))
 
 
 def rewards_of(place: Landing) -> list[float]:
@@ -58,7 +58,7 @@ def test_a_rollout_crosses_the_wire_unchanged_with_its_truncated_episodes() -> N
     block = ring.rings[0].block(0)
     assert block is not None
     place = landing()
-    place.deliver(Parcel(0, 1, 1, 1, Cargo(0, 1, [(0, copied(SHAPE, block).numpy())])))
+    place.deliver(Numbered(0, 1, 1, 1, Cargo(0, 1, [(0, copied(SHAPE, block).numpy())])))
 
     batch = place.take()
     assert batch is not None

@@ -6,14 +6,12 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncrl.core.errors import UsageError
 from asyncrl.experience import priorities as tree
-from asyncrl.experience.priorities import Priorities, memory_shape
-from asyncrl.runtime.shared_memory import shared_zeros
+from asyncrl.experience.priorities import Priorities
 
 INDICES = st.integers(0, 10**9)
 NUMBERS = st.one_of(st.just(0.0), st.floats(1e-12, 1e12), st.integers(1, 5).map(float))
@@ -148,17 +146,6 @@ def test_a_million_slots_have_levels_below_the_top() -> None:
     assert priorities.sample(shares).tolist() == [0, 123_456, 999_999]
 
 
-def test_priorities_in_shared_memory_outlive_who_set_them() -> None:
-    """Another makes its own tree of what lies there."""
-    memory = shared_zeros(*memory_shape(40), dtype=torch.float64).numpy()
-    Priorities(40, memory).set(np.array([3, 39]), np.array([1.0, 3.0]))
-
-    heir = Priorities(40, memory)
-
-    assert heir.total == 4.0
-    assert heir.sample(np.array([0.2, 0.3])).tolist() == [3, 39]
-
-
 def test_restored_priorities_draw_as_before() -> None:
     """And take further updates; those of another size are refused in one line."""
     priorities, copy = filled(*range(50)), Priorities(50)
@@ -181,22 +168,3 @@ def test_a_priority_that_is_none_is_refused_and_changes_nothing(bad: float) -> N
     with pytest.raises(ValueError, match="negative or not finite"):
         priorities.set(np.array([0, 1]), np.array([5.0, bad]))
     assert priorities.total == 3.0
-
-
-@pytest.mark.parametrize("slot", [-1, 2, 15])
-def test_a_slot_that_there_is_not_is_refused(slot: int) -> None:
-    """Also where the memory goes on to the end of a family."""
-    with pytest.raises(IndexError, match="slots must be 0 to 1"):
-        filled(1, 2).set(np.array([slot]), np.ones(1))
-    with pytest.raises(IndexError, match="slots must be 0 to 1"):
-        filled(1, 2).priority(np.array([slot]))
-
-
-def test_without_any_priority_nothing_can_be_drawn() -> None:
-    """As long as nothing was stored; and no slots at all are a mistake."""
-    with pytest.raises(ValueError, match="all priorities are 0"):
-        Priorities(5).sample(np.array([0.5]))
-    with pytest.raises(ValueError, match="at least one slot"):
-        Priorities(0)
-    with pytest.raises(ValueError, match="float64 of shape"):
-        Priorities(17, np.zeros((1, 16)))

@@ -11,11 +11,10 @@ import torch
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import Transitions
 from asyncrl.experience.replay import Replay, ReplayPlan
-from asyncrl.experience.steps import Drawn, Numbers, Steps, StepShape
+from asyncrl.experience.steps import Numbers, Steps, StepShape
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.moments import RunMoments
-from asyncrl.runtime.normalize import Normalizer
+from asyncrl.runtime.normalize import Normalizer, RunMoments
 from asyncrl.runtime.protocols import LEARNER, Batch
 from tests.experience.streams import GOES_ON, TERMINATES, TRUNCATES, Written, collector_of, spaces_of
 
@@ -122,7 +121,7 @@ def test_what_is_overwritten_while_it_is_read_is_drawn_again(monkeypatch: pytest
         world.put(0, 1)
     read, calls = Steps.read, 0
 
-    def overwritten(self: Steps, streams: Numbers, rows: Numbers) -> Drawn:
+    def overwritten(self: Steps, streams: Numbers, rows: Numbers) -> Transitions:
         nonlocal calls
         calls += 1
         drawn = read(self, streams, rows)

@@ -15,7 +15,7 @@ import pytest
 from asyncrl.commands.train import main
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import RecordReader, read_records
-from asyncrl.storage.status import read_status
+from asyncrl.storage.run_folder import read_status
 from tests.faults.running import broken_by, gone, training
 from tests.storage.test_tensorboard import points
 from tests.support import run_command, status_of, the_run

@@ -102,15 +102,11 @@ def group(
 
 
 @pytest.mark.parametrize(
-    ("cut", "reason"),
-    [
-        (Wire.cut, "gave no sign of life any more"),
-        (lambda wire: wire.cut_from(1), "gave no sign of life any more"),
-        (lambda wire: wire.cut_from(0), "heard nothing of rank 0 any more: the link is cut in one direction"),
-    ],
+    "cut",
+    [Wire.cut, lambda wire: wire.cut_from(1), lambda wire: wire.cut_from(0)],
     ids=["both directions", "towards rank 0", "away from rank 0"],
 )
-def test_a_cut_link_ends_the_run_on_both_hosts(tmp_path: Path, cut: Callable[[Wire], None], reason: str) -> None:
+def test_a_cut_link_ends_the_run_on_both_hosts(tmp_path: Path, cut: Callable[[Wire], None]) -> None:
     """Rank 0 names the rank and its host, and saves; the other, which nobody can tell, ends itself."""
     with ExitStack() as stack:
         wire = stack.enter_context(two_hosts())
@@ -122,7 +118,7 @@ def test_a_cut_link_ends_the_run_on_both_hosts(tmp_path: Path, cut: Callable[[Wi
         assert [ranks.code_of(0), ranks.code_of(1)] == [1, 1]
         assert gone(processes)
         status = status_of(the_run(tmp_path))
-        assert re.search(rf"^rank 1 on \S+ {reason}", status["reason"]), status["reason"]
+        assert re.search(r"^rank 1 on \S+ gave no sign of life any more", status["reason"]), status["reason"]
         assert load_newest(the_run(tmp_path) / "checkpoints")[0].steps == status["steps"] > 0
 
 
@@ -134,7 +130,7 @@ def test_without_rank_0_the_others_leave_and_say_so(tmp_path: Path) -> None:
 
         assert ranks.code_of(1) == 1
         (line,) = ranks.said(1).splitlines()
-        assert line.startswith(f"asyncrl: rank 0 on {HOST} is gone, and the run with it")
+        assert line.startswith(f"asyncrl: rank 1 on {HOST}: rank 0 at 127.0.0.1 is gone, and the run with it")
         assert gone(processes)
         load_newest(the_run(tmp_path) / "checkpoints")
 
@@ -147,7 +143,7 @@ def test_a_rank_0_that_is_stopped_is_given_up(tmp_path: Path) -> None:
 
         assert ranks.code_of(1) == 1
         (line,) = ranks.said(1).splitlines()
-        assert line.startswith(f"asyncrl: rank 0 on {HOST} does not answer: it hangs, or cannot be reached")
+        assert line.startswith(f"asyncrl: rank 1 on {HOST}: rank 0 at 127.0.0.1 does not answer: it hangs, or")
         ranks.ranks[0].send_signal(signal.SIGCONT)
         assert ranks.code_of(0) == 1
         assert load_newest(the_run(tmp_path) / "checkpoints")[0].steps == status_of(the_run(tmp_path))["steps"] > 0

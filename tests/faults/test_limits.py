@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.checks import machine
 from asyncrl.commands.train import main
+from asyncrl.doctor.room import FILES_PER_CHILD, SPARE_FILES
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import RecordReader, read_records
@@ -154,7 +154,6 @@ def test_a_run_needs_neither_a_terminal_nor_a_home(tmp_path: Path) -> None:
 
 def test_the_figures_that_are_checked_at_the_start_are_those_of_the_run(tmp_path: Path) -> None:
     """The supervisor keeps no more descriptors per child than it reckons with."""
-    from asyncrl.api.training import FILES_PER_CHILD
 
     def files(workers: int) -> int:
         words = ("--env-id", "Catch", "--quiet", "--total-steps", "1e9", "--workers", str(workers))
@@ -163,7 +162,7 @@ def test_the_figures_that_are_checked_at_the_start_are_those_of_the_run(tmp_path
             return len(os.listdir(f"/proc/{run.process.pid}/fd"))
 
     assert files(6) - files(2) <= 4 * FILES_PER_CHILD
-    assert machine.SPARE_FILES >= 20
+    assert SPARE_FILES >= 20
 
 
 THREADS = """

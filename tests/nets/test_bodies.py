@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asyncrl.nets.bodies import CONVOLUTIONS, ConvolutionalBody
+from asyncrl.nets.convolutions import CONVOLUTIONS, ConvolutionalBody
 
 SCREENS = {"board": (4, 10, 10), "small": (4, 42, 42), "paper": (4, 84, 84), "nature": (4, 84, 84)}
 
@@ -29,7 +29,7 @@ def test_features_and_gradient_are_those_of_the_plain_layers(name: str, raw_pixe
     """With a gradient and without one, in whatever layout it computes; scaled pixels too."""
     torch.manual_seed(1)
     shape, convolutions = SCREENS[name], CONVOLUTIONS[name]
-    body = ConvolutionalBody(shape, convolutions, (convolutions.width,), raw_pixels)
+    body = ConvolutionalBody(shape, convolutions, (64,), raw_pixels)
     pixels = torch.randint(0, 256, (6, *shape), dtype=torch.uint8)
     observations = pixels if raw_pixels else pixels / 255 - 0.5
     weights = list(body.parameters())

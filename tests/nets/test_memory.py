@@ -8,11 +8,9 @@ import torch
 from torch import nn
 
 from asyncrl import a3c, n_step_q
-from asyncrl.config.run_config import RunConfig
-from asyncrl.core.rollout import State
+from asyncrl.core.rollout import State, at_end, at_places
 from asyncrl.core.spaces import Spaces
-from asyncrl.nets.bodies import make_body
-from asyncrl.nets.memory import Memory, Trunk, at_end, at_places
+from asyncrl.nets.trunk import Memory, Trunk, make_body
 from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.run import build_agent, build_environments
 from tests.support import make_run
@@ -89,7 +87,7 @@ def test_states_at_places() -> None:
 
 def test_a_trunk_without_cells_has_no_state() -> None:
     """Feed-forward is the same code with nothing to remember."""
-    trunk = Trunk(make_body(RunConfig(network="mlp", hidden_sizes=(4,)), (3,), "float32", "vector"))
+    trunk = Trunk(make_body("mlp", (4,), Spaces((3,), "float32", 2), normalized=True))
 
     features, states = trunk(torch.randn(5, 2, 3), None)
 

@@ -14,8 +14,6 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.exploration import EpsilonGreedy
 from asyncrl.core.spaces import Spaces
 from asyncrl.nets.actor_critic import ActorCritic
-from asyncrl.nets.policies import make_actor_critic
-from asyncrl.nets.q_network import make_q_network
 
 HERE = __name__
 SPACES = Spaces((4,), "float32", 2)
@@ -56,7 +54,7 @@ def broken(shape: tuple[int, ...]) -> nn.Module:
 
 def test_a_body_of_ones_own_keeps_its_weights_and_gets_the_heads() -> None:
     """Only what is ours is initialised; its width is found out."""
-    network = make_actor_critic(asyncrl.a3c.A3C.Config(network=f"{HERE}:threes"), SPACES)
+    network = asyncrl.a3c.A3C.make_network(asyncrl.a3c.A3C.Config(network=f"{HERE}:threes"), SPACES)
 
     assert isinstance(network, ActorCritic)
     weight = dict(network.named_parameters())["trunk.body.body.0.weight"]
@@ -67,7 +65,7 @@ def test_a_body_of_ones_own_keeps_its_weights_and_gets_the_heads() -> None:
 def test_action_values_take_it_too() -> None:
     """Of images, in two streams: whole, before they part."""
     config = asyncrl.one_step_q.OneStepQ.Config(network=f"{HERE}:of_images", dueling=True)
-    network = make_q_network(config, SCREEN)
+    network = asyncrl.one_step_q.OneStepQ.make_network(config, SCREEN)
 
     values, _ = network.values_at(torch.zeros(7, 3, 8, 8, dtype=torch.uint8))
     assert values.shape == (7, 2)
@@ -87,7 +85,7 @@ def test_what_is_no_body_is_refused(factory: Callable[..., nn.Module], line: str
     """In one line, by name."""
     name = f"{HERE}:{factory.__name__}"
     with pytest.raises(UsageError, match=f"--network {name} {line}"):
-        make_actor_critic(asyncrl.a3c.A3C.Config(network=name), SPACES)
+        asyncrl.a3c.A3C.make_network(asyncrl.a3c.A3C.Config(network=name), SPACES)
 
 
 def half_and_half(config: Any, worker: int) -> EpsilonGreedy:
@@ -98,10 +96,10 @@ def half_and_half(config: Any, worker: int) -> EpsilonGreedy:
 def test_widths_are_refused_for_layers_of_ones_own() -> None:
     """Rather than ignored; a dueling network has layers of ours beside it."""
     with pytest.raises(UsageError, match=r"--hidden-sizes is not for --network .*threes"):
-        make_actor_critic(asyncrl.a3c.A3C.Config(network=f"{HERE}:threes", hidden_sizes=(64,)), SPACES)
+        asyncrl.a3c.A3C.make_network(asyncrl.a3c.A3C.Config(network=f"{HERE}:threes", hidden_sizes=(64,)), SPACES)
 
     settings = {"network": f"{HERE}:threes", "hidden_sizes": (64,), "dueling": True}
-    assert make_q_network(asyncrl.n_step_q.NStepQ.Config(**settings), SPACES) is not None
+    assert asyncrl.n_step_q.NStepQ.make_network(asyncrl.n_step_q.NStepQ.Config(**settings), SPACES) is not None
 
 
 def test_exploration_of_ones_own_is_asked_for_each_worker() -> None:

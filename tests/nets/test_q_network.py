@@ -7,7 +7,7 @@ import torch
 
 from asyncrl import n_step_q, one_step_q
 from asyncrl.core.spaces import Spaces
-from asyncrl.nets.q_network import Dueling, QNetwork, make_q_network
+from asyncrl.nets.q_network import Dueling, QNetwork
 
 VECTOR = Spaces((5,), "float32", 3)
 BOARD = Spaces((4, 10, 10), "float32", 3, kind="board")
@@ -45,8 +45,8 @@ def sizes(network: QNetwork) -> dict[str, tuple[int, ...]]:
 
 def test_the_streams_take_the_last_hidden_layer_with_them() -> None:
     """Of 64 and 64 tanh units one layer is left in the body; of a board's convolutions there is none behind them."""
-    vector = make_q_network(one_step_q.OneStepQ.Config(dueling=True), VECTOR)
-    board = make_q_network(one_step_q.OneStepQ.Config(dueling=True), BOARD)
+    vector = one_step_q.OneStepQ.make_network(one_step_q.OneStepQ.Config(dueling=True), VECTOR)
+    board = one_step_q.OneStepQ.make_network(one_step_q.OneStepQ.Config(dueling=True), BOARD)
 
     assert sizes(vector) == {
         "trunk.body.linear.0.weight": (64, 5), "head.hidden.weight": (128, 64),
@@ -58,7 +58,9 @@ def test_the_streams_take_the_last_hidden_layer_with_them() -> None:
 
 def test_behind_a_memory_the_streams_have_a_layer_more() -> None:
     """What the LSTM takes is what the body gives without dueling."""
-    plain, dueling = (make_q_network(n_step_q.NStepQ.Config(lstm_cells=7, dueling=d), VECTOR) for d in (False, True))
+    plain, dueling = (
+        n_step_q.NStepQ.make_network(n_step_q.NStepQ.Config(lstm_cells=7, dueling=d), VECTOR) for d in (False, True)
+    )
 
     before = sizes(plain)
     del before["head.weight"]
@@ -71,7 +73,7 @@ def test_behind_a_memory_the_streams_have_a_layer_more() -> None:
 def test_acting_and_learning_see_the_same_values(spaces: Spaces, dueling: bool) -> None:
     """Of the same observations, whichever way they are asked for; every parameter has a gradient."""
     torch.manual_seed(0)
-    network = make_q_network(one_step_q.OneStepQ.Config(dueling=dueling), spaces)
+    network = one_step_q.OneStepQ.make_network(one_step_q.OneStepQ.Config(dueling=dueling), spaces)
     observations = torch.randn(2, 3, *spaces.observation_shape)
 
     q, _ = network(observations)

@@ -11,16 +11,14 @@ from torch import Tensor
 
 from asyncrl.a3c import A3C
 from asyncrl.core.flat import flatten_parameters, gradient_of
-from asyncrl.core.precision import compute_in
 from asyncrl.core.spaces import Spaces
-from asyncrl.core.tape import record
 from asyncrl.core.updates import UpdateRule
-from asyncrl.nets import bodies
+from asyncrl.nets import convolutions
 from asyncrl.nets.actor_critic import ActorCritic
-from asyncrl.nets.bodies import CONVOLUTIONS, ConvolutionalBody
-from asyncrl.nets.policies import make_actor_critic
-from asyncrl.runtime import replica as replica_module
-from asyncrl.runtime.replica import Replica
+from asyncrl.nets.convolutions import CONVOLUTIONS, ConvolutionalBody
+from asyncrl.nets.trunk import compute_in, keep_activations
+from asyncrl.runtime import loops
+from asyncrl.runtime.loops import Replica
 from asyncrl.runtime.run import build_worker
 from tests.support import make_run, shared_store
 
@@ -30,14 +28,14 @@ SCREENS = {"board": (4, 10, 10), "small": (4, 42, 42), "paper": (4, 84, 84), "na
 
 @pytest.fixture(autouse=True)
 def for_small_networks_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "TAPED_ENVIRONMENTS", 1)
-    monkeypatch.setattr(bodies, "TAPED_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(convolutions, "TAPED_ENVIRONMENTS", 1)
+    monkeypatch.setattr(convolutions, "TAPED_MULTIPLICATIONS", 0)
 
 
 def network_of(name: str, **settings: Any) -> ActorCritic:
     torch.manual_seed(1)
     spaces = Spaces(SCREENS[name], "uint8", 6, kind="board" if name == "board" else "atari")
-    network = make_actor_critic(A3C.Config(normalize_observations=False, network=name, **settings), spaces)
+    network = A3C.make_network(A3C.Config(normalize_observations=False, network=name, **settings), spaces)
     assert isinstance(network, ActorCritic)
     flatten_parameters(network)
     return network
@@ -96,7 +94,7 @@ def test_the_gradient_is_that_of_a_second_pass(
     expected = gradient_at(network, observations, bootstrap)
     passes.clear()
 
-    record(network, STEPS + 1, ENVIRONMENTS)
+    keep_activations(network, STEPS + 1, ENVIRONMENTS)
     act(network, observations)
     own = gradient_at(network, observations, bootstrap)
 
@@ -112,7 +110,7 @@ def test_features_without_a_layer_of_their_own_are_recorded_too() -> None:
     gradients = []
     for taped in (False, True):
         if taped:
-            record(body, STEPS + 1, ENVIRONMENTS)
+            keep_activations(body, STEPS + 1, ENVIRONMENTS)
             with torch.inference_mode():
                 for row in observations:
                     body.step(row)
@@ -146,7 +144,7 @@ def test_only_the_rollout_that_was_acted_comes_from_the_tape(passes: list[int]) 
     """Others are computed: other memory, half of a rollout, single observations; each new rollout is recorded anew."""
     network, observations, others = network_of("small"), observations_of("small"), observations_of("small")
     expected = [gradient_at(network_of("small"), which) for which in (observations, others)]
-    record(network, STEPS + 1, ENVIRONMENTS)
+    keep_activations(network, STEPS + 1, ENVIRONMENTS)
     passes.clear()
 
     act(network, observations)
@@ -170,7 +168,7 @@ def test_observations_that_are_gone_are_not_mistaken_for_others(passes: list[int
     """An agent may act on what it makes of the observations, and the memory of that may be used again."""
     network, observations = network_of("small"), observations_of("small")
     expected = gradient_at(network_of("small"), observations)
-    record(network, STEPS + 1, ENVIRONMENTS)
+    keep_activations(network, STEPS + 1, ENVIRONMENTS)
     for _ in range(20):
         with torch.inference_mode():
             network.policy_at(observations[1].clone())
@@ -182,7 +180,7 @@ def test_observations_that_are_gone_are_not_mistaken_for_others(passes: list[int
 def test_a_second_derivative_is_refused() -> None:
     """It would need the activations' own graph."""
     network, observations = network_of("small"), observations_of("small")
-    record(network, STEPS + 1, ENVIRONMENTS)
+    keep_activations(network, STEPS + 1, ENVIRONMENTS)
     act(network, observations)
     weight = next(network.parameters())
     (gradient,) = torch.autograd.grad(network(observations)[1].sum(), weight, create_graph=True)
@@ -199,7 +197,7 @@ def test_workers_learn_the_same_with_and_without(
     thetas, counts = [], []
     for taped in (True, False):
         if not taped:
-            monkeypatch.setattr(replica_module, "record", lambda network, *size: [])
+            monkeypatch.setattr(loops, "keep_activations", lambda network, *size: [])
         run = make_run(tmp_path / str(taped), algorithm, envs_per_worker=2, t_max=5, env_id="MinAtar/Breakout-v1")
         worker = build_worker(run, 0)
         passes.clear()
@@ -216,7 +214,7 @@ def test_workers_learn_the_same_with_and_without(
 def test_it_is_made_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """For large networks and several environments."""
     monkeypatch.undo()
-    tapes = {(name, count): len(record(network_of(name), 6, count)) for name in SCREENS for count in (3, 4)}
+    tapes = {(name, count): len(keep_activations(network_of(name), 6, count)) for name in SCREENS for count in (3, 4)}
 
     assert {which for which, made in tapes.items() if made} == {("paper", 4), ("nature", 4)}
 

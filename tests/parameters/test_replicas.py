@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.backends.handles import build_rank_handles
+from asyncrl.backends.collective.ranks import share
 from asyncrl.core.flat import gradient_of
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.updates import Descent, UpdateRule
@@ -63,7 +63,7 @@ def rank_of(run: Run, rank: int, together: Together, ranks: int) -> Run:
     """A rank of a run like `run`, with one environment."""
     config = replace(run.spec.config, workers=ranks, envs_per_worker=1, backend="collective")
     spec = replace(run.spec, config=config)
-    handles = build_rank_handles(spec, run.handles.store.snapshot(), rank)
+    handles = share(spec, run.handles.store.snapshot(), rank=rank)
     store = handles.store
     assert isinstance(store, Replicas)
     store.connect(together.reduce(rank))

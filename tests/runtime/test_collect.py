@@ -12,8 +12,7 @@ from asyncrl.core.rollout import Extras, Rollout, State
 from asyncrl.core.spaces import Spaces
 from asyncrl.runtime.clock import RUNNING, Clock
 from asyncrl.runtime.collect import Collector, Episode, for_environments
-from asyncrl.runtime.moments import RunMoments
-from asyncrl.runtime.normalize import Normalizer
+from asyncrl.runtime.normalize import Normalizer, RunMoments
 from tests.support import COUNTING, Counting, FixedAgent
 
 

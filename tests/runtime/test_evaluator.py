@@ -19,8 +19,9 @@ from asyncrl.runtime import evaluator as module
 from asyncrl.runtime.clock import ENDED, FINISH, LEAVE, Clock
 from asyncrl.runtime.collect import Episode
 from asyncrl.runtime.evaluator import Evaluator, play, serve
+from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import EVALUATOR
-from asyncrl.runtime.run import Run, build_normalizer
+from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import flat_parameters
 from asyncrl.storage import checkpoints
 from asyncrl.storage.records import read_records
@@ -360,7 +361,7 @@ def test_the_best_checkpoint_repeats_bit_by_bit_what_the_network_saw(
     assert (best.facts["best_score"], best.tensors["observation_moments"][0]) == (2.0, 1000.0)
     again = make_run(tmp_path / "again", env_id="CartPole-v1", normalize_observations=True)
     restore(again.handles, flat_parameters(best, again.spec.layout), best)
-    normalizer = build_normalizer(again, EVALUATOR)
+    normalizer = make_normalizer(again.handles.moments, EVALUATOR, again.spec)
     assert normalizer is not None
     assert torch.equal(normalizer.observe(observations), seen[-1])
 

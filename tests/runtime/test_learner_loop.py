@@ -15,9 +15,8 @@ from asyncrl.experience.batches import Batches
 from asyncrl.experience.blocks import RolloutShape
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import FINISH, LEAVE, Clock
-from asyncrl.runtime.loops import WAITS, WORKED, learner
+from asyncrl.runtime.loops import WAITS, WORKED, Replica, learner
 from asyncrl.runtime.protocols import LEARNER, Receipt, Update
-from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.telemetry import Telemetry
 from asyncrl.storage.records import RecordWriter, read_records
 from tests.experience.test_blocks import VECTOR, rollout_of

@@ -16,9 +16,8 @@ from asyncrl.core.updates import Descent, UpdateRule
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.loops import Pending, actor_learner
+from asyncrl.runtime.loops import Pending, Replica, actor_learner
 from asyncrl.runtime.protocols import Receipt, Update
-from asyncrl.runtime.replica import Replica
 from asyncrl.runtime.run import build_agent, build_environments
 from asyncrl.runtime.telemetry import Telemetry
 from asyncrl.storage.records import RecordWriter, read_records

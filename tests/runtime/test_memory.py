@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.backends.processes import no_main_module
-from asyncrl.runtime.shared_memory import shared_zeros
+from asyncrl.runtime.clock import shared_zeros
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool])

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from asyncrl.parameters.shared import BEGUN, UPDATES
 from asyncrl.runtime.clock import Clock
-from asyncrl.runtime.monitor import Monitor, Rate, Summary, in_words, time_shares, weighted_mean
+from asyncrl.runtime.monitor import Monitor, Rate, Summary, in_words
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER
 from asyncrl.runtime.run import Run
+from asyncrl.runtime.telemetry import mean, summed_up, time_shares
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import Checkpoint, find, load, load_newest
 from asyncrl.storage.files import read_json
@@ -102,15 +103,16 @@ def test_a_mean_over_workers_counts_each_update_once() -> None:
     """(2 x 3 + 8 x 1) / 4."""
     rows = [{"updates": 3, "staleness_mean": 2.0}, {"updates": 1, "staleness_mean": 8.0}]
 
-    assert weighted_mean(rows, "staleness_mean") == 3.5
+    assert summed_up(rows) == {"async/staleness_mean": 3.5}
 
 
 def test_a_value_that_was_not_finite_is_left_out_of_the_mean() -> None:
     """Records hold null for it."""
     rows = [{"updates": 3, "gradient_norm": None}, {"updates": 1, "gradient_norm": 8.0}]
 
-    assert weighted_mean(rows, "gradient_norm") == 8.0
-    assert weighted_mean([], "gradient_norm") == 0.0
+    assert summed_up(rows) == {"train/gradient_norm": 8.0}
+    assert summed_up(rows[:1]) == {}
+    assert mean([]) == 0.0
 
 
 def test_shares_of_time_add_up_to_one() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrl.runtime.silence import GAP_SECONDS, Silences, Watch
+from asyncrl.runtime.clock import GAP_SECONDS, Silences, Watch
 
 
 class Time:

@@ -8,7 +8,7 @@ from asyncrl.api.training import conclude, follow
 from asyncrl.backends.outcome import Outcome, Signals
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.run import Run
-from asyncrl.runtime.terminal import make_view
+from asyncrl.runtime.terminal import View
 from asyncrl.storage.checkpoints import load_newest
 from tests.support import evaluations_of
 
@@ -16,7 +16,7 @@ from tests.support import evaluations_of
 def outcome_of(run: Run) -> Outcome:
     """From the first turn to the last checkpoint, as the command does it."""
     monitor = Monitor(run)
-    return conclude(follow(run, monitor, make_view(quiet=True, title=""), Signals()), monitor)
+    return conclude(follow(run, monitor, View(), Signals()), monitor)
 
 
 def train(run: Run) -> None:

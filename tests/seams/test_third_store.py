@@ -18,12 +18,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.checks import learning
+from asyncrl.doctor.learning import BOOTSTRAPS, TARGET
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.protocols import Counts, Receipt, Store, Update
 from asyncrl.runtime.run import Run
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
+from tests.commands.test_doctor import judged
 from tests.seams.running import learnt, train
 from tests.support import make_run, status_of
 
@@ -201,10 +202,8 @@ def test_the_doctor_listens_to_it(tmp_path: Path, algorithm: str) -> None:
     """Each gradient is the true one and reaches theta exactly once; the target is renewed when it is due."""
     target = {"target_interval_steps": 20} if algorithm == "n_step_q" else {}
     with served(tmp_path, algorithm, workers=1, envs_per_worker=1, t_max=10, **target) as run:
-        initial = run.handles.store.snapshot()
+        findings = judged(run)
 
-        findings = list(learning.judge_records(run, initial, learning.listen(run)))
-
-        assert (learning.TARGET_NETWORK in {finding.check for finding in findings}) == bool(target)
-        findings = [finding for finding in findings if finding.check != "truncation bootstraps"]  # no episode is cut
+        assert (TARGET in {finding.check for finding in findings}) == bool(target)
+        findings = [finding for finding in findings if finding.check != BOOTSTRAPS]  # no episode is cut
         assert [finding.verdict for finding in findings] == ["ok"] * len(findings), findings

@@ -17,7 +17,7 @@ import pytest
 
 from asyncrl.storage import holding
 from asyncrl.storage.holding import Held, Hold, Lease, is_held
-from asyncrl.storage.status import read_status
+from asyncrl.storage.run_folder import read_status
 
 ELSEWHERE = Lease("another-machine", 1, "token")
 
@@ -228,5 +228,5 @@ def test_a_run_that_ends_while_one_asks_has_not_died(tmp_path: Path, monkeypatch
         (tmp_path / "status.json").write_text('{"state": "finished"}')
         return False
 
-    monkeypatch.setattr("asyncrl.storage.status.is_held", ends)
+    monkeypatch.setattr("asyncrl.storage.run_folder.is_held", ends)
     assert read_status(tmp_path)["state"] == "finished"

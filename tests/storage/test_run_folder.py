@@ -192,6 +192,7 @@ def test_host_facts_hold_an_allow_list_and_nothing_else(monkeypatch: pytest.Monk
     assert facts["threads"]["OMP_NUM_THREADS"] == "1"
     assert facts["threads"]["MKL_NUM_THREADS"] is None
     assert 1 <= facts["cores_usable"] <= facts["cores_logical"]
+    assert facts["memory_gib"] > 0
     text = json.dumps(facts)
     assert "hunter2" not in text
     assert str(Path.home()) not in text

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from asyncrl.core.errors import UsageError
-from asyncrl.storage import stored, user_key
+from asyncrl.storage import stored
 from asyncrl.storage.stored import NONE_GIVEN, Permission, read_stored, write_stored
 
 
@@ -24,9 +24,9 @@ from asyncrl.storage.stored import NONE_GIVEN, Permission, read_stored, write_st
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a user who has no key yet."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    user_key._key_in.cache_clear()
+    stored._key_in.cache_clear()
     yield tmp_path / "state"
-    user_key._key_in.cache_clear()
+    stored._key_in.cache_clear()
 
 
 def write(folder: Path, algorithm: str = "asyncrl.a3c", **config: Any) -> Path:
@@ -50,7 +50,7 @@ def test_the_key_is_the_users_alone_and_lasts(state: Path, tmp_path: Path) -> No
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert os.listdir(key.parent) == ["key"]
 
-    user_key._key_in.cache_clear()
+    stored._key_in.cache_clear()
     assert read_stored(file).is_own
     shutil.copytree(tmp_path / "run", tmp_path / "elsewhere" / "copy")
     assert read_stored(tmp_path / "elsewhere" / "copy" / "config.json").is_own
@@ -114,13 +114,13 @@ def test_without_a_key_of_ones_own_runs_are_known_to_their_process_only(
     else:
         (state / "asyncrl").mkdir(parents=True)
         key = state / "asyncrl" / "key"
-        key.write_bytes(b"x" * (user_key.KEY_BYTES if spoil == "others read it" else 3))
+        key.write_bytes(b"x" * (stored.KEY_BYTES if spoil == "others read it" else 3))
         key.chmod(0o644 if spoil == "others read it" else 0o600)
     file = write(tmp_path / "run", env_id="mine:make")
     assert read_stored(file).is_own
 
-    user_key._key_in.cache_clear()
-    monkeypatch.setattr(stored, "_OF_THIS_PROCESS", b"of another process".ljust(user_key.KEY_BYTES))
+    stored._key_in.cache_clear()
+    monkeypatch.setattr(stored, "_OF_THIS_PROCESS", b"of another process".ljust(stored.KEY_BYTES))
     reason = {"others read it": "chmod 600", "damaged": "the key is damaged", "no folder": "Not a directory"}[spoil]
     with pytest.raises(UsageError, match=f"your own runs are not recognised either: .*{reason}"):
         read_stored(file).usable_config(NONE_GIVEN, trains=False)
@@ -220,11 +220,3 @@ def test_what_is_no_json_is_one_line(content: str, tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match=r"config.json cannot be read: "):
         read_stored(tmp_path / "config.json")
-
-
-def test_settings_that_are_no_more_are_forgotten_where_they_changed_nothing(tmp_path: Path) -> None:
-    """The run of an earlier version is read; one that they did change is not taken for another run."""
-    file = tmp_path / "config.json"
-    for hosts, left in ((0, {"workers": 2}), (3, {"workers": 2, "simulate_hosts": 3})):
-        file.write_text(json.dumps({"algorithm": "asyncrl.a3c", "config": {"workers": 2, "simulate_hosts": hosts}}))
-        assert read_stored(file).config == left

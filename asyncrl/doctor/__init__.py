@@ -1,12 +1,9 @@
-"""What a check says."""
+"""What `python -m asyncrl doctor` looks at, each check on the code that a run uses; and what a check says."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
-
-Verdict = Literal["ok", "note", "FAIL"]
-"""ok: as it should be. note: works, but worth knowing. FAIL: a run would go wrong."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +12,8 @@ class Finding:
 
     check: str
     """What was checked, in a few words."""
-    verdict: Verdict
+    verdict: Literal["ok", "note", "FAIL"]
+    """ok: as it should be. note: works, but worth knowing. FAIL: a run would go wrong."""
     figure: str
     """What was measured, with numbers and units."""
     remedy: str = ""

@@ -6,38 +6,26 @@ Every rank runs the doctor's command. Rank 0 judges and prints; the others repor
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import socket
 import statistics
-import subprocess
-import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from asyncrl.backends.group import (
-    GRACE_SECONDS,
-    POLL_SECONDS,
-    Board,
-    Exchanges,
-    RanksLost,
-    await_hellos,
-    board_of,
-    disagreement,
-    greet,
-    wait_for,
-)
-from asyncrl.backends.launch import LOOPBACK, Launch
+from asyncrl.backends.collective.board import Board, RanksLost, board_of, disagreement
+from asyncrl.backends.collective.exchanges import Exchanges
+from asyncrl.backends.collective.launch import LOOPBACK, Launch
 from asyncrl.backends.outcome import Signals
-from asyncrl.backends.seals import SECRET
-from asyncrl.checks.finding import Finding, advise, judge
-from asyncrl.core.cores import usable_cores
+from asyncrl.core.devices import usable_cores
 from asyncrl.core.output import print_line
+from asyncrl.doctor import Finding, advise, judge
 from asyncrl.runtime.threads import left_by_launcher
 
 TIMEOUT_SECONDS = 60.0
@@ -47,18 +35,17 @@ SLOW_LINK_SECONDS = 0.005
 """A round trip above which `--overlap` is recommended."""
 
 
-def member() -> dict[str, Any]:
-    """What a rank reports about itself."""
-    return {"threads": torch.get_num_threads(), "left": left_by_launcher(), "cores": usable_cores()}
+def greet(board: Board, words: Sequence[str]) -> None:
+    """Publish who this rank is, and in which surroundings."""
+    board.greet(words, threads=torch.get_num_threads(), left=left_by_launcher(), cores=usable_cores())
 
 
 def attend(launch: Launch, words: Sequence[str]) -> int:
     """Run a rank other than 0; returns the exit code."""
     try:
         board = board_of(launch)
-        board.put(f"member/{board.rank}", member())
         greet(board, words)
-        if parameters := wait_for(board, "measure"):
+        if parameters := board.wait_for("measure"):
             time_exchanges(board, parameters)
         board.put(f"ended/{board.rank}", True)
     except (RanksLost, RuntimeError) as error:
@@ -77,43 +64,26 @@ def gathered(launch: Launch) -> Iterator[Board]:
         with contextlib.suppress(RuntimeError):
             if board.get("measure") is None:
                 board.put("measure", 0)
-            deadline = time.monotonic() + GRACE_SECONDS
-            while len(board.each("ended")) < board.size - 1 and time.monotonic() < deadline:
-                time.sleep(POLL_SECONDS)
-        board.close()
+            board.await_ended()
 
 
 @contextlib.contextmanager
 def started(ranks: int, words: Sequence[str]) -> Iterator[Launch]:
-    """A group that this command starts itself, on this machine; all have ended at the end of the block."""
+    """A group on this machine: the other ranks are threads of this process, which communicate as processes do."""
     with socket.socket() as probe:  # another program may take the port first; rank 0 reports that
         probe.bind((LOOPBACK, 0))
         port = probe.getsockname()[1]
-    secret = secrets.token_hex(16)
-    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), SECRET: secret}
-    environment = os.environ | place
-    del environment["OMP_NUM_THREADS"]  # what this command has set; theirs is as it was
-    if (threads := left_by_launcher()) is not None:
-        environment["OMP_NUM_THREADS"] = threads
-    command = [sys.executable, "-m", "asyncrl", "doctor", *words]
-    others = [subprocess.Popen(command, env=environment | {"RANK": str(rank)}) for rank in range(1, ranks)]
-    try:
-        yield Launch("asyncrl", 0, ranks, f"tcp://{LOOPBACK}:{port}", given=secret.encode())
-        for other in others:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                other.wait(timeout=GRACE_SECONDS)
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
+    launch = Launch("asyncrl", 0, ranks, f"tcp://{LOOPBACK}:{port}", given=secrets.token_bytes(32))
+    others = [replace(launch, rank=rank) for rank in range(1, ranks)]
+    for other in others:
+        threading.Thread(target=attend, args=(other, words), daemon=True).start()
+    yield launch
 
 
 def examine(board: Board, by: str, words: Sequence[str], parameters: int) -> list[Finding]:
     """Rank 0: all checks of a group, with exchanges of `parameters` numbers. Raises UsageError, RanksLost."""
-    board.put(f"member/{board.rank}", member())
     greet(board, words)
-    hellos = await_hellos(board)
-    members = board.each("member")
+    hellos = board.await_hellos()
     hosts = Counter(hello["host"] for hello in hellos.values())
     where = ", ".join(f"{count} on {host}" for host, count in hosts.items())
     complaints = [said for rank, hello in hellos.items() if (said := disagreement(rank, hello, hellos[0]))]
@@ -125,8 +95,8 @@ def examine(board: Board, by: str, words: Sequence[str], parameters: int) -> lis
             complaints[0] if complaints else "those of rank 0 on all ranks",
             "start all ranks with the same command, from the same installation",
         ),
-        check_threads(members),
-        check_cores(hellos, members),
+        check_threads(hellos),
+        check_cores(hellos),
     ]
     if complaints:
         return findings
@@ -134,10 +104,10 @@ def examine(board: Board, by: str, words: Sequence[str], parameters: int) -> lis
     return [*findings, *judge_exchanges(parameters, *time_exchanges(board, parameters))]
 
 
-def check_threads(members: Mapping[int, Mapping[str, Any]]) -> Finding:
+def check_threads(hellos: Mapping[int, Mapping[str, Any]]) -> Finding:
     """Whether each rank computes in one thread, whatever the launcher has set."""
-    many = [rank for rank, told in members.items() if told["threads"] != 1]
-    left = sorted({str(told["left"] or "unset") for told in members.values()})
+    many = [rank for rank, told in hellos.items() if told["threads"] != 1]
+    left = sorted({str(told["left"] or "unset") for told in hellos.values()})
     figure = f"OMP_NUM_THREADS was {' or '.join(left)} when ranks were started; torch computes in one thread on "
     return judge(
         "one thread per rank",
@@ -147,12 +117,12 @@ def check_threads(members: Mapping[int, Mapping[str, Any]]) -> Finding:
     )
 
 
-def check_cores(hellos: Mapping[int, Mapping[str, Any]], members: Mapping[int, Mapping[str, Any]]) -> Finding:
+def check_cores(hellos: Mapping[int, Mapping[str, Any]]) -> Finding:
     """Whether each host has a core for each of its ranks."""
     crowded = []
     for host in dict.fromkeys(hello["host"] for hello in hellos.values()):
         ranks = [rank for rank, hello in hellos.items() if hello["host"] == host]
-        cores = {core for rank in ranks for core in members[rank]["cores"]}
+        cores = {core for rank in ranks for core in hellos[rank]["cores"]}
         if len(cores) < len(ranks):
             crowded.append(f"{len(ranks)} ranks on {host} share {len(cores)} cores")
     return advise(
@@ -163,22 +133,17 @@ def check_cores(hellos: Mapping[int, Mapping[str, Any]], members: Mapping[int, M
     )
 
 
-def time_exchanges(board: Board, parameters: int) -> tuple[list[float], list[float]]:
+def time_exchanges(board: Board, parameters: int) -> list[list[float]]:
     """Seconds of each Allreduce of one number, and of `parameters` numbers. All ranks call this together."""
-    exchanges = Exchanges(board, TIMEOUT_SECONDS, Signals())
-    try:
-        return tuple(_timed(exchanges, torch.zeros(size)) for size in (1, parameters))  # type: ignore[return-value]
-    finally:
-        exchanges.close()
-
-
-def _timed(exchanges: Exchanges, vector: Tensor) -> list[float]:
-    seconds = []
-    for _ in range(REPEATS + 5):
-        began = time.perf_counter()
-        exchanges.reduce(vector)()
-        seconds.append(time.perf_counter() - began)
-    return seconds[5:]
+    seconds: list[list[float]] = []
+    with contextlib.closing(Exchanges(board, TIMEOUT_SECONDS, Signals())) as exchanges:
+        for vector in (torch.zeros(1), torch.zeros(parameters)):
+            times = [time.perf_counter()]
+            for _ in range(REPEATS + 5):
+                exchanges.reduce(vector)()
+                times.append(time.perf_counter())
+            seconds.append([end - begin for begin, end in pairwise(times)][5:])
+    return seconds
 
 
 def judge_exchanges(parameters: int, one: Sequence[float], all_of_them: Sequence[float]) -> list[Finding]:

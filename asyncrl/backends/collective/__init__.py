@@ -1,7 +1,7 @@
 """Workers as ranks that run in step, on one machine or several, with torch.distributed and gloo.
 
 Rank 0 is the command's own process: it works like the others, and also supervises the run. It starts the other ranks
-itself, unless a launcher has (`backends/launch.py`).
+itself, unless a launcher has (`launch.py`).
 
 Gradient methods reduce gradients (`parameters/replicas.py`); methods with a learner gather rollouts at rank 0 and
 broadcast theta (`experience/gathered.py`).
@@ -13,56 +13,45 @@ import contextlib
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import cast
 
-from asyncrl.backends.group import (
-    GRACE_SECONDS,
+from asyncrl.algorithm import GRADIENT, IN_STEP
+from asyncrl.backends.collective.board import (
     JOIN_SECONDS,
-    LOOK_SECONDS,
     POLL_SECONDS,
-    SILENT_SECONDS,
     Board,
-    Exchanges,
-    Interrupted,
     RanksLost,
-    await_hellos,
     board_of,
     disagreement,
-    greet,
 )
-from asyncrl.backends.launch import LOOPBACK, Launch
+from asyncrl.backends.collective.exchanges import LOOK_SECONDS, Exchanges, Interrupted
+from asyncrl.backends.collective.launch import LOOPBACK, Launch
+from asyncrl.backends.collective.ranks import Seat, beginning_of, connect, rank_process, updates
+from asyncrl.backends.collective.ranks import share as share
 from asyncrl.backends.local import await_last_evaluation, evaluator_process, learner_process, worker_process
 from asyncrl.backends.outcome import Outcome, Signals, failed, finished, stopped
 from asyncrl.backends.processes import end_all, end_of, remove_if_empty, start_child, start_context
-from asyncrl.backends.ranks import Beginning, Seat, Step, connect, equalise, rank_process, take_turns
 from asyncrl.backends.supervisor import Supervisor
+from asyncrl.catalog import command_of
+from asyncrl.config.groups import flag
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.accord import NOTHING, OVER
-from asyncrl.runtime.clock import ENDED, LEAVE, RUNNING
+from asyncrl.runtime.clock import ENDED, LEAVE, RUNNING, Watch
 from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import name_of
 from asyncrl.runtime.run import Run, build_learner, build_worker
-from asyncrl.runtime.silence import Watch
 from asyncrl.runtime.terminal import View
 from asyncrl.storage.records import RecordWriter
 
+SILENT_SECONDS = 3.5
+"""A rank without a heartbeat for this long is lost."""
 
-@dataclass(frozen=True)
-class Meeting:
-    """Rank 0's view of ranks that a launcher has started."""
-
-    launch: Launch
-    board: Board
-
-    def dissolve(self, code: int) -> None:
-        """Tell the other ranks to leave with this exit code, and wait for them, since they need the board."""
-        self.board.put("answer", code)
-        come, deadline = self.board.each("hello").keys() - {0}, time.monotonic() + GRACE_SECONDS
-        while not come <= self.board.each("ended").keys() and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+Meeting = Board
+"""Rank 0's board of ranks that a launcher has started."""
 
 
 @contextlib.contextmanager
@@ -71,22 +60,23 @@ def convened(launch: Launch, words: Sequence[str]) -> Iterator[Meeting]:
 
     Raises UsageError for ranks that do not join, or that have other settings or versions than this one.
     """
-    board = board_of(launch)
-    meeting = Meeting(launch, board)
+    board, code = board_of(launch), 1
     try:
-        greet(board, words)
-        hellos = await_hellos(board)
-        for rank, hello in sorted(hellos.items()):
+        board.greet(words)
+        hellos = board.await_hellos()
+        for rank, hello in hellos.items():
             if complaint := disagreement(rank, hello, hellos[0]):
                 raise UsageError(complaint)
-        yield meeting
-        if board.get("answer") is None:  # no run was begun
-            meeting.dissolve(0)
-    except BaseException as error:
-        with contextlib.suppress(RuntimeError):
-            meeting.dissolve(2 if isinstance(error, UsageError) else 1)
+        yield board
+        code = 0
+    except UsageError:
+        code = 2
         raise
     finally:
+        with contextlib.suppress(RuntimeError):
+            if code or board.get("answer") is None:  # no run was begun, or it ended without a word
+                board.put("answer", code)
+                board.await_ended()
         board.close()
 
 
@@ -95,73 +85,49 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Meeti
 
     None of those is left when it returns; ranks of a launcher are told to leave.
     """
-    spec, size = run.spec, run.spec.config.workers
-    secret = secrets.token_bytes(32)
-    board = meeting.board if meeting else Board(LOOPBACK, 0, 0, size, secret, serve=True)
-    supervisor = Supervisor(
-        run, monitor, view, worker_process, evaluator_process, learner_process, workers=False, learners=False
-    )  # fmt: skip
-    leader = Leader(run, monitor, view, signals, board, supervisor)
+    leader = Leader(run, monitor, view, signals, meeting)
     try:
-        board.beat()
-        if meeting is None:
-            leader.start_ranks(secret)
-        supervisor.fill(supervisor.evaluator)
         return leader.lead()
     except RanksLost as error:
         return leader.explain(error)
     except Interrupted:
         return stopped(cast(int, signals.first))
     finally:
-        with contextlib.suppress(RuntimeError):
-            board.put("over", "0" if run.handles.accord and run.handles.accord.decided else "1")
-        leader.collect_last()
-        run.handles.clock.stop(LEAVE)
-        supervisor.end(signals)
-        end_all(list(leader.ranks.values()), signals)
-        leader.disconnect()
-        for rank in leader.ranks:
-            remove_if_empty(spec.folder.stack_file(name_of(rank)))
-        board.close()
+        leader.close()
 
 
 class Leader:
     """Rank 0 of a run."""
 
-    def __init__(
-        self, run: Run, monitor: Monitor, view: View, signals: Signals, board: Board, supervisor: Supervisor
-    ) -> None:
+    def __init__(self, run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Meeting | None) -> None:
         self._run, self._monitor, self._view, self._signals = run, monitor, view, signals
-        self._board, self._supervisor = board, supervisor
-        self.ranks: dict[int, BaseProcess] = {}
+        self._secret = secrets.token_bytes(32)
+        self._board = meeting or Board(LOOPBACK, 0, 0, run.spec.config.workers, self._secret, serve=True)
+        self._launched = meeting is not None
+        self._supervisor = Supervisor(
+            run, monitor, view, worker_process, evaluator_process, learner_process, workers=False, learners=False
+        )  # fmt: skip
+        self._ranks: dict[int, BaseProcess] = {}
         """The processes of other ranks that were started here."""
         self._hosts: dict[int, str] = {}
         self._writers: dict[int, RecordWriter] = {}
-        self._read: dict[int, int] = {}
+        self._read: Counter[int] = Counter()
+        """Rows of each rank that were read."""
         self._exchanges: Exchanges | None = None
         self._looked_at = 0.0
-
-    def start_ranks(self, secret: bytes) -> None:
-        """Start the other ranks on this machine."""
-        context = start_context(self._run.spec.algorithm)
-        for rank in range(1, self._board.size):
-            seat = Seat(self._run.spec, self._board.port, secret)
-            self.ranks[rank] = start_child(context, rank_process, seat, rank, self._run.handles.clock)
-            self._hosts[rank] = socket.gethostname()
 
     def lead(self) -> Outcome:
         """Set up all ranks, work, and let the evaluator finish. Raises RanksLost."""
         run, board = self._run, self._board
-        if board.get("hello/0") is None:
-            greet(board, [])
-        hellos = await_hellos(board, self._see_that_all_live)
+        board.beat()
+        if not self._launched:
+            self._start_ranks()
+        self._supervisor.fill(self._supervisor.evaluator)
+        hellos = board.await_hellos(self._see_that_all_live)
         self._hosts = {rank: hello["host"] for rank, hello in hellos.items()}
-        places = {rank: (hello["host"], hello["pid"]) for rank, hello in hellos.items()}
-        beginning = Beginning.of(run, places)
-        board.put("answer", beginning.to_plain())
+        board.put("answer", beginning_of(run))
         self._exchanges = Exchanges(board, run.spec.config.collective_timeout_seconds, self._signals)
-        equalise(run.handles, self._exchanges, board.rank, beginning.counts)
-        connect(run.handles, self._exchanges)
+        connect(run.handles, self._exchanges, 0, run.handles.store.counts())
         with contextlib.ExitStack() as stack:
             self._writers = {rank: RecordWriter(run.spec.folder.worker_file(rank)) for rank in range(1, board.size)}
             roles = [stack.enter_context(contextlib.closing(build_worker(run, 0)))]
@@ -170,9 +136,7 @@ class Leader:
             if (outcome := self._await_ready()) is not None:
                 return outcome
             self._begin()
-            step = Step(run, self._exchanges, self._signals)
-            for _ in take_turns(roles):
-                step.after_update()
+            for _ in updates(run, roles, self._exchanges, self._signals):
                 if self._signals.urgent:
                     raise Interrupted
                 if (outcome := self._look()) is not None:
@@ -183,53 +147,57 @@ class Leader:
         """Which rank is lost, and why: it said so itself, its process has ended, or its heartbeat has stopped."""
         self._view.say("ranks are lost; looking for the cause")
         before, watch, began = self._board.beats(), Watch(SILENT_SECONDS), time.monotonic()
-        left: dict[int, str] = {}
         while watch.silence(began) < SILENT_SECONDS:
             if (outcome := self._reported_loss()) is not None:
                 return outcome
-            if len(left) < len(left := left | self._board.each("left")):
-                began = time.monotonic()  # one that has just left gets as long to confirm that it hears this rank
             time.sleep(POLL_SECONDS)
-        now, heard = self._board.beats(), self._board.each("heard")
-        others = [rank for rank in range(1, self._board.size) if rank not in left]
-        silent = [rank for rank in others if now.get(rank) == before.get(rank)]
-        deaf = [rank for rank in left if rank not in heard]
-        seconds = self._run.spec.config.collective_timeout_seconds
-        if silent:
+        now, others = self._board.beats(), range(1, self._board.size)
+        if silent := [rank for rank in others if now.get(rank) == before.get(rank)]:
             return failed(f"{self._names(silent)} gave no sign of life any more ({error})")
-        if deaf:
-            why = "the link is cut in one direction, or rank 0 was stopped"
-            return failed(f"{self._names(deaf)} heard nothing of rank 0 any more: {why} ({error})")
-        late = [rank for rank in others if now[rank][1] < self._board.begun]
-        if late:
+        if late := [rank for rank in others if now[rank][1] < self._board.begun]:
+            seconds = self._run.spec.config.collective_timeout_seconds
             return failed(f"{self._names(late)} did not come within {seconds:g} seconds: it hangs")
         return failed(f"an exchange between ranks failed: {error}")
 
-    def collect_last(self) -> None:
-        """Write the last rows of other ranks."""
+    def close(self) -> None:
+        """End the run: tell the others, write their last rows, and end all processes that were started here."""
+        run, folder = self._run, self._run.spec.folder
+        with contextlib.suppress(RuntimeError):
+            self._board.put("over", True)
         with contextlib.suppress(RuntimeError):
             self._collect()
         for rank, writer in self._writers.items():
             writer.close()
-            self._run.handles.clock.note_unwritten(rank, writer.missing)
-
-    def disconnect(self) -> None:
-        """Leave the group. Called when the ranks started here are gone, so that no exchange waits for them."""
-        if self._exchanges is not None:
+            run.handles.clock.note_unwritten(rank, writer.missing)
+        run.handles.clock.stop(LEAVE)
+        self._supervisor.end(self._signals)
+        end_all(list(self._ranks.values()), self._signals)
+        if self._exchanges is not None:  # now no exchange waits for those that were started here
             self._exchanges.close()
+        for rank in self._ranks:
+            remove_if_empty(folder.stack_file(name_of(rank)))
+        self._board.close()
+
+    def _start_ranks(self) -> None:
+        """Start the other ranks on this machine."""
+        self._board.greet([])
+        context = start_context(self._run.spec.algorithm)
+        seat = Seat(self._run.spec, self._board.port, self._secret)
+        for rank in range(1, self._board.size):
+            self._ranks[rank] = start_child(context, rank_process, seat, rank, self._run.handles.clock)
+            self._hosts[rank] = socket.gethostname()
 
     def _reported_loss(self) -> Outcome | None:
         """The exception that a rank has reported, or the exit of one that was started here; None if all is well."""
-        for rank, value in sorted(self._board.each("cause").items()):
-            cause, traceback = value
-            if traceback:
-                with contextlib.suppress(OSError):
-                    self._run.spec.folder.traceback_file(name_of(rank)).write_text(traceback)
-            return failed(f"{self._names([rank])} raised {cause}" if traceback else cause, traceback)
+        folder = self._run.spec.folder
+        for rank, (cause, traceback) in sorted(self._board.each("cause").items()):
+            with contextlib.suppress(OSError):
+                folder.traceback_file(name_of(rank)).write_text(traceback)
+            return failed(f"{self._names([rank])} raised {cause}", traceback)
         left = self._board.each("left")
-        for rank, process in self.ranks.items():
+        for rank, process in self._ranks.items():
             if process.exitcode is not None and rank not in left:
-                ended = end_of(process, self._run.handles.clock, rank, self._run.spec.folder)
+                ended = end_of(process, self._run.handles.clock, rank, folder)
                 return failed(f"{self._names([rank])} {ended.cause}", ended.traceback)
         return None
 
@@ -245,13 +213,11 @@ class Leader:
 
     def _await_ready(self) -> Outcome | None:
         """Wait until every rank is ready; an Outcome if the run ended before it began."""
-        self._board.put("ready/0", True)
         watch, began = Watch(JOIN_SECONDS), time.monotonic()
-        while len(ready := self._board.each("ready")) < self._board.size:
+        while missing := set(range(1, self._board.size)) - self._board.each("ready").keys():
             self._see_that_all_live()
             if watch.silence(began) > JOIN_SECONDS:
-                missing = [rank for rank in range(self._board.size) if rank not in ready]
-                return failed(f"{self._names(missing)} was not ready after {JOIN_SECONDS:.0f} seconds")
+                return failed(f"{self._names(sorted(missing))} was not ready after {JOIN_SECONDS:.0f} seconds")
             time.sleep(POLL_SECONDS)
         return self._supervisor.tend()
 
@@ -288,9 +254,7 @@ class Leader:
         """All ranks have left after the same update: write their last rows, and wait for the last evaluation."""
         clock, accord = self._run.handles.clock, self._run.handles.accord
         assert accord is not None
-        watch, began = Watch(GRACE_SECONDS), time.monotonic()
-        while len(self._board.each("ended")) < self._board.size - 1 and watch.silence(began) < GRACE_SECONDS:
-            time.sleep(POLL_SECONDS)
+        self._board.await_ended()
         self._collect()
         for worker in [*range(self._board.size), *clock.learners]:
             clock.enter(worker, ENDED)
@@ -302,6 +266,21 @@ class Leader:
     def _collect(self) -> None:
         """Write the rows that other ranks have sent to their files."""
         for rank, writer in self._writers.items():
-            while (row := self._board.take(f"rows/{rank}/{self._read.get(rank, 0)}")) is not None:
-                self._read[rank] = self._read.get(rank, 0) + 1
+            while (row := self._board.take(f"rows/{rank}/{self._read[rank]}")) is not None:
+                self._read[rank] += 1
                 writer.write(row)
+
+
+def refuse(plan: Plan) -> None:
+    """Raise UsageError for methods and settings that ranks in step do not support."""
+    config, kind, command = plan.config, plan.method.experience, command_of(plan.algorithm)
+    if kind not in (GRADIENT, IN_STEP):
+        raise UsageError(
+            f"{command} does not wait for its actors, and the ranks of --backend collective wait for each other: it "
+            "runs with --backend local and serial"
+        )
+    if config.reduce == "gradients" and kind == GRADIENT:
+        raise UsageError(f"--reduce says where a learner learns; {command} reduces gradients in any case")
+    for name in ("max_staleness", "max_loss_deviations"):
+        if getattr(config, name, 0):
+            raise UsageError(f"{flag(name)} is not for --backend collective: all ranks make each update together")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from multiprocessing.context import BaseContext
 
 from asyncrl.backends.survey import Machine, survey
-from asyncrl.checks.finding import Finding, advise, judge
-from asyncrl.checks.machine import size
+from asyncrl.doctor import Finding, advise, judge
+from asyncrl.doctor.room import size
 
 SLOW_CALL_SECONDS = 0.05
 SLOW_EXCHANGE_SECONDS = 0.5

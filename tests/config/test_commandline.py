@@ -9,9 +9,8 @@ import pytest
 
 from asyncrl.a3c import A3C
 from asyncrl.config import groups
-from asyncrl.config.commandline import parse
+from asyncrl.config.commandline import parse, understood
 from asyncrl.config.run_config import to_plain
-from asyncrl.config.words import understood
 from asyncrl.core.errors import UsageError
 
 

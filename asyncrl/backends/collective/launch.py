@@ -7,19 +7,28 @@ gloo.
 from __future__ import annotations
 
 import contextlib
+import hmac
 import ipaddress
-import os
 import socket
 import subprocess
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from asyncrl.backends.seals import SECRET, given_secret, own_secret
 from asyncrl.core.errors import UsageError
+from asyncrl.storage.stored import user_key
 
 LOOPBACK = "127.0.0.1"
-
+SECRET = "ASYNCRL_SECRET"
+"""The environment variable in which the ranks of a launcher find their secret."""
+SHORTEST_SECRET = 16
+LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "PMI": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
+}
+"""The variables in which each says the rank, the number of ranks, and the number of those on this machine."""
 FIRST_PORT, PORTS = 20_000, 10_000
 """Range of the default port, which is derived from the job's number, so that two jobs on a host seldom share it."""
 
@@ -63,7 +72,15 @@ class Launch:
                 f"ranks on several machines know each other by a secret: set {SECRET} to the same long random text "
                 "for all of them (docs/clusters.md says how)"
             )
-        return self.given or own_secret()
+        if self.given:
+            return self.given
+        try:
+            return hmac.digest(user_key(), b"ranks", "sha256")
+        except OSError as error:
+            raise UsageError(
+                f"there is no secret for ranks ({error.strerror}{f', {error.filename}' if error.filename else ''}): "
+                f"set {SECRET} for all of them"
+            ) from None
 
 
 def launched(environment: Mapping[str, str], init_method: str = "") -> Launch | None:
@@ -71,43 +88,25 @@ def launched(environment: Mapping[str, str], init_method: str = "") -> Launch | 
 
     `init_method` overrides the launcher's address.
     """
-    found = _numbers(environment)
-    if found is None:
+    by = next((by for by, names in LAUNCHERS.items() if all(name in environment for name in names[:2])), None)
+    if by is None:
         return None
-    by, rank, size = found
+    name, of, here = LAUNCHERS[by]
+    try:
+        rank, size = int(environment[name]), int(environment[of])
+    except ValueError:
+        raise UsageError(f"{name} and {of} must be numbers") from None
     if not 0 <= rank < size:
         raise UsageError(f"{by} says that this is rank {rank} of {size}")
-    here = environment.get(_RANKS_HERE[by])
-    alone = None if here is None else here == str(size)
+    alone = environment[here] == str(size) if here in environment else None  # srun says 1(x2) on two machines
     address = init_method or _address(by, alone, environment)
     # The store of torchrun's agent outlives an attempt; a board for each attempt keeps them apart.
     agent = not init_method and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     attempt = f"{environment.get('TORCHELASTIC_RUN_ID', '')}/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    return Launch(by, rank, size, address, agent, attempt, alone, given_secret(environment.get(SECRET, "")))
-
-
-_RANKS_HERE = {
-    "torchrun": "LOCAL_WORLD_SIZE",
-    "mpirun": "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "PMI": "MPI_LOCALNRANKS",
-    "srun": "SLURM_STEP_TASKS_PER_NODE",  # 2, or 1(x2) on two machines
-}
-"""The variables with the number of ranks on this machine."""
-
-
-def _numbers(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
-    for by, rank, size in (
-        ("torchrun", "RANK", "WORLD_SIZE"),
-        ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        ("PMI", "PMI_RANK", "PMI_SIZE"),
-        ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-    ):
-        if rank in environment and size in environment:
-            try:
-                return by, int(environment[rank]), int(environment[size])
-            except ValueError:
-                raise UsageError(f"{rank} and {size} must be numbers") from None
-    return None
+    secret = environment.get(SECRET, "")
+    if secret and len(secret) < SHORTEST_SECRET:
+        raise UsageError(f"{SECRET} must have at least {SHORTEST_SECRET} characters: openssl rand -hex 16 makes some")
+    return Launch(by, rank, size, address, agent, attempt, alone, secret.encode())
 
 
 def _address(by: str, alone: bool | None, environment: Mapping[str, str]) -> str:
@@ -159,35 +158,3 @@ def own_address(towards: str) -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return towards
-
-
-def interface_of(address: str) -> str | None:
-    """The network interface with an IPv4 address; None if it cannot be determined."""
-    try:
-        import fcntl
-    except ImportError:
-        return None
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(probe.fileno(), 0x8915, name.encode()[:15].ljust(256, b"\0"))  # SIOCGIFADDR
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
-    return None
-
-
-@contextlib.contextmanager
-def interface_towards(address: str) -> Iterator[None]:
-    """Let gloo use the interface that leads to an address. By default it often resolves the host's name to 127.0.0.1.
-
-    The user's GLOO_SOCKET_IFNAME takes precedence, but for the loopback: there nobody else shall listen.
-    """
-    before = os.environ.get("GLOO_SOCKET_IFNAME")
-    if (before is None or address == LOOPBACK) and (name := interface_of(own_address(address))):
-        os.environ["GLOO_SOCKET_IFNAME"] = name
-    try:
-        yield
-    finally:
-        os.environ.pop("GLOO_SOCKET_IFNAME", None)
-        if before is not None:
-            os.environ["GLOO_SOCKET_IFNAME"] = before

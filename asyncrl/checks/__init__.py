@@ -1,1 +1,0 @@
-"""What `python -m asyncrl doctor` looks at, each check on the code that a run uses."""

@@ -1,0 +1,172 @@
+"""Is there room for a run: shared memory, memory, file descriptors and disk? A run refuses to begin without it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from asyncrl.algorithm import MEMORY
+from asyncrl.backends.handles import experience_bytes
+from asyncrl.core.errors import UsageError
+from asyncrl.doctor import Finding, judge
+from asyncrl.runtime.plan import Plan
+from asyncrl.runtime.snapshots import keeps_replay
+
+SHARED_MEMORY = Path("/dev/shm")
+FILES_PER_CHILD = 3
+"""File descriptors of the supervisor per child: two, and one to spare."""
+SPARE_FILES = 64
+"""File descriptors left for the environments, TensorBoard and the libraries."""
+MOST_FILES = 65_536
+"""More descriptors than any run needs; some programs loop over all that are allowed."""
+SPARE_DISK = 200 * 2**20
+"""Bytes for records and TensorBoard besides the checkpoints."""
+WORKER_BYTES = 10_000_000
+ATARI_BYTES = 3_000_000
+"""What one more worker's process, and each of its emulators, adds to a run's memory; the rest is shared with the fork
+server. By `benchmarks/startup.py` (PSS) a worker costs 10.7 MB on Catch, 13.5 on CartPole, and on Pong 17.4 with one
+environment, 30.5 with four, 41.8 with eight."""
+_CELL_ROW = 64
+"""Bytes of a row of counters."""
+
+
+def check_room(plan: Plan, parameters: int, place: Path) -> Iterator[Finding]:
+    """Whether a run with so many parameters, written below `place`, fits into this machine."""
+    config, experience, learners = plan.config, experience_bytes(plan), plan.learners
+    workers = config.workers if config.backend == "local" else 0  # ranks may be on other machines
+    also = {0: "", 1: " and a learner"}.get(learners, f" and {learners} learners")
+    who = f"{workers} workers{also} need" if workers else "the run needs"
+
+    memory = psutil.virtual_memory().available
+    if plan.method.experience == MEMORY:
+        steps = config.memory_steps // max(1, plan.replay_hosts)  # type: ignore[attr-defined]
+        room = min(memory, shutil.disk_usage(SHARED_MEMORY).free) if SHARED_MEMORY.is_dir() else memory
+        yield judge(
+            "replay memory",
+            room > experience,
+            f"{steps:,} steps take {size(experience)}, {size(room)} available",
+            f"ask for fewer --memory-steps, or make {SHARED_MEMORY} larger (docker: --shm-size)",
+        )
+    yield check_shared_memory(shared_bytes(plan, parameters, experience))
+    private = processes_bytes(plan, parameters) if workers else 0
+    yield judge(
+        "memory",
+        memory > private + experience,
+        f"{who} at least {size(private + experience)}, {size(memory)} available",
+        "ask for fewer --workers, fewer --envs-per-worker or a smaller network",
+    )
+    limit = raised_limit()
+    files = (psutil.Process().num_fds() if limit else 0) + (workers + 1 + learners) * FILES_PER_CHILD + SPARE_FILES
+    yield judge(
+        "file descriptors",
+        limit == 0 or limit >= files,
+        f"{who} about {files}, " + (f"{limit} allowed" if limit else "no limit known"),
+        f"run `ulimit -n {files}` (or more) before, or ask for fewer --workers",
+    )
+    yield check_disk(checkpoint_bytes(plan, parameters, experience), place)
+
+
+def demand(findings: Iterable[Finding]) -> None:
+    """Raise UsageError for the first finding that is a failure."""
+    for finding in findings:
+        if finding.verdict == "FAIL":
+            raise UsageError(f"{finding.check}: {finding.figure}; {finding.remedy}")
+
+
+def shared_bytes(plan: Plan, parameters: int, experience: int) -> int:
+    """Bytes that the store, the counters and the rollouts of a run take in shared memory.
+
+    `experience` are the bytes of rollouts on their way to a learner.
+    """
+    workers = plan.config.workers
+    moments_bytes = (workers + 1) * 8 * (1 + 2 * plan.moments_size + 3)
+    writers = workers + getattr(plan.config, "learners", 1)
+    rows, losses = (2 * writers + 3) * _CELL_ROW, 24 * writers
+    return _vectors_bytes(plan, parameters) + moments_bytes + 8 + rows + losses + experience
+
+
+def checkpoint_bytes(plan: Plan, parameters: int, experience: int) -> int:
+    """Bytes of all checkpoints that a run keeps, the best and the one being written among them."""
+    kept = experience if keeps_replay(plan.config) else 0
+    return (plan.config.checkpoints_kept + 2) * (_vectors_bytes(plan, parameters) + kept)
+
+
+def _vectors_bytes(plan: Plan, parameters: int) -> int:
+    """Bytes of theta, theta^- and the optimiser's statistics."""
+    config = plan.config
+    owners = config.workers if config.per_worker_statistics else 1
+    return 4 * parameters * (1 + owners * config.update_rule.statistics + int(plan.method.has_target))
+
+
+def processes_bytes(plan: Plan, parameters: int) -> int:
+    """Least private memory of the processes of all workers, and of any learners, in bytes.
+
+    Besides the interpreter each has its gradient, a copy of the parameters or autograd's own gradients, and a rollout;
+    a learner has a batch of all workers. What an environment other than Atari needs is unknown.
+    """
+    config, spaces = plan.config, plan.spaces
+    observation = math.prod(spaces.observation_shape) * np.dtype(spaces.observation_dtype).itemsize
+    rollout = config.envs_per_worker * config.t_max * observation
+    emulators = config.envs_per_worker * ATARI_BYTES if plan.environment.is_atari else 0
+    process = WORKER_BYTES + 8 * parameters
+    return config.workers * (process + emulators + rollout) + plan.learners * (process + config.workers * rollout)
+
+
+def check_shared_memory(needed: int, folder: Path = SHARED_MEMORY) -> Finding:
+    """Whether the store fits; a write beyond the end of shared memory kills a process silently."""
+    if not folder.is_dir():
+        return Finding("shared memory", "note", f"needs {size(needed)}; this system does not say how much there is")
+    free = shutil.disk_usage(folder).free
+    return judge(
+        "shared memory",
+        free > needed,
+        f"needs {size(needed)}, {size(free)} free in {folder}",
+        f"make {folder} larger (docker: --shm-size), or ask for fewer --workers, fewer --envs-per-worker or "
+        "--statistics shared",
+    )
+
+
+def raised_limit() -> int:
+    """How many files this process may have open, raised as far as the system lets it; 0 for no limit."""
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return 0 if soft == resource.RLIM_INFINITY else soft
+
+
+def check_disk(needed: int, folder: Path) -> Finding:
+    """Whether the runs folder, or the nearest existing folder above it, has room for checkpoints and records."""
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    free, needed = shutil.disk_usage(place).free, needed + SPARE_DISK
+    if not os.access(place, os.W_OK):
+        return Finding("disk", "FAIL", f"{folder} cannot be written to", "give another --runs-dir")
+    return judge(
+        "disk",
+        free > needed,
+        f"needs about {size(needed)}, {size(free)} free for {folder}",
+        "make room, give another --runs-dir, or keep fewer checkpoints (--checkpoints-kept)",
+    )
+
+
+def size(number: float) -> str:
+    """Bytes in readable units."""
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"
