@@ -33,7 +33,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """Runs are made up: five evaluations whose mean is best at a learning rate of 1e-3; lists what was asked for."""
     made: list[Job] = []
 
-    def run(self: RunningJobs, job: Job, enough: Callable[[], bool] | None = None) -> tuple[str, float]:
+    def run(self: RunningJobs, job: Job, enough: Callable[[], bool] | None = None) -> str:
         made.append(job)
         folder = job.folder(self._runs_dir)
         folder.mkdir(parents=True)
@@ -47,7 +47,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
                     state = "stopped"
                     break
         (folder / "status.json").write_text(json.dumps({"state": state, "steps": 200 * number}))
-        return "", 0.0
+        return ""
 
     monkeypatch.setattr(jobs.RunningJobs, "run", run)
     return made
@@ -112,7 +112,7 @@ def test_bad_runs_are_stopped_early(tmp_path: Path, runs: list[Job], capsys: pyt
     assert pruned
     assert {row["seed"] for row in pruned} == {"1"}
     assert len(rows) == len(runs) == 30 - len(pruned)
-    assert capsys.readouterr().out.count(": stopped early at ") == len(pruned)
+    assert capsys.readouterr().out.count(": stopped early") == len(pruned)
 
 
 def test_a_run_that_failed_is_told_and_not_repeated(
@@ -120,9 +120,7 @@ def test_a_run_that_failed_is_told_and_not_repeated(
 ) -> None:
     """It counts as a trial."""
     asked: list[Job] = []
-    monkeypatch.setattr(
-        RunningJobs, "run", lambda self, job, enough: (asked.append(job), ("ended with code 1", 0.0))[1]
-    )
+    monkeypatch.setattr(RunningJobs, "run", lambda self, job, enough: (asked.append(job), "ended with code 1")[1])
     line = [*WORDS, "--trials", "2", "--runs-dir", str(tmp_path)]
 
     assert main(line) == 1

@@ -94,7 +94,7 @@ def test_what_other_machines_wrote_is_collected(tmp_path: Path, capsys: pytest.C
 def test_the_figure_is_the_papers_scatter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A panel per environment, score over a logarithmic learning rate, a dot per run, a colour per method."""
 
-    from asyncrl.studies.sweep_report import draw_sweep
+    from asyncrl.studies.sweep_report import draw_scores
 
     words = ["--algorithms", "a3c", "n_step_q", "--env-ids", "Catch", "Chain", *RATES]
     config, axes = understand(words, "asyncrl sweep")
@@ -102,7 +102,7 @@ def test_the_figure_is_the_papers_scatter(tmp_path: Path, capsys: pytest.Capture
     curve = (Evaluation(1000, 1.0, 1.0),)
     rows = [replace(trial, run=replace(trial.run, state="finished", evaluations=curve)) for trial in trials]
 
-    figure = draw_sweep(rows, [axis for axis in axes if axis.field == "learning_rate"])
+    figure = draw_scores(rows, [axis for axis in axes if axis.field == "learning_rate"])
 
     assert [panel.get_title() for panel in figure.axes] == ["Catch", "Chain"]
     for panel in figure.axes:
