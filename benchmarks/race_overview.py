@@ -24,7 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncrl.core.statistics import Sample
-from asyncrl.plots.curves import save_figure
+from asyncrl.plots.figures import save_figure
 from asyncrl.studies.documents import table
 
 Row = Mapping[str, str]

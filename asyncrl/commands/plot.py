@@ -44,7 +44,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def draw(config: Config) -> int:
     """Write the figure; returns the exit code. Raises UsageError."""
-    from asyncrl.plots.curves import draw_curves, read_curve, read_references, save_figure
+    from asyncrl.plots.curves import draw_curves, read_curve, read_references
+    from asyncrl.plots.figures import save_figure
 
     references = [one for path in config.reference for one in read_references(path, config.x, config.reference_until)]
     runs = [read_curve(run) for run in config.runs]

@@ -22,8 +22,8 @@ from typing import Literal
 from asyncrl.commands.program import run_command
 from asyncrl.commands.study import (
     StudyConfig,
-    StudyPlan,
     check_different,
+    command_of,
     conduct_cells,
     parse_study,
     spread,
@@ -31,7 +31,7 @@ from asyncrl.commands.study import (
 )
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
-from asyncrl.studies.study import Settings, Study, make_cells
+from asyncrl.studies.study import Settings, Study, StudyPlan, make_cells
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ def race(words: Sequence[str]) -> int:
 
         return write_report(study, print_line)
 
-    return conduct_cells("race", config, words, StudyPlan(environments, cells), lambda study: [cells], report)
+    plan = StudyPlan(command_of("race", words), environments, cells)
+    return conduct_cells("race", config, plan, lambda study: [cells], report)
 
 
 if __name__ == "__main__":

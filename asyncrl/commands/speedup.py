@@ -22,12 +22,20 @@ from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.catalog import GRADIENT_METHODS
 from asyncrl.commands.program import run_command
-from asyncrl.commands.study import StudyConfig, StudyPlan, check_free, conduct_cells, parse_study, spread, spread_scores
+from asyncrl.commands.study import (
+    StudyConfig,
+    check_free,
+    command_of,
+    conduct_cells,
+    parse_study,
+    spread,
+    spread_scores,
+)
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.studies.measure import Measurement, measure_all
 from asyncrl.studies.speedup import choose_reference
-from asyncrl.studies.study import ABLATIONS, Cell, Reference, Settings, Study, make_cells
+from asyncrl.studies.study import ABLATIONS, Cell, Reference, Settings, Study, StudyPlan, make_cells
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ def study(words: Sequence[str]) -> int:
     config, further = parse_study(Config, words, "speedup", "evaluation_interval_steps")
     check(config)
     variants = ABLATIONS[config.ablation].variants
-    check_free(further, [flags[0][2:].replace("-", "_") for flags in variants.values() if flags])
+    check_free(further, [name for variant in variants.values() for name in variant])
     scores = spread_scores("--reference-score", config.reference_score, config.env_ids, "auto")
     budgets = spread("--total-steps", config.total_steps, config.env_ids)
     fixed = {
@@ -112,8 +120,8 @@ def study(words: Sequence[str]) -> int:
 
         return write_report(study, config.price_per_core_hour)
 
-    plan = StudyPlan(environments, cells, fixed, config.ablation)
-    return conduct_cells("speedup", config, words, plan, stages, report)
+    plan = StudyPlan(command_of("speedup", words), environments, cells, fixed, config.ablation)
+    return conduct_cells("speedup", config, plan, stages, report)
 
 
 def check(config: Config) -> None:

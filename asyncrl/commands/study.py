@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,8 +15,8 @@ from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.studies.jobs import Job, alone_in, run_jobs
-from asyncrl.studies.search_space import group_words
-from asyncrl.studies.study import Cell, Kind, References, Settings, Study
+from asyncrl.studies.search import group_words
+from asyncrl.studies.study import Cell, Kind, Study, StudyPlan
 
 T = TypeVar("T")
 C = TypeVar("C", bound="StudyConfig")
@@ -33,6 +33,8 @@ class StudyConfig:
 
     algorithms: tuple[str, ...] = ("a3c",)
     """Methods to run: algorithms of this package, or your own by their modules."""
+    env_ids: tuple[str, ...] = ()
+    """Environments to train on; none: each method's default."""
     seeds: int = 1
     """Runs of each combination, with seeds 1, 2, ..."""
     jobs: int = 0
@@ -46,37 +48,31 @@ class StudyConfig:
         if self.seeds < 1 or self.jobs < 0:
             raise UsageError("--seeds must be at least 1, and --jobs not negative")
         for name in ("algorithms", "env_ids", "workers"):
-            if isinstance(values := getattr(self, name, None), tuple):
+            values = getattr(self, name, None)
+            if isinstance(values, tuple) and (values or getattr(type(self), name)):  # a sweep needs no environments
                 check_different(name.replace("_", "-"), values)
-
-
-@dataclass(frozen=True)
-class StudyPlan:
-    """What one command adds to a study of cells."""
-
-    environments: Mapping[str, Settings]
-    cells: Sequence[Cell]
-    references: References | None = None
-    ablation: str = "none"
 
 
 def conduct(
     kind: Kind,
     config: StudyConfig,
-    words: Sequence[str],
-    run: Callable[[Study, str, int], list[str]],
-    report: Callable[[Study, str], Path],
+    run: Callable[[Study, int], list[str]],
+    write_report: Callable[[Study], Path],
+    elsewhere: StudyPlan | None = None,
 ) -> int:
     """Make the runs of a study and report on them; exit code 1 if a run failed.
 
-    `run` gets the study, its command line and its lock, and returns a line for each run that failed; `report` writes
-    the report. Raises UsageError before the first run is made.
+    `run` gets the study and its lock, and returns a line for each run that failed; `write_report` writes the report,
+    also on what was made `elsewhere` and copied here. Raises UsageError before the first run is made.
     """
-    command = shlex.join(["python", "-m", "asyncrl", kind, *words])
     with alone_in(config.runs_dir, print_line) as lock:
         study = Study(config.runs_dir, kind)
-        failures = [] if config.report_only else run(study, command, lock)
-        path = report(study, command)
+        failures = [] if config.report_only else run(study, lock)
+        if config.report_only and elsewhere:
+            study.add(elsewhere)
+        if not study.cells:
+            raise UsageError(f"{config.runs_dir} holds no study to report on")
+        path = write_report(study)
     for failure in failures:
         print_line(f"failed: {failure}", error=True)
     print_line(path)
@@ -86,30 +82,49 @@ def conduct(
 def conduct_cells(
     kind: Kind,
     config: StudyConfig,
-    words: Sequence[str],
     plan: StudyPlan,
     stages: Callable[[Study], Iterable[Sequence[Cell]]],
     write_report: Callable[[Study], Path],
+    elsewhere: StudyPlan | None = None,
 ) -> int:
-    """Like `conduct`, for a study of cells: they are added to study.json, and run stage by stage."""
+    """Like `conduct`, for a study whose cells are known: they are added to study.json, and run stage by stage."""
 
-    def run(study: Study, command: str, lock: int) -> list[str]:
-        study.add(command, plan.environments, plan.cells, plan.references, plan.ablation)
-        try_jobs(study.job(cell) for cell in {(c.series, c.env_id, c.backend): c for c in plan.cells}.values())
+    def run(study: Study, lock: int) -> list[str]:
+        study.add(plan)
+        tried = {(cell.series, cell.env_id, cell.backend): cell for cell in plan.cells}.values()
+        slots = slots_for(kind, config, [study.job(cell) for cell in tried])
         study.save()
-        serial = all(cell.backend == "serial" for cell in plan.cells)
-        slots = config.jobs or (len(usable_cores()) if serial else 1)
-        failures = []
-        for cells in stages(study):
-            failures += run_jobs([study.job(cell) for cell in cells], config.runs_dir, slots, lock, print_line)
-        return failures
+        return [
+            failure
+            for cells in stages(study)
+            for failure in run_jobs([study.job(cell) for cell in cells], config.runs_dir, slots, lock, print_line)
+        ]
 
-    def report(study: Study, _: str) -> Path:
-        if not study.cells:
-            raise UsageError(f"{config.runs_dir} holds no study to report on")
-        return write_report(study)
+    return conduct(kind, config, run, write_report, elsewhere)
 
-    return conduct(kind, config, words, run, report)
+
+def command_of(kind: Kind, words: Sequence[str]) -> str:
+    """The command line of a study."""
+    return shlex.join(["python", "-m", "asyncrl", kind, *words])
+
+
+def slots_for(kind: Kind, config: StudyConfig, jobs: Sequence[Job]) -> int:
+    """Number of runs at a time; lets the commands check the arguments of the jobs. Raises UsageError.
+
+    A run with the serial backend needs one core, any other all of them. But in a small environment more workers hardly
+    speed a run up, and several runs together use all cores. So each run of a sweep gets one core there, and by default
+    two workers.
+    """
+    kinds, cores = try_jobs(jobs), len(usable_cores())
+    given = {flag for job in jobs for flag, _ in group_words(job.words)}
+    if config.jobs:
+        return config.jobs
+    if all("--backend serial" in " ".join(job.words) for job in jobs):
+        return cores
+    if kind == "sweep" and cores > 1 and not {"--workers", "--backend"} & given and not {"atari", "screen"} & kinds:
+        print_line(f"small environments: {cores} runs at a time, on a core each; --jobs 1 gives each run all cores")
+        return cores
+    return 1
 
 
 def try_jobs(jobs: Iterable[Job]) -> set[str]:

@@ -19,31 +19,33 @@ prints its runs as command lines, for GNU Parallel or a SLURM array; with --repo
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import re
 import shlex
 import sys
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.commands.program import run_command
-from asyncrl.commands.study import StudyConfig, check_algorithms, check_free, conduct, try_jobs
+from asyncrl.commands.study import (
+    StudyConfig,
+    check_algorithms,
+    check_free,
+    command_of,
+    conduct,
+    conduct_cells,
+    slots_for,
+)
 from asyncrl.config.commandline import parse, understood
-from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.storage.run_folder import read_status
-from asyncrl.studies.jobs import Job, is_done, run_jobs
-from asyncrl.studies.search import Search, SearchPlan, Trial, import_optuna
-from asyncrl.studies.search_space import Axis, Point, combine, group_words, make_axis, words_of
-from asyncrl.studies.study import Study
+from asyncrl.studies.jobs import Job, is_done
+from asyncrl.studies.search import Axis, Search, combine, group_words, import_optuna, make_axis, variants_of
+from asyncrl.studies.study import Cell, Point, Settings, Study, StudyPlan, words_of
 
-SHOWN = 5
-"""Number of best runs printed on the terminal."""
 TAKEN = ("seed", "runs_dir", "run_name", "resume", "quiet")
 """Settings of runs that the sweep sets itself."""
 
@@ -79,119 +81,65 @@ def sweep(words: Sequence[str], program: str) -> int:
         if config.print_jobs:
             raise UsageError("--print-jobs is for sweeps without --trials: a search proposes one run after the other")
         return search(config, axes, words)
-    trials = make_trials(config, axes)
+    plan = make_plan(config, axes, words)
     if config.print_jobs:
-        print_jobs(trials, config.runs_dir)
+        print_jobs(config.runs_dir, plan)
         return 0
 
-    def run(study: Study, command: str, lock: int) -> list[str]:
-        slots = slots_for(config, axes, try_jobs(trial.job for trial in trials if trial.run.cell.seed == 1))
-        add(study, command)
-        return run_jobs([trial.job for trial in trials], config.runs_dir, slots, lock, print_line)
-
-    def rows() -> list[Trial]:
-        return [trial.read(config.runs_dir) for trial in trials]
-
-    return conduct("sweep", config, words, run, lambda study, command: report(rows(), axes, config.runs_dir, command))
+    elsewhere = plan if axes or config.env_ids else None
+    return conduct_cells("sweep", config, plan, lambda study: [plan.cells], report, elsewhere)
 
 
 def search(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> int:
-    """Search with Optuna, separately for each method and environment: their scores are not comparable.
+    """Search with Optuna, separately for each method and environment: their scores are not comparable."""
 
-    Raises UsageError if there is nothing to report on.
-    """
-    searches = {
-        (algorithm, env_id): make_search(algorithm, env_id, config, axes)
-        for algorithm in config.algorithms
-        for env_id in env_ids_of(algorithm, axes)
-    }
+    def run(study: Study, lock: int) -> list[str]:
+        pairs = [(algorithm, env_id) for algorithm in config.algorithms for env_id in env_ids_of(algorithm, config)]
+        slots = slots_for("sweep", config, [job for pair in pairs for job in corners(*pair, axes)])
+        failures = []
+        for algorithm, env_id in pairs:
+            whole = [name for name, kind in settings_of(algorithm).items() if kind is int]
+            settings = config.trials, config.seeds, config.prune, config.draw_seed
+            one = Search(study, command_of("sweep", words), algorithm, env_id, axes, whole, *settings)
+            failures += one.run(slots, lock, print_line)
+        return failures
 
-    def run(study: Study, command: str, lock: int) -> list[str]:
-        slots = slots_for(config, axes, try_jobs(trial.job for s in searches for trial in corners(*s, axes)))
-        add(study, command)
-        plan = SearchPlan(config.trials, config.seeds, config.prune, config.draw_seed, slots)
-        return [failure for one in searches.values() for failure in one.run(plan, lock, print_line)]
-
-    def report_trials(study: Study, command: str) -> Path:
-        rows = [
-            make_trial(algorithm, point, seed, axes).read(config.runs_dir, state)
-            for (algorithm, _), one in searches.items()
-            for point, state in one.points()
-            for seed in range(1, 2 if state else config.seeds + 1)
-        ]
-        if not rows:
-            raise UsageError(f"{config.runs_dir} holds no trials to report on")
-        return report(rows, axes, config.runs_dir, command)
-
-    return conduct("sweep", config, words, run, report_trials)
+    return conduct("sweep", config, run, report)
 
 
-def add(study: Study, command: str) -> None:
-    """Store what was asked for."""
-    study.add(command, {}, ())
-    study.save()
+def report(study: Study) -> Path:
+    """Write the report, and print the best runs."""
+    from asyncrl.studies.sweep_report import write_report
+
+    return write_report(study, print_line)
 
 
-def make_search(algorithm: str, env_id: str, config: Config, axes: Sequence[Axis]) -> Search:
-    """The search of a method in an environment."""
-    own = [replace(axis, values=(env_id,)) if axis.field == "env_id" else axis for axis in axes]
-    whole = [name for name, kind in settings_of(algorithm).items() if kind is int]
-    return Search(
-        f"{algorithm} {env_id}", own, whole, lambda point, seed: make_trial(algorithm, point, seed, axes),
-        config.runs_dir,
-    )  # fmt: skip
+def env_ids_of(algorithm: str, config: Config) -> tuple[str, ...]:
+    """The environments, or the method's default."""
+    return config.env_ids or (load(catalog.module_of(algorithm)).Config.env_id,)
 
 
-def env_ids_of(algorithm: str, axes: Sequence[Axis]) -> tuple[str, ...]:
-    """The environments given by the axes, or the method's default."""
-    named = [axis.values for axis in axes if axis.field == "env_id"]
-    return named[0] if named else (load(catalog.module_of(algorithm)).Config.env_id,)
-
-
-def corners(algorithm: str, env_id: str, axes: Sequence[Axis]) -> list[Trial]:
+def corners(algorithm: str, env_id: str, axes: Sequence[Axis]) -> list[Job]:
     """Runs at both ends of all bounds and with every listed value, for the commands to check."""
     kinds = settings_of(algorithm)
-    ends = {axis.field: axis.ends(kinds.get(axis.field) is int) for axis in axes} | {"env_id": (env_id,)}
-    longest = max(map(len, ends.values()))
-    points = [{field: own[min(i, len(own) - 1)] for field, own in ends.items()} for i in range(longest)]
-    return [make_trial(algorithm, point, 1, axes) for point in points]
-
-
-def slots_for(config: Config, axes: Sequence[Axis], kinds: Collection[str]) -> int:
-    """Number of runs at a time.
-
-    In a small environment more workers hardly speed a run up, and several runs together use all cores. So each run gets
-    one core, and by default two workers.
-    """
-    cores = len(usable_cores())
-    if config.jobs:
-        return config.jobs
-    given = {axis.field: axis.values for axis in axes}
-    if given.get("backend") == ("serial",):
-        return cores
-    if cores > 1 and not {"workers", "backend"} & given.keys() and not {"atari", "screen"} & set(kinds):
-        print_line(f"small environments: {cores} runs at a time, on a core each; --jobs 1 gives each run all cores")
-        return cores
-    return 1
-
-
-def report(rows: Sequence[Trial], axes: Sequence[Axis], runs_dir: Path, command: str) -> Path:
-    """Write the report, and print the best rows of each environment."""
-    from asyncrl.studies.documents import plain_table
-    from asyncrl.studies.sweep_report import cells_of, ranked, write_report
-
-    for env_id in dict.fromkeys(row.job.env_id for row in rows):
-        own = [row for row in ranked(rows) if row.job.env_id == env_id and row.best_score is not None]
-        if own:
-            print_line(f"best of {len(own)} runs in {env_id}:\n{plain_table(cells_of(own[:SHOWN], axes))}")
-    return write_report(rows, axes, runs_dir, command)
+    ends = {
+        axis.field: [str(round(bound)) if kinds.get(axis.field) is int else f"{bound:.6g}" for bound in axis.bounds]
+        if axis.bounds
+        else axis.values
+        for axis in axes
+    }
+    points: list[Point] = [
+        {name: own[min(i, len(own) - 1)] for name, own in ends.items()}
+        for i in range(max(map(len, ends.values()), default=1))
+    ]
+    return [Job(algorithm, env_id, "search", tuple(words_of(point))) for point in points]
 
 
 def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
     """The sweep's own settings and the axes. Raises UsageError."""
     if any(word in ("-h", "--help") for word in words):
         parse(Config, words, program)
-    groups = group_words(understood(words))
+    groups = [("--env-ids" if flag == "--env-id" else flag, own) for flag, own in group_words(understood(words))]
     own = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(Config)}
     mine = [word for flag, values in groups if flag in own for word in (flag, *values)]
     config = parse(Config, mine, program)
@@ -216,32 +164,28 @@ def settings_of(algorithm: str) -> dict[str, Any]:
     return get_type_hints(load(catalog.module_of(algorithm)).Config)
 
 
-def make_trials(config: Config, axes: Sequence[Axis]) -> list[Trial]:
+def make_plan(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> StudyPlan:
     """All runs: every method at every point with every seed."""
-    return [
-        make_trial(algorithm, point, seed, axes)
+    variants = variants_of(combine(axes), axes)
+    cells = [
+        Cell(algorithm, label, env_id, "", 0, seed)
         for seed in range(1, config.seeds + 1)
-        for point in combine(axes)
+        for label in variants
         for algorithm in config.algorithms
+        for env_id in env_ids_of(algorithm, config)
     ]
+    environments = {cell.env_id: Settings() for cell in cells}
+    return StudyPlan(command_of("sweep", words), environments, cells, variants=variants)
 
 
-def make_trial(algorithm: str, point: Point, seed: int, axes: Sequence[Axis]) -> Trial:
-    """One run. Its name has the settings that vary, and a short hash of all others."""
-    switches = [name for name, kind in settings_of(algorithm).items() if kind is bool]
-    settings = {field: value for field, value in point.items() if field != "env_id"}
-    env_id = point.get("env_id") or load(catalog.module_of(algorithm)).Config.env_id
-    words = (*words_of(settings, switches), "--seed", str(seed))
-    varied = [f"{axis.field}={point[axis.field]}" for axis in axes if axis.varies and axis.field != "env_id"]
-    told = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", "-".join([*varied, f"s{seed}"]))[:80]
-    digest = hashlib.sha256(shlex.join(words).encode()).hexdigest()[:8]
-    return Trial.of(Job(algorithm, env_id, f"{told}-{digest}", words), point, seed)
-
-
-def print_jobs(trials: Sequence[Trial], runs_dir: Path) -> None:
+def print_jobs(runs_dir: Path, plan: StudyPlan) -> None:
     """Print the remaining runs as command lines; runs that were begun must be resumed or removed by hand."""
-    for job in (trial.job for trial in trials if not is_done(trial.job, runs_dir)):
-        folder = job.folder(runs_dir)
+    study = Study(runs_dir, "sweep")
+    study.add(plan)
+    for cell in plan.cells:
+        job, folder = study.job(cell), study.folder(cell)
+        if is_done(job, runs_dir):
+            continue
         if folder.exists():
             state = read_status(folder).get("state", "no status")
             print_line(f"left out: {folder} was begun ({state})", error=True)

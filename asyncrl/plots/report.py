@@ -12,7 +12,7 @@ from typing import Any
 from asyncrl.catalog import short
 from asyncrl.core.output import duration
 from asyncrl.core.statistics import LEAST, normalized, optimality_gap, over_games, probability_of_improvement
-from asyncrl.plots.charts import Line, histogram, line_chart
+from asyncrl.plots.charts import Point, histogram, line_chart
 from asyncrl.plots.templates import Markup, Parts
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
@@ -137,20 +137,26 @@ def curves(runs: Sequence[RunData]) -> Charts:
     return charts
 
 
-def _scores(runs: Sequence[RunData], key: str, size: float) -> list[Line]:
+def _scores(runs: Sequence[RunData], key: str, size: float) -> list[tuple[list[Point], dict[str, Any]]]:
     """Scores in training below those of evaluations."""
-    faint = [Line(_points(run.rows, key, "rollout/ep_rew_mean", size), run.colour, faint=True) for run in runs]
-    strong = [Line(sorted(_points(run.evaluations, key, "mean", size)), run.colour, marks=True) for run in runs]
-    return faint + strong
+    training = [_points(run.rows, key, "rollout/ep_rew_mean", size) for run in runs]
+    evaluations = [sorted(_points(run.evaluations, key, "mean", size)) for run in runs]
+    looks: tuple[dict[str, Any], ...] = {"width": 1.0, "alpha": 0.4}, {"marker": "o", "size": 3.0}
+    return [
+        (points, {"colour": run.colour, **look})
+        for curves, look in zip((training, evaluations), looks, strict=True)
+        for run, points in zip(runs, curves, strict=True)
+    ]
 
 
-def _points(rows: Iterable[Mapping[str, Any]], x: str, y: str, size: float = 1.0) -> list[tuple[float, float]]:
+def _points(rows: Iterable[Mapping[str, Any]], x: str, y: str, size: float = 1.0) -> list[Point]:
     return [(row[x] / size, row[y]) for row in rows if row.get(y) is not None]
 
 
 def course(runs: Sequence[RunData], key: str, robust: bool = False) -> Markup:
     """A chart of a number in the supervisor's records over steps."""
-    return line_chart([Line(_points(run.rows, "steps", key), run.colour) for run in runs], "agent steps", robust)
+    lines = [(_points(run.rows, "steps", key), {"colour": run.colour}) for run in runs]
+    return line_chart(lines, "agent steps", robust)
 
 
 def inside(runs: Sequence[RunData]) -> Charts:

@@ -7,21 +7,33 @@ from __future__ import annotations
 
 import base64
 import csv
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
-from asyncrl.plots.curves import save_figure
+from asyncrl.plots.figures import BLACK, Line, Panel, align, median_curve, save_figure, unit_of
 from asyncrl.plots.templates import Markup, Parts
-from asyncrl.studies.measure import Measurement
+from asyncrl.studies.measure import LAST, Measurement
+from asyncrl.studies.study import CLOCKED
 
 PARTS = Parts("studies/document.html")
 Rows = Sequence[Mapping[str, Any]]
+
+
+def time_text(time: float) -> str:
+    """A time with one decimal; with two digits if it is less than one."""
+    return f"{time:.1f}" if time >= 1 else f"{time:.2g}"
+
+
+def score_text(score: float | None) -> str:
+    """A score with four digits; nothing if there is none (None or -inf)."""
+    return "" if score is None or not math.isfinite(score) else f"{score:.4g}"
 
 
 @dataclass(frozen=True)
@@ -110,3 +122,74 @@ def write_csv(path: Path, rows: Rows) -> None:
         writer = csv.DictWriter(file, list(rows[0]) if rows else ["empty"], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def write_runs(folder: Path, runs: Sequence[tuple[str, Measurement]]) -> Rows:
+    """Write all planned runs to runs.csv, and their learning curves to evaluations.csv; returns the former's rows.
+
+    `runs` are runs with the name of their method. The clock of the serial backend is meaningless, so it is left out.
+    """
+    rows, evaluations = [], []
+    for name, run in runs:
+        cell, at, clocked = run.cell, run.reach, run.cell.backend in CLOCKED
+        place = {"environment": cell.env_id, "backend": cell.backend, "entrant": name, "seed": cell.seed}
+        rows.append(
+            place
+            | {
+                "workers": cell.workers or "",
+                "state": run.state or "not made",
+                "restarts": run.restarts,
+                "steps": run.steps,
+                "seconds": time_text(run.seconds) if clocked else "",
+                "reference_score": run.reference.score if run.reference else "",
+                "steps_to_the_score": at.steps if at else "",
+                "seconds_to_it": time_text(at.seconds) if at and clocked else "",
+                "last_score": score_text(run.last_score(LAST)),
+                "best_score": score_text(run.best_score()),
+            }
+        )
+        evaluations += [
+            place
+            | {"workers": cell.workers or "", "steps": each.steps, "score": f"{each.score:g}"}
+            | {"seconds": time_text(each.seconds) if clocked else ""}
+            for each in run.evaluations
+        ]
+    write_csv(folder / "runs.csv", rows)
+    write_csv(folder / "evaluations.csv", evaluations)
+    return rows
+
+
+def learning_curves(
+    groups: Mapping[str, Sequence[Measurement]],
+    colours: Mapping[str, Any],
+    axis: Literal["minutes", "steps"],
+    best: bool = False,
+    y_label: str = "score (raw return)",
+    title: str = "",
+) -> Panel:
+    """Scores over steps or time by groups of runs: the median, and a band from the worst run to the best.
+
+    `best`: the best run (by the mean of its curve), and a dashed median. A dotted line is at the reference score.
+    """
+    every = [run for runs in groups.values() for run in runs]
+    ends = [run.evaluations[-1] for run in every if run.evaluations]
+    last = max((end.seconds if axis == "minutes" else end.steps for end in ends), default=1.0)
+    unit, size = unit_of(axis, last)
+    marks = []
+    for name, runs in groups.items():
+        curves = [
+            [((at.seconds if axis == "minutes" else at.steps) / size, at.score) for at in run.evaluations]
+            for run in runs
+            if run.evaluations
+        ]
+        if not curves:
+            continue
+        median = median_curve(curves, colours[name], name)
+        if best:
+            x, scores = align(curves)
+            marks.append(Line(x, scores[scores.mean(axis=1).argmax()], colours[name], f"{name}, best seed"))
+            median = replace(median, name=f"{name}, median", style="--", band=None)
+        marks.append(median)
+    references = {run.reference.score for run in every if run.reference}
+    marks += [Line((0, last / size), (score, score), BLACK, style=":", width=1) for score in references]
+    return Panel(marks, unit if axis == "minutes" else f"{unit.removesuffix('s')} steps", y_label, title)

@@ -17,6 +17,9 @@ from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import read_status
 from asyncrl.studies.study import Cell, Reference, Study
 
+LAST = 3
+"""Evaluations at the end of a run whose mean is its last score."""
+
 
 @dataclass(frozen=True)
 class Evaluation:

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from asyncrl.core.statistics import Sample, normalized
-from asyncrl.plots.curves import unit_of
-from asyncrl.studies.figures import method_name
-from asyncrl.studies.measure import Group, Measurement
+from asyncrl.plots.figures import method_name, unit_of
+from asyncrl.studies.measure import LAST, Group, Measurement
 from asyncrl.studies.scores import human_normalized
 from asyncrl.studies.study import Cell
 
-LAST = 3
-"""Evaluations at the end of a run whose mean is its last score."""
 CLOSE = 0.9
 """Share of the longest time from which on times count as equal."""
 

@@ -10,19 +10,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from asyncrl.core.statistics import LEAST, Sample, median, optimality_gap, over_games, probability_of_improvement
-from asyncrl.plots.curves import unit_of
+from asyncrl.plots.figures import Line, Panel, colours_of, draw, unit_of
 from asyncrl.storage.run_folder import safe_name
 from asyncrl.studies import documents
-from asyncrl.studies.documents import Block, heading, how_measured, paragraph, picture, table, write_csv
-from asyncrl.studies.figures import Line, Panel, colours_of, draw, learning_curves
-from asyncrl.studies.measure import Measurement, measure_all
-from asyncrl.studies.race import LAST, Result, equal_time, mean_places, merits_of, names_of, rank, time_unit
+from asyncrl.studies.documents import (
+    Block,
+    heading,
+    how_measured,
+    learning_curves,
+    paragraph,
+    picture,
+    score_text,
+    table,
+    time_text,
+    write_runs,
+)
+from asyncrl.studies.measure import LAST, Measurement, measure_all
+from asyncrl.studies.race import Result, equal_time, mean_places, merits_of, names_of, rank, time_unit
 from asyncrl.studies.study import OWN, Settings, Study
 
 POLICIES = {
@@ -49,7 +58,7 @@ def write_report(study: Study, say: Callable[[str], None]) -> Path:
     runs = list(zip(names_of(study.cells), measure_all(study), strict=True))
     folder = study.runs_dir / "report"
     folder.mkdir(exist_ok=True)
-    _write_tables(folder, runs)
+    rows_of_runs = write_runs(folder, runs)
     started = {name: run.cell.algorithm for name, run in runs if run.state}
     colours = dict(zip(started, colours_of(list(started.values())), strict=True))
     ranked = {env_id: rank(runs, env_id) for env_id in study.environments}
@@ -62,22 +71,12 @@ def write_report(study: Study, say: Callable[[str], None]) -> Path:
         say(documents.plain_table(rows))
         blocks += [heading(env_id), paragraph(_conditions(settings, own)), table(rows), paragraph(_note(settings))]
         blocks += _figures(folder / safe_name(env_id), env_id, own, results, colours)
-        blocks.append(table([_run_row(name, run, *time_unit(results)) for name, run in own]))
+        blocks.append(table([row for row in rows_of_runs if row["environment"] == env_id]))
     blocks += how_measured([run for _, run in runs], study.commands)
     return documents.write_pages(folder, "Which way of running in parallel is best?", blocks)
 
 
 # --------------------------------------------------------------------------------------------------------- numbers
-
-
-def time_text(time: float) -> str:
-    """A time with one decimal; with two digits if it is less than one."""
-    return f"{time:.1f}" if time >= 1 else f"{time:.2g}"
-
-
-def score_text(score: float | None) -> str:
-    """A score with four digits; nothing if there is none (None or -inf)."""
-    return "" if score is None or not math.isfinite(score) else f"{score:.4g}"
 
 
 def median_text(sample: Sample, form: Callable[[float], str]) -> str:
@@ -138,38 +137,6 @@ def _rows(results: Sequence[Result]) -> list[dict[str, str]]:
         row["best score"] = score_text(result.best_scores.median)
         rows.append(row)
     return rows
-
-
-def _run_row(name: str, run: Measurement, unit: str, size: float) -> dict[str, Any]:
-    at = run.reach
-    return {
-        "entrant": name,
-        "seed": run.cell.seed,
-        "state": run.state or "not made",
-        "steps": run.steps,
-        unit: time_text(run.seconds / size),
-        "steps to the score": at.steps if at else "",
-        f"{unit} to it": time_text(at.seconds / size) if at else "",
-        "last score": score_text(run.last_score(LAST)),
-        "best score": score_text(run.best_score()),
-    }
-
-
-def _write_tables(folder: Path, runs: Sequence[Named]) -> None:
-    """Write runs.csv, with all planned runs, and evaluations.csv, the learning curves with a row per evaluation."""
-    rows, evaluations = [], []
-    for name, run in runs:
-        place = {"environment": run.cell.env_id, "backend": run.cell.backend}
-        row = _run_row(name, run, "seconds", 1.0)
-        rows.append(place | {title.replace(" ", "_"): cell for title, cell in row.items()})
-        evaluations += [
-            place
-            | {"entrant": name, "seed": run.cell.seed, "steps": each.steps}
-            | {"seconds": time_text(each.seconds), "score": f"{each.score:g}"}
-            for each in run.evaluations
-        ]
-    write_csv(folder / "runs.csv", rows)
-    write_csv(folder / "evaluations.csv", evaluations)
 
 
 def _overview(folder: Path, ranked: Ranked, colours: Colours) -> list[Block]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from asyncrl.core.statistics import Estimate, Sample, mean, ratio, unity
 from asyncrl.studies.measure import Group, Measurement, add_up
-from asyncrl.studies.study import Reference, Series
+from asyncrl.studies.study import CLOCKED, Reference, Series
 
 KINDS = {
     "throughput": ("steps_per_second", "steps per second"),
@@ -30,8 +30,6 @@ KINDS = {
     "time": ("seconds_to_reference", "seconds to the reference score"),
 }
 """The kinds of speed-up: what each compares, as a column of table.csv and in words."""
-CLOCKED = ("local", "collective")
-"""Backends whose workers run at the same time, so that their clock counts."""
 MEAN = "mean"
 """Used as the environment of a mean over all environments."""
 
@@ -217,31 +215,3 @@ def _point_row(point: Point, price: float) -> dict[str, Any]:
         "evaluator_share": f"{share:.3f}" if point.is_clocked else "",
         "cost_to_reference": f"{money:.4g}" if money is not None else "",
     }
-
-
-def runs_of(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """The rows of runs.csv: one per planned run, also if it failed, never reached the score, or is missing."""
-    rows = []
-    for run in measurements:
-        cell, at, best = run.cell, run.reach, run.best_score()
-        clocked = cell.backend in CLOCKED
-        rows.append(
-            {
-                "backend": cell.backend,
-                "method": cell.algorithm,
-                "variant": cell.variant,
-                "environment": cell.env_id,
-                "workers": cell.workers,
-                "seed": cell.seed,
-                "state": run.state or "missing",
-                "restarts": run.restarts,
-                "steps": run.steps,
-                "steps_per_second": f"{run.throughput:.6g}" if clocked else "",
-                "best_score": "" if best is None else f"{best:.6g}",
-                "reference_score": run.reference.score if run.reference else "",
-                "steps_to_reference": at.steps if at else "",
-                "seconds_to_reference": at.seconds if at and clocked else "",
-                "censored": "" if at or not run.complete else f"at {run.steps} steps",
-            }
-        )
-    return rows

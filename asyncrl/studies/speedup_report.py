@@ -11,11 +11,22 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from asyncrl.core.statistics import LEAST, Estimate
-from asyncrl.studies.documents import Block, heading, how_measured, paragraph, picture, table, write_csv, write_pages
-from asyncrl.studies.figures import BLACK, Bars, Line, Panel, colours_of, draw, learning_curves, method_name, shades
+from asyncrl.plots.figures import BLACK, Bars, Line, Panel, colours_of, draw, method_name, shades
+from asyncrl.studies.documents import (
+    Block,
+    heading,
+    how_measured,
+    learning_curves,
+    paragraph,
+    picture,
+    table,
+    write_csv,
+    write_pages,
+    write_runs,
+)
 from asyncrl.studies.measure import Measurement, add_up, measure_all
-from asyncrl.studies.speedup import CLOCKED, KINDS, MEAN, Law, Point, fit_law, make_points, runs_of, table_of
-from asyncrl.studies.study import Series, Study
+from asyncrl.studies.speedup import KINDS, MEAN, Law, Point, fit_law, make_points, table_of
+from asyncrl.studies.study import CLOCKED, Series, Study
 
 TABLE_2 = {
     "one_step_q": {1: 1.0, 2: 3.0, 4: 6.3, 8: 13.3, 16: 24.1},
@@ -111,7 +122,7 @@ def write_report(study: Study, price_per_core_hour: float = 0.0) -> Path:
     folder = study.runs_dir / "report"
     folder.mkdir(exist_ok=True)
     write_csv(folder / "table.csv", table_of(results.points, price_per_core_hour))
-    write_csv(folder / "runs.csv", runs_of(measurements))
+    write_runs(folder, [(name_of(run.cell.series), run) for run in measurements])
     drawn = {name: (make(results), caption) for name, (make, caption) in FIGURES.items()}
     settings = [{"environment": env_id} | asdict(own) for env_id, own in study.environments.items()]
     references = [

@@ -1,10 +1,11 @@
-"""A study: its kind, its cells, the commands of their runs, and the file that stores them."""
+"""A study: a grid of runs, their command lines, and the file that stores them."""
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,10 @@ from asyncrl.storage.files import read_json, write_json
 from asyncrl.studies.jobs import Job
 
 Kind = Literal["race", "speedup", "sweep"]
+Point = Mapping[str, str]
+"""Settings of runs by field, as typed; a value of several words is one text with spaces, a switch is True or False."""
+CLOCKED = ("local", "collective")
+"""Backends whose workers run at the same time, so that their clock counts."""
 OWN = "own"
 """Each method is evaluated as its own defaults have it."""
 
@@ -21,25 +26,19 @@ OWN = "own"
 class Ablation:
     """A predefined comparison of variants."""
 
-    variants: Mapping[str, tuple[str, ...]]
-    """The flags of each variant's runs, by its label."""
+    variants: Mapping[str, Point]
+    """The settings of each variant's runs, by its label."""
     backends: tuple[str, ...] = ("local", "serial", "collective")
     """Backends in which the variants differ."""
 
 
 ABLATIONS = {
-    "none": Ablation({"": ()}),
-    "lock": Ablation({"hogwild": ("--update", "hogwild"), "locked": ("--update", "locked")}, ("local",)),
-    "statistics": Ablation(
-        {"shared": ("--statistics", "shared"), "per-worker": ("--statistics", "per-worker")}, ("local", "serial")
-    ),
-    "exploration": Ablation({"diverse": ("--exploration", "drawn"), "equal": ("--exploration", "equal")}),
+    "none": Ablation({"": {}}),
+    "lock": Ablation({name: {"update": name} for name in ("hogwild", "locked")}, ("local",)),
+    "statistics": Ablation({name: {"statistics": name} for name in ("shared", "per-worker")}, ("local", "serial")),
+    "exploration": Ablation({"diverse": {"exploration": "drawn"}, "equal": {"exploration": "equal"}}),
     "staleness": Ablation(
-        {
-            "equal-turns": ("--schedule", "round-robin"),
-            "unequal-turns": ("--delays", "1", "2", "4", "8", "16", "32", "64", "128"),
-        },
-        ("serial",),
+        {"equal-turns": {"schedule": "round-robin"}, "unequal-turns": {"delays": "1 2 4 8 16 32 64 128"}}, ("serial",)
     ),
 }
 """`staleness`: with equal turns, every update of N workers is N - 1 updates old (its gradient or, with one-step
@@ -63,6 +62,7 @@ class Cell:
     variant: str
     env_id: str
     backend: str
+    """"" for a sweep: that of its variant."""
     workers: int
     """0: those of the settings."""
     seed: int
@@ -92,14 +92,17 @@ class Reference:
 
 @dataclass(frozen=True)
 class Settings:
-    """What all runs in an environment must have in common to be comparable. A 0 is the method's default."""
+    """What all runs in an environment must have in common to be comparable. A 0 is the method's default.
 
-    max_steps: int
-    max_seconds: float
-    evaluation_interval_steps: int
-    evaluation_episodes: int
-    stop_at_reference: bool
-    words: tuple[str, ...]
+    The runs of a sweep have nothing in common but what their variants say.
+    """
+
+    max_steps: int = 0
+    max_seconds: float = 0.0
+    evaluation_interval_steps: int = 0
+    evaluation_episodes: int = 0
+    stop_at_reference: bool = False
+    words: tuple[str, ...] = ()
     """Flags for every run, from after `--` on the command line."""
     workers: int = 0
     evaluation_policy: str = OWN
@@ -112,11 +115,24 @@ References = Mapping[tuple[str, str], Reference]
 """By environment and method."""
 
 
+@dataclass(frozen=True)
+class StudyPlan:
+    """What one command adds to a study."""
+
+    command: str
+    environments: Mapping[str, Settings]
+    cells: Sequence[Cell]
+    references: References = field(default_factory=dict)
+    ablation: str = "none"
+    variants: Mapping[str, Point] = field(default_factory=dict)
+    """Settings by variant; empty: those of the ablation."""
+
+
 class Study:
     """study.json in the study's folder: its kind, the commands so far, settings and cells, and the reference scores.
 
-    Later commands with the same folder may add cells (seeds, workers, methods, other backends). Cells with other
-    settings are refused, since they could not be compared. The cells of a sweep follow from its command alone.
+    Later commands with the same folder may add cells (seeds, workers, methods, other backends or variants). Cells with
+    other settings are refused, since they could not be compared.
     """
 
     def __init__(self, runs_dir: Path, kind: Kind) -> None:
@@ -134,6 +150,7 @@ class Study:
         if self.kind != kind:
             raise UsageError(f"{runs_dir} is a {self.kind}, no {kind}: choose another --runs-dir")
         self.ablation = stored.get("ablation") or "none"
+        self.variants: dict[str, Point] = stored.get("variants") or dict(ABLATIONS[self.ablation].variants)
         self.commands: list[str] = stored.get("commands", [])
         """The command lines of the study."""
         self.environments = {
@@ -144,41 +161,37 @@ class Study:
             (plain.pop("env_id"), plain.pop("algorithm")): Reference(**plain) for plain in stored.get("references", ())
         }
 
-    def add(
-        self,
-        command: str,
-        environments: Mapping[str, Settings],
-        cells: Sequence[Cell],
-        references: References | None = None,
-        ablation: str = "none",
-    ) -> None:
+    def add(self, plan: StudyPlan) -> None:
         """Add the cells of one command; `save` stores them. Raises UsageError if they are not comparable."""
-        if self.environments and self.ablation != ablation:
+        if self.environments and self.ablation != plan.ablation:
             raise UsageError(f"{self._path} is a study of --ablation {self.ablation}: choose another --runs-dir")
-        for env_id, settings in environments.items():
+        for env_id, settings in plan.environments.items():
             for name, before in dataclasses.asdict(self.environments.get(env_id, settings)).items():
                 if before != (now := getattr(settings, name)):
                     raise UsageError(
                         f"{self._path} has {env_id} with {name} {before}, not {now}: choose another --runs-dir"
                     )
-        for key, reference in (references or {}).items():
+        for key, reference in plan.references.items():
             known = self.references.get(key, reference)
             if (known.score, known.evaluations) != (reference.score, reference.evaluations):
                 raise UsageError(
                     f"{self._path} has reference score {known.score:g} for {' '.join(key)} "
                     f"(--reference-evaluations {known.evaluations}), not another"
                 )
-        self.commands += [command] if command not in self.commands else []
-        self.ablation = ablation
-        self.references = {**(references or {}), **self.references}
-        self.environments.update(environments)
-        self.cells += [cell for cell in cells if cell not in set(self.cells)]
+        self.commands += [plan.command] if plan.command not in self.commands else []
+        self.ablation = plan.ablation
+        self.variants = {**self.variants, **(plan.variants or ABLATIONS[plan.ablation].variants)}
+        self.references = {**plan.references, **self.references}
+        self.environments.update(plan.environments)
+        there = set(self.cells)
+        self.cells += [cell for cell in plan.cells if cell not in there]
 
     def save(self) -> None:
         """Write the file."""
         plain = {
             "kind": self.kind,
             "ablation": self.ablation,
+            "variants": self.variants,
             "commands": self.commands,
             "environments": {env_id: dataclasses.asdict(own) for env_id, own in self.environments.items()},
             "references": [
@@ -198,6 +211,8 @@ class Study:
         """The run of a cell. If runs stop at the reference score, it must be known."""
         settings, reference = self.environments[cell.env_id], self.reference(cell)
         flags = {
+            "--backend": cell.backend,
+            "--evaluation-episodes": settings.evaluation_episodes,
             "--workers": cell.workers or settings.workers,
             "--total-steps": settings.max_steps,
             "--max-seconds": settings.max_seconds,
@@ -205,15 +220,26 @@ class Study:
             "--evaluation-policy": "" if settings.evaluation_policy == OWN else settings.evaluation_policy,
             "--stop-at-score": str(reference.score) if settings.stop_at_reference and reference else "",
         }
-        words = ["--seed", str(cell.seed), "--backend", cell.backend]
-        words += ["--evaluation-episodes", str(settings.evaluation_episodes)]
+        words = ["--seed", str(cell.seed)]
         words += [word for flag, value in flags.items() if value for word in (flag, str(value))]
-        words += [*ABLATIONS[self.ablation].variants[cell.variant], *settings.words]
+        words += [*words_of(self.variants[cell.variant]), *settings.words]
         return Job(cell.algorithm, cell.env_id, cell.run_name, tuple(words))
 
     def folder(self, cell: Cell) -> Path:
         """The folder of a cell's run."""
         return self.job(cell).folder(self.runs_dir)
+
+
+def words_of(point: Point) -> list[str]:
+    """Settings as flags and values."""
+    words = []
+    for name, value in point.items():
+        flag = name.replace("_", "-")
+        if value in ("True", "False"):
+            words.append(f"--{'' if value == 'True' else 'no-'}{flag}")
+        else:
+            words += [f"--{flag}", *shlex.split(value)]
+    return words
 
 
 def make_cells(

@@ -11,7 +11,8 @@ from matplotlib.image import imread
 
 from asyncrl.commands.plot import main
 from asyncrl.core.errors import UsageError
-from asyncrl.plots.curves import draw_curves, label_curves, read_curve, read_references, save_figure, unit_of
+from asyncrl.plots.curves import draw_curves, label_curves, read_curve, read_references
+from asyncrl.plots.figures import save_figure, unit_of
 
 
 def make_run(folder: Path, scores: list[float], **settings: Any) -> Path:
@@ -100,7 +101,7 @@ def test_seeds_share_a_colour_and_one_legend_entry(tmp_path: Path) -> None:
 
     (axes,) = figure.axes
     assert len({line.get_color() for line in axes.lines}) == 1
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a3c, 2 workers (2 seeds)"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a3c, 2 workers (2 seeds)"]
     save_figure(figure, tmp_path / "figure.svg")
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from asyncrl.studies.study import Cell, Reference, Settings, Study, make_cells
+from asyncrl.studies.study import Cell, Reference, Settings, Study, StudyPlan, make_cells
 
 PHASES = ("environment", "act", "collect", "loss", "pull", "push", "wait")
 Reaches = Callable[[Cell], int]
@@ -56,7 +56,7 @@ def make_study(
     cells = make_cells(entrants, ablation, env_ids, workers, seeds)
     settings = dict.fromkeys(env_ids, Settings(10_000, 0.0, 100, 20, False, ("--t-max", "5")))
     references = {(env, algorithm): Reference(1.0, "made up") for env in env_ids for algorithm in algorithms}
-    file.add("python -m asyncrl speedup", settings, cells, references, ablation)
+    file.add(StudyPlan("python -m asyncrl speedup", settings, cells, references, ablation))
     file.save()
     for cell in cells:
         make_run(file.folder(cell), cell, reaches(cell), rate(cell))

@@ -13,10 +13,11 @@ import pytest
 
 from asyncrl.commands import speedup
 from asyncrl.commands.race import main
+from asyncrl.studies.documents import time_text
 from asyncrl.studies.measure import measure_all
 from asyncrl.studies.race import Result, equal_time, mean_places, merits_of, names_of, rank
-from asyncrl.studies.race_report import time_text, write_report
-from asyncrl.studies.study import Cell, Settings, Study
+from asyncrl.studies.race_report import write_report
+from asyncrl.studies.study import Cell, Settings, Study, StudyPlan
 
 ENV = "Catch"
 REFUSED = [
@@ -62,7 +63,7 @@ def made_up(runs_dir: Path, score: float | None = 1.0, env_ids: Sequence[str] = 
         for algorithm in ("a3c", "ppo")
     ]
     settings = Settings(0, 300.0, 0, 10, score is not None, (), 2, "greedy", score)
-    file.add("python -m asyncrl race", dict.fromkeys(env_ids, settings), cells)
+    file.add(StudyPlan("python -m asyncrl race", dict.fromkeys(env_ids, settings), cells))
     file.save()
     minutes = {("ppo", 1): 1, ("ppo", 2): 2, ("ppo", 3): 3, ("a3c", 1): 4}
     for cell in cells:
@@ -277,8 +278,8 @@ def test_a_race_runs_and_the_same_line_repeats_nothing(tmp_path: Path, capsys: p
     assert sorted(path.parent.name for path in runs) == ["serial-s1", "serial-s1"]
     assert "2 runs, 2 of them already finished" in capsys.readouterr().out
     text = (tmp_path / "report" / "report.md").read_text()
-    assert "| A3C | 1 | finished |" in text
-    assert "| PPO | 1 | finished |" in text
+    assert "| Catch | serial | A3C | 1 |  | finished |" in text
+    assert "| Catch | serial | PPO | 1 |  | finished |" in text
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncrl.studies.documents import write_csv
+from asyncrl.studies.documents import write_csv, write_runs
 from asyncrl.studies.measure import Evaluation, Measurement, measure_all
-from asyncrl.studies.speedup import MEAN, Law, Point, choose_reference, fit_law, make_points, runs_of, table_of
+from asyncrl.studies.speedup import MEAN, Law, Point, choose_reference, fit_law, make_points, table_of
 from asyncrl.studies.speedup_report import Results, draw_time_split, summary
 from asyncrl.studies.study import Cell, Reference
 from tests.studies.made_up import make_study
@@ -108,14 +108,14 @@ def test_censored_runs_are_shown_and_never_dropped(tmp_path: Path) -> None:
     runs = measure_all(file)
     points = make_points(runs)
     write_csv(tmp_path / "table.csv", table_of(points, 0.0))
-    write_csv(tmp_path / "runs.csv", runs_of(runs))
+    write_runs(tmp_path, [("", run) for run in runs])
 
     row = next(row for row in read(tmp_path / "table.csv") if row["workers"] == "2")
     assert (row["runs"], row["reached"], row["steps_to_reference"]) == ("3", "0", "> 10000")
     assert (row["data_speedup"], row["data_bound"]) == ("0.4", "<=")
     assert row["steps_per_second"] == row["seconds_to_reference"] == ""
     rows = [row for row in read(tmp_path / "runs.csv") if row["workers"] == "2"]
-    assert [row["censored"] for row in rows] == ["at 10000 steps"] * 3
+    assert [(row["steps"], row["steps_to_the_score"]) for row in rows] == [("10000", "")] * 3
 
 
 def test_runs_that_failed_or_are_missing_are_listed_but_measure_nothing(tmp_path: Path) -> None:
@@ -125,10 +125,10 @@ def test_runs_that_failed_or_are_missing_are_listed_but_measure_nothing(tmp_path
     (folders[0] / "status.json").write_text('{"state": "failed"}')
     shutil.rmtree(folders[1])
     runs = measure_all(file)
-    write_csv(tmp_path / "runs.csv", runs_of(runs))
+    write_runs(tmp_path, [("", run) for run in runs])
 
     assert find(make_points(runs), "a3c", "Catch", "local", 1).runs == [runs[2]]
-    assert [row["state"] for row in read(tmp_path / "runs.csv")] == ["failed", "missing", "finished"]
+    assert [row["state"] for row in read(tmp_path / "runs.csv")] == ["failed", "not made", "finished"]
 
 
 def test_replaced_workers_are_told(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_replaced_workers_are_told(tmp_path: Path) -> None:
     file = make_study(tmp_path, lambda cell: 4000, lambda cell: 100.0, ("a3c",), ("Catch",), ("local",), (1,), seeds=1)
     folder = file.job(file.cells[0]).folder(tmp_path)
     (folder / "status.json").write_text('{"state": "finished", "worker_restarts": [2, 0, 1]}')
-    write_csv(tmp_path / "runs.csv", runs_of(measure_all(file)))
+    write_runs(tmp_path, [("", run) for run in measure_all(file)])
 
     assert [row["restarts"] for row in read(tmp_path / "runs.csv")] == ["3"]
 

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.image import imread
 
 from asyncrl.catalog import ALGORITHMS
-from asyncrl.studies.figures import COLOURS, align, colours_of
+from asyncrl.plots.figures import COLOURS, align, colours_of
 from asyncrl.studies.measure import measure_all
 from asyncrl.studies.speedup import make_points
 from asyncrl.studies.speedup_report import FIGURES as DRAWN
@@ -55,7 +55,9 @@ def test_a_report_has_everything_as_png_and_svg(runs_dir: Path) -> None:
     folder = runs_dir / "report"
     names = {f"{name}.{suffix}" for name in FIGURES for suffix in ("png", "svg")}
 
-    assert {path.name for path in folder.iterdir()} == {"report.md", "report.html", "table.csv", "runs.csv"} | names
+    assert {path.name for path in folder.iterdir()} == {f"report.{suffix}" for suffix in ("md", "html")} | {
+        f"{name}.csv" for name in ("table", "runs", "evaluations")
+    } | names
     for name in FIGURES:
         picture = imread(folder / f"{name}.png")
         assert picture.shape[1] >= 1000
@@ -138,11 +140,11 @@ def test_points_with_more_workers_than_cores_are_open(runs_dir: Path) -> None:
 
 
 def test_a_curve_that_ends_early_keeps_its_last_score() -> None:
-    """Places begin where both have begun, at 1, and end where the longer one ends, at 5."""
-    x, scores = align([[(0.0, 0.0), (2.0, 4.0)], [(1.0, 1.0), (5.0, 5.0)]], places=5)
+    """Points begin where both have begun, at 1, and end where the longer one ends, at 5."""
+    x, scores = align([[(0.0, 0.0), (2.0, 4.0)], [(1.0, 1.0), (5.0, 5.0)]])
 
-    assert x.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert scores.tolist() == [[2.0, 4.0, 4.0, 4.0, 4.0], [1.0, 2.0, 3.0, 4.0, 5.0]]
+    assert x.tolist() == [1.0, 2.0, 5.0]
+    assert scores.tolist() == [[2.0, 4.0, 4.0], [1.0, 2.0, 5.0]]
 
 
 class Pictures(html.parser.HTMLParser):

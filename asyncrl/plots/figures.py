@@ -1,10 +1,11 @@
-"""The figures of studies, described by data: a grid of panels, each with lines, points and bars."""
+"""Figures, described by data: a grid of panels, each with lines, points and bars."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
@@ -15,8 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
-from asyncrl.plots.curves import unit_of
-from asyncrl.studies.measure import Measurement
+from asyncrl.core.errors import UsageError
 
 NAMES = {
     "a3c": "A3C", "one_step_q": "one-step Q", "one_step_sarsa": "one-step Sarsa", "n_step_q": "n-step Q", "a2c": "A2C",
@@ -29,9 +29,9 @@ COLOURS = {
 """The same in every figure of a study."""
 WIDTH = 10.0
 """Width of a figure in inches."""
-PLACES = 60
-"""Points of a median curve."""
 GREY, BLACK = "0.4", "0.2"
+Curve = Sequence[tuple[float, float]]
+"""Points of an axis, in order, and scores."""
 Scale = Literal["linear", "log", "log2"]
 
 
@@ -78,12 +78,13 @@ class Line:
 class Bars:
     """Bars at `x`, from `floor` on; `across` means to the right instead of upwards."""
 
-    x: Sequence[float]
+    x: Sequence[float] | NDArray[np.float64]
     lengths: Sequence[float] | NDArray[np.float64]
     colour: str
     name: str = ""
     floor: Sequence[float] | NDArray[np.float64] | float = 0.0
     across: bool = False
+    width: float = 0.8
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,12 @@ def draw(
     width: float = WIDTH,
     share_x: Literal["none", "all"] = "none",
     share_y: Literal["none", "row", "all"] = "none",
+    legend_from: int = 2,
 ) -> Figure:
-    """The figure of rows of panels, each `height` inches high, with one legend of all names below them."""
+    """The figure of rows of panels, each `height` inches high.
+
+    Below them is one legend of all names, if there are at least `legend_from`.
+    """
     columns = max(map(len, grid))
     figure = Figure(figsize=(width, height * len(grid) + 0.9), layout="constrained")
     axes_grid = figure.subplots(len(grid), columns, squeeze=False, sharex=share_x, sharey=share_y)
@@ -127,7 +132,7 @@ def draw(
             _finish(axes, panel)
             for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
                 entries.setdefault(name, handle)
-    if len(entries) > 1:
+    if len(entries) >= legend_from:
         names, columns = list(entries), min(5, len(entries)) if max(map(len, entries)) < 25 else 3
         figure.legend(entries.values(), names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return figure
@@ -136,9 +141,9 @@ def draw(
 def _draw_mark(axes: Axes, mark: Line | Bars) -> None:
     if isinstance(mark, Bars):
         if mark.across:
-            axes.barh(mark.x, mark.lengths, left=mark.floor, color=mark.colour, label=mark.name)
+            axes.barh(mark.x, mark.lengths, mark.width, mark.floor, color=mark.colour, label=mark.name)
         else:
-            axes.bar(mark.x, mark.lengths, bottom=mark.floor, color=mark.colour, label=mark.name)
+            axes.bar(mark.x, mark.lengths, mark.width, mark.floor, color=mark.colour, label=mark.name)
         return
     axes.plot(
         mark.x, mark.y, mark.style or "none", color=mark.colour, label=mark.name, linewidth=mark.width,
@@ -180,53 +185,35 @@ def _finish(axes: Axes, panel: Panel) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def align(
-    curves: Sequence[Sequence[tuple[float, float]]], places: int = PLACES
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Scores [curves, places] at common places of the axis [places], linear between a curve's own points (x, score).
+def align(curves: Sequence[Curve], whole: bool = True) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Scores [curves, points] at all points of the axis [points] that curves have, linear between a curve's own.
 
-    The places start where all curves have begun. A curve that ends before the others, for example because its run
-    stopped at the reference score, keeps its last score.
+    They start where all curves have begun. `whole`: they end with the last curve, and one that ends before, for example
+    because its run stopped at the reference score, keeps its last score; otherwise they end with the first.
     """
-    x = np.linspace(max(curve[0][0] for curve in curves), max(curve[-1][0] for curve in curves), places)
+    begin, end = max(curve[0][0] for curve in curves), (max if whole else min)(curve[-1][0] for curve in curves)
+    x = np.array(sorted({x for curve in curves for x, _ in curve if begin <= x <= end}), np.float64)
     points = [np.array(curve, np.float64) for curve in curves]
     return x, np.stack([np.interp(x, curve[:, 0], curve[:, 1]) for curve in points])
 
 
-def learning_curves(
-    groups: Mapping[str, Sequence[Measurement]],
-    colours: Mapping[str, Any],
-    axis: Literal["minutes", "steps"],
-    best: bool = False,
-    y_label: str = "score (raw return)",
-    title: str = "",
-) -> Panel:
-    """Scores over steps or time by groups of runs: the median, and a band from the worst run to the best.
+def median_curve(curves: Sequence[Curve], colour: Any, name: str, whole: bool = True) -> Line:
+    """The median of curves, and a band from the lowest to the highest."""
+    x, scores = align(curves, whole)
+    return Line(x, np.median(scores, axis=0), colour, name, width=2, band=(scores.min(axis=0), scores.max(axis=0)))
 
-    `best`: the best run (by the mean of its curve), and a dashed median. A dotted line is at the reference score.
-    """
-    curves = {
-        name: [
-            [(at.seconds if axis == "minutes" else float(at.steps), at.score) for at in run.evaluations]
-            for run in runs
-            if run.evaluations
-        ]
-        for name, runs in groups.items()
-    }
-    last = max((curve[-1][0] for own in curves.values() for curve in own), default=1.0)
-    unit, size = unit_of(axis, last)
-    marks = []
-    for name, own in curves.items():
-        if not own:
-            continue
-        x, scores = align(own)
-        median, colour = np.median(scores, axis=0), colours[name]
-        if best:
-            highest = scores[scores.mean(axis=1).argmax()]
-            marks.append(Line(x / size, highest, colour, f"{name}, best seed"))
-            marks.append(Line(x / size, median, colour, f"{name}, median", "--"))
-        else:
-            marks.append(Line(x / size, median, colour, name, band=(scores.min(axis=0), scores.max(axis=0))))
-    references = {run.reference.score for runs in groups.values() for run in runs if run.reference}
-    marks += [Line((0, last / size), (score, score), BLACK, style=":", width=1) for score in references]
-    return Panel(marks, unit if axis == "minutes" else f"{unit.removesuffix('s')} steps", y_label, title)
+
+def unit_of(axis: str, most: float) -> tuple[str, float]:
+    """The unit to write on an axis that reaches `most`, and how much of the recorded quantity it is."""
+    if axis == "minutes":
+        return ("minutes", 60.0) if most >= 120 else ("seconds", 1.0)
+    return ("millions", 1e6) if most >= 1e6 else ("thousands", 1e3)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write the figure in the format of the suffix. Raises UsageError if that cannot be done."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot write {path}: {error}") from None
