@@ -32,60 +32,49 @@ NOT_IN_LABELS = (
     "checkpoints_kept", "record_interval_seconds",
 )  # fmt: skip
 """Settings that no label mentions."""
-HOST_SETTINGS = ("push", "exchange_updates", "parameter_shards")
+HOSTS = ("push", "exchange_updates", "parameter_shards")
 """Settings without effect in a run without hosts."""
 
 
-@dataclass(frozen=True)
-class Curve:
-    """The evaluations of one run."""
+class RunData:
+    """The settings of a run, and its evaluations with at least one whole episode."""
 
-    path: Path
-    config: dict[str, Any]
-    rows: list[dict[str, Any]]
-
-    @property
-    def env_id(self) -> str:
-        """The environment's id."""
-        return str(self.config["env_id"])
-
-
-def read_curve(path: Path) -> Curve:
-    """The curve of the run in folder `path`, without points if it has no evaluations yet.
-
-    Raises UsageError if it is not the folder of a run.
-    """
-    stored = read_stored(RunFolder.open(path).config_file)
-    rows = [row for row in read_records(path / "evaluator.jsonl") if row.get("mean") is not None]
-    config = {"algorithm": short(stored.algorithm), **stored.config}
-    if config.get("backend") != "ray":
-        config = {key: value for key, value in config.items() if key not in HOST_SETTINGS}
-    return Curve(path, config, rows)
+    def __init__(self, path: Path) -> None:
+        """Raises UsageError for a folder that is no run."""
+        self.path, self.folder = path, RunFolder.open(path)
+        stored = read_stored(self.folder.config_file)
+        self.algorithm, self.config = short(stored.algorithm), stored.config
+        self.env_id = str(self.config["env_id"])
+        self.description = str(stored.environment.get("description", self.env_id))
+        self.evaluations = [row for row in read_records(self.folder.evaluator_file) if row.get("mean") is not None]
 
 
-def label_curves(curves: Sequence[Curve]) -> list[str]:
-    """A label for each curve from the settings in which the curves differ; curves that differ in their seed share it.
+def label_curves(runs: Sequence[RunData]) -> list[str]:
+    """A label for each run from the settings in which they differ; runs that differ in their seed share it.
 
     If settings differ together, as the defaults of two methods do, only the first is in the label; the method's name
-    always is. A setting that only some of the curves have is in their labels.
+    always is. A setting that only some of the runs have is in their labels.
     """
-    names = [key for key in dict.fromkeys(key for curve in curves for key in curve.config) if key not in NOT_IN_LABELS]
-    differing = [key for key in names if len({repr(c.config[key]) for c in curves if key in c.config}) > 1]
+    configs = [
+        {"algorithm": run.algorithm}
+        | {key: value for key, value in run.config.items() if run.config.get("backend") == "ray" or key not in HOSTS}
+        for run in runs
+    ]
+    names = [key for key in dict.fromkeys(itertools.chain(*configs)) if key not in NOT_IN_LABELS]
+    differing = [key for key in names if len({repr(own[key]) for own in configs if key in own}) > 1]
     if not differing:
-        workers = curves[0].config["workers"]
-        return [f"{curves[0].config['algorithm']}{f', {workers} workers' if workers else ''}"] * len(curves)
+        workers = configs[0]["workers"]
+        return [f"{configs[0]['algorithm']}{f', {workers} workers' if workers else ''}"] * len(configs)
     for key in reversed(differing.copy()):
         fewer = [other for other in differing if other != key]
-        if key != "algorithm" and _groups(curves, fewer) == _groups(curves, differing):
+        if key != "algorithm" and _groups(configs, fewer) == _groups(configs, differing):
             differing = fewer
-    return [
-        ", ".join(_in_label(key, curve.config[key]) for key in differing if key in curve.config) for curve in curves
-    ]
+    return [", ".join(_in_label(key, own[key]) for key in differing if key in own) for own in configs]
 
 
-def _groups(curves: Sequence[Curve], keys: Sequence[str]) -> list[int]:
-    """For each curve the first one that has the same values of these settings."""
-    values = [[repr(curve.config.get(key)) for key in keys] for curve in curves]
+def _groups(configs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[int]:
+    """For each run the first one that has the same values of these settings."""
+    values = [[repr(own.get(key)) for key in keys] for own in configs]
     return [values.index(own) for own in values]
 
 
@@ -130,7 +119,7 @@ def read_references(path: Path, axis: str = "steps", until: float = math.inf) ->
 
 
 def draw_curves(
-    curves: Sequence[Curve],
+    runs: Sequence[RunData],
     axis: str = "steps",
     title: str = "",
     references: Sequence[Reference] = (),
@@ -140,16 +129,16 @@ def draw_curves(
     one, and a band from the worst to the best as far as all of them go. References are dashed and grey. `colours` has
     those of some labels; the others get theirs in turn.
     """
-    names = label_curves(curves)
+    names = label_curves(runs)
     key, text = AXES[axis]
-    most = [row[key] for curve in curves for row in curve.rows]
+    most = [row[key] for run in runs for row in run.evaluations]
     if axis != "minutes":
         most += [x for reference in references for x, _ in reference.points]
     unit, size = unit_of(axis, max(most))
     marks = []
     for i, name in enumerate(dict.fromkeys(names)):
-        group = [curve for curve, label in zip(curves, names, strict=True) if label == name]
-        seeds = [sorted((row[key] / size, row["mean"]) for row in curve.rows) for curve in group]
+        group = [run for run, label in zip(runs, names, strict=True) if label == name]
+        seeds = [sorted((row[key] / size, row["mean"]) for row in run.evaluations) for run in group]
         colour = colours.get(name, f"C{i % 10}")
         several = len(seeds) > 1
         for seed in seeds:
@@ -164,6 +153,6 @@ def draw_curves(
     for reference, style in zip(references, itertools.cycle(("--", ":", "-."))):
         x, scores = [x / size for x, _ in reference.points], [score for _, score in reference.points]
         marks.append(Line(x, scores, GREY, reference.label, style))
-    title = title or ", ".join(sorted({curve.env_id for curve in curves}))
+    title = title or ", ".join(sorted({run.env_id for run in runs}))
     label = "evaluation score\n(mean raw return of whole episodes)"
     return draw([[Panel(marks, f"{text} ({unit})", label, title)]], 4.0, 8.0, legend_from=1)
