@@ -99,7 +99,7 @@ def race(words: Sequence[str]) -> int:
     cells = make_cells(entrants, "none", config.env_ids, (0,), config.seeds)
 
     def report(study: Study) -> Path:
-        from asyncrl.studies.race_report import write_report
+        from asyncrl.studies.race import write_report
 
         return write_report(study, print_line)
 

@@ -11,13 +11,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
-from asyncrl.plots.figures import BLACK, Line, Panel, align, median_curve, save_figure, unit_of
+from asyncrl.plots.figures import BLACK, Line, Panel, median_curve, save_figure, unit_of
 from asyncrl.plots.templates import Markup, Parts
 from asyncrl.studies.measure import LAST, Measurement
 from asyncrl.studies.study import CLOCKED
@@ -163,13 +163,12 @@ def learning_curves(
     groups: Mapping[str, Sequence[Measurement]],
     colours: Mapping[str, Any],
     axis: Literal["minutes", "steps"],
-    best: bool = False,
     y_label: str = "score (raw return)",
     title: str = "",
 ) -> Panel:
     """Scores over steps or time by groups of runs: the median, and a band from the worst run to the best.
 
-    `best`: the best run (by the mean of its curve), and a dashed median. A dotted line is at the reference score.
+    A dotted line is at the reference score.
     """
     every = [run for runs in groups.values() for run in runs]
     ends = [run.evaluations[-1] for run in every if run.evaluations]
@@ -182,14 +181,8 @@ def learning_curves(
             for run in runs
             if run.evaluations
         ]
-        if not curves:
-            continue
-        median = median_curve(curves, colours[name], name)
-        if best:
-            x, scores = align(curves)
-            marks.append(Line(x, scores[scores.mean(axis=1).argmax()], colours[name], f"{name}, best seed"))
-            median = replace(median, name=f"{name}, median", style="--", band=None)
-        marks.append(median)
+        if curves:
+            marks.append(median_curve(curves, colours[name], name))
     references = {run.reference.score for run in every if run.reference}
     marks += [Line((0, last / size), (score, score), BLACK, style=":", width=1) for score in references]
     return Panel(marks, unit if axis == "minutes" else f"{unit.removesuffix('s')} steps", y_label, title)

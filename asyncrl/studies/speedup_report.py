@@ -322,26 +322,22 @@ def draw_reach(results: Results) -> Figure | None:
     return draw(grid, height=3.5) if grid else None
 
 
-def draw_scores(results: Results, axis: Literal["minutes", "steps"], best: bool = False) -> Figure | None:
-    """Learning curves by number of workers: rows are environments, columns series.
-
-    `best`: the best run and the median, with the fewest workers and the most.
-    """
+def draw_scores(results: Results, axis: Literal["minutes", "steps"]) -> Figure | None:
+    """Learning curves by number of workers: rows are environments, columns series."""
     backend = results.clock_backend if axis == "minutes" else results.data_backend
     counts = results.counts(backend)
     if not any(run.evaluations for point in results.points if point.backend == backend for run in point.runs):
         return None
-    counts = sorted({counts[0], counts[-1]}) if best else counts
     names = {count: f"{count} {who(backend)[: None if count > 1 else -1]}" for count in counts}
-    colours = dict(zip(names.values(), ("C0", "C3") if best else shades(len(counts)), strict=False))
+    colours = dict(zip(names.values(), shades(len(counts)), strict=True))
     grid = list[list[Panel]]()
     for env_id in results.env_ids:
         row = list[Panel]()
         for series in results.series:
             points = results.curve(series, env_id, backend)
-            groups = {names[point.workers]: point.runs for point in points if point.workers in names}
+            groups = {names[point.workers]: point.runs for point in points}
             label = "" if row else f"{env_id}\nscore (raw return)"
-            row.append(learning_curves(groups, colours, axis, best, label, "" if grid else name_of(series)))
+            row.append(learning_curves(groups, colours, axis, label, "" if grid else name_of(series)))
         grid.append(row)
     return draw(grid, share_y="row")
 
@@ -422,11 +418,6 @@ FIGURES: dict[str, tuple[Callable[[Results], Figure | None], str]] = {
     "score-time": (
         lambda results: draw_scores(results, "minutes"),
         "Score over time, by number of workers (the paper's Figure 4): median and band over seeds.",
-    ),
-    "best-median": (
-        lambda results: draw_scores(results, "steps", best=True),
-        "The best seed (solid; by the mean of its evaluations) and the median over seeds (dashed), with one worker and "
-        "with the most.",
     ),
     "staleness": (
         draw_staleness,

@@ -15,8 +15,7 @@ from asyncrl.commands import speedup
 from asyncrl.commands.race import main
 from asyncrl.studies.documents import time_text
 from asyncrl.studies.measure import measure_all
-from asyncrl.studies.race import Result, equal_time, mean_places, merits_of, names_of, rank
-from asyncrl.studies.race_report import write_report
+from asyncrl.studies.race import Result, equal_time, mean_places, merits_of, names_of, rank, write_report
 from asyncrl.studies.study import Cell, Settings, Study, StudyPlan
 
 ENV = "Catch"

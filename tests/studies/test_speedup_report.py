@@ -25,7 +25,7 @@ CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
 )
 FIGURES = {
-    "speedup", "laws", "reach", "score-steps", "score-time", "best-median", "staleness", "time-split", "cost",
+    "speedup", "laws", "reach", "score-steps", "score-time", "staleness", "time-split", "cost",
 }  # fmt: skip
 
 
