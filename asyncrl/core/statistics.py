@@ -12,7 +12,7 @@ over games a percentile bootstrap. Fewer than `LEAST` runs get none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -233,6 +233,22 @@ def probability_of_improvement(
     ]
     resamples = np.mean(shares, axis=0)
     return _percentile(value, np.stack([resamples, resamples], axis=-1))
+
+
+def comparison(scores: Mapping[str, Sequence[Sequence[float]]]) -> list[dict[str, str]]:
+    """Methods compared run against run (Agarwal et al. 2021), a row for each.
+
+    `scores` have a sequence of normalised scores for each environment.
+    """
+    rows = []
+    for name, own in scores.items():
+        together = [score for runs in own for score in runs]
+        row = {"method": name, "runs": str(len(together)), "interquartile mean": str(over_games(own))}
+        row["optimality gap"] = f"{optimality_gap(together):.2f}"
+        for other, theirs in scores.items():
+            row[f"better than {other}"] = "" if other == name else str(probability_of_improvement(own, theirs))
+        rows.append(row)
+    return rows
 
 
 def _share_above(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> NDArray[np.float64]:

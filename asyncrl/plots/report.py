@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.core.output import duration
-from asyncrl.core.statistics import LEAST, normalized, optimality_gap, over_games, probability_of_improvement
+from asyncrl.core.statistics import LEAST, comparison, normalized
 from asyncrl.plots.charts import Point, histogram, line_chart
 from asyncrl.plots.curves import RunData
 from asyncrl.plots.templates import Markup, Parts
@@ -172,11 +172,8 @@ def ages(runs: Sequence[ReportData]) -> Charts:
     }
 
 
-def comparison(runs: Sequence[ReportData]) -> tuple[list[str], list[list[Any]]] | None:
-    """Head and rows that compare methods over all environments and seeds (Agarwal et al. 2021).
-
-    None unless there are several methods, and all have runs in each environment.
-    """
+def compared(runs: Sequence[ReportData]) -> list[dict[str, str]]:
+    """Rows that compare methods over all environments and seeds, if there are several and all have runs in each."""
     scores: dict[tuple[str, str], list[float]] = {}
     for run in runs:
         if run.evaluations:
@@ -185,19 +182,13 @@ def comparison(runs: Sequence[ReportData]) -> tuple[list[str], list[list[Any]]] 
     methods = list(dict.fromkeys(run.algorithm for run in runs))
     environments = list(dict.fromkeys(run.env_id for run in runs))
     if len(methods) < 2 or any((method, env_id) not in scores for method in methods for env_id in environments):
-        return None
+        return []
     relative: dict[str, list[list[float]]] = {method: [] for method in methods}
     for env_id in environments:
         together = [score for method in methods for score in scores[method, env_id]]
         for method in methods:
             relative[method].append(normalized(scores[method, env_id], min(together), max(together)))
-    rows = []
-    for method, own in relative.items():
-        every = [score for found in own for score in found]
-        chances = ["" if other == method else probability_of_improvement(own, relative[other]) for other in methods]
-        rows.append([method, len(every), over_games(own), f"{optimality_gap(every):.2f}", *chances])
-    head = ["method", "runs", "interquartile mean", "optimality gap", *(f"better than {other}" for other in methods)]
-    return head, rows
+    return comparison(relative)
 
 
 def workers(run: ReportData) -> list[dict[str, Any]]:
@@ -246,6 +237,6 @@ def told_apart(mappings: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[s
 
 PARTS = Parts(
     "plots/report.html", least=LEAST, last_episodes=EPISODES, duration=duration, number=number, counted=counted,
-    written=written, told_apart=told_apart, curves=curves, comparison=comparison, workers=workers, ages=ages,
+    written=written, told_apart=told_apart, curves=curves, compared=compared, workers=workers, ages=ages,
     times=times, inside=inside,
 )  # fmt: skip

@@ -8,22 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from asyncrl.core.statistics import (
-    LEAST,
-    Sample,
-    median,
-    normalized,
-    optimality_gap,
-    over_games,
-    probability_of_improvement,
-)
+from asyncrl.core.statistics import LEAST, Sample, comparison, median, normalized
 from asyncrl.plots.figures import Line, Panel, colours_of, draw, method_name, unit_of
 from asyncrl.storage.run_folder import safe_name
 from asyncrl.studies.documents import (
@@ -300,30 +291,20 @@ def _aggregates(folder: Path, ranked: Ranked, colours: Colours) -> list[Block]:
     everywhere = [name for name in colours if all(any(name == r.name for r in own) for own in ranked.values())]
     if len(everywhere) < 2:
         return []
-    merits: dict[str, list[list[float]]] = {name: [] for name in everywhere}
-    scores: dict[str, list[list[float]]] = {name: [] for name in everywhere}
-    for results in ranked.values():
-        for result in results:
-            if result.name in merits:
-                merits[result.name].append(merits_of(result, results))
-                scores[result.name] += [] if result.reference else merits[result.name][-1:]
-    rows = []
-    for name, own in merits.items():
-        row = {"entrant": name}
-        row |= {other: str(probability_of_improvement(own, merits[other])) if other != name else "" for other in merits}
-        if any(scores.values()):
-            row["interquartile mean"] = str(over_games(scores[name]))
-            row["optimality gap"] = f"{optimality_gap([*chain(*scores[name])]):.2f}"
-        rows.append(row)
+    merits = {
+        name: [merits_of(result, results) for results in ranked.values() for result in results if result.name == name]
+        for name in everywhere
+    }
     caption = "The share of an entrant's runs, over all environments, that are better than x."
     return [
         heading("Run against run"),
-        table(rows),
+        table(comparison(merits)),
         paragraph(
-            "How likely a run of the row's entrant is better than one of the column's, in the mean over environments: "
-            f"sooner at the score, or with a higher last score. Intervals from {LEAST} seeds on. Interquartile mean "
-            "and optimality gap (how far runs fall short of 1) are of last scores over all environments and seeds, "
-            "with the lowest run of an environment as 0 and the highest as 1 (for Atari, a random player and a human)."
+            "How likely a run of the row's method is better than one of another, in the mean over environments: sooner "
+            f"at the score, or with a higher last score. Intervals from {LEAST} seeds on. Interquartile mean and "
+            "optimality gap (how far runs fall short of 1) are of the time of the soonest run divided by a run's own, "
+            "or of last scores, with the lowest run of an environment as 0 and the highest as 1 (for Atari, a random "
+            "player and a human)."
         ),
         picture(draw_profiles(merits, colours), folder / "profiles", caption),
     ]

@@ -325,10 +325,9 @@ def test_runs_are_compared_one_by_one(tmp_path: Path) -> None:
 
     merits = {result.name: merits_of(result, results) for result in results}
     assert merits == {"PPO": pytest.approx([1.0, 1 / 2, 1 / 3]), "A3C": pytest.approx([1 / 4, 0, 0])}
-    assert "| entrant | A3C | PPO |" in text
-    assert "| PPO | 1.00 |  |" in text
-    assert "| A3C |  | 0.00 |" in text
-    assert "| optimality gap" not in text  # there are no scores to normalise
+    assert "| method | runs | interquartile mean | optimality gap | better than A3C | better than PPO |" in text
+    assert "| PPO | 3 | 0.61 | 0.39 | 1.00 |  |" in text
+    assert "| A3C | 3 | 0.08 | 0.92 |  | 0.00 |" in text
 
 
 def test_last_scores_are_normalised_by_the_races_own_runs(tmp_path: Path) -> None:
@@ -342,4 +341,4 @@ def test_last_scores_are_normalised_by_the_races_own_runs(tmp_path: Path) -> Non
     for result in results:
         expected = [(score - lowest) / (highest - lowest) for score in scores[result.name]]
         assert merits_of(result, results) == pytest.approx(expected)
-    assert "| entrant | A3C | PPO | interquartile mean | optimality gap |" in text
+    assert "| method | runs | interquartile mean | optimality gap |" in text

@@ -180,6 +180,19 @@ def test_what_decides_is_important() -> None:
     assert importances(rows[:4], ["rate", "width"]) == {}
 
 
+def test_another_command_adds_to_the_sweep(tmp_path: Path, runs: list[Job]) -> None:
+    """The report has the runs of both, and the settings in which they differ; "" is the default."""
+    place = ["--env-ids", "Catch", "--total-steps", "1000", "--runs-dir", str(tmp_path)]
+    assert main([*place, "--learning-rates", "1e-3", "1e-2"]) == 0
+    assert main([*place, "--learning-rate", "1e-3", "--t-max", "8"]) == 0
+
+    rows = table(tmp_path)
+    settings = {(row["learning_rate"], row["t_max"]) for row in rows}
+    assert len(runs) == len(rows) == 3
+    assert settings == {("1e-3", ""), ("1e-2", ""), ("1e-3", "8")}
+    assert len(Study(tmp_path, "sweep").commands) == 2
+
+
 def test_small_environments_get_a_core_each(
     tmp_path: Path, runs: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
