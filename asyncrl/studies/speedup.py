@@ -182,12 +182,8 @@ def fit_law(points: Sequence[tuple[int, float]], coefficients: int) -> Law:
     return Law(min(1.0, float(solution[0])), *map(float, solution[1:]))
 
 
-def table_of(points: Sequence[Point], price_per_core_hour: float) -> list[dict[str, Any]]:
-    """The rows of table.csv: one per point. Columns that depend on the clock are empty for the serial backend."""
-    return [_point_row(point, price_per_core_hour) for point in points]
-
-
-def _point_row(point: Point, price: float) -> dict[str, Any]:
+def table_row(point: Point, price_per_core_hour: float) -> dict[str, Any]:
+    """A point in table.csv. Columns that depend on the clock are empty for the serial backend."""
     row: dict[str, Any] = {
         "backend": point.backend,
         "method": point.series.algorithm,
@@ -208,7 +204,7 @@ def _point_row(point: Point, price: float) -> dict[str, Any]:
         known = estimate.bound != "?"
         row |= {f"{kind}_{name}": f"{x:.4g}" if known and not math.isnan(x) else "" for name, x in shown.items()}
         row[f"{kind}_bound"] = estimate.bound
-    money = point.cost(price) if price else None
+    money = point.cost(price_per_core_hour) if price_per_core_hour else None
     share = np.mean([run.evaluator_share for run in point.runs])
     return row | {
         "staleness_mean": f"{point.staleness:.4g}",

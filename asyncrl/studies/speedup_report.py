@@ -25,7 +25,7 @@ from asyncrl.studies.documents import (
     write_runs,
 )
 from asyncrl.studies.measure import Measurement, add_up, measure_all
-from asyncrl.studies.speedup import KINDS, MEAN, Law, Point, fit_law, make_points, table_of
+from asyncrl.studies.speedup import KINDS, MEAN, Law, Point, fit_law, make_points, table_row
 from asyncrl.studies.study import CLOCKED, Series, Study
 
 TABLE_2 = {
@@ -121,7 +121,7 @@ def write_report(study: Study, price_per_core_hour: float = 0.0) -> Path:
     results = Results(measurements, make_points(measurements), price_per_core_hour)
     folder = study.runs_dir / "report"
     folder.mkdir(exist_ok=True)
-    write_csv(folder / "table.csv", table_of(results.points, price_per_core_hour))
+    write_csv(folder / "table.csv", [table_row(point, price_per_core_hour) for point in results.points])
     write_runs(folder, [(name_of(run.cell.series), run) for run in measurements])
     drawn = {name: (make(results), caption) for name, (make, caption) in FIGURES.items()}
     settings = [{"environment": env_id} | asdict(own) for env_id, own in study.environments.items()]
@@ -157,17 +157,19 @@ def summary(results: Results, series: Series) -> dict[str, Any]:
     slower, grown = times_per_step(one, most) if one and most else ("", "")
     return {
         "method": name_of(series),
-        f"{who(results.data_backend)} ({results.data_backend})": data[-1][0].workers if data else "",
-        "data speed-up": data[-1][1] if data else "",
+        "data speed-up": _with_most(*data[-1]) if data else "",
         "data needed": verdict(data[-1][1]) if data else "unknown",
-        f"{who(results.clock_backend)} ({results.clock_backend})": most.workers if most else "",
-        "throughput speed-up": most.speedups["throughput"] if most else "",
+        "throughput speed-up": _with_most(*speed[-1]) if most else "",
         "time per step": slower,
         "grew most": grown,
         "serial fraction (Amdahl)": f"{amdahl.contention:.3f}" if amdahl else "",
         "contention (USL)": f"{usl.contention:.3f}" if usl else "",
         "coherence (USL)": f"{usl.coherence:.5f}" if usl else "",
     }
+
+
+def _with_most(point: Point, estimate: Estimate) -> str:
+    return f"{estimate} with {point.workers} {who(point.backend)} ({point.backend})"
 
 
 def verdict(estimate: Estimate) -> str:
