@@ -109,13 +109,20 @@ def command_of(kind: Kind, words: Sequence[str]) -> str:
 
 
 def slots_for(kind: Kind, config: StudyConfig, jobs: Sequence[Job]) -> int:
-    """Number of runs at a time; lets the commands check the arguments of the jobs. Raises UsageError.
+    """Number of runs at a time. First the commands check the arguments of the jobs. Raises UsageError.
 
     A run with the serial backend needs one core, any other all of them. But in a small environment more workers hardly
     speed a run up, and several runs together use all cores. So each run of a sweep gets one core there, and by default
     two workers.
     """
-    kinds, cores = try_jobs(jobs), len(usable_cores())
+    from asyncrl.commands.train import configure
+
+    kinds, cores = set(), len(usable_cores())
+    for job in jobs:
+        try:
+            kinds.add(configure(catalog.module_of(job.algorithm), job.arguments(Path("runs"))).spaces.kind)
+        except UsageError as error:
+            raise UsageError(f"{job}: {error}") from None
     given = {flag for job in jobs for flag, _ in group_words(job.words)}
     if config.jobs:
         return config.jobs
@@ -125,22 +132,6 @@ def slots_for(kind: Kind, config: StudyConfig, jobs: Sequence[Job]) -> int:
         print_line(f"small environments: {cores} runs at a time, on a core each; --jobs 1 gives each run all cores")
         return cores
     return 1
-
-
-def try_jobs(jobs: Iterable[Job]) -> set[str]:
-    """Let the commands check the arguments of runs before any run begins; returns the kinds of their environments.
-
-    Raises UsageError.
-    """
-    from asyncrl.commands.train import configure
-
-    kinds: set[str] = set()
-    for job in jobs:
-        try:
-            kinds.add(configure(catalog.module_of(job.algorithm), job.arguments(Path("runs"))).spaces.kind)
-        except UsageError as error:
-            raise UsageError(f"{job}: {error}") from None
-    return kinds
 
 
 def check_different(flag: str, values: Sequence[object]) -> None:

@@ -180,7 +180,14 @@ class RunningJobs:
                 pass_fds=(self._lock,),
             )
             self._going.add(process)
-        said, cut = _follow(process, enough)
+        said, cut = None, False
+        while said is None:
+            try:
+                _, said = process.communicate(timeout=LOOK_SECONDS if enough and not cut else None)
+            except subprocess.TimeoutExpired:
+                if enough and enough():
+                    process.terminate()
+                    cut = True
         with self._guard:
             self._going.discard(process)
         last = said.strip().splitlines()[-1:]
@@ -196,19 +203,6 @@ class RunningJobs:
             self._stopping = True
             for process in self._going:
                 process.terminate()
-
-
-def _follow(process: subprocess.Popen[str], enough: Callable[[], bool] | None) -> tuple[str, bool]:
-    """The output of a run until its end, and whether `enough` stopped it."""
-    cut = False
-    while True:
-        try:
-            _, said = process.communicate(timeout=None if enough is None or cut else LOOK_SECONDS)
-            return said, cut
-        except subprocess.TimeoutExpired:
-            if enough is not None and enough():
-                process.terminate()
-                cut = True
 
 
 def _keep_to(cores: list[int]) -> None:
