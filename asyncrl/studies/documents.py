@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,28 +132,26 @@ def write_runs(folder: Path, runs: Sequence[tuple[str, Measurement]]) -> Rows:
     """
     rows, evaluations = [], []
     for name, run in runs:
-        cell, at, clocked = run.cell, run.reach, run.cell.backend in CLOCKED
+        cell, reach, clocked = run.cell, run.reach, run.cell.backend in CLOCKED
         place = {"environment": cell.env_id, "backend": cell.backend, "entrant": name, "seed": cell.seed}
+        place["workers"] = cell.workers or ""
         rows.append(
             place
             | {
-                "workers": cell.workers or "",
                 "state": run.state or "not made",
                 "restarts": run.restarts,
                 "steps": run.steps,
                 "seconds": time_text(run.seconds) if clocked else "",
                 "reference_score": run.reference.score if run.reference else "",
-                "steps_to_the_score": at.steps if at else "",
-                "seconds_to_it": time_text(at.seconds) if at and clocked else "",
+                "steps_to_the_score": reach.steps if reach else "",
+                "seconds_to_it": time_text(reach.seconds) if reach and clocked else "",
                 "last_score": score_text(run.last_score(LAST)),
                 "best_score": score_text(run.best_score()),
             }
         )
         evaluations += [
-            place
-            | {"workers": cell.workers or "", "steps": each.steps, "score": f"{each.score:g}"}
-            | {"seconds": time_text(each.seconds) if clocked else ""}
-            for each in run.evaluations
+            place | {"steps": at.steps, "seconds": time_text(at.seconds) if clocked else "", "score": f"{at.score:g}"}
+            for at in run.evaluations
         ]
     write_csv(folder / "runs.csv", rows)
     write_csv(folder / "evaluations.csv", evaluations)
@@ -171,16 +170,12 @@ def learning_curves(
     A dotted line is at the reference score.
     """
     every = [run for runs in groups.values() for run in runs]
-    ends = [run.evaluations[-1] for run in every if run.evaluations]
-    last = max((end.seconds if axis == "minutes" else end.steps for end in ends), default=1.0)
+    place = attrgetter("seconds" if axis == "minutes" else "steps")
+    last = max((place(run.evaluations[-1]) for run in every if run.evaluations), default=1.0)
     unit, size = unit_of(axis, last)
     marks = []
     for name, runs in groups.items():
-        curves = [
-            [((at.seconds if axis == "minutes" else at.steps) / size, at.score) for at in run.evaluations]
-            for run in runs
-            if run.evaluations
-        ]
+        curves = [[(place(at) / size, at.score) for at in run.evaluations] for run in runs if run.evaluations]
         if curves:
             marks.append(median_curve(curves, colours[name], name))
     references = {run.reference.score for run in every if run.reference}
