@@ -19,13 +19,10 @@ from numpy.typing import NDArray
 from asyncrl.core.errors import UsageError
 
 NAMES = {
-    "a3c": "A3C", "one_step_q": "one-step Q", "one_step_sarsa": "one-step Sarsa", "n_step_q": "n-step Q", "a2c": "A2C",
-    "ppo": "PPO", "impala": "IMPALA", "reinforce": "REINFORCE", "gorila": "Gorila", "apex": "Ape-X",
+    "a3c": "A3C", "one_step_q": "one-step Q", "one_step_sarsa": "one-step Sarsa", "n_step_q": "n-step Q",
+    "reinforce": "REINFORCE", "a2c": "A2C", "ppo": "PPO", "impala": "IMPALA", "gorila": "Gorila", "apex": "Ape-X",
 }  # fmt: skip
-COLOURS = {
-    "a3c": "C0", "one_step_q": "C1", "one_step_sarsa": "C2", "n_step_q": "C3", "reinforce": "C4", "a2c": "C5",
-    "ppo": "C6", "impala": "C7", "gorila": "C8", "apex": "C9",
-}  # fmt: skip
+COLOURS = {algorithm: f"C{i}" for i, algorithm in enumerate(NAMES)}
 """The same in every figure of a study."""
 WIDTH = 10.0
 """Width of a figure in inches."""
@@ -133,8 +130,9 @@ def draw(
             for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
                 entries.setdefault(name, handle)
     if len(entries) >= legend_from:
-        names, columns = list(entries), min(5, len(entries)) if max(map(len, entries)) < 25 else 3
-        figure.legend(entries.values(), names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+        abreast = min(5, len(entries)) if max(map(len, entries)) < 25 else 3
+        handles, names = list(entries.values()), list(entries)
+        figure.legend(handles, names, loc="outside lower center", ncols=abreast, frameon=False, fontsize=9)
     return figure
 
 
