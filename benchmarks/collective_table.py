@@ -36,7 +36,7 @@ from pathlib import Path
 from ranks import SHARES, counted, shares, time_of
 
 from asyncrl.storage.records import read_records
-from asyncrl.studies.scaling_laws import fit_amdahl
+from asyncrl.studies.speedup import fit_law
 
 METHODS = {
     "ppo-gathering": ("ppo", "--reduce", "experience"),
@@ -164,16 +164,16 @@ def print_predicted(found: dict[Cell, list[Result]], cores: int) -> None:
         if gain <= 1:
             ends.append(f"{told}; no number of them makes a hundredfold.")
             continue
-        law = fit_amdahl([1, 2], [1.0, gain])
+        law = fit_law([(1, 1.0), (2, gain)], 1)
         for processes, rate in sorted(rates.items()):
             slope = rates[1] * (1 + (processes - 1) * (gain - 1))
-            amdahl = rates[1] * law.speedup(processes)
+            amdahl = rates[1] * processes / (1 + law.contention * (processes - 1))
             row = (method, t_max or "preset", of(processes, cores), f"{slope:,.0f}", f"{amdahl:,.0f}", f"{rate:,.0f}")
             print("| " + " | ".join(map(str, row)) + " |")
         by_slope = 1 + (HUNDREDFOLD - 1) / (gain - 1)
         serial = law.contention
         needed = (1 - serial) / (1 / HUNDREDFOLD - serial) if serial < 1 / HUNDREDFOLD else math.inf
-        by_law = f"{needed:,.0f}" if needed < math.inf else f"no number of (at most {law.limit:,.1f} times)"
+        by_law = f"{needed:,.0f}" if needed < math.inf else f"no number of (at most {1 / serial:,.1f} times)"
         ends.append(f"{told}; a hundredfold takes {by_slope:,.0f} cores by the slope, {by_law} cores by Amdahl's law.")
     print("\n" + "\n".join(ends))
 

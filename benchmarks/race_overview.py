@@ -24,7 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncrl.core.statistics import Sample
-from asyncrl.plots.curves import save_figure
+from asyncrl.plots.figures import save_figure
 from asyncrl.studies.documents import table
 
 Row = Mapping[str, str]
@@ -99,10 +99,14 @@ def order(quantity: Quantity, sign: int) -> list[str]:
 def print_table(title: str, quantity: Quantity, sign: int) -> None:
     """A Markdown table: a row per method, a column per environment, and the mean."""
     rows = [
-        [method, *(str(own.get(method, "")) for own in quantity.values()), str(mean(quantity, method))]
+        {
+            "method": method,
+            **{name: own.get(method, "") for name, own in quantity.items()},
+            "mean": mean(quantity, method),
+        }
         for method in order(quantity, sign)
     ]
-    print(f"\n{title}\n\n{table(('method', *quantity, 'mean'), rows).markdown}")
+    print(f"\n{title}\n\n{table(rows).markdown}")
 
 
 def draw(axes: Axes, quantity: Quantity, sign: int, title: str) -> None:

@@ -33,7 +33,7 @@ from asyncrl.core.statistics import Estimate, Sample, ratio
 from asyncrl.storage.files import replace_file
 from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs
 from asyncrl.studies.measure import Evaluation, Measurement, measure
-from asyncrl.studies.plan import Cell
+from asyncrl.studies.study import Cell
 
 WORKERS = (1, 4, 16)
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)

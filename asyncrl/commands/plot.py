@@ -44,15 +44,16 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def draw(config: Config) -> int:
     """Write the figure; returns the exit code. Raises UsageError."""
-    from asyncrl.plots.curves import draw_curves, read_curve, read_references, save_figure
+    from asyncrl.plots.curves import RunData, draw_curves, read_references
+    from asyncrl.plots.figures import save_figure
 
     references = [one for path in config.reference for one in read_references(path, config.x, config.reference_until)]
-    runs = [read_curve(run) for run in config.runs]
-    curves = [run for run in runs if run.rows]
+    runs = [RunData(path) for path in config.runs]
+    curves = [run for run in runs if run.evaluations]
     if not curves:
         raise UsageError("none of these runs has an evaluation yet")
     for run in runs:
-        if not run.rows:
+        if not run.evaluations:
             print_line(f"left out: {run.path} has no evaluations yet", error=True)
     save_figure(draw_curves(curves, config.x, config.title, references), config.out)
     print_line(config.out)

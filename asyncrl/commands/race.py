@@ -13,7 +13,6 @@ runs are never repeated. Another command may add entrants, seeds and environment
 from __future__ import annotations
 
 import math
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,20 +21,17 @@ from typing import Literal
 
 from asyncrl.commands.program import run_command
 from asyncrl.commands.study import (
-    TAKEN,
     StudyConfig,
-    StudyPlan,
-    check_algorithms,
     check_different,
-    conduct,
-    score_of,
-    split,
+    command_of,
+    conduct_cells,
+    parse_study,
     spread,
+    spread_scores,
 )
-from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
-from asyncrl.studies.plan import Cell, Settings, StudyFile
+from asyncrl.studies.study import Settings, Study, StudyPlan, make_cells
 
 
 @dataclass(frozen=True)
@@ -76,19 +72,15 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def race(words: Sequence[str]) -> int:
     """The whole race; exit code 1 if a run failed. Raises UsageError before the first run is made."""
-    own, further = split(words, (*TAKEN, "evaluation_policy"))
-    config = parse(Config, own, "asyncrl race")
-    entrants = [
-        (method, backend or config.backend) for method, _, backend in (w.partition("@") for w in config.algorithms)
-    ]
-    check_algorithms([algorithm for algorithm, _ in entrants])
+    config, further = parse_study(Config, words, "race", "evaluation_policy")
+    named = [word.partition("@") for word in config.algorithms]
+    entrants = [(algorithm, backend or config.backend) for algorithm, _, backend in named]
     check_different("algorithms", entrants)
-    check_different("env-ids", config.env_ids)
     if config.workers < 0:
         raise UsageError("--workers must not be negative")
     if not 0 <= config.max_minutes < math.inf or any(steps < 0 for steps in config.total_steps):
         raise UsageError("--max-minutes and --total-steps must not be negative")
-    scores = [score_of("--scores", word, "none") for word in spread("--scores", config.scores, config.env_ids)]
+    scores = spread_scores("--scores", config.scores, config.env_ids, "none")
     steps = spread("--total-steps", config.total_steps, config.env_ids)
     environments = {
         env_id: Settings(
@@ -104,20 +96,15 @@ def race(words: Sequence[str]) -> int:
         )
         for env_id, score, most in zip(config.env_ids, scores, steps, strict=True)
     }
-    cells = [
-        Cell(algorithm, "", env_id, backend, 0, seed)
-        for seed in range(1, config.seeds + 1)
-        for env_id in config.env_ids
-        for algorithm, backend in entrants
-    ]
+    cells = make_cells(entrants, "none", config.env_ids, (0,), config.seeds)
 
-    def report(file: StudyFile) -> Path:
-        from asyncrl.studies.race_report import write_report
+    def report(study: Study) -> Path:
+        from asyncrl.studies.race import write_report
 
-        return write_report(file, config.runs_dir, print_line)
+        return write_report(study, print_line)
 
-    command = shlex.join(["python", "-m", "asyncrl", "race", *words])
-    return conduct(config, StudyPlan(command, environments, cells, {}), lambda file: [cells], report)
+    plan = StudyPlan(command_of("race", words), environments, cells)
+    return conduct_cells("race", config, plan, lambda study: [cells], report)
 
 
 if __name__ == "__main__":

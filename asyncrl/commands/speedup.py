@@ -12,7 +12,6 @@ may add seeds, workers, methods, environments or another backend to the same fol
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,22 +23,19 @@ from asyncrl.algorithm import load
 from asyncrl.catalog import GRADIENT_METHODS
 from asyncrl.commands.program import run_command
 from asyncrl.commands.study import (
-    TAKEN,
     StudyConfig,
-    StudyPlan,
-    check_algorithms,
-    check_different,
-    conduct,
-    score_of,
-    split,
+    check_free,
+    command_of,
+    conduct_cells,
+    parse_study,
     spread,
+    spread_scores,
 )
-from asyncrl.config.commandline import parse
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
-from asyncrl.studies.measure import Measurement, measure
-from asyncrl.studies.plan import ABLATIONS, Cell, Reference, Settings, StudyFile, make_cells
-from asyncrl.studies.speedups import choose_reference
+from asyncrl.studies.measure import Measurement, measure_all
+from asyncrl.studies.speedup import choose_reference
+from asyncrl.studies.study import ABLATIONS, Cell, Reference, Settings, Study, StudyPlan, make_cells
 
 
 @dataclass(frozen=True)
@@ -88,19 +84,18 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def study(words: Sequence[str]) -> int:
     """The whole study; exit code 1 if a run failed. Raises UsageError before the first run is made."""
-    own, further = split(words, (*TAKEN, "evaluation_interval_steps"))
-    config = parse(Config, own, "asyncrl speedup")
+    config, further = parse_study(Config, words, "speedup", "evaluation_interval_steps")
     check(config)
-    split(words, [word[2:].replace("-", "_") for flags in ABLATIONS[config.ablation].values() for word in flags[:1]])
-    given = spread("--reference-score", config.reference_score, config.env_ids)
-    scores = [score_of("--reference-score", word, "auto") for word in given]
+    variants = ABLATIONS[config.ablation].variants
+    check_free(further, [name for variant in variants.values() for name in variant])
+    scores = spread_scores("--reference-score", config.reference_score, config.env_ids, "auto")
+    budgets = spread("--total-steps", config.total_steps, config.env_ids)
     fixed = {
         (env_id, algorithm): Reference(score, "given with --reference-score", config.reference_evaluations)
         for env_id, score in zip(config.env_ids, scores, strict=True)
         if score is not None
         for algorithm in config.algorithms
     }
-    budgets = spread("--total-steps", config.total_steps, config.env_ids)
     environments = {
         env_id: Settings(
             steps,
@@ -112,27 +107,25 @@ def study(words: Sequence[str]) -> int:
         )
         for env_id, steps in zip(config.env_ids, budgets, strict=True)
     }
-    cells = make_cells(config.algorithms, config.ablation, config.env_ids, config.backend, config.workers, config.seeds)
+    entrants = [(algorithm, config.backend) for algorithm in config.algorithms]
+    cells = make_cells(entrants, config.ablation, config.env_ids, config.workers, config.seeds)
 
-    def stages(file: StudyFile) -> Iterator[list[Cell]]:
+    def stages(study: Study) -> Iterator[list[Cell]]:
         yield [cell for cell in cells if cell.workers == 1]
-        set_references(file, config)
+        set_references(study, config)
         yield [cell for cell in cells if cell.workers > 1]
 
-    def report(file: StudyFile) -> Path:
+    def report(study: Study) -> Path:
         from asyncrl.studies.speedup_report import write_report
 
-        return write_report(file, config.runs_dir, config.price_per_core_hour)
+        return write_report(study, config.price_per_core_hour)
 
-    command = shlex.join(["python", "-m", "asyncrl", "speedup", *words])
-    return conduct(config, StudyPlan(command, environments, cells, fixed, config.ablation), stages, report)
+    plan = StudyPlan(command_of("speedup", words), environments, cells, fixed, config.ablation)
+    return conduct_cells("speedup", config, plan, stages, report)
 
 
 def check(config: Config) -> None:
     """Raise UsageError for an impossible setting."""
-    check_algorithms(config.algorithms)
-    for name in ("algorithms", "env_ids", "workers"):
-        check_different(name.replace("_", "-"), getattr(config, name))
     if 1 not in config.workers:
         raise UsageError("--workers must include 1: speed-ups are relative to one worker")
     if not 0 < config.reference_fraction <= 1:
@@ -141,12 +134,9 @@ def check(config: Config) -> None:
         raise UsageError(f"--reference-evaluations must be at least 1, got {config.reference_evaluations}")
     if config.stop_at_reference and config.reference_evaluations > 1:
         raise UsageError("--stop-at-reference ends a run at a single evaluation: it takes --reference-evaluations 1")
-    if config.ablation == "lock" and config.backend == "serial":
-        raise UsageError("--ablation lock needs --backend local: workers of the serial backend never write at once")
-    if config.ablation in ("lock", "statistics") and config.backend == "collective":
-        raise UsageError(f"--ablation {config.ablation} is about one memory, and each rank has its own")
-    if config.ablation == "staleness" and config.backend != "serial":
-        raise UsageError("--ablation staleness needs --backend serial, whose schedule is given")
+    backends = ABLATIONS[config.ablation].backends
+    if config.backend not in backends:
+        raise UsageError(f"--ablation {config.ablation} needs --backend {' or '.join(backends)}")
     found = {name: load(catalog.module_of(name)) for name in config.algorithms}
     without = [name for name, algorithm in found.items() if not hasattr(algorithm.Config, "exploration")]
     if config.ablation == "exploration" and without:
@@ -155,22 +145,21 @@ def check(config: Config) -> None:
         )
 
 
-def set_references(file: StudyFile, config: Config) -> None:
+def set_references(study: Study, config: Config) -> None:
     """Set and store the reference scores from the runs with one worker, unless they are set already.
 
     Both variants of an ablation get the score of the first variant, so that they can be compared.
     """
-    first = next(iter(file.variants))
+    first = next(iter(ABLATIONS[study.ablation].variants))
     groups: dict[tuple[str, str], list[Measurement]] = {}
-    for cell in file.cells:
-        if cell.workers == 1 and cell.variant == first and (cell.env_id, cell.algorithm) not in file.references:
-            run = measure(cell, file.job(cell).folder(config.runs_dir))
-            groups.setdefault((cell.env_id, cell.algorithm), []).append(run)
+    for run in measure_all(study):
+        if run.cell.workers == 1 and run.cell.variant == first and run.reference is None:
+            groups.setdefault((run.cell.env_id, run.cell.algorithm), []).append(run)
     for key, group in groups.items():
         if reference := choose_reference(group, config.reference_fraction, config.reference_evaluations):
-            file.references[key] = reference
+            study.references[key] = reference
             print_line(f"{key[1]} on {key[0]}: reference score {reference.score:g}, {reference.how}")
-    file.save()
+    study.save()
 
 
 if __name__ == "__main__":

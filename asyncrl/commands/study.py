@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from asyncrl import catalog
 from asyncrl.algorithm import load
+from asyncrl.config.commandline import parse
 from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.studies.jobs import Job, alone_in, run_jobs
-from asyncrl.studies.plan import Cell, References, Settings, StudyFile
-from asyncrl.studies.search_space import group_words
+from asyncrl.studies.search import group_words
+from asyncrl.studies.study import Cell, Kind, Study, StudyPlan
 
 T = TypeVar("T")
+C = TypeVar("C", bound="StudyConfig")
 TAKEN = (
     "workers", "seed", "backend", "total_steps", "max_seconds", "evaluation_episodes", "stop_at_score", "env_id",
     "runs_dir", "run_name", "resume", "quiet",
@@ -30,6 +33,8 @@ class StudyConfig:
 
     algorithms: tuple[str, ...] = ("a3c",)
     """Methods to run: algorithms of this package, or your own by their modules."""
+    env_ids: tuple[str, ...] = ()
+    """Environments to train on; none: each method's default."""
     seeds: int = 1
     """Runs of each combination, with seeds 1, 2, ..."""
     jobs: int = 0
@@ -42,73 +47,91 @@ class StudyConfig:
     def __post_init__(self) -> None:
         if self.seeds < 1 or self.jobs < 0:
             raise UsageError("--seeds must be at least 1, and --jobs not negative")
-
-
-@dataclass(frozen=True)
-class StudyPlan:
-    """What one command adds to a study."""
-
-    command: str
-    environments: Mapping[str, Settings]
-    cells: Sequence[Cell]
-    references: References
-    ablation: str = "none"
+        for name in ("algorithms", "env_ids", "workers"):
+            values = getattr(self, name, None)
+            if isinstance(values, tuple) and (values or getattr(type(self), name)):  # a sweep needs no environments
+                check_different(name.replace("_", "-"), values)
 
 
 def conduct(
+    kind: Kind,
     config: StudyConfig,
-    plan: StudyPlan,
-    stages: Callable[[StudyFile], Iterable[Sequence[Cell]]],
-    write_report: Callable[[StudyFile], Path],
+    run: Callable[[Study, int], list[str]],
+    write_report: Callable[[Study], Path],
+    elsewhere: StudyPlan | None = None,
 ) -> int:
-    """Add to the study, make its runs stage by stage, and report; exit code 1 if a run failed.
+    """Make the runs of a study and report on them; exit code 1 if a run failed.
 
-    Raises UsageError before the first run is made.
+    `run` gets the study and its lock, and returns a line for each run that failed; `write_report` writes the report,
+    also on what was made `elsewhere` and copied here. Raises UsageError before the first run is made.
     """
-    failures: list[str] = []
     with alone_in(config.runs_dir, print_line) as lock:
-        file = StudyFile(config.runs_dir)
-        if any(
-            bool(cell.workers) != bool(plan.cells[0].workers) for cell in file.cells
-        ):  # a race has them as a setting
-            raise UsageError(f"{config.runs_dir} holds another kind of study: choose another --runs-dir")
-        if not config.report_only:
-            file.add(plan.command, plan.environments, plan.cells, plan.references, plan.ablation)
-            seen = {(cell.series, cell.env_id, cell.backend): cell for cell in plan.cells}
-            try_jobs([file.job(cell) for cell in seen.values()])
-            file.save()
-            serial = all(cell.backend == "serial" for cell in plan.cells)
-            slots = config.jobs or (len(usable_cores()) if serial else 1)
-            for cells in stages(file):
-                failures += run_jobs([file.job(cell) for cell in cells], config.runs_dir, slots, lock, print_line)
-        elif not file.cells:
+        study = Study(config.runs_dir, kind)
+        failures = [] if config.report_only else run(study, lock)
+        if config.report_only and elsewhere:
+            study.add(elsewhere)
+        if not study.cells:
             raise UsageError(f"{config.runs_dir} holds no study to report on")
-        report = write_report(file)
-    return finish(report, failures)
-
-
-def finish(report: Path, failures: Sequence[str]) -> int:
-    """Say what failed and where the report is; returns the exit code."""
+        path = write_report(study)
     for failure in failures:
         print_line(f"failed: {failure}", error=True)
-    print_line(report)
+    print_line(path)
     return 1 if failures else 0
 
 
-def try_jobs(jobs: Iterable[Job]) -> set[str]:
-    """Let the commands check the arguments of runs before any run begins; returns the kinds of their environments.
+def conduct_cells(
+    kind: Kind,
+    config: StudyConfig,
+    plan: StudyPlan,
+    stages: Callable[[Study], Iterable[Sequence[Cell]]],
+    write_report: Callable[[Study], Path],
+    elsewhere: StudyPlan | None = None,
+) -> int:
+    """Like `conduct`, for a study whose cells are known: they are added to study.json, and run stage by stage."""
 
-    Raises UsageError.
+    def run(study: Study, lock: int) -> list[str]:
+        study.add(plan)
+        tried = {(cell.series, cell.env_id, cell.backend): cell for cell in plan.cells}.values()
+        slots = slots_for(kind, config, [study.job(cell) for cell in tried])
+        study.save()
+        return [
+            failure
+            for cells in stages(study)
+            for failure in run_jobs([study.job(cell) for cell in cells], config.runs_dir, slots, lock, print_line)
+        ]
+
+    return conduct(kind, config, run, write_report, elsewhere)
+
+
+def command_of(kind: Kind, words: Sequence[str]) -> str:
+    """The command line of a study."""
+    return shlex.join(["python", "-m", "asyncrl", kind, *words])
+
+
+def slots_for(kind: Kind, config: StudyConfig, jobs: Sequence[Job]) -> int:
+    """Number of runs at a time. First the commands check the arguments of the jobs. Raises UsageError.
+
+    A run with the serial backend needs one core, any other all of them. But in a small environment more workers hardly
+    speed a run up, and several runs together use all cores. So each run of a sweep gets one core there, and by default
+    two workers.
     """
     from asyncrl.commands.train import configure
 
-    kinds: set[str] = set()
+    kinds, cores = set(), len(usable_cores())
     for job in jobs:
         try:
             kinds.add(configure(catalog.module_of(job.algorithm), job.arguments(Path("runs"))).spaces.kind)
         except UsageError as error:
             raise UsageError(f"{job}: {error}") from None
-    return kinds
+    given = {flag for job in jobs for flag, _ in group_words(job.words)}
+    if config.jobs:
+        return config.jobs
+    if all("--backend serial" in " ".join(job.words) for job in jobs):
+        return cores
+    if kind == "sweep" and cores > 1 and not {"--workers", "--backend"} & given and not {"atari", "screen"} & kinds:
+        print_line(f"small environments: {cores} runs at a time, on a core each; --jobs 1 gives each run all cores")
+        return cores
+    return 1
 
 
 def check_different(flag: str, values: Sequence[object]) -> None:
@@ -129,21 +152,24 @@ def check_algorithms(algorithms: Sequence[str]) -> None:
         raise UsageError(f"--algorithms has two algorithms called {twice[0]}, whose runs would share their folders")
 
 
-def split(words: Sequence[str], taken: Collection[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The words before and after the first `--`: those of the study and those for every run.
+def parse_study(config: type[C], words: Sequence[str], kind: Kind, *taken: str) -> tuple[C, tuple[str, ...]]:
+    """What the words before the first `--` say, and the words after it, which are for every run.
 
-    Raises UsageError if the latter would override what the study sets itself, `taken`.
+    Raises UsageError, also if the latter would override what the study sets itself: `TAKEN`, and `taken`.
     """
     at = list(words).index("--") if "--" in words else len(words)
-    for flag, _ in group_words(words[at + 1 :]):
-        check_free(flag, taken)
-    return list(words[:at]), tuple(words[at + 1 :])
+    further = tuple(words[at + 1 :])
+    check_free(further, (*TAKEN, *taken))
+    parsed = parse(config, list(words[:at]), f"asyncrl {kind}")
+    check_algorithms([word.partition("@")[0] for word in parsed.algorithms])
+    return parsed, further
 
 
-def check_free(flag: str, taken: Collection[str]) -> None:
-    """Raise UsageError if the study sets this flag of its runs itself."""
-    if flag.removeprefix("--").replace("-", "_") in taken:
-        raise UsageError(f"{flag} is set by the study itself")
+def check_free(words: Sequence[str], taken: Collection[str]) -> None:
+    """Raise UsageError if the study sets one of the flags among the words itself."""
+    for flag, _ in group_words(words):
+        if flag.removeprefix("--").replace("-", "_") in taken:
+            raise UsageError(f"{flag} is set by the study itself")
 
 
 def spread(flag: str, values: Sequence[T], env_ids: Sequence[str]) -> list[T]:
@@ -153,14 +179,15 @@ def spread(flag: str, values: Sequence[T], env_ids: Sequence[str]) -> list[T]:
     return list(values) * (len(env_ids) if len(values) == 1 else 1)
 
 
-def score_of(flag: str, word: str, none: str) -> float | None:
-    """A finite number, or None for the word `none`. Raises UsageError."""
-    if word == none:
-        return None
-    try:
-        score = float(word)
-    except ValueError:
-        score = float("nan")
-    if not abs(score) < float("inf"):
-        raise UsageError(f"{flag} takes numbers or {none}, got {word}")
-    return score
+def spread_scores(flag: str, words: Sequence[str], env_ids: Sequence[str], none: str) -> list[float | None]:
+    """A finite score for each environment, or None for the word `none`. Raises UsageError."""
+    scores: list[float | None] = []
+    for word in spread(flag, words, env_ids):
+        try:
+            score = None if word == none else float(word)
+        except ValueError:
+            score = float("nan")
+        if score is not None and not abs(score) < float("inf"):
+            raise UsageError(f"{flag} takes numbers or {none}, got {word}")
+        scores.append(score)
+    return scores

@@ -19,26 +19,32 @@ prints its runs as command lines, for GNU Parallel or a SLURM array; with --repo
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import re
 import shlex
 import sys
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.commands.program import run_command
-from asyncrl.commands.study import StudyConfig, check_algorithms, check_different, check_free, finish, try_jobs
+from asyncrl.commands.study import (
+    StudyConfig,
+    check_algorithms,
+    check_free,
+    command_of,
+    conduct,
+    conduct_cells,
+    slots_for,
+)
 from asyncrl.config.commandline import parse, understood
-from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
-from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs, run_state
-from asyncrl.studies.search import STORAGE, Search, SearchPlan, Trial, import_optuna
-from asyncrl.studies.search_space import Axis, Point, combine, group_words, make_axis, words_of
+from asyncrl.storage.run_folder import read_status
+from asyncrl.studies.jobs import Job, is_done
+from asyncrl.studies.search import Axis, Search, combine, group_words, import_optuna, make_axis, variants_of
+from asyncrl.studies.study import Cell, Point, Settings, Study, StudyPlan, words_of
 
 TAKEN = ("seed", "runs_dir", "run_name", "resume", "quiet")
 """Settings of runs that the sweep sets itself."""
@@ -75,185 +81,116 @@ def sweep(words: Sequence[str], program: str) -> int:
         if config.print_jobs:
             raise UsageError("--print-jobs is for sweeps without --trials: a search proposes one run after the other")
         return search(config, axes, words)
-    trials = make_trials(config, axes)
+    plan = make_plan(config, axes, words)
     if config.print_jobs:
-        print_jobs(trials, config.runs_dir)
+        print_jobs(config.runs_dir, plan)
         return 0
-    failures: list[str] = []
-    with alone_in(config.runs_dir, print_line) as lock:
-        if not config.report_only:
-            slots = slots_for(config, axes, try_jobs(trial.job for trial in trials if trial.run.cell.seed == 1))
-            failures = run_jobs([trial.job for trial in trials], config.runs_dir, slots, lock, print_line)
-        rows = [trial.read(config.runs_dir) for trial in trials]
-        return report(rows, axes, config.runs_dir, words, failures)
+
+    elsewhere = plan if axes or config.env_ids else None
+    return conduct_cells("sweep", config, plan, lambda study: [plan.cells], report, elsewhere)
 
 
 def search(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> int:
-    """Search with Optuna, separately for each method and environment: their scores are not comparable.
+    """Search with Optuna, separately for each method and environment: their scores are not comparable."""
 
-    Raises UsageError if there is nothing to report on.
-    """
-    nothing = UsageError(f"{config.runs_dir} holds no trials to report on")
-    if config.report_only and not (config.runs_dir / STORAGE).exists():
-        raise nothing
-    searches = {
-        (algorithm, env_id): make_search(algorithm, env_id, config, axes)
-        for algorithm in config.algorithms
-        for env_id in env_ids_of(algorithm, axes)
-    }
-    failures: list[str] = []
-    with alone_in(config.runs_dir, print_line) as lock:
-        if not config.report_only:
-            slots = slots_for(config, axes, try_jobs(trial.job for s in searches for trial in corners(*s, axes)))
-            plan = SearchPlan(config.trials, config.seeds, config.prune, config.draw_seed, slots)
-            for one in searches.values():
-                failures += one.run(plan, lock, print_line)
-        rows = [
-            make_trial(algorithm, point, seed, axes).read(config.runs_dir, state)
-            for (algorithm, _), one in searches.items()
-            for point, state in one.points()
-            for seed in range(1, 2 if state else config.seeds + 1)
-        ]
-        if not rows:
-            raise nothing
-        return report(rows, axes, config.runs_dir, words, failures)
+    def run(study: Study, lock: int) -> list[str]:
+        pairs = [(algorithm, env_id) for algorithm in config.algorithms for env_id in env_ids_of(algorithm, config)]
+        slots = slots_for("sweep", config, [job for pair in pairs for job in corners(*pair, axes)])
+        failures = []
+        for algorithm, env_id in pairs:
+            whole = [name for name, kind in settings_of(algorithm).items() if kind is int]
+            settings = config.trials, config.seeds, config.prune, config.draw_seed
+            one = Search(study, command_of("sweep", words), algorithm, env_id, axes, whole, *settings)
+            failures += one.run(slots, lock, print_line)
+        return failures
+
+    return conduct("sweep", config, run, report)
 
 
-def make_search(algorithm: str, env_id: str, config: Config, axes: Sequence[Axis]) -> Search:
-    """The search of a method in an environment."""
-    own = [replace(axis, values=(env_id,)) if axis.field == "env_id" else axis for axis in axes]
+def report(study: Study) -> Path:
+    """Write the report, and print the best runs."""
+    from asyncrl.studies.sweep_report import write_report
 
-    def make(point: Point, seed: int) -> Job:
-        return make_trial(algorithm, point, seed, axes).job
-
-    return Search(f"{algorithm} {env_id}", own, whole_numbers_of(algorithm), make, config.runs_dir)
+    return write_report(study, print_line)
 
 
-def whole_numbers_of(algorithm: str) -> list[str]:
-    """The settings of a method with integer values."""
-    hints = get_type_hints(load(catalog.module_of(algorithm)).Config)
-    return [name for name, kind in hints.items() if kind is int]
+def env_ids_of(algorithm: str, config: Config) -> tuple[str, ...]:
+    """The environments, or the method's default."""
+    return config.env_ids or (load(catalog.module_of(algorithm)).Config.env_id,)
 
 
-def env_ids_of(algorithm: str, axes: Sequence[Axis]) -> tuple[str, ...]:
-    """The environments given by the axes, or the method's default."""
-    named = [axis.values for axis in axes if axis.field == "env_id"]
-    return named[0] if named else (load(catalog.module_of(algorithm)).Config.env_id,)
-
-
-def corners(algorithm: str, env_id: str, axes: Sequence[Axis]) -> list[Trial]:
+def corners(algorithm: str, env_id: str, axes: Sequence[Axis]) -> list[Job]:
     """Runs at both ends of all bounds and with every listed value, for the commands to check."""
-    whole = whole_numbers_of(algorithm)
-
-    def ends(axis: Axis) -> tuple[str, ...]:
-        if axis.field == "env_id":
-            return (env_id,)
-        return (
-            axis.values
-            if axis.bounds is None
-            else tuple(str(round(bound)) if axis.field in whole else f"{bound:.6g}" for bound in axis.bounds)
-        )
-
-    longest = max((len(ends(axis)) for axis in axes), default=1)
-    points = [{axis.field: ends(axis)[min(i, len(ends(axis)) - 1)] for axis in axes} for i in range(longest)]
-    return [make_trial(algorithm, point, 1, axes) for point in points]
-
-
-def slots_for(config: Config, axes: Sequence[Axis], kinds: Collection[str]) -> int:
-    """Number of runs at a time.
-
-    In a small environment more workers hardly speed a run up, and several runs together use all cores. So each run gets
-    one core, and by default two workers.
-    """
-    cores = len(usable_cores())
-    if config.jobs:
-        return config.jobs
-    given = {axis.field: axis.values for axis in axes}
-    if given.get("backend") == ("serial",):
-        return cores
-    if cores > 1 and not {"workers", "backend"} & given.keys() and not {"atari", "screen"} & set(kinds):
-        print_line(f"small environments: {cores} runs at a time, on a core each; --jobs 1 gives each run all cores")
-        return cores
-    return 1
-
-
-def report(
-    rows: Sequence[Trial], axes: Sequence[Axis], runs_dir: Path, words: Sequence[str], failures: list[str]
-) -> int:
-    """Write the report, print the best rows and failures; returns the exit code."""
-    from asyncrl.studies.sweep_report import best_rows, write_report
-
-    path = write_report(rows, axes, runs_dir, shlex.join(["python", "-m", "asyncrl", "sweep", *words]))
-    for line in best_rows(rows, axes):
-        print_line(line)
-    return finish(path, failures)
+    kinds = settings_of(algorithm)
+    ends = {
+        axis.field: [str(round(bound)) if kinds.get(axis.field) is int else f"{bound:.6g}" for bound in axis.bounds]
+        if axis.bounds
+        else axis.values
+        for axis in axes
+    }
+    points: list[Point] = [
+        {name: own[min(i, len(own) - 1)] for name, own in ends.items()}
+        for i in range(max(map(len, ends.values()), default=1))
+    ]
+    return [Job(algorithm, env_id, "search", tuple(words_of(point))) for point in points]
 
 
 def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
     """The sweep's own settings and the axes. Raises UsageError."""
     if any(word in ("-h", "--help") for word in words):
         parse(Config, words, program)
-    groups = group_words(understood(words))
+    groups = [("--env-ids" if flag == "--env-id" else flag, own) for flag, own in group_words(understood(words))]
     own = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(Config)}
     mine = [word for flag, values in groups if flag in own for word in (flag, *values)]
     config = parse(Config, mine, program)
     check_algorithms(config.algorithms)
-    check_different("algorithms", config.algorithms)
     if config.draw_seed < 0 or config.trials < 0:
         raise UsageError("--draw-seed and --trials must not be negative")
     if config.prune and not config.trials:
         raise UsageError("--prune is for a search: give --trials")
-    fields = {name: switch for algorithm in config.algorithms for name, switch in settings_of(algorithm).items()}
+    fields = {name: kind is bool for algorithm in config.algorithms for name, kind in settings_of(algorithm).items()}
     axes = [make_axis(flag, values, fields, config.draw_seed) for flag, values in groups if flag not in own]
     for axis in axes:
         if config.trials and axis.drawn and axis.bounds is None:
-            raise UsageError(f"a search takes no count: --{axis.field.replace('_', '-')} {axis.drawn} LOW HIGH")
-        check_free(f"--{axis.field.replace('_', '-')}", TAKEN)
+            raise UsageError(f"a search takes no count: {axis.flag} {axis.drawn} LOW HIGH")
+        check_free([axis.flag], TAKEN)
         if sum(other.field == axis.field for other in axes) > 1:
-            raise UsageError(f"--{axis.field.replace('_', '-')} is given twice")
+            raise UsageError(f"{axis.flag} is given twice")
     return config, axes
 
 
-def settings_of(algorithm: str) -> dict[str, bool]:
-    """The settings of a method, and whether each is only on or off."""
-    fields = dataclasses.fields(load(catalog.module_of(algorithm)).Config)
-    return {field.name: field.type in (bool, "bool") for field in fields}
+def settings_of(algorithm: str) -> dict[str, Any]:
+    """The settings of a method, and their types."""
+    return get_type_hints(load(catalog.module_of(algorithm)).Config)
 
 
-def make_trials(config: Config, axes: Sequence[Axis]) -> list[Trial]:
+def make_plan(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> StudyPlan:
     """All runs: every method at every point with every seed."""
-    return [
-        make_trial(algorithm, point, seed, axes)
+    variants = variants_of(combine(axes), axes)
+    cells = [
+        Cell(algorithm, label, env_id, "", 0, seed)
         for seed in range(1, config.seeds + 1)
-        for point in combine(axes)
+        for label in variants
         for algorithm in config.algorithms
+        for env_id in env_ids_of(algorithm, config)
     ]
+    environments = {cell.env_id: Settings() for cell in cells}
+    return StudyPlan(command_of("sweep", words), environments, cells, variants=variants)
 
 
-def make_trial(algorithm: str, point: Point, seed: int, axes: Sequence[Axis]) -> Trial:
-    """One run. Its name has the settings that vary, and a short hash of all others."""
-    switches = [name for name, is_switch in settings_of(algorithm).items() if is_switch]
-    settings = {field: value for field, value in point.items() if field != "env_id"}
-    env_id = point.get("env_id") or load(catalog.module_of(algorithm)).Config.env_id
-    words = (*words_of(settings, switches), "--seed", str(seed))
-    varied = [f"{axis.field}={point[axis.field]}" for axis in axes if axis.varies and axis.field != "env_id"]
-    told = re.sub(r"[^A-Za-z0-9_.+=-]+", "_", "-".join([*varied, f"s{seed}"]))[:80]
-    digest = hashlib.sha256(shlex.join(words).encode()).hexdigest()[:8]
-    return Trial.of(Job(algorithm, env_id, f"{told}-{digest}", words), point, seed)
-
-
-def print_jobs(trials: Sequence[Trial], runs_dir: Path) -> None:
+def print_jobs(runs_dir: Path, plan: StudyPlan) -> None:
     """Print the remaining runs as command lines; runs that were begun must be resumed or removed by hand."""
-    for trial in trials:
-        folder = trial.job.folder(runs_dir)
-        if is_done(trial.job, runs_dir):
+    study = Study(runs_dir, "sweep")
+    study.add(plan)
+    for cell in plan.cells:
+        job, folder = study.job(cell), study.folder(cell)
+        if is_done(job, runs_dir):
             continue
         if folder.exists():
-            print_line(f"left out: {folder} was begun ({run_state(folder) or 'no status'})", error=True)
+            state = read_status(folder).get("state", "no status")
+            print_line(f"left out: {folder} was begun ({state})", error=True)
         else:
-            print_line(
-                shlex.join(["python", "-m", "asyncrl", "train", trial.job.algorithm, *trial.job.arguments(runs_dir)])
-            )
+            print_line(shlex.join(job.command(runs_dir)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Means of scores over episodes, seeds and games, medians of partly censored times, and intervals that cover.
+"""Means of scores over episodes, seeds and games, medians of partly censored times, and their intervals.
 
 A time (in steps or in seconds) is *censored* if the run ended before it reached the score: it is only known that it
 would have taken longer. Such a run counts as slower than every run that reached the score, and is never left out. That
@@ -12,7 +12,7 @@ over games a percentile bootstrap. Fewer than `LEAST` runs get none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +41,7 @@ class Sample:
     @property
     def median(self) -> float:
         """The median; infinite if it is censored."""
-        return float(_medians(np.array([self.as_infinite]))[0])
+        return float(np.median(self.as_infinite))
 
     @property
     def bound(self) -> float:
@@ -52,25 +52,6 @@ class Sample:
     def as_infinite(self) -> list[float]:
         """The values, infinite where they are censored."""
         return [value if ok else math.inf for value, ok in zip(self.values, self.reached, strict=True)]
-
-    def resampled_medians(
-        self, random: np.random.Generator, count: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The least and the most, `[count]` each, that medians of samples drawn with replacement can be.
-
-        They differ where a median is censored: then the most is infinite.
-        """
-        drawn = random.integers(len(self.values), size=(count, len(self.values)))
-        most = _medians(np.array(self.as_infinite)[drawn])
-        return np.where(np.isinf(most), np.median(np.array(self.values)[drawn], axis=1), most), most
-
-
-def _medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Medians [R] of rows [R, k] that may hold infinities."""
-    ordered = np.sort(values, axis=1)
-    k = values.shape[1]
-    median: NDArray[np.float64] = (ordered[:, (k - 1) // 2] + ordered[:, k // 2]) / 2
-    return median
 
 
 @dataclass(frozen=True)
@@ -129,8 +110,18 @@ def ratio(one: Sample, many: Sample, seed: int = 0) -> Estimate:
     bound = {(True, True): "", (True, False): "<=", (False, True): ">=", (False, False): "?"}[known]
     if min(len(one.values), len(many.values)) < LEAST:
         return Estimate(one.bound / many.bound, bound=bound)
-    (least, most), (of_least, of_most) = (each.resampled_medians(random, RESAMPLES) for each in (one, many))
+    (least, most), (of_least, of_most) = (_resampled_medians(each, random) for each in (one, many))
     return _percentile(one.bound / many.bound, np.stack([least / of_most, most / of_least], axis=-1), bound)
+
+
+def _resampled_medians(sample: Sample, random: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The least and the most `[RESAMPLES]` that medians of samples drawn with replacement can be.
+
+    They differ where a median is censored: then the most is infinite.
+    """
+    drawn = random.integers(len(sample.values), size=(RESAMPLES, len(sample.values)))
+    most = np.median(np.array(sample.as_infinite)[drawn], axis=1)
+    return np.where(np.isinf(most), np.median(np.array(sample.values)[drawn], axis=1), most), most
 
 
 def median(sample: Sample) -> Estimate:
@@ -181,17 +172,13 @@ def mean_of(values: Sequence[float], seed: int = 0) -> Estimate:
 
 def interquartile_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Means [R] of the middle half of each row [R, k]: a quarter of it, rounded down, is left out at each end."""
-    k = values.shape[-1]
-    middle: NDArray[np.float64] = np.sort(values, axis=-1)[..., k // 4 : k - k // 4].mean(-1)
-    return middle
+    from scipy.stats import trim_mean
+
+    return np.asarray(trim_mean(values, 0.25, axis=-1))
 
 
-Statistic = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""A figure `[R]` of rows `[R, k]` of scores."""
-
-
-def over_games(games: Sequence[Sequence[float]], statistic: Statistic = interquartile_mean, seed: int = 0) -> Estimate:
-    """A statistic over all runs of all games, one score per run (Agarwal et al. 2021).
+def over_games(games: Sequence[Sequence[float]], seed: int = 0) -> Estimate:
+    """The interquartile mean over all runs of all games, one score per run (Agarwal et al. 2021).
 
     Its interval is a stratified bootstrap: seeds are resampled within each game. n seeds vary too little among
     themselves, by (n - 1) / n, so their deviations are enlarged by as much (Rao & Wu 1988), and by what Student's t of
@@ -200,7 +187,7 @@ def over_games(games: Sequence[Sequence[float]], statistic: Statistic = interqua
     """
     scores = [np.array(runs, np.float64) for runs in games]
     together = np.concatenate(scores)
-    value = float(statistic(together[np.newaxis])[0])
+    value = float(interquartile_mean(together))
     if len(together) < LEAST or min(map(len, scores)) < 2:
         return Estimate(value)
     from scipy.stats import norm, t
@@ -212,8 +199,64 @@ def over_games(games: Sequence[Sequence[float]], statistic: Statistic = interqua
         drawn = runs[random.integers(n, size=(RESAMPLES, n))]
         enlarged = math.sqrt(n / (n - 1)) * t.ppf(upper, freedom) / norm.ppf(upper)
         resampled.append(runs.mean() + enlarged * (drawn - runs.mean()))
-    resamples = statistic(np.concatenate(resampled, axis=1))
+    resamples = interquartile_mean(np.concatenate(resampled, axis=1))
     return _percentile(value, np.stack([resamples, resamples], axis=-1))
+
+
+def normalized(runs: Sequence[float], low: float, high: float) -> list[float]:
+    """Scores of runs with `low` as 0 and `high` as 1."""
+    return [(score - low) / (high - low) if high > low else 0.0 for score in runs]
+
+
+def optimality_gap(runs: Sequence[float]) -> float:
+    """By how much normalised scores fall short of 1 in the mean, where being above 1 does not count."""
+    return float(np.maximum(0.0, 1.0 - np.array(runs)).mean())
+
+
+def probability_of_improvement(
+    ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], seed: int = 0
+) -> Estimate:
+    """How likely a run of one method scores more than a run of another, in the mean over environments.
+
+    `ours` and `theirs` have a sequence of runs for each environment, more is better, and equal runs count as half
+    (Mann and Whitney's U). The interval is a bootstrap over the runs of each environment; with fewer than five anywhere
+    there is none.
+    """
+    pairs = [(np.array(a, float), np.array(b, float)) for a, b in zip(ours, theirs, strict=True)]
+    value = float(np.mean([_share_above(a, b) for a, b in pairs]))
+    if min(min(len(a), len(b)) for a, b in pairs) < LEAST:
+        return Estimate(value)
+    random = np.random.default_rng(seed)
+    shares = [
+        _share_above(*(runs[random.integers(len(runs), size=(RESAMPLES, len(runs)))] for runs in pair))
+        for pair in pairs
+    ]
+    resamples = np.mean(shares, axis=0)
+    return _percentile(value, np.stack([resamples, resamples], axis=-1))
+
+
+def comparison(scores: Mapping[str, Sequence[Sequence[float]]]) -> list[dict[str, str]]:
+    """Methods compared run against run (Agarwal et al. 2021), a row for each.
+
+    `scores` have a sequence of normalised scores for each environment.
+    """
+    rows = []
+    for name, own in scores.items():
+        together = [score for runs in own for score in runs]
+        row = {"method": name, "runs": str(len(together)), "interquartile mean": str(over_games(own))}
+        row["optimality gap"] = f"{optimality_gap(together):.2f}"
+        for other, theirs in scores.items():
+            row[f"better than {other}"] = "" if other == name else str(probability_of_improvement(own, theirs))
+        rows.append(row)
+    return rows
+
+
+def _share_above(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The share of pairs in which ours is above, `[...]` of runs `[..., n]` and `[..., m]`."""
+    from scipy.stats import mannwhitneyu
+
+    u = mannwhitneyu(ours, theirs, axis=-1, method="asymptotic").statistic
+    return np.asarray(u / (ours.shape[-1] * theirs.shape[-1]))
 
 
 def _percentile(value: float, resamples: NDArray[np.float64], bound: str = "") -> Estimate:

@@ -11,16 +11,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from asyncrl.catalog import short
 from asyncrl.core.errors import UsageError
+from asyncrl.plots.figures import GREY, Line, Panel, draw, median_curve, unit_of
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import RunFolder
 from asyncrl.storage.stored import read_stored
@@ -37,60 +32,49 @@ NOT_IN_LABELS = (
     "checkpoints_kept", "record_interval_seconds",
 )  # fmt: skip
 """Settings that no label mentions."""
-HOST_SETTINGS = ("push", "exchange_updates", "parameter_shards")
+HOSTS = ("push", "exchange_updates", "parameter_shards")
 """Settings without effect in a run without hosts."""
 
 
-@dataclass(frozen=True)
-class Curve:
-    """The evaluations of one run."""
+class RunData:
+    """The settings of a run, and its evaluations with at least one whole episode."""
 
-    path: Path
-    config: dict[str, Any]
-    rows: list[dict[str, Any]]
-
-    @property
-    def env_id(self) -> str:
-        """The environment's id."""
-        return str(self.config["env_id"])
-
-
-def read_curve(path: Path) -> Curve:
-    """The curve of the run in folder `path`, without points if it has no evaluations yet.
-
-    Raises UsageError if it is not the folder of a run.
-    """
-    stored = read_stored(RunFolder.open(path).config_file)
-    rows = [row for row in read_records(path / "evaluator.jsonl") if row.get("mean") is not None]
-    config = {"algorithm": short(stored.algorithm), **stored.config}
-    if config.get("backend") != "ray":
-        config = {key: value for key, value in config.items() if key not in HOST_SETTINGS}
-    return Curve(path, config, rows)
+    def __init__(self, path: Path) -> None:
+        """Raises UsageError for a folder that is no run."""
+        self.path, self.folder = path, RunFolder.open(path)
+        stored = read_stored(self.folder.config_file)
+        self.algorithm, self.config = short(stored.algorithm), stored.config
+        self.env_id = str(self.config["env_id"])
+        self.description = str(stored.environment.get("description", self.env_id))
+        self.evaluations = [row for row in read_records(self.folder.evaluator_file) if row.get("mean") is not None]
 
 
-def label_curves(curves: Sequence[Curve]) -> list[str]:
-    """A label for each curve from the settings in which the curves differ; curves that differ in their seed share it.
+def label_curves(runs: Sequence[RunData]) -> list[str]:
+    """A label for each run from the settings in which they differ; runs that differ in their seed share it.
 
     If settings differ together, as the defaults of two methods do, only the first is in the label; the method's name
-    always is. A setting that only some of the curves have is in their labels.
+    always is. A setting that only some of the runs have is in their labels.
     """
-    names = [key for key in dict.fromkeys(key for curve in curves for key in curve.config) if key not in NOT_IN_LABELS]
-    differing = [key for key in names if len({repr(c.config[key]) for c in curves if key in c.config}) > 1]
+    configs = [
+        {"algorithm": run.algorithm}
+        | {key: value for key, value in run.config.items() if run.config.get("backend") == "ray" or key not in HOSTS}
+        for run in runs
+    ]
+    names = [key for key in dict.fromkeys(itertools.chain(*configs)) if key not in NOT_IN_LABELS]
+    differing = [key for key in names if len({repr(own[key]) for own in configs if key in own}) > 1]
     if not differing:
-        workers = curves[0].config["workers"]
-        return [f"{curves[0].config['algorithm']}{f', {workers} workers' if workers else ''}"] * len(curves)
+        workers = configs[0]["workers"]
+        return [f"{configs[0]['algorithm']}{f', {workers} workers' if workers else ''}"] * len(configs)
     for key in reversed(differing.copy()):
         fewer = [other for other in differing if other != key]
-        if key != "algorithm" and _groups(curves, fewer) == _groups(curves, differing):
+        if key != "algorithm" and _groups(configs, fewer) == _groups(configs, differing):
             differing = fewer
-    return [
-        ", ".join(_in_label(key, curve.config[key]) for key in differing if key in curve.config) for curve in curves
-    ]
+    return [", ".join(_in_label(key, own[key]) for key in differing if key in own) for own in configs]
 
 
-def _groups(curves: Sequence[Curve], keys: Sequence[str]) -> list[int]:
-    """For each curve the first one that has the same values of these settings."""
-    values = [[repr(curve.config.get(key)) for key in keys] for curve in curves]
+def _groups(configs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[int]:
+    """For each run the first one that has the same values of these settings."""
+    values = [[repr(own.get(key)) for key in keys] for own in configs]
     return [values.index(own) for own in values]
 
 
@@ -134,12 +118,8 @@ def read_references(path: Path, axis: str = "steps", until: float = math.inf) ->
     ]
 
 
-MOST_INSIDE = 6
-"""Entries of a legend that is inside the axes; a longer one would hide curves."""
-
-
 def draw_curves(
-    curves: Sequence[Curve],
+    runs: Sequence[RunData],
     axis: str = "steps",
     title: str = "",
     references: Sequence[Reference] = (),
@@ -149,61 +129,30 @@ def draw_curves(
     one, and a band from the worst to the best as far as all of them go. References are dashed and grey. `colours` has
     those of some labels; the others get theirs in turn.
     """
-    figure, axes = plt.subplots(figsize=(8, 4.8), layout="constrained")
-    names = label_curves(curves)
+    names = label_curves(runs)
     key, text = AXES[axis]
-    most = [row[key] for curve in curves for row in curve.rows]
+    most = [row[key] for run in runs for row in run.evaluations]
     if axis != "minutes":
         most += [x for reference in references for x, _ in reference.points]
     unit, size = unit_of(axis, max(most))
+    marks = []
     for i, name in enumerate(dict.fromkeys(names)):
-        group = [curve for curve, label in zip(curves, names, strict=True) if label == name]
-        points = [sorted((row[key] / size, row["mean"]) for row in curve.rows) for curve in group]
-        _draw_seeds(axes, points, colours.get(name, f"C{i % 10}"), name)
+        group = [run for run, label in zip(runs, names, strict=True) if label == name]
+        seeds = [sorted((row[key] / size, row["mean"]) for row in run.evaluations) for run in group]
+        colour = colours.get(name, f"C{i % 10}")
+        several = len(seeds) > 1
+        for seed in seeds:
+            x, scores = [x for x, _ in seed], [score for _, score in seed]
+            if several:
+                marker = "." if len(seed) == 1 else ""  # a line of one point is invisible
+                marks.append(Line(x, scores, colour, marker=marker, width=0.8, alpha=0.45))
+            else:
+                marks.append(Line(x, scores, colour, name, marker="o", size=3))
+        if several:
+            marks.append(median_curve(seeds, colour, f"{name} ({len(seeds)} seeds)", whole=False))
     for reference, style in zip(references, itertools.cycle(("--", ":", "-."))):
         x, scores = [x / size for x, _ in reference.points], [score for _, score in reference.points]
-        axes.plot(x, scores, style, color="0.35", linewidth=1.5, label=reference.label, zorder=1)
-    axes.set_xlabel(f"{text} ({unit})")
-    axes.set_ylabel("evaluation score\n(mean raw return of whole episodes)")
-    axes.set_title(title or ", ".join(sorted({curve.env_id for curve in curves})))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    if len(axes.get_legend_handles_labels()[0]) <= MOST_INSIDE:
-        axes.legend(frameon=False)
-    else:
-        figure.set_size_inches(10, 4.8)
-        figure.legend(frameon=False, loc="outside right upper")
-    return figure
-
-
-def _draw_seeds(axes: Axes, seeds: Sequence[Sequence[tuple[float, float]]], colour: str, name: str) -> None:
-    """The curves of one setting: a line with its points for one seed; lines, median and band for several."""
-    if len(seeds) == 1:
-        axes.plot(*zip(*seeds[0], strict=True), color=colour, label=name, marker="o", markersize=3, linewidth=1.5)
-        return
-    for points in seeds:
-        marker = "." if len(points) == 1 else None  # a line of one point is invisible
-        axes.plot(*zip(*points, strict=True), marker=marker, color=colour, linewidth=0.8, alpha=0.45)
-    begin, end = max(points[0][0] for points in seeds), min(points[-1][0] for points in seeds)
-    grid = sorted({x for points in seeds for x, _ in points if begin <= x <= end})
-    scores = np.array([np.interp(grid, [x for x, _ in points], [y for _, y in points]) for points in seeds])
-    axes.fill_between(grid, scores.min(0), scores.max(0), color=colour, alpha=0.15, linewidth=0)
-    axes.plot(grid, np.median(scores, 0), color=colour, linewidth=2.2, label=f"{name} ({len(seeds)} seeds)")
-
-
-def unit_of(axis: str, most: float) -> tuple[str, float]:
-    """The unit to write on an axis that reaches `most`, and how much of the recorded quantity it is."""
-    if axis == "minutes":
-        return ("minutes", 60.0) if most >= 120 else ("seconds", 1.0)
-    return ("millions", 1e6) if most >= 1e6 else ("thousands", 1e3)
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write the figure in the format of the suffix. Raises UsageError if that cannot be done."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot write {path}: {error}") from None
-    finally:
-        plt.close(figure)
+        marks.append(Line(x, scores, GREY, reference.label, style))
+    title = title or ", ".join(sorted({run.env_id for run in runs}))
+    label = "evaluation score\n(mean raw return of whole episodes)"
+    return draw([[Panel(marks, f"{text} ({unit})", label, title)]], 4.0, 8.0, legend_from=1)

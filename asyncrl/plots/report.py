@@ -9,16 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncrl.catalog import short
-from asyncrl.core.aggregates import normalized, optimality_gap, probability_of_improvement
 from asyncrl.core.output import duration
-from asyncrl.core.statistics import LEAST, over_games
-from asyncrl.plots.charts import Line, histogram, line_chart
+from asyncrl.core.statistics import LEAST, comparison, normalized
+from asyncrl.plots.charts import Point, histogram, line_chart
+from asyncrl.plots.curves import RunData
 from asyncrl.plots.templates import Markup, Parts
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
-from asyncrl.storage.run_folder import RunFolder, read_status
-from asyncrl.storage.stored import read_stored
+from asyncrl.storage.run_folder import read_status
 
 COLOURS = ("#2b7de0", "#e8770c", "#169b62", "#c13b8c", "#7c5cd6", "#a8870a", "#0a93a6", "#d5484f")
 PHASES = {
@@ -44,27 +42,24 @@ Charts = dict[str, Markup]
 """Drawings by title; "" for those that show nothing."""
 
 
-class RunData:
-    """What the folder of a run says."""
+class ReportData(RunData):
+    """All that the folder of a run says."""
 
     name = ""
     """What tells it from the others."""
     colour = ""
 
     def __init__(self, path: Path) -> None:
-        """Raises UsageError for a folder that is no run."""
-        folder = RunFolder.open(path)
-        stored = read_stored(folder.config_file)
-        self.algorithm, self.config = short(stored.algorithm), stored.config
-        self.env_id = str(self.config["env_id"])
-        self.description = str(stored.environment.get("description", self.env_id))
-        self.status = read_status(folder.path)
-        self.host = _read(folder.host_file)
-        self.evaluations = [row for row in read_records(folder.evaluator_file) if row.get("mean") is not None]
+        super().__init__(path)
         self.best = max((row["mean"] for row in self.evaluations), default=None)
-        supervisor = read_records(folder.supervisor_file)
+        self.status = read_status(self.folder.path)
+        try:
+            self.host = dict(read_json(self.folder.host_file))
+        except (OSError, ValueError, TypeError):  # as of a run that was killed at its start
+            self.host = {}
+        supervisor = read_records(self.folder.supervisor_file)
         self.rows = [row for row in supervisor if "event" not in row]
-        self.workers = {k: read_records(folder.worker_file(k)) for k in range(self.config["workers"])}
+        self.workers = {k: read_records(self.folder.worker_file(k)) for k in range(self.config["workers"])}
         self.worker_rows = list(itertools.chain(*self.workers.values()))
         self.learner_rows = [row for file in sorted(path.glob("learner*.jsonl")) for row in read_records(file)]
         own = [{**row, "who": row["worker"]} for row in self.worker_rows if row.get("event") not in (None, "ready")]
@@ -74,23 +69,15 @@ class RunData:
         self.losses = [*counts, *((f"{name} in no record", count) for name, count in missing)]
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """What a file holds; nothing if it cannot be read, as of a run that was killed at its start."""
-    try:
-        return dict(read_json(file))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
-def read_runs(paths: Sequence[Path]) -> list[RunData]:
+def read_runs(paths: Sequence[Path]) -> list[ReportData]:
     """What the folders hold. Raises UsageError for one that is no run."""
-    runs = [RunData(path) for path in paths]
+    runs = [ReportData(path) for path in paths]
     for run, name, colour in zip(runs, _names(runs, [path.name for path in paths]), itertools.cycle(COLOURS)):
         run.name, run.colour = name, colour
     return runs
 
 
-def _names(runs: Sequence[RunData], folders: Sequence[str]) -> list[str]:
+def _names(runs: Sequence[ReportData], folders: Sequence[str]) -> list[str]:
     """The least that tells the runs apart: method, environment, seed, or else the folder's name."""
     numbered = [f"{i + 1}: {folder}" for i, folder in enumerate(folders)]
     words = [(run.algorithm, run.env_id, f"seed {run.config['seed']}") for run in runs]
@@ -98,7 +85,7 @@ def _names(runs: Sequence[RunData], folders: Sequence[str]) -> list[str]:
     return next(own for own in [*names, list(folders), numbered] if len(set(own)) == len(own))
 
 
-def make_page(runs: Sequence[RunData], title: str = "") -> str:
+def make_page(runs: Sequence[ReportData], title: str = "") -> str:
     """The whole page."""
     environments = ", ".join(dict.fromkeys(run.env_id for run in runs))
     title = title or f"{', '.join(dict.fromkeys(run.algorithm for run in runs))} on {environments}"
@@ -124,7 +111,7 @@ def written(value: Any) -> str:
     return "-" if value in (None, "") else str(value)
 
 
-def curves(runs: Sequence[RunData]) -> Charts:
+def curves(runs: Sequence[ReportData]) -> Charts:
     """Two charts for each environment: scores of different ones have nothing in common."""
     environments = list(dict.fromkeys(run.env_id for run in runs))
     charts = {}
@@ -138,28 +125,34 @@ def curves(runs: Sequence[RunData]) -> Charts:
     return charts
 
 
-def _scores(runs: Sequence[RunData], key: str, size: float) -> list[Line]:
+def _scores(runs: Sequence[ReportData], key: str, size: float) -> list[tuple[list[Point], dict[str, Any]]]:
     """Scores in training below those of evaluations."""
-    faint = [Line(_points(run.rows, key, "rollout/ep_rew_mean", size), run.colour, faint=True) for run in runs]
-    strong = [Line(sorted(_points(run.evaluations, key, "mean", size)), run.colour, marks=True) for run in runs]
-    return faint + strong
+    training = [_points(run.rows, key, "rollout/ep_rew_mean", size) for run in runs]
+    evaluations = [sorted(_points(run.evaluations, key, "mean", size)) for run in runs]
+    looks: tuple[dict[str, Any], ...] = {"width": 1.0, "alpha": 0.4}, {"marker": "o", "size": 3.0}
+    return [
+        (points, {"colour": run.colour, **look})
+        for curves, look in zip((training, evaluations), looks, strict=True)
+        for run, points in zip(runs, curves, strict=True)
+    ]
 
 
-def _points(rows: Iterable[Mapping[str, Any]], x: str, y: str, size: float = 1.0) -> list[tuple[float, float]]:
+def _points(rows: Iterable[Mapping[str, Any]], x: str, y: str, size: float = 1.0) -> list[Point]:
     return [(row[x] / size, row[y]) for row in rows if row.get(y) is not None]
 
 
-def course(runs: Sequence[RunData], key: str, robust: bool = False) -> Markup:
+def course(runs: Sequence[ReportData], key: str, robust: bool = False) -> Markup:
     """A chart of a number in the supervisor's records over steps."""
-    return line_chart([Line(_points(run.rows, "steps", key), run.colour) for run in runs], "agent steps", robust)
+    lines = [(_points(run.rows, "steps", key), {"colour": run.colour}) for run in runs]
+    return line_chart(lines, "agent steps", robust)
 
 
-def inside(runs: Sequence[RunData]) -> Charts:
+def inside(runs: Sequence[ReportData]) -> Charts:
     """What the updates say of themselves."""
     return {title: course(runs, key, robust=True) for key, title in INSIDE.items()}
 
 
-def ages(runs: Sequence[RunData]) -> Charts:
+def ages(runs: Sequence[ReportData]) -> Charts:
     """How old gradients, rollouts or samples were."""
 
     def counts(rows: Iterable[Mapping[str, Any]], key: str) -> dict[int, int]:
@@ -179,11 +172,8 @@ def ages(runs: Sequence[RunData]) -> Charts:
     }
 
 
-def comparison(runs: Sequence[RunData]) -> tuple[list[str], list[list[Any]]] | None:
-    """Head and rows that compare methods over all environments and seeds (Agarwal et al. 2021).
-
-    None unless there are several methods, and all have runs in each environment.
-    """
+def compared(runs: Sequence[ReportData]) -> list[dict[str, str]]:
+    """Rows that compare methods over all environments and seeds, if there are several and all have runs in each."""
     scores: dict[tuple[str, str], list[float]] = {}
     for run in runs:
         if run.evaluations:
@@ -192,22 +182,16 @@ def comparison(runs: Sequence[RunData]) -> tuple[list[str], list[list[Any]]] | N
     methods = list(dict.fromkeys(run.algorithm for run in runs))
     environments = list(dict.fromkeys(run.env_id for run in runs))
     if len(methods) < 2 or any((method, env_id) not in scores for method in methods for env_id in environments):
-        return None
+        return []
     relative: dict[str, list[list[float]]] = {method: [] for method in methods}
     for env_id in environments:
         together = [score for method in methods for score in scores[method, env_id]]
         for method in methods:
             relative[method].append(normalized(scores[method, env_id], min(together), max(together)))
-    rows = []
-    for method, own in relative.items():
-        every = [score for found in own for score in found]
-        chances = ["" if other == method else probability_of_improvement(own, relative[other]) for other in methods]
-        rows.append([method, len(every), over_games(own), f"{optimality_gap(every):.2f}", *chances])
-    head = ["method", "runs", "interquartile mean", "optimality gap", *(f"better than {other}" for other in methods)]
-    return head, rows
+    return comparison(relative)
 
 
-def workers(run: RunData) -> list[dict[str, Any]]:
+def workers(run: ReportData) -> list[dict[str, Any]]:
     """What each worker did; `bar` is its return in percent of the way from the run's lowest to its highest one."""
     returns = {k: [score for row in own for score, _ in row.get("episodes", ())] for k, own in run.workers.items()}
     low, high = (end(itertools.chain(*returns.values()), default=0.0) for end in (min, max))
@@ -226,7 +210,7 @@ def workers(run: RunData) -> list[dict[str, Any]]:
     return rows
 
 
-def times(run: RunData) -> dict[str, list[tuple[str, str, float]]]:
+def times(run: ReportData) -> dict[str, list[tuple[str, str, float]]]:
     """For workers and learners: name, colour and percentage of each phase of their time."""
     learners = "learner" if len({row.get("worker") for row in run.learner_rows}) < 2 else "learners"
     rows: dict[str, list[dict[str, Any]]] = {"workers": [], learners: list(run.learner_rows)}
@@ -253,6 +237,6 @@ def told_apart(mappings: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[s
 
 PARTS = Parts(
     "plots/report.html", least=LEAST, last_episodes=EPISODES, duration=duration, number=number, counted=counted,
-    written=written, told_apart=told_apart, curves=curves, comparison=comparison, workers=workers, ages=ages,
+    written=written, told_apart=told_apart, curves=curves, compared=compared, workers=workers, ages=ages,
     times=times, inside=inside,
 )  # fmt: skip

@@ -1,21 +1,40 @@
-"""A study's report: Markdown, one self-contained page of HTML, tables as CSV and figures as PNG and SVG."""
+"""A study's report: Markdown, one self-contained page of HTML, tables as CSV and figures as PNG and SVG.
+
+A table is a sequence of rows, and a row has a cell for each title.
+"""
 
 from __future__ import annotations
 
 import base64
 import csv
+import math
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
-from asyncrl.plots.curves import save_figure
+from asyncrl.plots.figures import BLACK, Line, Panel, median_curve, save_figure, unit_of
 from asyncrl.plots.templates import Markup, Parts
+from asyncrl.studies.measure import LAST, Measurement
+from asyncrl.studies.study import CLOCKED
 
 PARTS = Parts("studies/document.html")
+Rows = Sequence[Mapping[str, Any]]
+
+
+def time_text(time: float) -> str:
+    """A time with one decimal; with two digits if it is less than one."""
+    return f"{time:.1f}" if time >= 1 else f"{time:.2g}"
+
+
+def score_text(score: float | None) -> str:
+    """A score with four digits; nothing if there is none (None or -inf)."""
+    return "" if score is None or not math.isfinite(score) else f"{score:.4g}"
 
 
 @dataclass(frozen=True)
@@ -46,13 +65,22 @@ def code(text: str) -> Block:
     return Block(f"```bash\n{text}\n```", PARTS.code(text))
 
 
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]], marked: Collection[int] = ()) -> Block:
-    """Rows of cells, numbers aligned right and words left; rows with a number in `marked` are bold."""
-    words = [not any(re.match(r"[<>]? ?[-+]?\d", row[column]) for row in rows) for column in range(len(titles))]
-    bold = [[f"**{cell}**" if cell and i in marked else cell for cell in row] for i, row in enumerate(rows)]
+def table(rows: Rows, marked: Collection[int] = ()) -> Block:
+    """A table with numbers aligned right and words left; rows with a number in `marked` are bold."""
+    titles = list(rows[0]) if rows else []
+    cells = [[str(cell) for cell in row.values()] for row in rows]
+    words = [not any(re.match(r"[<>]?=? ?[-+]?\d", row[column]) for row in cells) for column in range(len(titles))]
+    bold = [[f"**{cell}**" if cell and i in marked else cell for cell in row] for i, row in enumerate(cells)]
     lines = [titles, ["---" if left else "--:" for left in words], *bold]
     markdown = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-    return Block(markdown, PARTS.table(titles, rows, words, marked))
+    return Block(markdown, PARTS.table(titles, cells, words, marked))
+
+
+def plain_table(rows: Rows) -> str:
+    """A table for the terminal."""
+    lines = [list(rows[0]), *([str(cell) for cell in row.values()] for row in rows)] if rows else []
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
 def picture(figure: Figure, path: Path, caption: str) -> Block:
@@ -64,6 +92,22 @@ def picture(figure: Figure, path: Path, caption: str) -> Block:
     return Block(f"![{path.name}]({png.name})\n\n{caption}", PARTS.picture(path.name, content, caption))
 
 
+def how_measured(runs: Sequence[Measurement], commands: Sequence[str]) -> list[Block]:
+    """How many runs there are, on which machines, and how to repeat them."""
+    states = Counter(run.state or "not made" for run in runs)
+    replaced = sum(run.restarts > 0 for run in runs if run.complete)
+    machines = Counter((run.machine, run.cell.backend, run.cores) for run in runs if run.complete)
+    return [
+        heading("How it was measured"),
+        paragraph(
+            f"{len(runs)} runs: {', '.join(f'{count} {state}' for state, count in states.items())}."
+            f"{f' In {replaced} of them workers were replaced, which costs time.' if replaced else ''}"
+        ),
+        items([f"{count} {back} on {cores} cores of: {name}" for (name, back, cores), count in machines.items()]),
+        code("\n".join(commands)),
+    ]
+
+
 def write_pages(folder: Path, title: str, blocks: Sequence[Block]) -> Path:
     """Write report.md and report.html into the folder; returns the path of report.md."""
     blocks = [heading(title, 1), *blocks]
@@ -73,9 +117,67 @@ def write_pages(folder: Path, title: str, blocks: Sequence[Block]) -> Path:
     return path
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows, which all have the same columns."""
+def write_csv(path: Path, rows: Rows) -> None:
+    """Write a table."""
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else ["empty"], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def write_runs(folder: Path, runs: Sequence[tuple[str, Measurement]]) -> Rows:
+    """Write all planned runs to runs.csv, and their learning curves to evaluations.csv; returns the former's rows.
+
+    `runs` are runs with the name of their method. The clock of the serial backend is meaningless, so it is left out.
+    """
+    rows, evaluations = [], []
+    for name, run in runs:
+        cell, reach, clocked = run.cell, run.reach, run.cell.backend in CLOCKED
+        place = {"environment": cell.env_id, "backend": cell.backend, "entrant": name, "seed": cell.seed}
+        place["workers"] = cell.workers or ""
+        rows.append(
+            place
+            | {
+                "state": run.state or "not made",
+                "restarts": run.restarts,
+                "steps": run.steps,
+                "seconds": time_text(run.seconds) if clocked else "",
+                "reference_score": run.reference.score if run.reference else "",
+                "steps_to_the_score": reach.steps if reach else "",
+                "seconds_to_it": time_text(reach.seconds) if reach and clocked else "",
+                "last_score": score_text(run.last_score(LAST)),
+                "best_score": score_text(run.best_score()),
+            }
+        )
+        evaluations += [
+            place | {"steps": at.steps, "seconds": time_text(at.seconds) if clocked else "", "score": f"{at.score:g}"}
+            for at in run.evaluations
+        ]
+    write_csv(folder / "runs.csv", rows)
+    write_csv(folder / "evaluations.csv", evaluations)
+    return rows
+
+
+def learning_curves(
+    groups: Mapping[str, Sequence[Measurement]],
+    colours: Mapping[str, Any],
+    axis: Literal["minutes", "steps"],
+    y_label: str = "score (raw return)",
+    title: str = "",
+) -> Panel:
+    """Scores over steps or time by groups of runs: the median, and a band from the worst run to the best.
+
+    A dotted line is at the reference score.
+    """
+    every = [run for runs in groups.values() for run in runs]
+    place = attrgetter("seconds" if axis == "minutes" else "steps")
+    last = max((place(run.evaluations[-1]) for run in every if run.evaluations), default=1.0)
+    unit, size = unit_of(axis, last)
+    marks = []
+    for name, runs in groups.items():
+        curves = [[(place(at) / size, at.score) for at in run.evaluations] for run in runs if run.evaluations]
+        if curves:
+            marks.append(median_curve(curves, colours[name], name))
+    references = {run.reference.score for run in every if run.reference}
+    marks += [Line((0, last / size), (score, score), BLACK, style=":", width=1) for score in references]
+    return Panel(marks, unit if axis == "minutes" else f"{unit.removesuffix('s')} steps", y_label, title)

@@ -29,6 +29,8 @@ from asyncrl.storage.holding import holding, is_held
 from asyncrl.storage.run_folder import LOCK, make_folders, read_status, remove_folders, run_path
 
 Say = Callable[[str], None]
+Told = tuple[str, bool]
+"""The result of a task as a line, and whether it failed."""
 LOOK_SECONDS = 1.0
 """Interval between checks of a run that may be stopped early."""
 
@@ -50,6 +52,10 @@ class Job:
         place = ("--runs-dir", str(runs_dir), "--run-name", self.name, "--quiet")
         return ["--env-id", self.env_id, *self.words, *place]
 
+    def command(self, runs_dir: Path) -> list[str]:
+        """The whole command line."""
+        return ["python", "-m", "asyncrl", "train", self.algorithm, *self.arguments(runs_dir)]
+
     def folder(self, runs_dir: Path) -> Path:
         """The run's folder."""
         return run_path(runs_dir, short(self.algorithm), self.env_id, self.name)
@@ -58,14 +64,9 @@ class Job:
         return f"{self.algorithm} {self.env_id} {self.name}"
 
 
-def run_state(folder: Path) -> str:
-    """The state of the run in a folder, as `read_status` tells it; "" if there is none."""
-    return str(read_status(folder).get("state", ""))
-
-
 def is_done(job: Job, runs_dir: Path) -> bool:
     """Whether the run has reached its end."""
-    return run_state(job.folder(runs_dir)) == "finished"
+    return read_status(job.folder(runs_dir)).get("state") == "finished"
 
 
 def share_cores(cores: Sequence[int], slots: int) -> list[list[int]]:
@@ -110,20 +111,11 @@ def run_jobs(jobs: Sequence[Job], runs_dir: Path, slots: int, lock: int, say: Sa
     say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them already finished; {slots} at a time")
 
     def task(job: Job, running: RunningJobs) -> Told:
-        failure, seconds = running.run(job)
-        told = f"{job}: {failure or 'finished'} after {seconds:.0f} s"
-        return Told(told, f"{job}: {failure}" if failure else "")
+        began = time.monotonic()
+        failure = running.run(job)
+        return f"{job}: {failure or 'finished'} after {time.monotonic() - began:.0f} s", bool(failure)
 
     return run_tasks([partial(task, job) for job in waiting], runs_dir, slots, lock, say)
-
-
-@dataclass(frozen=True)
-class Told:
-    """The result of a task, for people."""
-
-    line: str
-    failure: str = ""
-    """What went wrong; empty if nothing did."""
 
 
 def run_tasks(
@@ -139,10 +131,9 @@ def run_tasks(
         futures = [pool.submit(task, running) for task in tasks]
         try:
             for count, future in enumerate(as_completed(futures), 1):
-                told = future.result()
-                say(f"[{count}/{len(tasks)}] {told.line}")
-                if told.failure:
-                    failures.append(told.failure)
+                line, failed = future.result()
+                say(f"[{count}/{len(tasks)}] {line}")
+                failures += [line] if failed else []
         except BaseException:
             running.stop()
             for future in futures:
@@ -166,22 +157,21 @@ class RunningJobs:
         """Whether no more runs may begin."""
         return self._stopping
 
-    def run(self, job: Job, enough: Callable[[], bool] | None = None) -> tuple[str, float]:
-        """Make one run; returns what went wrong ("" if nothing) and the seconds it took.
+    def run(self, job: Job, enough: Callable[[], bool] | None = None) -> str:
+        """Make one run; returns what went wrong, "" if nothing did.
 
         `enough` is called every second. When it returns True the run is stopped in order, which is not a failure.
         """
-        began = time.monotonic()
         folder = job.folder(self._runs_dir)
         with self._guard:
             if self._stopping:
-                return "not begun", 0.0
+                return "not begun"
             if is_held(folder / LOCK):  # a run of a study that was killed, where locks are not inherited
-                return "another process is training there", 0.0
+                return "another process is training there"
             if folder.exists():
                 shutil.rmtree(folder)
             process = subprocess.Popen(
-                [sys.executable, "-m", "asyncrl", "train", job.algorithm, *job.arguments(self._runs_dir)],
+                [sys.executable, *job.command(self._runs_dir)[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -190,14 +180,22 @@ class RunningJobs:
                 pass_fds=(self._lock,),
             )
             self._going.add(process)
-        said, cut = _follow(process, enough)
+        said, cut = None, False
+        while said is None:
+            try:
+                _, said = process.communicate(timeout=LOOK_SECONDS if enough and not cut else None)
+            except subprocess.TimeoutExpired:
+                if enough and enough():
+                    process.terminate()
+                    cut = True
         with self._guard:
             self._going.discard(process)
+        last = said.strip().splitlines()[-1:]
         if process.returncode == 2:
-            raise UsageError(f"{job}: {said.strip().splitlines()[-1] if said.strip() else 'refused'}")
-        if cut:
-            return "", time.monotonic() - began
-        return ("" if process.returncode == 0 else _last_words(process.returncode, said)), time.monotonic() - began
+            raise UsageError(f"{job}: {last[0] if last else 'refused'}")
+        if process.returncode == 0 or cut:
+            return ""
+        return f"ended with code {process.returncode}" + (f" ({last[0]})" if last else "")
 
     def stop(self) -> None:
         """Ask all runs to stop, and begin no more."""
@@ -205,25 +203,6 @@ class RunningJobs:
             self._stopping = True
             for process in self._going:
                 process.terminate()
-
-
-def _follow(process: subprocess.Popen[str], enough: Callable[[], bool] | None) -> tuple[str, bool]:
-    """The output of a run until its end, and whether `enough` stopped it."""
-    cut = False
-    while True:
-        try:
-            _, said = process.communicate(timeout=None if enough is None or cut else LOOK_SECONDS)
-            return said, cut
-        except subprocess.TimeoutExpired:
-            if enough is not None and enough():
-                process.terminate()
-                cut = True
-
-
-def _last_words(code: int, said: str) -> str:
-    """A failure, in one line."""
-    lines = said.strip().splitlines()
-    return f"ended with code {code}" + (f" ({lines[-1]})" if lines else "")
 
 
 def _keep_to(cores: list[int]) -> None:

@@ -1,11 +1,12 @@
-"""The speed of one run, from its records."""
+"""What one run of a study achieved, from its records."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,7 +15,10 @@ from asyncrl.core.statistics import Sample
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import read_status
-from asyncrl.studies.plan import Cell, Reference, StudyFile
+from asyncrl.studies.study import Cell, Reference, Study
+
+LAST = 3
+"""Evaluations at the end of a run whose mean is its last score."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Measurement:
     cell: Cell
     state: str
     """As in status.json; "" if the run has not been made."""
+    reference: Reference | None = None
+    """The score that it is timed to."""
     cores: int = 0
     """Cores that the run could use; 0 if unknown."""
     steps: int = 0
@@ -73,23 +79,26 @@ class Measurement:
         """The best mean of `evaluations` consecutive evaluations."""
         return max((mean.score for mean in self.means(evaluations)), default=None)
 
-    def last_score(self, evaluations: int) -> float | None:
-        """The mean of the last `evaluations` evaluations, or of those that there are."""
-        scores = [each.score for each in self.evaluations[-evaluations:]]
+    def last_score(self, evaluations: int = 1, seconds: float = float("inf")) -> float | None:
+        """The mean of the last `evaluations` evaluations up to that time, or of those that there are."""
+        scores = [each.score for each in self.evaluations if each.seconds <= seconds][-evaluations:]
         return fmean(scores) if scores else None
 
-    def reach(self, reference: Reference) -> Evaluation | None:
+    @cached_property
+    def reach(self) -> Evaluation | None:
         """The evaluation at which the reference score was first reached; None if never: the run is censored."""
-        means = self.means(reference.evaluations)
-        return next((mean for mean in means if mean.score >= reference.score), None)
+        if self.reference is None:
+            return None
+        means = self.means(self.reference.evaluations)
+        return next((mean for mean in means if mean.score >= self.reference.score), None)
 
 
-def measure(cell: Cell, folder: Path) -> Measurement:
+def measure(cell: Cell, folder: Path, reference: Reference | None = None) -> Measurement:
     """Read the run of a cell; the measurement is empty if there is no run, or it has no records."""
     status = read_status(folder)
     state = str(status.get("state", ""))
     if not state:
-        return Measurement(cell, "")
+        return Measurement(cell, "", reference)
     try:
         host = read_json(folder / "host.json")
     except (OSError, ValueError):
@@ -100,59 +109,77 @@ def measure(cell: Cell, folder: Path) -> Measurement:
         for kind in ("worker-", "learner")
     )
     rows = [row for row in workers if "worker_steps" in row]
+    own_steps = sum(row["worker_steps"] for row in rows)
+    phases = add_up(row["time"] for row in workers)  # a bundled learner's rows are among its worker's
+    lags = add_up(row.get("staleness_counts", {}) for row in workers + learners)
     return Measurement(
         cell,
         state,
+        reference,
         cores=int(host.get("cores_usable") or 0),
         steps=max((row["steps"] for row in rows), default=int(status.get("steps", 0))),
         seconds=max((row["seconds"] for row in rows), default=0.0),
         evaluations=tuple(Evaluation(row["steps"], row.get("seconds", 0.0), row["mean"]) for row in evaluations),
-        phases=seconds_per_step(workers),
-        staleness=add_staleness(row.get("staleness_counts", {}) for row in workers + learners),
+        phases={phase: seconds / own_steps for phase, seconds in phases.items()} if own_steps else {},
+        staleness={int(lag): count for lag, count in sorted(lags.items(), key=lambda item: int(item[0]))},
         restarts=sum(status.get("worker_restarts", [])),
         evaluator_share=float(evaluations[-1].get("cpu_share", 0.0)) if evaluations else 0.0,
         machine=_machine(host),
     )
 
 
-def measure_all(file: StudyFile, runs_dir: Path) -> list[Measurement]:
+def measure_all(study: Study) -> list[Measurement]:
     """Read all runs of a study."""
-    return [measure(cell, file.job(cell).folder(runs_dir)) for cell in file.cells]
+    return [measure(cell, study.folder(cell), study.reference(cell)) for cell in study.cells]
 
 
-def times_to(
-    reference: Reference | None, runs: Sequence[Measurement], of: Callable[[Measurement | Evaluation], float]
-) -> Sample:
-    """What `of` says of each run when it reached the score; of the whole run if it never did, which is censored.
+@dataclass(frozen=True)
+class Group:
+    """Finished runs of one setting, at least one.
 
-    Without a score no run is censored.
+    Their times are those to the score, or of whole runs if there is no score to reach.
     """
-    reached = [run.reach(reference) if reference else run for run in runs]
-    values = tuple(of(at or run) for at, run in zip(reached, runs, strict=True))
-    return Sample(values, tuple(at is not None for at in reached))
+
+    runs: Sequence[Measurement]
+
+    @property
+    def reference(self) -> Reference | None:
+        """The score that they are timed to."""
+        return self.runs[0].reference
+
+    @property
+    def steps(self) -> Sample:
+        """Steps to the score."""
+        return self._ends(lambda end: float(end.steps))
+
+    @property
+    def seconds(self) -> Sample:
+        """Seconds to the score."""
+        return self._ends(lambda end: end.seconds)
+
+    @property
+    def throughput(self) -> Sample:
+        """Steps per second."""
+        return Sample.complete([run.throughput for run in self.runs])
+
+    @property
+    def reached(self) -> int:
+        """Number of runs that reached the score."""
+        return sum(run.reach is not None for run in self.runs)
+
+    def _ends(self, of: Callable[[Measurement | Evaluation], float]) -> Sample:
+        """What `of` says of each run when it reached the score; of the whole run if it never did: it is censored."""
+        ends = [run.reach if run.reference else run for run in self.runs]
+        values = tuple(of(end or run) for end, run in zip(ends, self.runs, strict=True))
+        return Sample(values, tuple(end is not None for end in ends))
 
 
-def machines(runs: Sequence[Measurement]) -> list[str]:
-    """The machines of the complete runs, each with its number of runs."""
-    counts = Counter(run.machine for run in runs if run.complete)
-    return [f"{machine} ({count} runs)" for machine, count in counts.items()]
-
-
-def seconds_per_step(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The time that workers spent per step of their own, by phase; a bundled learner's is its worker's."""
-    sums: Counter[str] = Counter()
-    for row in rows:
-        sums.update(row["time"])
-    steps = sum(row.get("worker_steps", 0) for row in rows)
-    return {phase: seconds / steps for phase, seconds in sums.items()} if steps else {}
-
-
-def add_staleness(histograms: Any) -> dict[int, int]:
-    """The sum of histograms, whose keys JSON has turned into strings."""
-    total: Counter[int] = Counter()
-    for histogram in histograms:
-        total.update({int(lag): count for lag, count in histogram.items()})
-    return dict(sorted(total.items()))
+def add_up(counts: Iterable[Mapping[Any, Any]]) -> Counter[Any]:
+    """The sum of histograms."""
+    total: Counter[Any] = Counter()
+    for each in counts:
+        total.update(each)
+    return total
 
 
 def _machine(facts: Mapping[str, Any]) -> str:

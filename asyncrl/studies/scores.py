@@ -96,15 +96,10 @@ def totals(scores: Sequence[Score], reference: Reference) -> list[Total]:
     Scores of different environments are only comparable if they are human-normalised. So if there are several
     environments, only the 57 games count. A single run has no total.
     """
-    found = (
-        _total([score for score in scores if score.algorithm == algorithm], reference)
-        for algorithm in _algorithms(scores)
-    )
-    return [total for total in found if total is not None]
-
-
-def _algorithms(scores: Sequence[Score]) -> list[str]:
-    return list(dict.fromkeys(score.algorithm for score in scores))
+    groups: dict[str, list[Score]] = {}
+    for score in scores:
+        groups.setdefault(score.algorithm, []).append(score)
+    return [total for own in groups.values() if (total := _total(own, reference)) is not None]
 
 
 def _total(scores: Sequence[Score], reference: Reference) -> Total | None:

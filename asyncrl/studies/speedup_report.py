@@ -1,229 +1,439 @@
-"""The report of a speed-up study: method, results and limits."""
+"""The report of a speed-up study: what came of it, tables, figures, and how it was measured."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.figure import Figure
 
 from asyncrl.core.statistics import LEAST, Estimate
-from asyncrl.studies.documents import Block, code, heading, items, paragraph, picture, table, write_pages
-from asyncrl.studies.measure import Measurement, machines, measure_all
-from asyncrl.studies.plan import Series, StudyFile
-from asyncrl.studies.scaling_laws import Law
-from asyncrl.studies.speedup_figures import Data, all_figures, laws_of, name_of, phase_mean, who
-from asyncrl.studies.speedups import CLOCKED, KINDS, MEAN, Point, make_points, write_runs, write_table
+from asyncrl.plots.figures import BLACK, Bars, Line, Panel, colours_of, draw, method_name, shades
+from asyncrl.studies.documents import (
+    Block,
+    heading,
+    how_measured,
+    learning_curves,
+    paragraph,
+    picture,
+    table,
+    write_csv,
+    write_pages,
+    write_runs,
+)
+from asyncrl.studies.measure import Measurement, add_up, measure_all
+from asyncrl.studies.speedup import KINDS, MEAN, Law, Point, fit_law, make_points, table_row
+from asyncrl.studies.study import CLOCKED, Series, Study
 
-MEANINGS = {
-    "throughput": "steps per second",
-    "data": "steps to the reference score",
-    "time": "seconds to the reference score",
+TABLE_2 = {
+    "one_step_q": {1: 1.0, 2: 3.0, 4: 6.3, 8: 13.3, 16: 24.1},
+    "one_step_sarsa": {1: 1.0, 2: 2.8, 4: 5.9, 8: 13.1, 16: 22.1},
+    "n_step_q": {1: 1.0, 2: 2.7, 4: 5.9, 8: 10.7, 16: 17.2},
+    "a3c": {1: 1.0, 2: 2.1, 4: 3.7, 8: 6.9, 16: 12.5},
 }
+"""Mnih et al. 2016 (arXiv 1602.01783v2), Table 2: how much faster n threads reached a fixed score than one, mean over
+seven Atari games. It is a speed-up in time; each of the paper's threads had a core."""
+STYLES = ("-", "--", ":")
+"""Line styles of an ablation's variants, in turn."""
+MARKERS = {"": "o", "<=": "v", ">=": "^"}
+"""Those of values and of bounds."""
+NOTE = (
+    "Speed-ups are ratios of medians over seeds against one worker, in the mean over environments; brackets show 95 % "
+    f"bootstrap intervals, from {LEAST} seeds on. A run that never reached the reference score is censored: it counts "
+    "as slower than all that did. The clock starts when all workers are ready, each worker computes in one thread, and "
+    "the evaluator is not one of the workers. Time per step is that of a worker, relative to one alone; beside it is "
+    "the phase that grew most, in milliseconds per step. Amdahl's law and the Universal Scalability Law (USL, with at "
+    "least three numbers of workers besides 1) are fitted to the throughput of all points with a core for each worker."
+)
 
 
-def write_report(file: StudyFile, runs_dir: Path, price_per_core_hour: float = 0.0) -> Path:
+def name_of(series: Series) -> str:
+    """The name of a series in tables and legends."""
+    return method_name(series.algorithm) + (f", {series.variant}" if series.variant else "")
+
+
+def who(backend: str) -> str:
+    """What a backend's workers are called."""
+    return "ranks" if backend == "collective" else "workers"
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything that the report shows."""
+
+    measurements: Sequence[Measurement]
+    points: Sequence[Point]
+    price_per_core_hour: float = 0.0
+
+    @property
+    def series(self) -> list[Series]:
+        """All curves, in the order of the plan."""
+        return list(dict.fromkeys(run.cell.series for run in self.measurements))
+
+    @property
+    def env_ids(self) -> list[str]:
+        """All environments, in the order of the plan."""
+        return list(dict.fromkeys(run.cell.env_id for run in self.measurements))
+
+    def curve(self, series: Series, env_id: str, backend: str) -> list[Point]:
+        """The points of a series, by number of workers."""
+        own = [p for p in self.points if (p.series, p.env_id, p.backend) == (series, env_id, backend)]
+        return sorted(own, key=lambda point: point.workers)
+
+    def estimates(self, series: Series, kind: str, backend: str) -> list[tuple[Point, Estimate]]:
+        """The means over environments of a series with a known speed-up of that kind."""
+        points = [point for point in self.curve(series, MEAN, backend) if kind in point.speedups]
+        return [(point, point.speedups[kind]) for point in points if point.speedups[kind].bound != "?"]
+
+    def counts(self, backend: str) -> list[int]:
+        """The numbers of workers of a backend's finished runs."""
+        return sorted({point.workers for point in self.points if point.backend == backend})
+
+    @property
+    def data_backend(self) -> str:
+        """The backend for curves over steps: the one with the most different numbers of workers."""
+        return max(("serial", *CLOCKED), key=lambda backend: len(self.counts(backend)))
+
+    @property
+    def clock_backend(self) -> str:
+        """The backend for speeds: of those whose clock counts, the one with the most different numbers of workers."""
+        return max(CLOCKED, key=lambda backend: len(self.counts(backend)))
+
+    def look(self, series: Series) -> dict[str, Any]:
+        """How to draw a series: its method sets the colour, its variant the line style."""
+        algorithms = list(dict.fromkeys(other.algorithm for other in self.series))
+        variants = list(dict.fromkeys(other.variant for other in self.series))
+        colour = colours_of(algorithms)[algorithms.index(series.algorithm)]
+        return {"colour": colour, "style": STYLES[variants.index(series.variant) % len(STYLES)]}
+
+    def over_workers(self, marks: Sequence[Line], title: str, y_label: str, backend: str, **more: Any) -> Panel:
+        """A panel over the number of workers."""
+        ticks = {float(count): str(count) for count in self.counts(backend)}
+        return Panel(marks, who(backend), y_label, title, "log2", x_ticks=ticks, **more)
+
+
+def write_report(study: Study, price_per_core_hour: float = 0.0) -> Path:
     """Read all runs of the study and write RUNS_DIR/report/; returns the path of report.md."""
-    measurements = measure_all(file, runs_dir)
-    points = make_points(measurements, file.references)
-    data = Data(measurements, points, file.references, price_per_core_hour)
-    folder = runs_dir / "report"
+    measurements = measure_all(study)
+    results = Results(measurements, make_points(measurements), price_per_core_hour)
+    folder = study.runs_dir / "report"
     folder.mkdir(exist_ok=True)
-    write_table(folder / "table.csv", points, file.references, price_per_core_hour)
-    write_runs(folder / "runs.csv", measurements, file.references)
+    write_csv(folder / "table.csv", [table_row(point, price_per_core_hour) for point in results.points])
+    write_runs(folder, [(name_of(run.cell.series), run) for run in measurements])
+    drawn = {name: (make(results), caption) for name, (make, caption) in FIGURES.items()}
+    settings = [{"environment": env_id} | asdict(own) for env_id, own in study.environments.items()]
+    references = [
+        {"environment": env_id, "method": method_name(algorithm)} | asdict(reference)
+        for (env_id, algorithm), reference in study.references.items()
+    ]
     blocks = [
-        *_summary(data),
-        heading("How it was measured"),
-        *_method(file, measurements),
+        table([summary(results, series) for series in results.series]),
+        paragraph(NOTE),
         heading("Speed-ups"),
-        *_tables(data),
-        heading("What limits it"),
-        items([limits(data, series) for series in data.series]),
+        *_tables(results),
         heading("Figures"),
-        *(picture(figure, folder / name, caption) for name, (figure, caption) in all_figures(data).items()),
+        *(picture(figure, folder / name, caption) for name, (figure, caption) in drawn.items() if figure),
+        *how_measured(measurements, study.commands),
+        table([{title.replace("_", " "): cell for title, cell in row.items()} for row in settings]),
+        heading("Reference scores", 3),
+        table(references),
     ]
     return write_pages(folder, "What do more workers buy?", blocks)
 
 
-def _summary(data: Data) -> list[Block]:
-    lines = [line for series in data.series if (line := verdict(data, series))]
-    if not lines:
-        return [paragraph("No series has a speed-up yet: it takes finished runs with one worker and with more.")]
-    return [
-        paragraph("Did more workers need less data, which would make them more than linearly faster?"),
-        items(lines),
-    ]
+# ---------------------------------------------------------------------------------------------------------- tables
 
 
-def verdict(data: Data, series: Series) -> str:
-    """One sentence on whether the largest number of workers needed less data than one."""
-    backend = data.curve_backend
-    pairs = [(p, e) for p in data.means(series, backend) if p.workers > 1 and (e := p.speedup("data"))]
-    if not pairs:
-        return ""
-    point, estimate = pairs[-1]
-    them = who(backend)
-    start = f"{name_of(series)}: with {point.workers} {them} ({backend} backend) the data speed-up is {estimate}"
-    if estimate.bound == "?":
-        return f"{start}, because too many runs never reached the reference score."
+def summary(results: Results, series: Series) -> dict[str, Any]:
+    """What the largest number of workers needs and makes, and what keeps its throughput below the ideal."""
+    data = [pair for pair in results.estimates(series, "data", results.data_backend) if pair[0].workers > 1]
+    speed = results.estimates(series, "throughput", results.clock_backend)
+    speed = [pair for pair in speed if not pair[0].is_crowded] or speed
+    amdahl, usl = laws_of(results, series, "throughput")
+    one, most = (speed[0][0], speed[-1][0]) if len(speed) > 1 else (None, None)
+    slower, grown = times_per_step(one, most) if one and most else ("", "")
+    return {
+        "method": name_of(series),
+        "data speed-up": _with_most(*data[-1]) if data else "",
+        "data needed": verdict(data[-1][1]) if data else "unknown",
+        "throughput speed-up": _with_most(*speed[-1]) if most else "",
+        "time per step": slower,
+        "grew most": grown,
+        "serial fraction (Amdahl)": f"{amdahl.contention:.3f}" if amdahl else "",
+        "contention (USL)": f"{usl.contention:.3f}" if usl else "",
+        "coherence (USL)": f"{usl.coherence:.5f}" if usl else "",
+    }
+
+
+def _with_most(point: Point, estimate: Estimate) -> str:
+    return f"{estimate} with {point.workers} {who(point.backend)} ({point.backend})"
+
+
+def verdict(estimate: Estimate) -> str:
+    """Whether many workers need less data than one, by the data speed-up and its interval."""
     if estimate.bound == "<=":
-        return f"{start}: more data, if they reach the score at all; {_censored(point)}."
+        return "more, if the score is reached at all"
     if not estimate.has_interval:
-        return f"{start}: from fewer than {LEAST} seeds, which show no difference."
+        return "unknown: too few seeds"
     if estimate.low > 1:
-        return f"{start}: less data than one {them[:-1]}, so more than linear wherever throughput is linear."
-    if estimate.high < 1:
-        return f"{start}: more data than one {them[:-1]}, so less than linear however many cores there are."
-    return f"{start}: the interval holds 1, so no difference is shown."
+        return "less: superlinear wherever throughput is linear"
+    return "more: less than linear" if estimate.high < 1 else "no difference shown"
 
 
-def _censored(point: Point) -> str:
-    return f"{point.runs - point.reached} of {point.runs} runs are censored"
+def times_per_step(one: Point, many: Point) -> tuple[str, str]:
+    """How many times as long a worker's step takes among many, and the phase that grew most."""
+    phases = dict.fromkeys(phase for run in [*one.runs, *many.runs] for phase in run.phases)
+    times = {phase: (1000 * one.phase(phase), 1000 * many.phase(phase)) for phase in phases}
+    alone, together = (sum(pair[i] for pair in times.values()) for i in (0, 1))
+    if not alone:
+        return "", ""
+    grown = max(times, key=lambda phase: times[phase][1] - times[phase][0])
+    return f"{together / alone:.2f}", "{} ({:.3f} to {:.3f})".format(grown, *times[grown])
 
 
-def _method(file: StudyFile, measurements: Sequence[Measurement]) -> list[Block]:
-    finished = sum(run.complete for run in measurements)
-    replaced = sum(run.restarts > 0 for run in measurements if run.complete)
-    missing = Counter(run.state or "not made" for run in measurements if not run.complete)
-    left_out = ", ".join(f"{count} {state}" for state, count in missing.items())
-    settings = [
-        f"{env_id}: {s.max_steps:,} steps at most{f', {s.max_seconds:g} s at most' if s.max_seconds else ''}; "
-        f"{s.evaluation_episodes} episodes every {s.evaluation_interval_steps:,} steps"
-        f"{'; runs end at the reference score' if s.stop_at_reference else ''}"
-        f"{'; ' + ' '.join(s.words) if s.words else ''}"
-        for env_id, s in file.environments.items()
-    ]
-    references = Counter(
-        f"{env_id}, {name_of(Series(algorithm))}: {reference.score:g}{reference.in_mean}, {reference.how}"
-        for (env_id, algorithm), reference in file.references.items()
-    )
-    return [
-        paragraph(
-            f"{finished} of {len(measurements)} runs finished{f' ({left_out})' if left_out else ''}. "
-            f"{f'In {replaced} of them workers were replaced, which costs time. ' if replaced else ''}"
-            "Speed-ups are ratios of medians over seeds against one worker, in the mean over environments; in brackets "
-            f"95 % bootstrap intervals over seeds, from {LEAST} seeds on. A run that never reached the reference score "
-            "is censored: it counts as slower than all that did. The clock starts when all workers are ready, each "
-            "worker computes in one thread, and the evaluator is not counted among the workers."
-        ),
-        items(settings),
-        heading("Reference scores", 3),
-        items(list(references)),
-        heading("Machine", 3),
-        items(machines(measurements)),
-        paragraph(f"Cores that a run could use: {_cores(measurements)}."),
-        heading("Commands", 3),
-        code("\n".join(file.commands)),
-    ]
-
-
-def _cores(measurements: Sequence[Measurement]) -> str:
-    """The cores of the runs, by backend."""
-    seen = sorted({(run.cell.backend, run.cores) for run in measurements if run.complete})
-    return ", ".join(f"{cores} ({backend} backend)" for backend, cores in seen) or "unknown"
-
-
-def _tables(data: Data) -> list[Block]:
+def _tables(results: Results) -> list[Block]:
+    """A table for each kind and backend: rows are series and environments, columns numbers of workers."""
     blocks = []
-    for kind in KINDS:
+    for kind, (_, told) in KINDS.items():
         for backend in (*CLOCKED, "serial"):
-            points = [p for p in data.points if p.backend == backend and p.speedup(kind)]
+            points = [p for p in results.points if p.backend == backend and kind in p.speedups]
             if not any(point.workers > 1 for point in points):
                 continue
-            blocks.append(heading(f"{kind.capitalize()}: {MEANINGS[kind]} ({backend} backend)", 3))
-            blocks.append(_table(data, points, kind))
-            if any(point.crowded for point in points):
+            found = {(p.env_id, p.series, p.workers): _cell(p, kind) for p in points}
+            counts = sorted({point.workers for point in points})
+            rows = [
+                {"method": name_of(series), "environment": env_id}
+                | {str(count): found.get((env_id, series, count), "") for count in counts}
+                for env_id in (*results.env_ids, *([MEAN] if len(results.env_ids) > 1 else []))
+                for series in results.series
+                if any((env_id, series, count) in found for count in counts)
+            ]
+            blocks += [heading(f"{kind.capitalize()}: {told} ({backend} backend)", 3), table(rows)]
+            if any(point.is_crowded for point in points):
                 blocks.append(paragraph(f"* more {who(backend)} than cores."))
     return blocks
 
 
-def _table(data: Data, points: Sequence[Point], kind: str) -> Block:
-    """Rows are series and environments, columns numbers of workers."""
-    counts = sorted({point.workers for point in points})
-    found = {(p.series, p.env_id, p.workers): p for p in points}
-    env_ids = [*data.env_ids, MEAN] if len(data.env_ids) > 1 else data.env_ids
-    rows = [
-        [name_of(series), env_id, *(_cell(found.get((series, env_id, count)), kind) for count in counts)]
-        for env_id in env_ids
-        for series in data.series
-        if any((series, env_id, count) in found for count in counts)
+def _cell(point: Point, kind: str) -> str:
+    estimate = point.speedups[kind]
+    lost = len(point.runs) - point.reached if kind != "throughput" else 0
+    told = "1" if point.workers == 1 and not estimate.bound else str(estimate)
+    return told + (" *" if point.is_crowded else "") + (f" ({lost} of {len(point.runs)} censored)" if lost else "")
+
+
+def laws_of(results: Results, series: Series, kind: str) -> tuple[Law | None, Law | None]:
+    """Amdahl's and the Universal law fitted to a series' means, from the points with a core for each worker."""
+    pairs = [
+        (point.workers, estimate.value)
+        for point, estimate in results.estimates(series, kind, results.clock_backend)
+        if not estimate.bound and not point.is_crowded
     ]
-    return table(["method", "environment", *(str(count) for count in counts)], rows)
+    beyond = sum(workers > 1 for workers, _ in pairs)
+    # The second law would go through any two points.
+    return fit_law(pairs, 1) if beyond >= 1 else None, fit_law(pairs, 2) if beyond >= 3 else None
 
 
-def _cell(point: Point | None, kind: str) -> str:
-    estimate: Estimate | None = point.speedup(kind) if point else None
-    if point is None or estimate is None:
-        return ""
-    star = " *" if point.crowded else ""
-    lost = point.runs - point.reached
-    censored = f" ({lost} of {point.runs} censored)" if kind != "throughput" and lost else ""
-    return ("1" if point.workers == 1 and not estimate.bound else str(estimate)) + star + censored
+# --------------------------------------------------------------------------------------------------------- figures
 
 
-def limits(data: Data, series: Series) -> str:
-    """What keeps the throughput of a series below the ideal, in words: scaling laws and the workers' time split."""
-    name = name_of(series)
-    points = [p for p in data.means(series, data.clock_backend) if p.speedup("throughput")]
-    own = [p for p in points if not p.crowded]
-    if not points or points[-1].workers == 1:
-        return f"{name}: no throughput was measured with more than one worker."
-    most = (own if own and own[-1].workers > 1 else points)[-1]
-    gain = most.speedup("throughput")
-    assert gain is not None
-    them = who(data.clock_backend)
-    told = [f"{name}: {most.workers} {them} on {most.cores} cores make {gain} times the steps per second of one"]
-    runs = data.runs(data.clock_backend)
-    phases = list(dict.fromkeys(phase for run in runs for phase in run.phases))
-    one = {phase: phase_mean(runs, series, 1, phase) for phase in phases}
-    many = {phase: phase_mean(runs, series, most.workers, phase) for phase in phases}
-    if sum(one.values()) > 0:
-        slower = sum(many.values()) / sum(one.values())
-        grown = max(phases, key=lambda phase: many[phase] - one[phase])
-        told.append(
-            f"a step takes each of them {slower:.2f} times as long as it takes one alone, and what grew most is "
-            f"{_phase(grown)} (from {1e3 * one[grown]:.3f} to {1e3 * many[grown]:.3f} ms per step)"
-        )
-    amdahl, usl = laws_of(data, series, "throughput")
+def draw_speedups(results: Results) -> Figure | None:
+    """Speed-ups in throughput, data and time, a panel each, and the time promised with a core for each worker."""
+    clock, best = results.clock_backend, results.data_backend
+    wanted = [
+        ("throughput", clock, f"throughput: steps per second ({clock} backend)", False),
+        ("data", best, f"data: steps to the reference score ({best} backend)", False),
+        ("time", clock, f"time: seconds to the reference score ({clock} backend)", False),
+        ("data", best, "projection: data speed-up x workers, as if throughput were ideal", True),
+    ]
+    panels = [
+        _speedup_panel(results, kind, backend, title, projected)
+        for kind, backend, title, projected in wanted
+        if any(kind in point.speedups and point.workers > 1 for point in results.points if point.backend == backend)
+    ]
+    return draw([panels[i : i + 2] for i in range(0, len(panels), 2)], height=4.0) if panels else None
+
+
+def _speedup_panel(results: Results, kind: str, backend: str, title: str, projected: bool) -> Panel:
+    """One kind of speed-up of every series; `projected`: times the number of workers."""
+    counts = results.counts(backend)
+    marks = [Line(counts, [1 if kind == "data" and not projected else n for n in counts], BLACK, "ideal", width=1)]
+    if kind == "time" or projected:
+        for series in results.series:
+            row = {n: speedup for n, speedup in TABLE_2.get(series.algorithm, {}).items() if n <= max(counts)}
+            marks.append(Line(list(row), list(row.values()), results.look(series)["colour"], width=4, alpha=0.18))
+        marks.append(Line([], [], name="paper's Table 2", width=4, alpha=0.3))
+    for i, series in enumerate(results.series):
+        shift = 1.03 ** (i - (len(results.series) - 1) / 2)
+        x, y, spans, look = [], [], [], results.look(series)
+        for point, estimate in results.estimates(series, kind, backend):
+            scale = point.workers if projected else 1
+            x.append(point.workers * shift)
+            y.append(estimate.value * scale)
+            spans.append([scale * span for span in estimate.spans])
+            marker = MARKERS[estimate.bound]
+            marks.append(Line(x[-1:], y[-1:], look["colour"], style="", marker=marker, filled=not point.is_crowded))
+        marks.append(Line(x, y, name=name_of(series), spans=np.reshape(spans, (-1, 2)).T, **look))
+    return results.over_workers(marks, title, "times one worker", backend, y_scale="log2")
+
+
+def draw_laws(results: Results) -> Figure | None:
+    """Measured throughput and time speed-ups with the laws through them: rows are kinds, columns series."""
+    kinds = [k for k in ("throughput", "time") if any(laws_of(results, series, k)[0] for series in results.series)]
+    grid = [[_law_panel(results, series, kind) for series in results.series] for kind in kinds]
+    return draw(grid, share_x="all", share_y="all") if grid else None
+
+
+def _law_panel(results: Results, series: Series, kind: str) -> Panel:
+    backend = results.clock_backend
+    n = np.geomspace(1, max(results.counts(backend)), 60)
+    marks, title = [Line(n, n, BLACK, "ideal", width=1)], name_of(series)
+    amdahl, usl = laws_of(results, series, kind)
     if amdahl:
-        told.append(f"Amdahl's law then has a serial fraction of {amdahl.contention:.3f}{_limit(amdahl.limit)}")
+        marks.append(Line(n, amdahl.speedup(n), "C0", "Amdahl", "--"))
+        title += f"\nserial {amdahl.contention:.2f}"
     if usl:
-        told.append(f"the Universal Scalability Law a contention of {usl.contention:.3f} and {_coherence(usl)}")
-    else:
-        told.append(
-            "for the Universal Scalability Law's two coefficients there are too few points with a core for each worker"
-        )
-    if points[-1].crowded:
-        last = points[-1]
-        told.append(
-            f"{last.workers} {them} on {last.cores} cores reach {last.speedup('throughput')}: they share the cores, "
-            "which no law of the method explains"
-        )
-    return "; ".join(told) + "."
+        marks.append(Line(n, usl.speedup(n), "C3", "Universal Scalability Law"))
+        title += f"\ncontention {usl.contention:.2f}, coherence {usl.coherence:.4f}"
+    for point, estimate in results.estimates(series, kind, backend):
+        marks.append(Line([point.workers], [estimate.value], BLACK, "measured", "", "o", not point.is_crowded))
+    return results.over_workers(marks, title, f"{kind} speed-up", backend, y_scale="log2")
 
 
-def _coherence(usl: Law) -> str:
-    if not math.isfinite(usl.best_workers):
-        return "no coherence: what workers cost each other does not grow with every pair of them"
-    return f"a coherence of {usl.coherence:.5f}, which makes about {usl.best_workers:.0f} workers the most that help"
+def draw_reach(results: Results) -> Figure | None:
+    """Every run's steps to the reference score, censored ones as arrows, and their medians; a panel per environment."""
+    backend, grid = results.data_backend, list[list[Panel]]()
+    for env_id in results.env_ids:
+        marks = [Line([], [], name="censored", style="", marker="^", size=4)]
+        for i, series in enumerate(results.series):
+            points = [point for point in results.curve(series, env_id, backend) if "data" in point.samples]
+            shift, look = 1.09 ** (i - (len(results.series) - 1) / 2), results.look(series)
+            x = [point.workers * shift for point in points]
+            marks.append(Line(x, [p.samples["data"].bound / 1e3 for p in points], name=name_of(series), **look))
+            for at, point in zip(x, points, strict=True):
+                sample = point.samples["data"]
+                for value, reached in zip(sample.values, sample.reached, strict=True):
+                    marker = "o" if reached else "^"
+                    marks.append(Line([at], [value / 1e3], look["colour"], "", "", marker, size=4, alpha=0.6))
+        runs = [run for run in results.measurements if run.cell.env_id == env_id]
+        if scores := sorted({run.reference.score for run in runs if run.reference}):
+            title = f"{env_id}, reference score {' to '.join(dict.fromkeys(f'{s:g}' for s in (scores[0], scores[-1])))}"
+            grid.append([results.over_workers(marks, title, "thousand steps to the score", backend, y_scale="log")])
+    return draw(grid, height=3.5) if grid else None
 
 
-def _limit(limit: float) -> str:
-    return f": never more than {limit:.0f} times one worker" if math.isfinite(limit) else ""
+def draw_scores(results: Results, axis: Literal["minutes", "steps"]) -> Figure | None:
+    """Learning curves by number of workers: rows are environments, columns series."""
+    backend = results.clock_backend if axis == "minutes" else results.data_backend
+    counts = results.counts(backend)
+    if not any(run.evaluations for point in results.points if point.backend == backend for run in point.runs):
+        return None
+    names = {count: f"{count} {who(backend)[: None if count > 1 else -1]}" for count in counts}
+    colours = dict(zip(names.values(), shades(len(counts)), strict=True))
+    grid = list[list[Panel]]()
+    for env_id in results.env_ids:
+        row = list[Panel]()
+        for series in results.series:
+            points = results.curve(series, env_id, backend)
+            groups = {names[point.workers]: point.runs for point in points}
+            label = "" if row else f"{env_id}\nscore (raw return)"
+            row.append(learning_curves(groups, colours, axis, label, "" if grid else name_of(series)))
+        grid.append(row)
+    return draw(grid, share_y="row")
 
 
-PHASES = {
-    "environment": "the environment itself",
-    "act": "choosing actions",
-    "collect": "storing what was seen",
-    "loss": "loss and gradient",
-    "pull": "copying theta",
-    "push": "updating theta",
-    "wait": "waiting",
-    "wait_for_ranks": "waiting for the slowest rank",
-    "communicate": "exchanging with other ranks",
+def draw_staleness(results: Results) -> Figure | None:
+    """Shares of updates by staleness: rows are series, columns numbers of workers."""
+    grid = list[list[Panel]]()
+    for series in results.series:
+        row = list[Panel]()
+        for point in results.curve(series, MEAN, results.data_backend):
+            if point.workers == 1:
+                continue
+            most = 3 * point.workers
+            shares = np.zeros(most + 1)
+            for lag, updates in add_up(run.staleness for run in point.runs).items():
+                shares[min(lag, most)] += updates
+            bars = Bars(range(most + 1), shares / max(1.0, shares.sum()), "C0")
+            label = "" if row else f"{name_of(series)}\nshare of updates"
+            row.append(Panel([bars], "staleness", label, f"{point.workers} workers", y_limits=(0, 1)))
+        grid.append(row)
+    return draw(grid, height=1.9, share_y="all") if any(grid) else None
+
+
+def draw_time_split(results: Results) -> Figure | None:
+    """Milliseconds per step of a worker, by phase and number of workers; a panel per series."""
+    backend, row = results.clock_backend, list[Panel]()
+    phases = dict.fromkeys(phase for run in results.measurements for phase, seconds in run.phases.items() if seconds)
+    for series in results.series:
+        points = results.curve(series, MEAN, backend)
+        bars, floor = [], np.zeros(len(points))
+        for i, phase in enumerate(phases):
+            heights = np.array([1000 * point.phase(phase) for point in points])
+            bars.append(Bars(range(len(points)), heights, f"C{i}", phase, floor))
+            floor = floor + heights
+        ticks = {float(i): str(point.workers) for i, point in enumerate(points)}
+        label = "" if row else "milliseconds of a worker per step"
+        row.append(Panel(bars, who(backend), label, name_of(series), x_ticks=ticks))
+    return draw([row], height=3.0, share_y="all") if phases and results.counts(backend) else None
+
+
+def draw_cost(results: Results) -> Figure | None:
+    """Money until the reference score over workers, a panel per environment."""
+    price, backend, row = results.price_per_core_hour, results.clock_backend, []
+    for env_id in results.env_ids if price else ():
+        marks = []
+        for series in results.series:
+            known = [p for p in results.curve(series, env_id, backend) if p.cost(price) is not None]
+            x, y = [point.workers for point in known], [point.cost(price) or 0.0 for point in known]
+            marks.append(Line(x, y, name=name_of(series), marker="o", **results.look(series)))
+        if any(len(mark.x) for mark in marks):
+            label = f"money to the reference score\n(at {price:g} per core and hour)"
+            row.append(results.over_workers(marks, env_id, label, backend, y_limits=(0, None)))
+    return draw([row], height=3.0) if row else None
+
+
+FIGURES: dict[str, tuple[Callable[[Results], Figure | None], str]] = {
+    "speedup": (
+        draw_speedups,
+        "Speed-up over the number of workers: mean over environments, bars are 95 % bootstrap intervals over seeds, "
+        "shifted sideways to be seen. Open markers: more workers than cores. Triangles: only a bound, because runs "
+        "were censored. Broad faint lines: the paper's Table 2, a speed-up in time with a core for each thread.",
+    ),
+    "laws": (
+        draw_laws,
+        "The ideal line, Amdahl's law and the Universal Scalability Law, fitted to the points with a core for each "
+        "worker. Open markers (more workers than cores) are not part of the fit.",
+    ),
+    "reach": (
+        draw_reach,
+        "When each run first reached the reference score. A dot is a run, an arrow a run that ended without reaching "
+        "it (censored, at its last step); the line joins the medians.",
+    ),
+    "score-steps": (
+        lambda results: draw_scores(results, "steps"),
+        "Score over steps, by number of workers (the paper's Figure 3): median over seeds, band from the worst to the "
+        "best seed, dotted line at the reference score.",
+    ),
+    "score-time": (
+        lambda results: draw_scores(results, "minutes"),
+        "Score over time, by number of workers (the paper's Figure 4): median and band over seeds.",
+    ),
+    "staleness": (
+        draw_staleness,
+        "How many updates by others a gradient had missed when it was pushed: share of updates, over all runs. The "
+        "last bar has all that missed more.",
+    ),
+    "time-split": (
+        draw_time_split,
+        "Where a worker's time goes: milliseconds per step that it makes, by phase, mean over environments.",
+    ),
+    "cost": (
+        draw_cost,
+        "Money until the reference score, median over seeds; a core is paid for each worker, at most all cores of the "
+        "machine.",
+    ),
 }
-
-
-def _phase(phase: str) -> str:
-    return PHASES.get(phase, phase)
+"""All figures and their captions, by file name; a figure without enough measurements is left out."""

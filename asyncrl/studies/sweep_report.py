@@ -1,277 +1,214 @@
-"""The table and the figures of a sweep."""
+"""The report of a sweep: a table of its runs, the best first, and figures."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import matplotlib
-import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from asyncrl.studies.documents import code, paragraph, picture, table, write_csv, write_pages
-from asyncrl.studies.figures import colours_of, legend_below, method_name, open_frame
-from asyncrl.studies.search import Trial, importances
-from asyncrl.studies.search_space import Axis
+from asyncrl.plots.figures import BLACK, Bars, Line, Panel, colours_of, draw, method_name, shades
+from asyncrl.studies.documents import code, paragraph, picture, plain_table, table, write_csv, write_pages
+from asyncrl.studies.measure import Measurement, measure_all
+from asyncrl.studies.search import importances, is_logarithmic, is_numeric
+from asyncrl.studies.study import Point, Study
 
 SHOWN = 5
 """Number of best runs printed on the terminal."""
-LABEL: Mapping[str, Any] = {
-    "textcoords": "offset points",
-    "fontsize": 8,
-    "bbox": {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1},
-}
-"""Text style of values at an axis."""
+MOST_LABELS = 5
+"""Numbers are equally spaced along an axis of parallel coordinates, and each has a label, unless there are more."""
 SCORED_FOR_LINES = 3
 """Parallel coordinates need at least so many runs with a score."""
+CAPTIONS = {
+    "scores": "Final score of each run. Crosses are runs without a score: they failed, were stopped or have not been "
+    "made.",
+    "parallel": "A line for each run, by its settings and its best score: yellow is best.",
+    "importance": "How much each setting determines whether a run is among the better ones (PED-ANOVA, Watanabe et al. "
+    "2023, by Optuna). The shares add up to one; small ones need many runs to mean anything.",
+}
 
 
-def write_report(rows: Sequence[Trial], axes: Sequence[Axis], runs_dir: Path, command: str) -> Path:
-    """Write RUNS_DIR/report/: report.md, report.html, table.csv and figures; returns the path of report.md."""
-    folder = runs_dir / "report"
+class Results:
+    """Everything that the report shows."""
+
+    def __init__(self, runs: Sequence[Measurement], variants: Mapping[str, Point]) -> None:
+        self.env_ids = list(dict.fromkeys(run.cell.env_id for run in runs))
+        self.runs = sorted(runs, key=self._order)
+        """By environment, the best score first, those without a score last."""
+        self.points = {run.cell.variant: variants[run.cell.variant] for run in runs}
+        found = {name: self._values(name) for name in dict.fromkeys(name for p in self.points.values() for name in p)}
+        self.varied = {name: values for name, values in found.items() if len(values) > 1}
+        """The settings in which the runs differ, and their values, in order."""
+        self.fixed = {name: values[0] for name, values in found.items() if len(values) == 1}
+
+    def _order(self, run: Measurement) -> tuple[int, float]:
+        best = run.best_score()
+        return self.env_ids.index(run.cell.env_id), math.inf if best is None else -best
+
+    def _values(self, name: str) -> list[str]:
+        values = list(dict.fromkeys(point.get(name, "") for point in self.points.values()))
+        return sorted(values, key=float) if is_numeric(values) else values
+
+    def value(self, run: Measurement, name: str) -> str:
+        """A setting of a run; "" if it has its default."""
+        return self.points[run.cell.variant].get(name, "")
+
+    def row(self, run: Measurement) -> dict[str, str]:
+        """A run in the table."""
+        best, final = run.best_score(), final_score(run)
+        return {
+            "method": run.cell.algorithm,
+            "environment": run.cell.env_id,
+            **{name: self.value(run, name) for name in self.varied},
+            "seed": str(run.cell.seed),
+            "state": run.state or "not made",
+            "steps": str(run.steps),
+            "best": "" if best is None else f"{best:.6g}",
+            "final": "" if final is None else f"{final:.6g}",
+        }
+
+
+def final_score(run: Measurement) -> float | None:
+    """The last evaluation, of the final parameters; None unless the run finished."""
+    return run.last_score() if run.complete else None
+
+
+def write_report(study: Study, say: Callable[[str], None]) -> Path:
+    """Read all runs of the sweep and write RUNS_DIR/report/; returns the path of report.md.
+
+    `say` gets the best runs of each environment.
+    """
+    folder = study.runs_dir / "report"
     folder.mkdir(exist_ok=True)
-    rows, varied = ranked(rows), varied_of(axes)
-    cells = [_cells(row, varied) for row in rows]
-    write_csv(folder / "table.csv", cells)
-    states = Counter(row.run.state or "not made" for row in rows)
-    fixed = ", ".join(f"{axis.field} {axis.values[0]}" for axis in axes if not axis.varies)
+    results = Results(measure_all(study), study.variants)
+    rows = [results.row(run) for run in results.runs]
+    write_csv(folder / "table.csv", rows)
+    marked = set()
+    for env_id in results.env_ids:
+        own = [i for i, row in enumerate(rows) if row["environment"] == env_id and row["best"]]
+        marked |= set(own[:1])
+        if own:
+            say(f"best of {len(own)} runs in {env_id}:\n{plain_table([rows[i] for i in own[:SHOWN]])}")
+    figures = {"scores": draw_scores(results)}
+    if results.varied and sum(bool(row["best"]) for row in rows) >= SCORED_FOR_LINES:
+        figures["parallel"] = draw_parallel(results)
+    if shares := shares_of(results):
+        figures["importance"] = draw_importances(shares)
+    states = Counter(row["state"] for row in rows)
+    fixed = ", ".join(f"{name} {value}" for name, value in results.fixed.items())
     blocks = [
         paragraph(
             f"{len(rows)} runs ({', '.join(f'{count} {state}' for state, count in states.items())}). "
             f"{f'In all of them: {fixed}. ' if fixed else ''}"
             "A score is the mean raw return of an evaluation; final: of the last one."
         ),
-        code(command),
-        picture(
-            draw_sweep(rows, [with_values(axis, rows) for axis in varied]),
-            folder / "scores",
-            "Final score of each run. Crosses at the lower edge are runs without a score: they failed, were stopped or "
-            "have not been made.",
-        ),
+        code("\n".join(study.commands)),
+        *(picture(figure, folder / name, CAPTIONS[name]) for name, figure in figures.items()),
+        table(rows, marked),
     ]
-    if varied and sum(row.best_score is not None for row in rows) >= SCORED_FOR_LINES:
-        caption = "A line for each run, by its settings and its best score: yellow is best."
-        blocks.append(picture(draw_parallel(rows, varied), folder / "parallel", caption))
-    if shares := shares_of(rows, varied):
-        caption = (
-            "How much each setting determines whether a run is among the better ones (PED-ANOVA, Watanabe et al. "
-            "2023, by Optuna). The shares add up to one; small ones need many runs to mean anything."
-        )
-        blocks.append(picture(draw_importances(shares), folder / "importance", caption))
-    best = [i for i, row in enumerate(rows) if row in best_of(rows)]
-    blocks.append(table(list(cells[0]), [list(cell.values()) for cell in cells], marked=best))
     return write_pages(folder, "Sweep", blocks)
 
 
-def varied_of(axes: Sequence[Axis]) -> list[Axis]:
-    """The settings in which the runs of an environment differ."""
-    return [axis for axis in axes if axis.varies and axis.field != "env_id"]
-
-
-def with_values(axis: Axis, rows: Sequence[Trial]) -> Axis:
-    """The axis with the values that were tried, if it only has bounds."""
-    if axis.bounds is None:
-        return axis
-    return replace(axis, values=tuple(dict.fromkeys(row.point[axis.field] for row in rows)))
-
-
-def ranked(rows: Sequence[Trial]) -> list[Trial]:
-    """Rows by environment, the best score first, those without a score last."""
-    env_ids = list(dict.fromkeys(row.job.env_id for row in rows))
-
-    def order(row: Trial) -> tuple[int, float]:
-        return env_ids.index(row.job.env_id), math.inf if row.best_score is None else -row.best_score
-
-    return sorted(rows, key=order)
-
-
-def best_of(rows: Sequence[Trial]) -> list[Trial]:
-    """The best run of each environment."""
-    first: dict[str, Trial] = {}
-    for row in ranked(rows):
-        if row.best_score is not None:
-            first.setdefault(row.job.env_id, row)
-    return list(first.values())
-
-
-def best_rows(rows: Sequence[Trial], axes: Sequence[Axis]) -> list[str]:
-    """The best runs of each environment, as lines for the terminal."""
-    varied = varied_of(axes)
-    methods = len({row.job.algorithm for row in rows}) > 1
-    lines = []
-    for env_id in dict.fromkeys(row.job.env_id for row in rows):
-        own = [row for row in ranked(rows) if row.job.env_id == env_id and row.best_score is not None]
-        if own:
-            lines.append(f"best of {len(own)} runs in {env_id}:")
-        for row in own[:SHOWN]:
-            settings = [f"{axis.field} {row.point.get(axis.field, '')}" for axis in varied]
-            told = ", ".join([*([row.job.algorithm] if methods else []), *settings, f"seed {row.run.cell.seed}"])
-            lines.append(f"  {row.best_score:>10.6g}  {told}")
-    return lines
-
-
-def shares_of(rows: Sequence[Trial], varied: Sequence[Axis]) -> dict[str, dict[str, float]]:
+def shares_of(results: Results) -> dict[str, dict[str, float]]:
     """The importance of each setting, by method and environment, if there are enough runs."""
-    groups: dict[str, list[tuple[Mapping[str, str], float]]] = {}
-    for row in rows:
-        if row.best_score is not None:
-            groups.setdefault(f"{method_name(row.job.algorithm)}, {row.job.env_id}", []).append(
-                (row.point, row.best_score)
-            )
-    found = {name: importances(own, varied) for name, own in groups.items()}
+    groups: dict[str, list[tuple[Point, float]]] = {}
+    for run in results.runs:
+        if (score := run.best_score()) is not None:
+            name = f"{method_name(run.cell.algorithm)}, {run.cell.env_id}"
+            groups.setdefault(name, []).append((results.points[run.cell.variant], score))
+    found = {name: importances(own, list(results.varied)) for name, own in groups.items()}
     return {name: shares for name, shares in found.items() if shares}
 
 
 def draw_importances(shares: Mapping[str, Mapping[str, float]]) -> Figure:
     """A bar for each setting, a panel for each method and environment."""
-    most = max(len(own) for own in shares.values())
-    figure = Figure(figsize=(6.0, 1.0 + 0.4 * most * len(shares)), layout="constrained")
-    grid = figure.subplots(len(shares), 1, squeeze=False)[:, 0]
-    for axes, (name, own) in zip(grid, shares.items(), strict=True):
+    grid = []
+    for name, own in shares.items():
         fields = sorted(own, key=lambda field: own[field])
-        axes.barh([field.replace("_", " ") for field in fields], [own[field] for field in fields], color="C0")
-        axes.set_xlim(0, 1)
-        axes.set_title(name, fontsize=11)
-        open_frame(axes)
-    grid[-1].set_xlabel("importance")
-    return figure
+        ticks = {float(i): field.replace("_", " ") for i, field in enumerate(fields)}
+        bars = Bars(list(ticks), [own[field] for field in fields], "C0", across=True)
+        grid.append([Panel([bars], "importance", "", name, y_ticks=ticks, x_limits=(0, 1))])
+    return draw(grid, 0.7 + 0.4 * max(map(len, shares.values())), 6.0)
 
 
-def draw_parallel(rows: Sequence[Trial], varied: Sequence[Axis]) -> Figure:
+def draw_parallel(results: Results) -> Figure:
     """Parallel coordinates: a vertical axis per setting, the best score at the right; a panel per environment."""
-    env_ids = list(dict.fromkeys(row.job.env_id for row in rows))
-    figure = Figure(figsize=(2.0 + 1.6 * (len(varied) + 1), 3.6 * len(env_ids)), layout="constrained")
-    grid = figure.subplots(len(env_ids), 1, squeeze=False)[:, 0]
-    for axes, env_id in zip(grid, env_ids, strict=True):
-        own = [row for row in rows if row.job.env_id == env_id and row.best_score is not None]
-        if own:
-            _draw_lines(axes, own, [with_values(axis, rows) for axis in varied])
-        axes.set_title(env_id, fontsize=11)
-    return figure
+    colours, grid = shades(256), []
+    for env_id in results.env_ids:
+        every = [(run, run.best_score()) for run in results.runs if run.cell.env_id == env_id]
+        own = [(run, score) for run, score in every if score is not None]
+        scores = [score for _, score in own] or [0.0]
+        marks = [Line([x, x], [0, 1], BLACK, width=0.8) for x in range(len(results.varied) + 1)]
+        for run, score in reversed(own):  # the best are drawn last
+            heights = [height_of(results.value(run, name), values) for name, values in results.varied.items()]
+            heights.append((score - min(scores)) / ((max(scores) - min(scores)) or 1.0))
+            marks.append(Line(range(len(heights)), heights, colours[int(255 * heights[-1])], alpha=0.8))
+        texts = [
+            (float(x), height_of(value, values), value)
+            for x, values in enumerate(results.varied.values())
+            for value in ((values[0], values[-1]) if is_range(values) else values)
+        ]
+        ends = {min(scores): 0.0, max(scores): 1.0}
+        texts += [(float(len(results.varied)), height, f"{score:.6g}") for score, height in ends.items()]
+        names = [*results.varied, "best_score"]
+        ticks = {float(x): name.replace("_", "\n") for x, name in enumerate(names)}
+        limits = (-0.1, len(results.varied) + 0.5)
+        grid.append([Panel(marks, "", "", env_id, x_ticks=ticks, y_ticks={}, x_limits=limits, texts=texts)])
+    return draw(grid, 3.6, 2.0 + 1.6 * (len(results.varied) + 1))
 
 
-def _draw_lines(axes: Axes, rows: Sequence[Trial], varied: Sequence[Axis]) -> None:
-    scores = [row.best_score or 0.0 for row in rows]
-    columns = [_heights(axis, [row.point[axis.field] for row in rows]) for axis in varied]
-    columns.append(_between(scores))
-    for i in sorted(range(len(rows)), key=lambda i: scores[i]):  # the best are drawn last
-        axes.plot(
-            range(len(columns)),
-            [column[i] for column in columns],
-            color=matplotlib.colormaps["viridis"](columns[-1][i]),
-            alpha=0.8,
-        )
-    for x, axis in enumerate(varied):
-        for value in _labels(axis):
-            (height,) = _heights(axis, [value])
-            axes.annotate(value, (x, height), xytext=(4, 0), va="center", **LABEL)
-    for height, score in ((0.0, min(scores)), (1.0, max(scores))):
-        axes.annotate(f"{score:.6g}", (len(varied), height), xytext=(4, 0), va="center", **LABEL)
-    for x in range(len(columns)):
-        axes.axvline(x, color="0.3", linewidth=0.8, zorder=0)
-    axes.set_xticks(range(len(columns)), [*(axis.field.replace("_", "\n") for axis in varied), "best\nscore"])
-    axes.set_xlim(-0.1, len(varied) + 0.5)
-    axes.set_yticks([])
-    axes.spines[:].set_visible(False)
+def is_range(values: Sequence[str]) -> bool:
+    """Whether an axis of parallel coordinates has a scale."""
+    return is_numeric(values) and len(values) > MOST_LABELS
 
 
-def _labels(axis: Axis) -> list[str]:
-    """The labels of an axis: all values of a list, or both ends of a range."""
-    if axis.is_numeric and axis.drawn:
-        return [min(axis.values, key=float), max(axis.values, key=float)]
-    return list(axis.values)
+def height_of(value: str, values: Sequence[str]) -> float:
+    """The place of a value from 0 to 1 along the axis of its setting."""
+    if not is_range(values):
+        return values.index(value) / max(1, len(values) - 1)
+    scale = math.log if is_logarithmic(values) else float
+    low, high, own = (scale(float(each)) for each in (values[0], values[-1], value))
+    return (own - low) / (high - low)
 
 
-def _heights(axis: Axis, values: Sequence[str]) -> list[float]:
-    """Places of values from 0 to 1 along an axis; those of a list are equally spaced."""
-    if not (axis.is_numeric and axis.drawn):
-        order = sorted(axis.values, key=float) if axis.is_numeric else list(axis.values)
-        return [order.index(value) / max(1, len(order) - 1) for value in values]
-    scale = math.log if axis.drawn == "log-uniform" else float
-    low, high = (scale(float(value)) for value in _labels(axis))
-    return [(scale(float(value)) - low) / ((high - low) or 1.0) for value in values]
+def draw_scores(results: Results) -> Figure:
+    """Final score over the setting with the most values: a panel per environment, a colour per method and the rest.
 
-
-def _between(scores: Sequence[float]) -> list[float]:
-    low, high = min(scores), max(scores)
-    return [(score - low) / ((high - low) or 1.0) for score in scores]
-
-
-def _cells(row: Trial, varied: Sequence[Axis]) -> dict[str, str]:
-    scores = {"best": row.best_score, "final": row.final_score}
-    return {
-        "method": row.job.algorithm,
-        "environment": row.job.env_id,
-        **{axis.field: row.point.get(axis.field, "") for axis in varied},
-        "seed": str(row.run.cell.seed),
-        "state": row.run.state or "not made",
-        "steps": str(row.run.steps),
-        **{name: "" if score is None else f"{score:.6g}" for name, score in scores.items()},
-    }
-
-
-def draw_sweep(rows: Sequence[Trial], varied: Sequence[Axis]) -> Figure:
-    """Final score over the axis with the most values, a panel per environment, a colour per method and other setting.
-
-    An axis that was drawn log-uniformly, or spans more than a factor of 20, is logarithmic (the paper's Figure 2).
+    Numbers that span more than a factor of 8 are on a logarithmic axis (the paper's Figure 2).
     """
-    across = max(varied, key=lambda axis: (axis.is_numeric, len(axis.values)), default=None)
-    env_ids = list(dict.fromkeys(row.job.env_id for row in rows))
-    figure = Figure(figsize=(max(6.0, min(10.0, 5.0 * len(env_ids))), 4.4), layout="constrained")
-    grid = figure.subplots(1, len(env_ids), squeeze=False)[0]
-    groups = {_group(row, varied, across): row.job.algorithm for row in rows}
+    varied = results.varied
+    across = max(varied, key=lambda name: (is_numeric(varied[name]), len(varied[name])), default="seed")
+    others = [name for name, values in varied.items() if name != across and not is_range(values)]
+    values = varied.get(across, ["0"])
+
+    def group_of(run: Measurement) -> str:
+        return ", ".join([method_name(run.cell.algorithm), *(f"{name} {results.value(run, name)}" for name in others)])
+
+    def place_of(run: Measurement) -> float:
+        value = results.value(run, across) if across in varied else str(run.cell.seed)
+        return float(value) if is_numeric(values) else float(values.index(value))
+
+    groups = {group_of(run): run.cell.algorithm for run in results.runs}
     colours = dict(zip(groups, colours_of(list(groups.values())), strict=True))
-    for axes, env_id in zip(grid, env_ids, strict=True):
-        for group in groups:
-            own = [row for row in rows if (row.job.env_id, _group(row, varied, across)) == (env_id, group)]
-            _draw_points(axes, own, across, colours[group], group)
-        _finish(axes, across, env_id)
-    if len(groups) > 1:
-        handles, labels = grid[0].get_legend_handles_labels()
-        legend_below(figure, handles, labels)
-    return figure
-
-
-def _group(row: Trial, varied: Sequence[Axis], across: Axis | None) -> str:
-    """The row's group, which sets its colour: its method and all settings except the one on the axis."""
-    others = [f"{axis.field} {row.point[axis.field]}" for axis in varied if axis is not across and not axis.drawn]
-    return ", ".join([method_name(row.job.algorithm), *others])
-
-
-def _draw_points(axes: Axes, rows: Sequence[Trial], across: Axis | None, colour: str, label: str) -> None:
-    """A dot per run; a cross at the lower edge for a run without a score."""
-    places = [_place(row, across) for row in rows]
-    scores = [row.final_score for row in rows]
-    known = [(x, y) for x, y in zip(places, scores, strict=True) if y is not None]
-    axes.plot(*(zip(*known, strict=True) if known else ([], [])), "o", color=colour, alpha=0.75, label=label)
-    lost = [x for x, y in zip(places, scores, strict=True) if y is None]
-    if lost:  # an empty plot would extend the axes
-        axes.plot(lost, np.zeros(len(lost)), "x", color=colour, transform=axes.get_xaxis_transform(), clip_on=False)
-
-
-def _place(row: Trial, across: Axis | None) -> float:
-    if across is None:
-        return float(row.run.cell.seed)
-    value = row.point[across.field]
-    return float(value) if across.is_numeric else float(across.values.index(value))
-
-
-def _finish(axes: Axes, across: Axis | None, env_id: str) -> None:
-    """Scales, labels and title."""
-    if across is not None and across.is_numeric:
-        values = [float(value) for value in across.values]
-        if across.drawn == "log-uniform" or (min(values) > 0 and max(values) / min(values) > 20):
-            axes.set_xscale("log")
-    elif across is not None:
-        axes.set_xticks(range(len(across.values)), across.values)
-        axes.margins(x=0.2)
-    axes.set_xlabel(across.field.replace("_", " ") if across else "seed")
-    axes.set_ylabel("final score (raw return)")
-    axes.set_title(env_id, fontsize=11)
-    axes.grid(alpha=0.3)
-    open_frame(axes)
+    panels = []
+    for env_id in results.env_ids:
+        own = [(run, final_score(run)) for run in results.runs if run.cell.env_id == env_id]
+        lowest = min((score for _, score in own if score is not None), default=0.0)
+        marks = []
+        for name, colour in colours.items():
+            mine = [(place_of(run), score) for run, score in own if group_of(run) == name]
+            known = [(x, score) for x, score in mine if score is not None]
+            lost = [x for x, score in mine if score is None]
+            x, y = zip(*known, strict=True) if known else ((), ())
+            marks.append(Line(x, y, colour, name, "", "o", alpha=0.75))
+            marks.append(Line(lost, [lowest] * len(lost), colour, "", "", "x"))
+        ticks = None if is_numeric(values) else {float(i): value for i, value in enumerate(values)}
+        panels.append(
+            Panel(
+                marks, across.replace("_", " "), "final score (raw return)", env_id,
+                "log" if is_logarithmic(values) else "linear", x_ticks=ticks,
+            )
+        )  # fmt: skip
+    return draw([panels], 3.8, max(6.0, min(10.0, 5.0 * len(panels))))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import scipy.stats
 
-from asyncrl.core.aggregates import normalized, optimality_gap, performance_profile, probability_of_improvement
+from asyncrl.core.statistics import normalized, optimality_gap, probability_of_improvement
 
 
 def test_the_probability_of_improvement_is_mann_whitneys_u_over_all_pairs() -> None:
@@ -27,12 +26,6 @@ def test_its_interval_is_of_the_runs_of_each_environment() -> None:
     assert (sure.value, sure.low, sure.high) == (1.0, 1.0, 1.0)
     assert unsure.value == 0.5
     assert 0.1 < unsure.low < 0.5 < unsure.high < 0.9
-
-
-def test_a_profile_is_the_share_of_runs_above_each_threshold() -> None:
-    profile = performance_profile([0.2, 0.4, 0.4, 1.0], np.array([0.0, 0.2, 0.3, 0.4, 1.0]))
-
-    assert profile.tolist() == [1.0, 0.75, 0.75, 0.25, 0.0]
 
 
 def test_being_above_the_goal_does_not_make_up_for_the_others() -> None:

@@ -11,7 +11,8 @@ from matplotlib.image import imread
 
 from asyncrl.commands.plot import main
 from asyncrl.core.errors import UsageError
-from asyncrl.plots.curves import draw_curves, label_curves, read_curve, read_references, save_figure, unit_of
+from asyncrl.plots.curves import RunData, draw_curves, label_curves, read_references
+from asyncrl.plots.figures import save_figure, unit_of
 
 
 def make_run(folder: Path, scores: list[float], **settings: Any) -> Path:
@@ -34,7 +35,7 @@ def test_curves_are_named_by_what_differs(tmp_path: Path) -> None:
         for name, workers, seed in (("a", 2, 1), ("b", 2, 2), ("c", 4, 1))
     ]
 
-    assert label_curves([read_curve(run) for run in runs]) == ["workers 2", "workers 2", "workers 4"]
+    assert label_curves([RunData(run) for run in runs]) == ["workers 2", "workers 2", "workers 4"]
 
 
 def test_settings_that_differ_together_are_told_once(tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def test_settings_that_differ_together_are_told_once(tmp_path: Path) -> None:
         stored = json.loads((run / "config.json").read_text())
         (run / "config.json").write_text(json.dumps(stored | {"algorithm": algorithm}))
 
-    assert label_curves([read_curve(run) for run in runs]) == ["a3c", "n_step_q"]
+    assert label_curves([RunData(run) for run in runs]) == ["a3c", "n_step_q"]
 
 
 def test_curves_of_another_program_do_not_hide_what_differs(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_curves_of_another_program_do_not_hide_what_differs(tmp_path: Path) -> N
     other = make_run(tmp_path / "other", [0.0, 1.0])
     (other / "config.json").write_text(json.dumps({"algorithm": "Other", "config": {"env_id": "Catch", "seed": 1}}))
 
-    labels = label_curves([read_curve(run) for run in (*runs, other)])
+    labels = label_curves([RunData(run) for run in (*runs, other)])
 
     assert labels == ["a3c, workers 2", "a3c, workers 4", "Other"]
 
@@ -66,7 +67,7 @@ def test_settings_of_hosts_tell_only_runs_with_hosts_apart(tmp_path: Path) -> No
     settings = [{"backend": "local"}, {"backend": "ray"}]
     local, on_hosts = (
         [
-            read_curve(make_run(tmp_path / f"{own['backend']}-{updates}", [0.0], exchange_updates=updates, **own))
+            RunData(make_run(tmp_path / f"{own['backend']}-{updates}", [0.0], exchange_updates=updates, **own))
             for updates in (4, 32)
         ]
         for own in settings
@@ -82,7 +83,7 @@ def test_settings_of_hosts_tell_only_runs_with_hosts_apart(tmp_path: Path) -> No
 )
 def test_axes_have_units_and_the_recorded_points(tmp_path: Path, axis: str, label: str, last: float) -> None:
     """Three evaluations: the line has them, in the unit the label names."""
-    figure = draw_curves([read_curve(make_run(tmp_path / "run", [0.0, 0.5, 1.0]))], axis)
+    figure = draw_curves([RunData(make_run(tmp_path / "run", [0.0, 0.5, 1.0]))], axis)
 
     (axes,) = figure.axes
     assert axes.get_xlabel() == label
@@ -94,20 +95,20 @@ def test_axes_have_units_and_the_recorded_points(tmp_path: Path, axis: str, labe
 
 def test_seeds_share_a_colour_and_one_legend_entry(tmp_path: Path) -> None:
     """Two runs that differ in their seed only."""
-    curves = [read_curve(make_run(tmp_path / str(seed), [0.0, 1.0], seed=seed)) for seed in (1, 2)]
+    curves = [RunData(make_run(tmp_path / str(seed), [0.0, 1.0], seed=seed)) for seed in (1, 2)]
 
     figure = draw_curves(curves)
 
     (axes,) = figure.axes
     assert len({line.get_color() for line in axes.lines}) == 1
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a3c, 2 workers (2 seeds)"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a3c, 2 workers (2 seeds)"]
     save_figure(figure, tmp_path / "figure.svg")
 
 
 def test_the_strong_line_is_the_median_as_far_as_all_seeds_go(tmp_path: Path) -> None:
     """Three seeds, one of them shorter: medians of (0, 2, 4), (1, 3, 8); the band from 0 to 4 and from 1 to 8."""
     scores = ([0.0, 1.0], [2.0, 8.0, 9.0], [4.0, 3.0, 5.0])
-    curves = [read_curve(make_run(tmp_path / str(i), part, seed=i)) for i, part in enumerate(scores)]
+    curves = [RunData(make_run(tmp_path / str(i), part, seed=i)) for i, part in enumerate(scores)]
 
     figure = draw_curves(curves)
 
@@ -124,7 +125,7 @@ def test_references_lie_on_the_same_axis(tmp_path: Path) -> None:
     """Steps in thousands like the runs'; two labels, two lines."""
     file = tmp_path / "others.csv"
     file.write_text("label,steps,score\nthey,0,1\nthey,100000,5\nothers,0,2\n")
-    curve = read_curve(make_run(tmp_path / "run", [0.0, 1.0]))
+    curve = RunData(make_run(tmp_path / "run", [0.0, 1.0]))
 
     figure = draw_curves([curve], references=read_references(file))
 
@@ -206,7 +207,7 @@ def test_a_run_whose_config_is_torn_is_refused(tmp_path: Path) -> None:
     (run / "config.json").write_text("{")
 
     with pytest.raises(UsageError, match=r"config\.json cannot be read"):
-        read_curve(run)
+        RunData(run)
 
 
 def test_a_figure_needs_a_run(capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from asyncrl.commands.report import main
 from asyncrl.commands.train import main as train
-from asyncrl.plots.charts import Line, histogram, line_chart, thinned
+from asyncrl.plots.charts import histogram, line_chart, thinned
 from asyncrl.plots.report import make_page, read_runs
 from tests.support import evaluations_of, status_of, the_run
 
@@ -262,19 +262,19 @@ class TestCharts:
 
     def test_a_curve_goes_up_where_its_values_do(self) -> None:
         """Of one point and of a flat line there is a chart as well, and of none there is none."""
-        chart = line_chart([Line([(0.0, 0.0), (10.0, 1.0)], "#123456", marks=True)], "steps")
+        chart = line_chart([([(0.0, 0.0), (10.0, 1.0)], {"colour": "#123456", "marker": "o"})], "steps")
         (path,) = re.findall(r'<path d="([^"]*)" clip-path="[^"]*" style="fill: none; stroke: #123456', chart)
         (x1, y1), (x2, y2) = re.findall(r"[ML] ([\d.]+) ([\d.]+)", path)
         assert float(x1) < float(x2)
         assert float(y1) > float(y2)
-        assert line_chart([Line([(5.0, 3.0)], "#123456")], "steps")
-        assert line_chart([Line([], "#123456")], "steps") == ""
+        assert line_chart([([(5.0, 3.0)], {})], "steps")
+        assert line_chart([([], {})], "steps") == ""
 
     def test_a_robust_axis_is_not_that_of_one_outlier(self) -> None:
         """Which is drawn beyond its edge."""
         points = [(float(i), 1000.0 if i == 0 else float(i % 2)) for i in range(100)]
-        assert ">1000</text>" in line_chart([Line(points, "#123456")], "steps")
-        assert ">1000</text>" not in line_chart([Line(points, "#123456")], "steps", robust=True)
+        assert ">1000</text>" in line_chart([(points, {})], "steps")
+        assert ">1000</text>" not in line_chart([(points, {})], "steps", robust=True)
 
     def test_bars_are_shares_and_the_last_takes_the_tail(self) -> None:
         """Nine of ten are 0; a single one of 1,000 updates does not stretch the axis."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from asyncrl.studies.plan import Cell, Reference, Settings, StudyFile, make_cells
+from asyncrl.studies.study import Cell, Reference, Settings, Study, StudyPlan, make_cells
 
 PHASES = ("environment", "act", "collect", "loss", "pull", "push", "wait")
 Reaches = Callable[[Cell], int]
@@ -48,17 +48,16 @@ def make_study(
     workers: tuple[int, ...] = (1, 2, 4, 8),
     seeds: int = 3,
     ablation: str = "none",
-) -> StudyFile:
+) -> Study:
     """A study whose runs all look finished. The reference score is 1, the machine has 4 cores."""
     runs_dir.mkdir(exist_ok=True)
-    file = StudyFile(runs_dir)
-    cells = [
-        cell for backend in backends for cell in make_cells(algorithms, ablation, env_ids, backend, workers, seeds)
-    ]
+    file = Study(runs_dir, "speedup")
+    entrants = [(algorithm, backend) for backend in backends for algorithm in algorithms]
+    cells = make_cells(entrants, ablation, env_ids, workers, seeds)
     settings = dict.fromkeys(env_ids, Settings(10_000, 0.0, 100, 20, False, ("--t-max", "5")))
     references = {(env, algorithm): Reference(1.0, "made up") for env in env_ids for algorithm in algorithms}
-    file.add("python -m asyncrl speedup", settings, cells, references, ablation)
+    file.add(StudyPlan("python -m asyncrl speedup", settings, cells, references, ablation))
     file.save()
     for cell in cells:
-        make_run(file.job(cell).folder(runs_dir), cell, reaches(cell), rate(cell))
+        make_run(file.folder(cell), cell, reaches(cell), rate(cell))
     return file

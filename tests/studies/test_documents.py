@@ -13,7 +13,7 @@ NASTY = '<script>alert(1)</script>"><img src=x onerror=alert(1)>'
 
 def test_no_text_of_a_report_becomes_html(tmp_path: Path) -> None:
     """Whichever block it is in."""
-    blocks = [heading(NASTY), paragraph(NASTY), items([NASTY]), code(NASTY), table([NASTY], [[NASTY]], marked=[0])]
+    blocks = [heading(NASTY), paragraph(NASTY), items([NASTY]), code(NASTY), table([{NASTY: NASTY}], marked=[0])]
     path = write_pages(tmp_path, NASTY, [*blocks, picture(Figure(), tmp_path / "a'><script>", NASTY)])
 
     assert path == tmp_path / "report.md"
@@ -24,7 +24,8 @@ def test_no_text_of_a_report_becomes_html(tmp_path: Path) -> None:
 
 
 def test_a_table_aligns_numbers_to_the_right_and_words_to_the_left() -> None:
-    block = table(["method", "state", "1", "8"], [["a3c", "lost", "1", "unknown"], ["n_step_q", "", "", "< 0.50 *"]])
+    rows = [["a3c", "lost", "1", "unknown"], ["n_step_q", "", "", "< 0.50 *"]]
+    block = table([dict(zip(["method", "state", "1", "8"], row, strict=True)) for row in rows])
 
     assert block.markdown.splitlines()[1] == "| --- | --- | --: | --: |"
     assert '<th class="words">state</th><th>1</th>' in block.html

@@ -13,10 +13,10 @@ import pytest
 
 from asyncrl.commands import speedup
 from asyncrl.commands.race import main
+from asyncrl.studies.documents import time_text
 from asyncrl.studies.measure import measure_all
-from asyncrl.studies.plan import Cell, Settings, StudyFile
-from asyncrl.studies.race import Result, equal_time, mean_places, merits_of, names_of, rank
-from asyncrl.studies.race_report import told_time, write_report
+from asyncrl.studies.race import Result, equal_time, mean_places, merits_of, names_of, rank, write_report
+from asyncrl.studies.study import Cell, Settings, Study, StudyPlan
 
 ENV = "Catch"
 REFUSED = [
@@ -51,10 +51,10 @@ def test_a_mistake_is_one_line_and_no_run_is_made(
     assert not list((tmp_path / "race").glob("*/*/*"))
 
 
-def made_up(runs_dir: Path, score: float | None = 1.0, env_ids: Sequence[str] = (ENV,)) -> StudyFile:
+def made_up(runs_dir: Path, score: float | None = 1.0, env_ids: Sequence[str] = (ENV,)) -> Study:
     """PPO reaches 1 after 1, 2 and 3 minutes; A3C after 4, with two runs of 5 minutes that never do."""
     runs_dir.mkdir()
-    file = StudyFile(runs_dir)
+    file = Study(runs_dir, "race")
     cells = [
         Cell(algorithm, "", env_id, "local", 0, seed)
         for seed in (1, 2, 3)
@@ -62,12 +62,12 @@ def made_up(runs_dir: Path, score: float | None = 1.0, env_ids: Sequence[str] = 
         for algorithm in ("a3c", "ppo")
     ]
     settings = Settings(0, 300.0, 0, 10, score is not None, (), 2, "greedy", score)
-    file.add("python -m asyncrl race", dict.fromkeys(env_ids, settings), cells)
+    file.add(StudyPlan("python -m asyncrl race", dict.fromkeys(env_ids, settings), cells))
     file.save()
     minutes = {("ppo", 1): 1, ("ppo", 2): 2, ("ppo", 3): 3, ("a3c", 1): 4}
     for cell in cells:
         at = minutes.get((cell.algorithm, cell.seed))
-        folder = file.job(cell).folder(runs_dir)
+        folder = file.folder(cell)
         folder.mkdir(parents=True)
         (folder / "status.json").write_text(json.dumps({"state": "finished"}))
         (folder / "host.json").write_text(json.dumps({"cores_usable": 2}))
@@ -82,23 +82,23 @@ def made_up(runs_dir: Path, score: float | None = 1.0, env_ids: Sequence[str] = 
     return file
 
 
-def ranked(file: StudyFile, runs_dir: Path) -> list[Result]:
+def ranked(file: Study) -> list[Result]:
     """The results in the first environment."""
-    named = list(zip(names_of(file.cells), measure_all(file, runs_dir), strict=True))
-    return rank(named, ENV, file.environments[ENV].reference)
+    named = list(zip(names_of(file.cells), measure_all(file), strict=True))
+    return rank(named, ENV)
 
 
 def test_the_soonest_median_is_first_and_a_run_that_never_arrived_is_not_left_out(tmp_path: Path) -> None:
     """Two of A3C's three runs are censored, so its median is only known to be more than what they had."""
     file = made_up(tmp_path / "race")
 
-    ppo, a3c = ranked(file, tmp_path / "race")
+    ppo, a3c = ranked(file)
 
-    assert (ppo.name, ppo.reached, ppo.minutes.median, ppo.steps.median) == ("PPO", 3, 2.0, 12_000.0)
-    assert ppo.core_minutes.median == 4.0
+    assert (ppo.name, ppo.reached, ppo.seconds.median, ppo.steps.median) == ("PPO", 3, 120.0, 12_000.0)
+    assert ppo.core_seconds.median == 240.0
     assert (a3c.name, a3c.reached) == ("A3C", 1)
-    assert a3c.minutes.median == float("inf")
-    assert a3c.minutes.bound == 5.0
+    assert a3c.seconds.median == float("inf")
+    assert a3c.seconds.bound == 300.0
 
 
 def test_the_report_has_a_table_all_runs_and_the_pictures(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_the_report_has_a_table_all_runs_and_the_pictures(tmp_path: Path) -> Non
     file = made_up(tmp_path / "race")
     said: list[str] = []
 
-    report = write_report(file, tmp_path / "race", said.append)
+    report = write_report(file, said.append)
 
     text = report.read_text()
     assert (
@@ -116,7 +116,7 @@ def test_the_report_has_a_table_all_runs_and_the_pictures(tmp_path: Path) -> Non
     assert "| A3C | 1 of 3 | > 5.0 (4.0, > 5.0, > 5.0) | > 30,000 (24,000, > 30,000, > 30,000) |" in text
     assert said[0].splitlines()[0] == "Catch to 1"
     pictures = {path.name for path in report.parent.glob("*.png")}
-    assert pictures == {"Catch-minutes.png", "Catch-steps.png", "Catch-arrivals.png", "profiles.png"}
+    assert pictures == {"Catch-curves.png", "Catch-arrivals.png", "profiles.png"}
     with open(report.parent / "runs.csv", newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert [(row["entrant"], row["seed"], row["steps_to_the_score"]) for row in rows] == [
@@ -129,7 +129,7 @@ def test_the_learning_curves_are_written_as_a_table(tmp_path: Path) -> None:
     """PPO with seed 2 has 0.25 after a minute and reaches 1 after two."""
     file = made_up(tmp_path / "race")
 
-    write_report(file, tmp_path / "race", lambda said: None)
+    write_report(file, lambda said: None)
 
     with open(tmp_path / "race" / "report" / "evaluations.csv", newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if (row["entrant"], row["seed"]) == ("PPO", "2")]
@@ -146,13 +146,13 @@ def test_without_a_score_to_reach_the_last_scores_are_compared(tmp_path: Path) -
     """
     file = made_up(tmp_path / "race", score=None)
 
-    text = write_report(file, tmp_path / "race", lambda said: None).read_text()
+    text = write_report(file, lambda said: None).read_text()
 
     assert "| minutes | steps | core-minutes | steps per second | best score |" in text
     ppo, a3c = text.index("| PPO | 0.625 (0.5, 0.625, 1) |"), text.index("| A3C | 0.25 (0.25, 0.25, 0.5) |")
     assert ppo < a3c
     pictures = {path.name for path in (tmp_path / "race" / "report").glob("*.png")}
-    assert pictures == {"Catch-minutes.png", "Catch-steps.png", "Catch-scores.png", "profiles.png"}
+    assert pictures == {"Catch-curves.png", "Catch-scores.png", "profiles.png"}
 
 
 def test_at_equal_time_the_slower_has_what_it_had_then(tmp_path: Path) -> None:
@@ -162,27 +162,26 @@ def test_at_equal_time_the_slower_has_what_it_had_then(tmp_path: Path) -> None:
     """
     file = made_up(tmp_path / "race", score=None)
 
-    ppo, a3c = ranked(file, tmp_path / "race")
-    text = write_report(file, tmp_path / "race", lambda said: None).read_text()
+    ppo, a3c = ranked(file)
+    text = write_report(file, lambda said: None).read_text()
 
-    assert equal_time([ppo, a3c]) == 3.0
-    assert ppo.last_scores(3.0) == ppo.last_scores()
-    assert a3c.last_scores(3.0).values == (0.25, 0.25, 0.25)
-    assert a3c.last_scores(0.5).values == (-math.inf,) * 3
+    assert equal_time([ppo, a3c]) == 180.0
+    assert ppo.last_scores(180.0) == ppo.last_scores()
+    assert a3c.last_scores(180.0).values == (0.25, 0.25, 0.25)
+    assert a3c.last_scores(30.0).values == (-math.inf,) * 3
     assert "| entrant | last score | score after 3.0 minutes | minutes |" in text
     assert "| A3C | 0.25 (0.25, 0.25, 0.5) | 0.25 (0.25, 0.25, 0.25) | 5.0 (" in text
 
 
 def test_entrants_that_take_equally_long_are_compared_once(tmp_path: Path) -> None:
     """Nor is there an equal time where a score is to be reached."""
-    runs_dir = tmp_path / "race"
-    file = made_up(runs_dir, score=None)
-    a3c = ranked(file, runs_dir)[1]
+    file = made_up(tmp_path / "race", score=None)
+    a3c = ranked(file)[1]
     scored = made_up(tmp_path / "scored")
 
     assert equal_time([a3c]) is None
     assert equal_time([]) is None
-    assert equal_time(ranked(scored, tmp_path / "scored")) is None
+    assert equal_time(ranked(scored)) is None
 
 
 @pytest.mark.parametrize(("score", "ppo", "a3c"), [(None, "0.625", "0.25"), (1.0, "2.0", "> 5.0")])
@@ -193,14 +192,19 @@ def test_several_environments_are_seen_beside_each_other(
     file = made_up(tmp_path / "race", score, (ENV, "Chain", "Maze"))
     for cell in file.cells:
         if (cell.algorithm, cell.env_id) == ("ppo", "Chain"):
-            (file.job(cell).folder(tmp_path / "race") / "status.json").write_text(json.dumps({"state": "failed"}))
+            (file.folder(cell) / "status.json").write_text(json.dumps({"state": "failed"}))
 
-    text = write_report(file, tmp_path / "race", lambda said: None).read_text()
+    text = write_report(file, lambda said: None).read_text()
 
+    lines = [line.split(" | ") for line in text.splitlines()]
+    titles, *rows = (
+        [cell.strip("| ") for cell in line] for line in lines if line[0] in ("| entrant", "| PPO", "| A3C")
+    )
+    found = {row[0]: dict(zip(titles, row, strict=True)) for row in rows[:2]}
     unit = "" if score is None else " (minutes)"
-    assert f"| entrant | Catch{unit} | Chain{unit} | Maze{unit} | mean place |" in text
-    assert f"| PPO | {ppo} |  | {ppo} | 1.3 |" in text
-    assert f"| A3C | {a3c} | {a3c} | {a3c} | 1.7 |" in text
+    medians = {name: [row[f"{env_id}{unit}"] for env_id in (ENV, "Chain", "Maze")] for name, row in found.items()}
+    assert medians == {"PPO": [ppo, "", ppo], "A3C": [a3c] * 3}
+    assert {name: row["mean place"] for name, row in found.items()} == {"PPO": "1.3", "A3C": "1.7"}
     assert text.index("## All environments") < text.index("## Catch")
     assert (tmp_path / "race" / "report" / "overview.png").stat().st_size > 0
 
@@ -210,10 +214,10 @@ def test_equal_results_share_their_places(tmp_path: Path) -> None:
     file = made_up(tmp_path / "race", score=None)
     for cell in file.cells:
         rows = [{"steps": 6000 * m, "seconds": 60.0 * m, "mean": 0.25, "cpu_share": 0.0} for m in range(1, 4)]
-        evaluations = file.job(cell).folder(tmp_path / "race") / "evaluator.jsonl"
+        evaluations = file.folder(cell) / "evaluator.jsonl"
         evaluations.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    assert set(mean_places([ranked(file, tmp_path / "race")]).values()) == {1.5}
+    assert set(mean_places([ranked(file)]).values()) == {1.5}
 
 
 def test_entrants_on_several_backends_are_named_by_them() -> None:
@@ -228,16 +232,14 @@ def test_one_run_has_no_interval(tmp_path: Path) -> None:
     file = made_up(tmp_path / "race")
     file.cells = [cell for cell in file.cells if cell.seed == 1]
 
-    text = write_report(file, tmp_path / "race", lambda said: None).read_text()
+    text = write_report(file, lambda said: None).read_text()
 
     assert "| PPO | 1 of 1 | 1.0 | 6,000 | 2.0 | 100 | 1 |" in text
 
 
 def test_one_environment_has_no_overview(tmp_path: Path) -> None:
     """Its own table says it all."""
-    assert (
-        "All environments" not in write_report(made_up(tmp_path / "r"), tmp_path / "r", lambda said: None).read_text()
-    )
+    assert "All environments" not in write_report(made_up(tmp_path / "r"), lambda said: None).read_text()
 
 
 def test_runs_under_other_conditions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,7 +260,7 @@ def test_a_race_is_not_reported_on_as_a_study_of_speed_ups(tmp_path: Path, capsy
 
     assert speedup.main(["--report-only", "--runs-dir", str(tmp_path / "race")]) == 2
 
-    assert "holds another kind of study" in capsys.readouterr().err
+    assert "is a race, no speedup" in capsys.readouterr().err
 
 
 def test_a_race_runs_and_the_same_line_repeats_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,19 +277,15 @@ def test_a_race_runs_and_the_same_line_repeats_nothing(tmp_path: Path, capsys: p
     assert sorted(path.parent.name for path in runs) == ["serial-s1", "serial-s1"]
     assert "2 runs, 2 of them already finished" in capsys.readouterr().out
     text = (tmp_path / "report" / "report.md").read_text()
-    assert "| A3C | 1 | finished |" in text
-    assert "| PPO | 1 | finished |" in text
+    assert "| Catch | serial | A3C | 1 |  | finished |" in text
+    assert "| Catch | serial | PPO | 1 |  | finished |" in text
 
 
 @pytest.mark.parametrize(
-    ("minutes", "unit", "told"),
-    [
-        (12.34, "minutes", "12.3"), (1.0, "minutes", "1.0"), (0.512, "minutes", "0.51"), (0.0349, "seconds", "2.1"),
-        (0.0019, "seconds", "0.11"), (0.0, "minutes", "0"),
-    ],
-)  # fmt: skip
-def test_times_keep_two_digits_below_one(minutes: float, unit: str, told: str) -> None:
-    assert told_time(minutes, unit) == told
+    ("time", "text"), [(12.34, "12.3"), (1.0, "1.0"), (0.512, "0.51"), (0.00191, "0.0019"), (0.0, "0")]
+)
+def test_times_keep_two_digits_below_one(time: float, text: str) -> None:
+    assert time_text(time) == text
 
 
 def test_a_short_race_is_told_in_seconds(tmp_path: Path) -> None:
@@ -295,12 +293,12 @@ def test_a_short_race_is_told_in_seconds(tmp_path: Path) -> None:
     file = made_up(tmp_path / "race")
     for cell in file.cells:
         if cell.algorithm == "ppo":
-            evaluations = file.job(cell).folder(tmp_path / "race") / "evaluator.jsonl"
+            evaluations = file.folder(cell) / "evaluator.jsonl"
             rows = [{"steps": 6000, "seconds": 30.0, "mean": 1.0, "cpu_share": 0.0}]
             evaluations.write_text("".join(json.dumps(row) + "\n" for row in rows))
     said: list[str] = []
 
-    text = write_report(file, tmp_path / "race", said.append).read_text()
+    text = write_report(file, said.append).read_text()
 
     assert "| entrant | reached | seconds | steps | core-seconds |" in text
     assert "| PPO | 3 of 3 | 30.0 (30.0, 30.0, 30.0) |" in text
@@ -310,7 +308,7 @@ def test_a_short_race_is_told_in_seconds(tmp_path: Path) -> None:
 def test_all_entrants_are_evaluated_by_one_rule(tmp_path: Path) -> None:
     """The rule is a flag of every run and stands in the report; with `own` each method keeps its default."""
     file = made_up(tmp_path / "race")
-    text = write_report(file, tmp_path / "race", lambda said: None).read_text()
+    text = write_report(file, lambda said: None).read_text()
 
     words = [file.job(cell).words for cell in file.cells]
     assert all("--evaluation-policy greedy" in " ".join(own) for own in words)
@@ -322,26 +320,25 @@ def test_all_entrants_are_evaluated_by_one_rule(tmp_path: Path) -> None:
 def test_runs_are_compared_one_by_one(tmp_path: Path) -> None:
     """PPO's runs are all sooner than A3C's; the worth of a time is that of the soonest run divided by it."""
     file = made_up(tmp_path / "race")
-    results = ranked(file, tmp_path / "race")
-    text = write_report(file, tmp_path / "race", lambda said: None).read_text()
+    results = ranked(file)
+    text = write_report(file, lambda said: None).read_text()
 
     merits = {result.name: merits_of(result, results) for result in results}
     assert merits == {"PPO": pytest.approx([1.0, 1 / 2, 1 / 3]), "A3C": pytest.approx([1 / 4, 0, 0])}
-    assert "| entrant | A3C | PPO |" in text
-    assert "| PPO | 1.00 |  |" in text
-    assert "| A3C |  | 0.00 |" in text
-    assert "optimality gap" not in text  # there are no scores to normalise
+    assert "| method | runs | interquartile mean | optimality gap | better than A3C | better than PPO |" in text
+    assert "| PPO | 3 | 0.61 | 0.39 | 1.00 |  |" in text
+    assert "| A3C | 3 | 0.08 | 0.92 |  | 0.00 |" in text
 
 
 def test_last_scores_are_normalised_by_the_races_own_runs(tmp_path: Path) -> None:
     """The lowest run of the environment is 0 and the highest 1."""
     file = made_up(tmp_path / "race", score=None)
-    results = ranked(file, tmp_path / "race")
-    text = write_report(file, tmp_path / "race", lambda said: None).read_text()
+    results = ranked(file)
+    text = write_report(file, lambda said: None).read_text()
 
     scores = {result.name: result.last_scores().values for result in results}
     lowest, highest = (each(sum(scores.values(), ())) for each in (min, max))
     for result in results:
         expected = [(score - lowest) / (highest - lowest) for score in scores[result.name]]
         assert merits_of(result, results) == pytest.approx(expected)
-    assert "| entrant | interquartile mean | optimality gap |" in text
+    assert "| method | runs | interquartile mean | optimality gap |" in text

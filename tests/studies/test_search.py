@@ -15,8 +15,8 @@ import pytest
 from asyncrl.commands.sweep import main, understand
 from asyncrl.studies import jobs
 from asyncrl.studies.jobs import Job, RunningJobs
-from asyncrl.studies.search import importances
-from asyncrl.studies.search_space import Axis
+from asyncrl.studies.search import Search, importances
+from asyncrl.studies.study import Study
 
 optuna = pytest.importorskip("optuna")
 RATE = ("--learning-rate", "log-uniform", "1e-5", "1e-1")
@@ -33,7 +33,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """Runs are made up: five evaluations whose mean is best at a learning rate of 1e-3; lists what was asked for."""
     made: list[Job] = []
 
-    def run(self: RunningJobs, job: Job, enough: Callable[[], bool] | None = None) -> tuple[str, float]:
+    def run(self: RunningJobs, job: Job, enough: Callable[[], bool] | None = None) -> str:
         made.append(job)
         folder = job.folder(self._runs_dir)
         folder.mkdir(parents=True)
@@ -47,7 +47,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
                     state = "stopped"
                     break
         (folder / "status.json").write_text(json.dumps({"state": state, "steps": 200 * number}))
-        return "", 0.0
+        return ""
 
     monkeypatch.setattr(jobs.RunningJobs, "run", run)
     return made
@@ -76,7 +76,7 @@ def test_a_search_proposes_from_lists_and_bounds_and_finds_the_best(
     scores = [float(row["best"]) for row in rows]
     assert scores == sorted(scores, reverse=True)
     assert "best of 12 runs in Catch:\n" in said
-    assert f"learning_rate {rows[0]['learning_rate']}, t_max {rows[0]['t_max']}" in said
+    assert f"learning_rate {rows[0]['learning_rate']}, t_max {rows[0]['t_max']}, optimizer " in said
     report = (tmp_path / "report" / "report.md").read_text()
     assert report.count("| **a3c** | **Catch** |") == 1
     assert "parallel.png" in report
@@ -87,11 +87,8 @@ def test_a_search_that_was_killed_goes_on_with_what_it_was_at(tmp_path: Path, ru
     """The same line makes what is left, and the run that was interrupted with its own settings."""
     line = [*WORDS, "--trials", "4", "--runs-dir", str(tmp_path)]
     assert main(line) == 0
-    config, axes = understand([*line], "asyncrl sweep")
-    from asyncrl.commands.sweep import make_search
-
-    study = make_search("a3c", "Catch", config, axes).study()
-    killed = study.ask()
+    _, axes = understand(line, "asyncrl sweep")
+    killed = Search(Study(tmp_path, "sweep"), "", "a3c", "Catch", axes, (), 4, 1, False, 1).optuna().ask()
     rate = killed.suggest_float("learning_rate", 1e-5, 1e-1, log=True)
 
     assert main([*WORDS, "--trials", "6", "--runs-dir", str(tmp_path)]) == 0
@@ -103,16 +100,16 @@ def test_a_search_that_was_killed_goes_on_with_what_it_was_at(tmp_path: Path, ru
 
 
 def test_bad_runs_are_stopped_early(tmp_path: Path, runs: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
-    """Below the median of the others; they stay in the table, as pruned, and are made with one seed only."""
+    """Below the median of the others; they stay in the table, and are made with one seed only."""
     words = [*WORDS, "--trials", "15", "--prune", "--seeds", "2"]
     assert main([*words, "--runs-dir", str(tmp_path)]) == 0
 
     rows = table(tmp_path)
-    pruned = [row for row in rows if row["state"] == "pruned"]
+    pruned = [row for row in rows if row["state"] == "stopped"]
     assert pruned
     assert {row["seed"] for row in pruned} == {"1"}
     assert len(rows) == len(runs) == 30 - len(pruned)
-    assert capsys.readouterr().out.count(": stopped early at ") == len(pruned)
+    assert capsys.readouterr().out.count(": stopped early") == len(pruned)
 
 
 def test_a_run_that_failed_is_told_and_not_repeated(
@@ -120,9 +117,7 @@ def test_a_run_that_failed_is_told_and_not_repeated(
 ) -> None:
     """It counts as a trial."""
     asked: list[Job] = []
-    monkeypatch.setattr(
-        RunningJobs, "run", lambda self, job, enough: (asked.append(job), ("ended with code 1", 0.0))[1]
-    )
+    monkeypatch.setattr(RunningJobs, "run", lambda self, job, enough: (asked.append(job), "ended with code 1")[1])
     line = [*WORDS, "--trials", "2", "--runs-dir", str(tmp_path)]
 
     assert main(line) == 1
@@ -160,7 +155,7 @@ def test_nothing_to_collect_is_one_line(tmp_path: Path, capsys: pytest.CaptureFi
 
     assert main([*WORDS, "--trials", "2", "--report-only", "--runs-dir", str(place)]) == 2
 
-    assert f"{place} holds no trials to report on" in capsys.readouterr().err
+    assert f"{place} holds no study to report on" in capsys.readouterr().err
     assert not place.exists()
 
 
@@ -172,26 +167,37 @@ def test_a_search_without_optuna_says_what_to_install(
 
     assert main([*WORDS, "--trials", "3", "--runs-dir", str(tmp_path)]) == 2
     assert 'a search needs Optuna: pip install "asyncrl[search]"' in capfd.readouterr().err
-    assert importances([({"a": str(i)}, float(i)) for i in range(20)], [Axis("a", ("1", "2"))]) == {}
+    assert importances([({"a": str(i)}, float(i)) for i in range(20)], ["a"]) == {}
 
 
 def test_what_decides_is_important() -> None:
     """Of two settings one makes the score; too few runs tell nothing."""
     rows: list[Any] = [({"rate": f"{i / 40}", "width": f"{i * 7 % 40}"}, i / 40) for i in range(40)]
-    axes = [Axis("rate", (), "uniform", (0.0, 1.0)), Axis("width", ("1", "2"))]
-
-    found = importances(rows, axes)
+    found = importances(rows, ["rate", "width"])
 
     assert found["rate"] > 0.6
     assert sum(found.values()) == pytest.approx(1.0)
-    assert importances(rows[:4], axes) == {}
+    assert importances(rows[:4], ["rate", "width"]) == {}
+
+
+def test_another_command_adds_to_the_sweep(tmp_path: Path, runs: list[Job]) -> None:
+    """The report has the runs of both, and the settings in which they differ; "" is the default."""
+    place = ["--env-ids", "Catch", "--total-steps", "1000", "--runs-dir", str(tmp_path)]
+    assert main([*place, "--learning-rates", "1e-3", "1e-2"]) == 0
+    assert main([*place, "--learning-rate", "1e-3", "--t-max", "8"]) == 0
+
+    rows = table(tmp_path)
+    settings = {(row["learning_rate"], row["t_max"]) for row in rows}
+    assert len(runs) == len(rows) == 3
+    assert settings == {("1e-3", ""), ("1e-2", ""), ("1e-3", "8")}
+    assert len(Study(tmp_path, "sweep").commands) == 2
 
 
 def test_small_environments_get_a_core_each(
     tmp_path: Path, runs: list[Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Unless the line says how many at a time, or how many workers."""
-    import asyncrl.commands.sweep as command
+    import asyncrl.commands.study as command
 
     monkeypatch.setattr(command, "usable_cores", lambda: [0, 1, 2])
     asked: list[int] = []

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from asyncrl.commands.speedup import main
-from asyncrl.studies.plan import StudyFile
+from asyncrl.studies.study import Study
 
 SMALL = (
     "--env-ids", "Catch", "--algorithms", "one_step_q", "--workers", "1", "2", "4", "--seeds", "1",
@@ -41,8 +41,8 @@ SMALL = (
         (["--reference-fraction", "1.5"], "--reference-fraction must lie in (0, 1]"),
         (["--reference-evaluations", "0"], "--reference-evaluations must be at least 1"),
         (["--reference-evaluations", "3", "--stop-at-reference"], "it takes --reference-evaluations 1"),
-        (["--backend", "serial", "--ablation", "lock"], "workers of the serial backend never write at once"),
-        (["--backend", "collective", "--ablation", "lock"], "is about one memory, and each rank has its own"),
+        (["--backend", "serial", "--ablation", "lock"], "needs --backend local"),
+        (["--backend", "collective", "--ablation", "lock"], "needs --backend local"),
         (["--backend", "collective", "--ablation", "staleness"], "needs --backend serial"),
         (["--ablation", "staleness"], "needs --backend serial"),
         (["--ablation", "exploration"], "leave a3c out"),
@@ -127,7 +127,7 @@ def test_a_study_that_was_killed_ends_with_the_table_of_an_unbroken_one(tmp_path
     assert {path: path.stat().st_mtime_ns for path in ended} == ended
     for name in ("table.csv", "runs.csv"):
         assert (broken / "report" / name).read_text() == (whole / "report" / name).read_text()
-    assert StudyFile(broken).references == StudyFile(whole).references
+    assert Study(broken, "speedup").references == Study(whole, "speedup").references
 
 
 @pytest.mark.slow

@@ -13,19 +13,19 @@ import pytest
 from matplotlib.image import imread
 
 from asyncrl.catalog import ALGORITHMS
-from asyncrl.studies.figures import COLOURS, colours_of
-from asyncrl.studies.measure import measure
-from asyncrl.studies.plan import Cell
-from asyncrl.studies.speedup_figures import Data, align, all_figures
-from asyncrl.studies.speedup_report import limits, verdict, write_report
-from asyncrl.studies.speedups import make_points
+from asyncrl.plots.figures import COLOURS, align, colours_of
+from asyncrl.studies.measure import measure_all
+from asyncrl.studies.speedup import make_points
+from asyncrl.studies.speedup_report import FIGURES as DRAWN
+from asyncrl.studies.speedup_report import Results, draw_speedups, summary, write_report
+from asyncrl.studies.study import Cell, Study
 from tests.studies.made_up import make_study
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
 )
 FIGURES = {
-    "speedup", "laws", "reach", "score-steps", "score-time", "best-median", "staleness", "time-split", "cost",
+    "speedup", "laws", "reach", "score-steps", "score-time", "staleness", "time-split", "cost",
 }  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a study that has a report."""
     folder = tmp_path_factory.mktemp("study")
     file = make_study(folder, reaches, rate, seeds=5)
-    assert write_report(file, folder, price_per_core_hour=0.05) == folder / "report" / "report.md"
+    assert write_report(file, 0.05) == folder / "report" / "report.md"
     return folder
 
 
@@ -55,51 +55,54 @@ def test_a_report_has_everything_as_png_and_svg(runs_dir: Path) -> None:
     folder = runs_dir / "report"
     names = {f"{name}.{suffix}" for name in FIGURES for suffix in ("png", "svg")}
 
-    assert {path.name for path in folder.iterdir()} == {"report.md", "report.html", "table.csv", "runs.csv"} | names
+    assert {path.name for path in folder.iterdir()} == {f"report.{suffix}" for suffix in ("md", "html")} | {
+        f"{name}.csv" for name in ("table", "runs", "evaluations")
+    } | names
     for name in FIGURES:
         picture = imread(folder / f"{name}.png")
         assert picture.shape[1] >= 1000
         assert float(picture.std()) > 0.02, name
 
 
+def results_of(file: Study, price_per_core_hour: float = 0.0) -> Results:
+    """What the report of a study shows."""
+    runs = measure_all(file)
+    return Results(runs, make_points(runs), price_per_core_hour)
+
+
 def test_the_report_says_what_was_found(runs_dir: Path) -> None:
     """Numbers, verdicts, censoring, cores, how the reference was chosen, and the command."""
     text = (runs_dir / "report" / "report.md").read_text()
 
-    assert "- A processor, AVX2 kernels, " in text
-    assert "one-step Q: with 8 workers (serial backend) the data speed-up is 1.98 [" in text
-    assert "less data than one worker, so more than linear wherever throughput is linear" in text
-    assert "A3C: with 8 workers (serial backend) the data speed-up is <= 0.5" in text
-    assert "10 of 10 runs are censored" in text
-    assert "Cores that a run could use: 4 (local backend), 4 (serial backend)" in text
-    assert "Catch, A3C: 1, made up" in text
+    assert "of: A processor, AVX2 kernels, " in text
+    assert "local on 4 cores" in text
+    assert re.search(r"\| one-step Q \| 1.98 \[.* with 8 workers \(serial\) \| less: superlinear wherever ", text)
+    assert re.search(r"\| A3C \| <= 0.5.* with 8 workers \(serial\) \| more, if the score is reached at all \|", text)
+    assert " with 4 workers (local) |" in text
+    assert "(5 of 5 censored)" in text
+    assert "| Catch | A3C | 1.0 | made up | 1 |" in text
     assert "python -m asyncrl speedup" in text
-    assert "serial fraction of 0.100: never more than 10 times one worker" in text
-    assert "8 workers on 4 cores reach 4.7" in text
-    assert re.search(r"what grew most is waiting \(from \d+\.\d+ to \d+\.\d+ ms per step\)", text)
+    assert "| 0.100 |" in text
+    assert re.search(r"\| wait \(\d+\.\d+ to \d+\.\d+\) \|", text)
 
 
 def test_the_workers_of_the_collective_backend_are_called_ranks(tmp_path: Path) -> None:
-    """In the sentences, as on the axes."""
+    """In the tables, as on the axes."""
     file = make_study(tmp_path / "study", reaches, rate, ("one_step_q",), ("Catch",), ("collective",), seeds=5)
-    runs = [measure(cell, file.job(cell).folder(tmp_path / "study")) for cell in file.cells]
-    data = Data(runs, make_points(runs, file.references), file.references)
+    results = results_of(file)
 
-    (series,) = data.series
-    assert "with 8 ranks (collective backend) the data speed-up is" in verdict(data, series)
-    assert "less data than one rank" in verdict(data, series)
-    assert "4 ranks on 4 cores make" in limits(data, series)
-    assert "8 ranks on 4 cores reach" in limits(data, series)
+    row = summary(results, results.series[0])
+    assert row["data speed-up"].endswith(" with 8 ranks (collective)")
+    assert row["throughput speed-up"].endswith(" with 4 ranks (collective)")
 
 
 @pytest.mark.parametrize("seeds", [1, 4])
 def test_few_seeds_show_nothing(tmp_path: Path, seeds: int) -> None:
     """They have no interval."""
     file = make_study(tmp_path / "study", reaches, rate, ("one_step_q",), ("Catch",), ("serial",), seeds=seeds)
-    runs = [measure(cell, file.job(cell).folder(tmp_path / "study")) for cell in file.cells]
-    data = Data(runs, make_points(runs, file.references), file.references)
+    results = results_of(file)
 
-    assert verdict(data, data.series[0]).endswith("from fewer than 5 seeds, which show no difference.")
+    assert summary(results, results.series[0])["data needed"] == "unknown: too few seeds"
 
 
 def test_methods_differ_in_colour() -> None:
@@ -111,15 +114,12 @@ def test_methods_differ_in_colour() -> None:
 
 def test_figures_have_units_legends_and_readable_sizes(runs_dir: Path) -> None:
     """Every visible panel is labelled, no text is below 8 points, every figure but the histograms has a legend."""
-    from asyncrl.studies.plan import StudyFile
+    results = results_of(Study(runs_dir, "speedup"), 0.05)
 
-    file = StudyFile(runs_dir)
-    runs = [measure(cell, file.job(cell).folder(runs_dir)) for cell in file.cells]
-    figures = all_figures(Data(runs, make_points(runs, file.references), file.references, 0.05))
-
-    assert set(figures) == FIGURES
-    for name, (figure, caption) in figures.items():
-        assert caption
+    assert set(DRAWN) == FIGURES
+    for name, (make, _) in DRAWN.items():
+        figure = make(results)
+        assert figure is not None
         assert bool(figure.legends) == (name != "staleness")
         labels = " ".join(axes.get_xlabel() + axes.get_ylabel() for axes in figure.axes)
         assert re.search("seconds" if name == "score-time" else "workers|steps|minutes|updates", labels), name
@@ -130,12 +130,9 @@ def test_figures_have_units_legends_and_readable_sizes(runs_dir: Path) -> None:
 
 def test_points_with_more_workers_than_cores_are_open(runs_dir: Path) -> None:
     """In the throughput panel: filled up to 4 workers, open with 8."""
-    from asyncrl.studies.plan import StudyFile
+    figure = draw_speedups(results_of(Study(runs_dir, "speedup")))
 
-    file = StudyFile(runs_dir)
-    runs = [measure(cell, file.job(cell).folder(runs_dir)) for cell in file.cells]
-    figure, _ = all_figures(Data(runs, make_points(runs, file.references), file.references))["speedup"]
-
+    assert figure is not None
     (axes,) = [axes for axes in figure.axes if axes.get_title().startswith("throughput")]
     faces = {
         round(float(np.asarray(line.get_xdata())[0])): line.get_markerfacecolor()
@@ -146,11 +143,11 @@ def test_points_with_more_workers_than_cores_are_open(runs_dir: Path) -> None:
 
 
 def test_a_curve_that_ends_early_keeps_its_last_score() -> None:
-    """Places begin where both have begun, at 1, and end where the longer one ends, at 5."""
-    x, scores = align([[(0.0, 0.0), (2.0, 4.0)], [(1.0, 1.0), (5.0, 5.0)]], places=5)
+    """Points begin where both have begun, at 1, and end where the longer one ends, at 5."""
+    x, scores = align([[(0.0, 0.0), (2.0, 4.0)], [(1.0, 1.0), (5.0, 5.0)]])
 
-    assert x.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert scores.tolist() == [[2.0, 4.0, 4.0, 4.0, 4.0], [1.0, 2.0, 3.0, 4.0, 5.0]]
+    assert x.tolist() == [1.0, 2.0, 5.0]
+    assert scores.tolist() == [[2.0, 4.0, 4.0], [1.0, 2.0, 5.0]]
 
 
 class Pictures(html.parser.HTMLParser):

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncrl.commands.sweep import main, make_trials, understand
-from asyncrl.studies.jobs import Job
-from asyncrl.studies.measure import Evaluation
-from asyncrl.studies.search import Trial
+from asyncrl.commands.sweep import main, make_plan, understand
+from asyncrl.studies.measure import Evaluation, Measurement
+from asyncrl.studies.study import Cell
+from asyncrl.studies.sweep_report import Results, draw_scores, final_score
 from tests.support import run_command
 
 RATES = ("--learning-rates", "4", "log-uniform", "1e-4", "1e-2")
@@ -54,7 +54,7 @@ def test_other_settings_are_other_runs() -> None:
 
     def names(steps: str) -> set[str]:
         config, axes = understand(["--env-ids", "Catch", "--total-steps", steps], "asyncrl sweep")
-        return {trial.job.name for trial in make_trials(config, axes)}
+        return {cell.run_name for cell in make_plan(config, axes, ()).cells}
 
     assert names("1000") != names("2000")
 
@@ -93,16 +93,12 @@ def test_what_other_machines_wrote_is_collected(tmp_path: Path, capsys: pytest.C
 
 def test_the_figure_is_the_papers_scatter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A panel per environment, score over a logarithmic learning rate, a dot per run, a colour per method."""
-
-    from asyncrl.studies.sweep_report import draw_sweep
-
     words = ["--algorithms", "a3c", "n_step_q", "--env-ids", "Catch", "Chain", *RATES]
     config, axes = understand(words, "asyncrl sweep")
-    trials = make_trials(config, axes)
-    curve = (Evaluation(1000, 1.0, 1.0),)
-    rows = [replace(trial, run=replace(trial.run, state="finished", evaluations=curve)) for trial in trials]
+    plan = make_plan(config, axes, ())
+    runs = [Measurement(cell, "finished", evaluations=(Evaluation(1000, 1.0, 1.0),)) for cell in plan.cells]
 
-    figure = draw_sweep(rows, [axis for axis in axes if axis.field == "learning_rate"])
+    figure = draw_scores(Results(runs, plan.variants))
 
     assert [panel.get_title() for panel in figure.axes] == ["Catch", "Chain"]
     for panel in figure.axes:
@@ -115,16 +111,12 @@ def test_the_figure_is_the_papers_scatter(tmp_path: Path, capsys: pytest.Capture
     assert all(panel.get_position().height > 0.6 for panel in figure.axes)  # and no empty room below
 
 
-def test_a_run_that_was_stopped_has_no_final_score(tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_has_no_final_score() -> None:
     """Its last evaluation is not of a whole training."""
-    trial = Trial.of(Job("a3c", "Catch", "one", ()), {}, 1)
-    folder = trial.job.folder(tmp_path)
-    folder.mkdir(parents=True)
-    (folder / "status.json").write_text('{"state": "stopped", "steps": 500}')
-    (folder / "evaluator.jsonl").write_text('{"steps": 500, "mean": 3.0}\n')
+    stopped = Measurement(Cell("a3c", "", "Catch", "", 0, 1), "stopped", evaluations=(Evaluation(500, 1.0, 3.0),))
 
-    row = trial.read(tmp_path)
-    assert (row.run.state, row.best_score, row.final_score) == ("stopped", 3.0, None)
+    assert (stopped.best_score(), final_score(stopped)) == (3.0, None)
+    assert final_score(replace(stopped, state="finished")) == 3.0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from asyncrl.core.errors import UsageError
-from asyncrl.studies.search_space import Axis, combine, group_words, make_axis, words_of
+from asyncrl.studies.search import Axis, combine, group_words, make_axis
+from asyncrl.studies.study import words_of
 
 FIELDS = dict.fromkeys(("learning_rate", "t_max", "workers", "hidden_sizes"), False) | {"double_q": True}
 
@@ -73,7 +74,7 @@ def test_points_become_the_flags_of_a_run() -> None:
     """A switch is on or off, a value in quotes is several words."""
     point = {"learning_rate": "1e-3", "hidden_sizes": "64 32", "double_q": "False"}
 
-    assert words_of(point, ["double_q"]) == ["--learning-rate", "1e-3", "--hidden-sizes", "64", "32", "--no-double-q"]
+    assert words_of(point) == ["--learning-rate", "1e-3", "--hidden-sizes", "64", "32", "--no-double-q"]
     assert axis_of("--double-q") == Axis("double_q", ("True",))
     assert axis_of("--no-double-q") == Axis("double_q", ("False",))
 
