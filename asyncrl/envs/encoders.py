@@ -20,9 +20,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from asyncrl.core.errors import UsageError
+from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.spaces import Kind
-from asyncrl.envs.spec import one_line
 
 SMALLEST_SCREEN, NARROWEST_SCREEN = 36, 11
 """Images with fewer rows or columns are boards: the kernels for screens need 11."""

@@ -16,13 +16,11 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from asyncrl.core.errors import UsageError
+from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import Own, say, user_code, watched
 from asyncrl.envs.encoders import Encoder, actions_of, choices_of, encoder_of, kind_of, minigrid_encoder
-from asyncrl.envs.pictures import as_picture
-from asyncrl.envs.spec import LARGEST_REWARD, BadEnvironment, one_line
-from asyncrl.envs.translation import Translation
+from asyncrl.envs.environment import LARGEST_REWARD, NOT_RUNNING, BadEnvironment
 
 CLOSE_SECONDS = 3.0
 """Seconds after which an environment that does not close is left as it is."""
@@ -78,7 +76,7 @@ class GymnasiumEnvironment:
     def step(self, action: int | NDArray[Any]) -> tuple[NDArray[Any], float, bool, bool, bool]:
         """Act once; raises ValueError for an action outside the space, `BadEnvironment` for a broken promise."""
         if not self._running:
-            raise RuntimeError("step() before reset(): no episode is running")
+            raise RuntimeError(NOT_RUNNING)
         native = self.native_action(action)
         result = self._call("step()", self.native.step, native)
         if not self._trusted:
@@ -97,6 +95,8 @@ class GymnasiumEnvironment:
 
     def picture(self) -> NDArray[np.uint8]:
         """The environment's picture, uint8 [height, width, 3]. Raises `UsageError` if it has none."""
+        from asyncrl.envs.pictures import as_picture
+
         with user_code(f"{self.env_id}'s render()", self._not_drawn, self._own):
             picture: Any = self.native.render()
         try:
@@ -146,13 +146,13 @@ class GymnasiumEnvironment:
         self._seed, self._elapsed, self._running = state["seed"], state["elapsed"], state["running"]
 
     @property
-    def translation(self) -> Translation:
-        """Between Gymnasium's observations and actions and ours."""
+    def native_space(self) -> spaces.Space[Any]:
+        """The space of Gymnasium's observations."""
+        return self.native.observation_space
 
-        def observe(seen: NDArray[Any], observation: Any) -> None:
-            seen[...] = self.encode(observation)
-
-        return Translation(self.native.observation_space, observe, self.native_action)
+    def see(self, seen: NDArray[Any], observation: Any) -> None:
+        """Convert a Gymnasium observation into `seen`. Raises ValueError for one that is not in the space."""
+        seen[...] = self.encode(observation)
 
     def wrap_native(self, wrap: Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]) -> None:
         """Put a Gymnasium wrapper around the Gymnasium environment; the spaces must stay as they are."""

@@ -15,42 +15,19 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-from asyncrl.core.errors import UsageError
+from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.named import find, is_name
 from asyncrl.core.output import clean
 from asyncrl.core.user_code import Own, user_code
 from asyncrl.envs.encoders import refuse_old_gym
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
-from asyncrl.envs.preprocessed import Preprocessed
-from asyncrl.envs.spec import EnvSpec, one_line
 
 
-def make_gymnasium(spec: EnvSpec, seed: int, evaluation: bool) -> GymnasiumEnvironment | Preprocessed:
-    """Make the environment of a spec. Raises `UsageError` if it cannot be made."""
-    environment = _make_plain(spec, seed, evaluation)
-    if (spec.frames_per_step, spec.frames_per_observation, spec.pixels, spec.sticky_actions) == (1, 1, 0, 0.0):
-        return environment
-    try:
-        return Preprocessed(
-            environment,
-            seed,
-            frame_skip=spec.frames_per_step,
-            sticky_actions=spec.sticky_actions,
-            pixels=spec.pixels,
-            frame_stack=spec.frames_per_observation,
-        )
-    except UsageError:
-        environment.close()
-        raise
+def make_gymnasium(env_id: str, seed: int, arguments: dict[str, Any], limit: int) -> GymnasiumEnvironment:
+    """Make an environment whose episodes are truncated after `limit` frames (0: never), by its id or factory.
 
-
-def _make_plain(spec: EnvSpec, seed: int, evaluation: bool) -> GymnasiumEnvironment:
-    """The environment without preprocessing. Our own step limit is in agent steps, the environment counts frames.
-
-    In training there is always a limit; an evaluation cuts episodes itself, and counts them.
+    Raises `UsageError` if it cannot be made.
     """
-    steps = spec.step_cap if evaluation else spec.training_step_cap
-    env_id, limit, arguments = spec.env_id, steps * spec.frames_per_step, spec.arguments
     notices: tuple[str, ...] = ()
     own: Own = {}
     if is_name(env_id):

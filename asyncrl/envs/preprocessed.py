@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.encoders import check_size
-from asyncrl.envs.spec import LARGEST_REWARD, BadEnvironment
-from asyncrl.envs.translation import Translation
-from asyncrl.envs.wrapper import Wrapper
-
-if TYPE_CHECKING:
-    from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
+from asyncrl.envs.environment import LARGEST_REWARD, BadEnvironment, Wrapper
+from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
 
 _STICKY = 1
 """Separates the random stream of sticky actions from the environment's own, which has the same seed."""
@@ -100,19 +96,13 @@ class Preprocessed(Wrapper):
         self._held = state["held"]
         self._stack[:] = state["stack"]
 
+    def see(self, seen: NDArray[Any], observation: Any) -> None:
+        """Append a native observation to the stack `seen`. Raises ValueError for one that is not in the space."""
+        self._push(seen, self.environment.encode(observation))
+
     def _observe(self, observation: NDArray[Any]) -> NDArray[Any]:
         self._push(self._stack, observation)
         return self._stack
-
-    @property
-    def translation(self) -> Translation:
-        """As that of the environment below, with the latest images or vectors stacked."""
-        below = self.environment.translation
-
-        def observe(seen: NDArray[Any], observation: Any) -> None:
-            self._push(seen, self.environment.encode(observation))
-
-        return Translation(below.space, observe, below.act)
 
     def _push(self, stack: NDArray[Any], observation: NDArray[Any]) -> None:
         """Append an observation of the environment below to a stack, and drop the oldest."""

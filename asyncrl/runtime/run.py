@@ -19,8 +19,7 @@ from asyncrl.core.devices import CPU
 from asyncrl.core.flat import flatten_parameters
 from asyncrl.core.named import Parcel
 from asyncrl.core.rollout import Part
-from asyncrl.envs.rebuilding import Rebuilding
-from asyncrl.envs.spec import Environment, closed_on_error
+from asyncrl.envs.environment import Environment, Rebuilding, closed_on_error
 from asyncrl.runtime.accord import Accord
 from asyncrl.runtime.clock import BUILDING, Clock
 from asyncrl.runtime.collect import Collector

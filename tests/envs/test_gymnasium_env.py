@@ -17,8 +17,9 @@ from asyncrl.config.arguments import write_argument
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs import spec as spec_module
+from asyncrl.envs.environment import BadEnvironment
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
-from asyncrl.envs.spec import BadEnvironment, EnvironmentNotice, EnvSpec
+from asyncrl.envs.spec import EnvironmentNotice, EnvSpec
 
 UNIT = spaces.Box(-1.0, 1.0, (3,), np.float32)
 
