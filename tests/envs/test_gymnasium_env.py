@@ -437,7 +437,7 @@ def test_a_factory_s_environment_takes_its_arguments() -> None:
         (f"{HERE}:make_empty", "observes a Dict of no parts"),
         (f"{HERE}:make_text", "observes a Text, which is not supported"),
         (f"{HERE}:make_video", r"observes an array \[4, 8, 8, 3\]"),
-        (f"{HERE}:make_two_sticks", r"has 10_000 combinations of actions .*, at most 4_096 are supported"),
+        (f"{HERE}:make_two_sticks", "has more combinations of actions .* than are supported, 4_096"),
         (
             f"{HERE}:make_many_levers",
             r"has actions in Dict\(.*wrap it to take Discrete, MultiDiscrete, MultiBinary or B",

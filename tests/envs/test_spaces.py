@@ -306,11 +306,11 @@ def test_an_observation_that_no_network_can_use_is_refused_in_one_line(space: An
 @pytest.mark.parametrize(
     ("actions", "line"),
     [
-        (spaces.Discrete(2**62), "has 4_611_686_018_427_387_904 actions in Discrete.* at most 100_000 are supported"),
-        (spaces.Box(-1, 1, (400, 400)), "has 160_000 actions in Box"),
-        (spaces.MultiDiscrete([2**31] * 4), r"has 10\^37 combinations of actions"),
-        (spaces.MultiDiscrete([7] * 5000), r"has 10\^4225 combinations of actions"),
-        (spaces.MultiBinary(10**10), r"has 10\^3010299957 combinations of actions in MultiBinary"),
+        (spaces.Discrete(2**62), "has more actions in Discrete.* than are supported, 100_000: wrap it to take fewer"),
+        (spaces.Box(-1, 1, (400, 400)), "has more actions in Box"),
+        (spaces.MultiDiscrete([2**31] * 4), "has more combinations of actions in MultiDiscrete.*, 4_096: wrap it"),
+        (spaces.MultiDiscrete([7] * 5000), "has more combinations of actions"),
+        (spaces.MultiBinary(10**10), "has more combinations of actions in MultiBinary"),
         (OldBox(), "has an action_space of the old package gym"),
         (spaces.Text(3), "has actions in Text.*, which is not supported"),
         (spaces.Tuple([spaces.Discrete(2)]), "has actions in Tuple.*, which is not supported"),
