@@ -18,8 +18,8 @@ from asyncrl.api.resume import stored_config
 from asyncrl.api.training import make_spec
 from asyncrl.backends.handles import restore, shared
 from asyncrl.config.run_config import RunConfig
+from asyncrl.core.distributions import greedy as best_of
 from asyncrl.core.errors import UsageError
-from asyncrl.core.exploration import greedy as best_of
 from asyncrl.core.output import print_line
 from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces

@@ -14,7 +14,6 @@ from asyncrl.api.playing import Loaded
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.encoders import rows_of
 from asyncrl.runtime.collect import for_environments, reset_state
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import build_environments
@@ -61,6 +60,8 @@ class Policy:
         an int, or an array of its action space. `state` is what the previous call returned, None at the beginning of an
         episode. Raises UsageError for an observation that cannot be the environment's.
         """
+        from asyncrl.envs.encoders import rows_of  # with all of Gymnasium, which starting a run need not wait for
+
         try:
             batch, single = rows_of(self._environment.native_space, observation)
         except ValueError as error:

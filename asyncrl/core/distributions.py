@@ -1,4 +1,4 @@
-"""Distributions over actions: what a policy network's outputs mean."""
+"""Distributions over actions: what the outputs of a network mean, and how actions are drawn from them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,25 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from asyncrl.core.exploration import greedy, sample
 from asyncrl.core.losses import categorical_entropy
+
+
+def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Actions `[...]` drawn from softmax(logits), logits `[..., A]`.
+
+    By the Gumbel-max trick: the largest of the logits, each with its own noise -log(Exp(1)) (Gumbel 1954). It takes a
+    third of the time of torch.multinomial, which first normalises and adds up probabilities.
+    """
+    noise = torch.empty_like(logits).exponential_(generator=generator)
+    return (logits - noise.log_()).argmax(-1)
+
+
+def greedy(scores: Tensor) -> Tensor:
+    """The best action of each row, `[E]` from scores `[E, A]`; the first of equals.
+
+    Splitting ties at random would cost a draw per step, and values of a network are hardly ever equal to the last bit.
+    """
+    return scores.argmax(-1)
 
 
 class Categorical:

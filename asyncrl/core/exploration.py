@@ -1,4 +1,4 @@
-"""How actions are chosen from their scores, and how workers explore differently."""
+"""How workers explore differently, given the values of all actions."""
 
 from __future__ import annotations
 
@@ -10,25 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncrl.core.distributions import greedy, sample
 from asyncrl.core.schedules import linear
-
-
-def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Actions `[...]` drawn from softmax(logits), logits `[..., A]`.
-
-    By the Gumbel-max trick: the largest of the logits, each with its own noise -log(Exp(1)) (Gumbel 1954). It takes a
-    third of the time of torch.multinomial, which first normalises and adds up probabilities.
-    """
-    noise = torch.empty_like(logits).exponential_(generator=generator)
-    return (logits - noise.log_()).argmax(-1)
-
-
-def greedy(scores: Tensor) -> Tensor:
-    """The best action of each row, `[E]` from scores `[E, A]`; the first of equals.
-
-    Splitting ties at random would cost a draw per step, and values of a network are hardly ever equal to the last bit.
-    """
-    return scores.argmax(-1)
 
 
 class Exploration(Protocol):

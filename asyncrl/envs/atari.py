@@ -12,7 +12,6 @@ count, into arrays that are reused, and only the rows that changed are shrunk ag
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.environment import NOT_RUNNING, AsSeen
+from asyncrl.envs.environment import NOT_RUNNING, AsSeen, did_you_mean
 
 NOOP = 0
 _ID = re.compile(
@@ -270,9 +269,8 @@ def find_game(env_id: str) -> str:
     name = form["name"] if form else env_id.removeprefix("ALE/")
     rom = games().get(name)
     if form is None or rom is None:
-        near = _similar(name)
-        remedy = f"did you mean {' or '.join(near)}?" if near else "ids are like ALE/Pong-v5"
-        raise UsageError(f"no Atari game for the id {env_id}: {remedy}")
+        remedy = did_you_mean(name, {game.lower(): f"ALE/{game}-v5" for game in games()})
+        raise UsageError(f"no Atari game for the id {env_id}: {remedy or 'ids are like ALE/Pong-v5'}")
     usual = f"ALE/{name}-v5"
     if form["ram"]:
         raise UsageError(f"{env_id} observes the memory, not the screen, which is not supported: use {usual}")
@@ -288,11 +286,3 @@ def find_game(env_id: str) -> str:
 def games() -> dict[str, str]:
     """The ROM names of all single-player games, by their names in ids: {"SpaceInvaders": "space_invaders"}."""
     return {rom.title().replace("_", ""): rom for rom in roms.get_all_rom_ids() if rom not in _MULTI_PLAYER_ONLY}
-
-
-def _similar(name: str) -> list[str]:
-    """Ids of games with a similar name: one if only the case differs, else up to three."""
-    known = {game.lower(): f"ALE/{game}-v5" for game in games()}
-    if name.lower() in known:
-        return [known[name.lower()]]
-    return [known[near] for near in difflib.get_close_matches(name.lower(), known, n=3)]

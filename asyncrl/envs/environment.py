@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -72,6 +73,12 @@ class AsSeen:
     def native_action(self, action: int) -> int:
         """The environment's own action for an agent's."""
         return action
+
+
+def did_you_mean(name: str, known: dict[str, str]) -> str:
+    """A question with up to three ids like a `name`, of those `known` by their name in lower case; empty: none is."""
+    near = [name.lower()] if name.lower() in known else difflib.get_close_matches(name.lower(), known, cutoff=0.7)
+    return f"did you mean {' or '.join(known[one] for one in near)}?" if near else ""
 
 
 def close_all(environments: Iterable[Environment]) -> None:

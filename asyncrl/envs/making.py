@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import logging
@@ -20,6 +19,7 @@ from asyncrl.core.named import find, is_name
 from asyncrl.core.output import clean
 from asyncrl.core.user_code import Own, user_code
 from asyncrl.envs.encoders import refuse_old_gym
+from asyncrl.envs.environment import did_you_mean
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
 
 
@@ -92,8 +92,8 @@ def _not_made(env_id: str, error: BaseException) -> UsageError:
         remedy = f'pip install "asyncrl[{extra}]"' if extra else one_line(error)
         return UsageError(f"{env_id} needs an extra: {remedy}")
     if isinstance(error, gymnasium.error.NameNotFound | gymnasium.error.NamespaceNotFound):
-        near = _similar(env_id)
-        remedy = f"did you mean {' or '.join(near)}?" if near else "is the package that registers it installed?"
+        known = {known_id.lower(): known_id for known_id in [*gymnasium.registry, "Chain", "Catch"]}
+        remedy = did_you_mean(env_id, known) or "is the package that registers it installed?"
         return UsageError(f"no environment has the id {env_id}: {remedy}")
     return UsageError(f"{env_id} could not be made: {one_line(error)}")
 
@@ -141,12 +141,6 @@ def _extra_of(env_id: str) -> str | None:
     registered = gymnasium.registry.get(env_id)
     form = re.match(r"gymnasium\.envs\.(box2d|mujoco)", str(registered.entry_point if registered else ""))
     return form[1] if form else None
-
-
-def _similar(env_id: str) -> list[str]:
-    """Up to three existing ids similar to this one, ignoring case."""
-    known = {known_id.lower(): known_id for known_id in [*gymnasium.registry, "Chain", "Catch"]}
-    return [known[near] for near in difflib.get_close_matches(env_id.lower(), known, n=3, cutoff=0.7)]
 
 
 def _plain(text: str) -> str:
