@@ -152,7 +152,7 @@ class EnvSpec(EnvironmentSettings):
             from asyncrl.envs.toy import make_toy
 
             return make_toy(self.env_id, seed, self.arguments, self.max_episode_steps)
-        from asyncrl.envs.making import make_gymnasium
+        from asyncrl.envs.gymnasium_env import make_gymnasium
 
         # An evaluation cuts endless episodes itself, and counts them. The environment counts frames.
         limit = (self.step_cap if evaluation else self.training_step_cap) * self.frames_per_step

@@ -100,8 +100,8 @@ class Steps:
         self._attach()
 
     def _attach(self) -> None:
-        places = self.shape.layout(self.streams, self.capacity).places()
-        views = {name: self._memory[place].view(dtype).view(shape).numpy() for (name, shape, dtype), place in places}
+        tensors = self.shape.layout(self.streams, self.capacity).views(self._memory)
+        views = {name: tensor.numpy() for name, tensor in tensors.items()}
         self._cells: Numbers = views.pop("cells")
         # All streams one after the other: position p of stream s is at s * capacity + p.
         self.rows: dict[str, NDArray[Any]] = {name: view.reshape(-1, *view.shape[2:]) for name, view in views.items()}
