@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.environment import NOT_RUNNING, AsSeen, did_you_mean
+from asyncrl.envs.environment import NOT_RUNNING, Untranslated, did_you_mean
 
 NOOP = 0
 _ID = re.compile(
@@ -45,7 +45,7 @@ _RING_STACKS = 4
 `frame_stack` images are always adjacent and an observation is a view. Short enough to stay in the cache."""
 
 
-class AtariEnvironment(AsSeen):
+class AtariEnvironment(Untranslated):
     """One Atari game. Observations are uint8 [frame_stack, image_size, image_size], oldest image first.
 
     They are views of a ring of images: copy them before the next call. Rewards are the raw change of the score.

@@ -51,7 +51,7 @@ class Environment(Protocol):
         ...
 
 
-class AsSeen:
+class Untranslated:
     """What Atari and the toys have in common: they show what an agent sees, and hold nothing that must be released."""
 
     spaces: Spaces

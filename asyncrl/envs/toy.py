@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.environment import NOT_RUNNING, AsSeen
+from asyncrl.envs.environment import NOT_RUNNING, Untranslated
 
 
-class Chain(AsSeen):
+class Chain(Untranslated):
     """A row of states. The agent starts at the left end, and its only reward is 1 for reaching the right end.
 
     Observation: one-hot float32 [length]. Actions: 0 moves left (at the left end: stays), 1 moves right. Reaching the
@@ -77,7 +77,7 @@ class Chain(AsSeen):
         return self._observation
 
 
-class Catch(AsSeen):
+class Catch(Untranslated):
     """A ball falls down a board of 10 rows and 5 columns; the paddle in the bottom row must be under it.
 
     The game of the behaviour suite (Osband et al. 2020). Observation: the board as a float32 vector [50], row by row,
