@@ -34,23 +34,23 @@ class Preprocessed(Wrapper):
         *,
         frame_skip: int = 1,
         sticky_actions: float = 0.0,
-        pixels: int = 0,
+        image_size: int = 0,
         frame_stack: int = 1,
     ) -> None:
-        """Raises `UsageError` if `pixels`, the height and width of an image, is not 0 and there are no such images."""
+        """Raises `UsageError` if `image_size`, their height and width, is not 0 and there are no such images."""
         super().__init__(environment)
         self._frame_skip = frame_skip
         self._sticky_actions = sticky_actions
-        self._pixels = pixels
+        self._pixels = image_size
         self._random = np.random.default_rng((seed, _STICKY))
         self._held: Any = None
         inner = environment.spaces
-        if pixels and not (inner.kind == "screen" and inner.observation_shape[0] in (1, 3)):
+        if image_size and not (inner.kind == "screen" and inner.observation_shape[0] in (1, 3)):
             raise UsageError(
                 f"--image-size is for grey and colour images of at least 36 rows; {environment.env_id} observes a "
                 f"{inner.kind} {list(inner.observation_shape)}"
             )
-        single = (1, pixels, pixels) if pixels else inner.observation_shape
+        single = (1, image_size, image_size) if image_size else inner.observation_shape
         self._one = single[0]
         check_size((frame_stack * single[0], *single[1:]), environment.env_id)
         self._stack = np.zeros((frame_stack * single[0], *single[1:]), inner.observation_dtype)

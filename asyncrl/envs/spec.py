@@ -132,6 +132,12 @@ class EnvSpec(EnvironmentSettings):
         In evaluation lost lives are not reported: the score is that of the whole game. Raises `UsageError` if the
         environment cannot be made.
         """
+        shown: dict[str, Any] = {
+            "frame_skip": self.frames_per_step,
+            "sticky_actions": self.sticky_actions,
+            "image_size": self.pixels,
+            "frame_stack": self.frames_per_observation,
+        }
         if self.is_atari:
             from asyncrl.envs.atari import AtariEnvironment
 
@@ -139,14 +145,11 @@ class EnvSpec(EnvironmentSettings):
                 self.env_id,
                 seed,
                 self.arguments,
-                frame_skip=self.frames_per_step,
                 noop_max=self.noop_max,
-                sticky_actions=self.sticky_actions,
                 life_loss=self.life_loss and not evaluation,
                 full_action_space=self.full_action_space,
-                image_size=self.pixels,
-                frame_stack=self.frames_per_observation,
                 max_episode_steps=self.step_cap,
+                **shown,
             )
         if self.env_id in TOYS:
             from asyncrl.envs.toy import make_toy
@@ -157,19 +160,12 @@ class EnvSpec(EnvironmentSettings):
         # An evaluation cuts endless episodes itself, and counts them. The environment counts frames.
         limit = (self.step_cap if evaluation else self.training_step_cap) * self.frames_per_step
         environment = make_gymnasium(self.env_id, seed, self.arguments, limit)
-        if (self.frames_per_step, self.frames_per_observation, self.pixels, self.sticky_actions) == (1, 1, 0, 0.0):
+        if list(shown.values()) == [1, 0.0, 0, 1]:
             return environment
         from asyncrl.envs.preprocessed import Preprocessed
 
         with closed_on_error([environment]):
-            return Preprocessed(
-                environment,
-                seed,
-                frame_skip=self.frames_per_step,
-                sticky_actions=self.sticky_actions,
-                pixels=self.pixels,
-                frame_stack=self.frames_per_observation,
-            )
+            return Preprocessed(environment, seed, **shown)
 
     def probe(self, steps: bool = True) -> Spaces:
         """Make an environment, reset it and take one step if it `steps`, close it, and return its spaces.
