@@ -314,15 +314,17 @@ def _from_factory(env_id: str, arguments: dict[str, Any], own: Own) -> gymnasium
 
 
 def _from_registry(env_id: str, arguments: dict[str, Any], own: Own) -> tuple[gymnasium.Env[Any, Any], tuple[str, ...]]:
-    _register_package_of(env_id)
+    package = _package_of(env_id)
+    if package is not None:
+        _register(package, env_id)
     _refuse_raw_atari(env_id)
     with warnings.catch_warnings(record=True) as caught, _mujoco_silenced(env_id):
         warnings.simplefilter("always")
         with user_code(f"the making of {env_id}", lambda error: _not_made(env_id, error), own):
             environment = gymnasium.make(env_id, disable_env_checker=True, **arguments)
-    said = [str(warning.message) for warning in caught if _is_for_users(warning)]
-    notices = tuple(dict.fromkeys(_plain(text) for text in said))
-    if env_id.startswith(("MiniGrid-", "BabyAI-")) and isinstance(environment.observation_space, spaces.Dict):
+    said = (clean(str(warning.message)).removeprefix("WARN: ") for warning in caught if _is_for_users(warning))
+    notices = tuple(dict.fromkeys(said))
+    if package == "minigrid" and isinstance(environment.observation_space, spaces.Dict):
         environment = importlib.import_module("minigrid.wrappers").ImgObsWrapper(environment)
     return environment, notices
 
@@ -359,30 +361,25 @@ def _not_made(env_id: str, error: BaseException) -> UsageError:
     return UsageError(f"{env_id} could not be made: {one_line(error)}")
 
 
-def _register_package_of(env_id: str) -> None:
-    """Import the package that registers an id, if Gymnasium does not do so itself."""
-    try:
-        if env_id.startswith("MinAtar/"):
-            _register_minatar(env_id)
-        elif env_id.startswith(("MiniGrid-", "BabyAI-")):
-            importlib.import_module("minigrid")
-    except ImportError as error:
-        extra = "minatar" if env_id.startswith("MinAtar/") else "minigrid"
-        raise UsageError(f'{env_id} needs an extra: pip install "asyncrl[{extra}]"') from error
+def _package_of(env_id: str) -> str | None:
+    """The package, and so the extra of this one, that registers an id if Gymnasium does not do so itself."""
+    packages = {"MinAtar/": "minatar", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
+    return next((package for prefix, package in packages.items() if env_id.startswith(prefix)), None)
 
 
-def _register_minatar(env_id: str) -> None:
-    if env_id in gymnasium.registry:
-        return
-    # It warns on the root logger that seaborn is missing, which only drawing needs.
+def _register(package: str, env_id: str) -> None:
+    """Import the package that registers an id. Raises UsageError if it is missing."""
+    # MinAtar warns on the root logger that seaborn is missing, which only drawing needs.
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        minatar = importlib.import_module("minatar.gym")
+        module = importlib.import_module("minatar.gym" if package == "minatar" else package)
+    except ImportError as error:
+        raise UsageError(f'{env_id} needs an extra: pip install "asyncrl[{package}]"') from error
     finally:
         logging.disable(level)
-    if "MinAtar/Breakout-v1" not in gymnasium.registry:
-        minatar.register_envs()
+    if package == "minatar" and "MinAtar/Breakout-v1" not in gymnasium.registry:
+        module.register_envs()
 
 
 def _refuse_raw_atari(env_id: str) -> None:
@@ -402,8 +399,3 @@ def _extra_of(env_id: str) -> str | None:
     registered = gymnasium.registry.get(env_id)
     form = re.match(r"gymnasium\.envs\.(box2d|mujoco)", str(registered.entry_point if registered else ""))
     return form[1] if form else None
-
-
-def _plain(text: str) -> str:
-    """A warning of Gymnasium without colours and prefix."""
-    return clean(text).removeprefix("WARN: ")
