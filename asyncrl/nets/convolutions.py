@@ -111,8 +111,8 @@ class ConvolutionalBody(Body):
         for out, kernel, stride, padding in convolutions:
             if min(height, width) + 2 * padding < kernel:
                 raise UsageError(
-                    f"an image of {shape[1]}x{shape[2]} pixels is too small for this --network: use --network auto or a "
-                    "larger --image-size"
+                    f"an image of {shape[1]}x{shape[2]} pixels is too small for this --network: use --network auto or "
+                    "a larger --image-size"
                 )
             height, width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
             layers.append(nn.Conv2d(channels, out, kernel, stride, padding))
