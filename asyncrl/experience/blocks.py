@@ -85,18 +85,12 @@ class Ring:
         self.layout = layout
         self.capacity = capacity
         self._memory = shared_zeros(ring_bytes(layout, capacity), dtype=torch.uint8) if memory is None else memory
-        self._attach()
-
-    def _attach(self) -> None:
         self._counts: NDArray[np.int64] = self._memory[:_CONTROL].view(torch.int64).numpy()
-        self._tensors = self.layout.views(self._memory[_CONTROL:].view(self.capacity, self.layout.block_bytes))
+        self._tensors = layout.views(self._memory[_CONTROL:].view(capacity, layout.block_bytes))
 
-    def __getstate__(self) -> tuple[BlockLayout, int, Tensor]:
-        return self.layout, self.capacity, self._memory
-
-    def __setstate__(self, state: tuple[BlockLayout, int, Tensor]) -> None:
-        self.layout, self.capacity, self._memory = state
-        self._attach()
+    def __reduce__(self) -> tuple[type[Ring], tuple[BlockLayout, int, Tensor]]:
+        """In another process, the same memory."""
+        return Ring, (self.layout, self.capacity, self._memory)
 
     @property
     def written(self) -> int:
