@@ -15,9 +15,8 @@ from torch import Tensor
 
 from asyncrl.api.playing import Loaded, outputs_of
 from asyncrl.core.rollout import State
+from asyncrl.envs.environment import Environment, Wrapper
 from asyncrl.envs.pictures import resized
-from asyncrl.envs.spec import Environment
-from asyncrl.envs.wrapper import Wrapper
 
 BACK, CARD, TEXT, DIM = (18, 20, 24), (30, 33, 39), (232, 234, 237), (140, 146, 156)
 BAR, CHOSEN, LINE, GAIN, LOSS = (74, 96, 128), (245, 166, 35), (90, 200, 250), (80, 200, 120), (235, 87, 87)

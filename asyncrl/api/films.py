@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from asyncrl.core.errors import UsageError
+from asyncrl.envs.environment import BadEnvironment, Environment, Wrapper
 from asyncrl.envs.pictures import resized
-from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec
-from asyncrl.envs.wrapper import Wrapper
+from asyncrl.envs.spec import EnvSpec
 
 SUFFIXES = (".gif", ".mp4", ".mkv", ".mov")
 LEAST_HEIGHT = 400

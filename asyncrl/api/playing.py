@@ -24,7 +24,8 @@ from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import watched
 from asyncrl.doctor.room import check_shared_memory, demand, shared_bytes
-from asyncrl.envs.spec import BadEnvironment, Environment, EnvSpec, close_all
+from asyncrl.envs.environment import BadEnvironment, Environment, close_all
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.collect import Episode
 from asyncrl.runtime.evaluator import play, side_by_side
 from asyncrl.runtime.normalize import Normalizer, make_normalizer

@@ -19,8 +19,6 @@ from asyncrl.config.settings import settings_for
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.encoders import rows_of
-from asyncrl.envs.translation import translation_of
 from asyncrl.runtime.collect import for_environments, reset_state
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import build_environments
@@ -60,7 +58,7 @@ class Policy:
         self._agent, self._normalizer = loaded.agent, loaded.normalizer
         environment = build_environments(run, EVALUATOR, 1, evaluation=True)[0]
         environment.close()
-        self._translation = translation_of(environment, self.spaces)
+        self._environment: Any = environment
 
     def act(self, observation: Any, state: PolicyState | None = None) -> tuple[Any, PolicyState]:
         """The action for one observation, or the actions `[B, ...]` for a batch `[B, ...]`, and the next state.
@@ -69,8 +67,10 @@ class Policy:
         an int, or an array of its action space. `state` is what the previous call returned, None at the beginning of an
         episode. Raises UsageError for an observation that cannot be the environment's.
         """
+        from asyncrl.envs.encoders import rows_of  # with all of Gymnasium, which starting a run need not wait for
+
         try:
-            batch, single = rows_of(self._translation.space, observation)
+            batch, single = rows_of(self._environment.native_space, observation)
         except ValueError as error:
             raise UsageError(f"not an observation of {self.env_id}: {error}") from None
         if state is None:
@@ -83,7 +83,7 @@ class Policy:
             if self._normalizer is not None:
                 observations = self._normalizer.observe(observations)
             chosen, memory, _ = self._agent.act(observations, state.memory, self.steps)
-        actions = [self._translation.act(one) for one in for_environments(chosen, self.spaces)]
+        actions = [self._environment.native_action(one) for one in for_environments(chosen, self.spaces)]
         return (actions[0] if single else np.array(actions)), PolicyState(memory, seen)
 
     def restart(self, state: PolicyState, ended: Any) -> PolicyState:
@@ -103,7 +103,7 @@ class Policy:
         seen = before.copy()
         for place, observation in zip(seen, batch, strict=True):
             try:
-                self._translation.observe(place, observation)
+                self._environment.see(place, observation)
             except (TypeError, ValueError) as error:
                 raise UsageError(f"{self.env_id}: {error}") from error
         return seen

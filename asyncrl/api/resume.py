@@ -9,9 +9,8 @@ from asyncrl.algorithm import algorithm_of
 from asyncrl.catalog import module_of, name_of, short
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig, from_plain, to_plain
-from asyncrl.core.errors import UsageError
+from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.output import print_line
-from asyncrl.envs.spec import one_line
 from asyncrl.runtime.monitor import TIME_IS_OVER
 from asyncrl.runtime.run import Layout
 from asyncrl.runtime.snapshots import check_fits

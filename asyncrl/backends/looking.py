@@ -22,10 +22,10 @@ from asyncrl.backends.processes import (
     signals_held_back,
     start_context,
 )
-from asyncrl.core.errors import UsageError
+from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import SAY_SECONDS, handed_over, say_waiting, told, too_long, watched
-from asyncrl.envs.spec import EnvironmentNotice, EnvSpec, one_line
+from asyncrl.envs.spec import EnvironmentNotice, EnvSpec
 
 if TYPE_CHECKING:
     from asyncrl.core.named import Parcel

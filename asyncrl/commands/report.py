@@ -10,9 +10,8 @@ from typing import Annotated
 import tyro
 
 from asyncrl.commands.program import run_with
-from asyncrl.core.errors import UsageError
+from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.output import print_line
-from asyncrl.envs.spec import one_line
 
 
 @dataclass(frozen=True)

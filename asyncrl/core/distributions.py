@@ -1,4 +1,4 @@
-"""Distributions over actions: what a policy network's outputs mean."""
+"""Distributions over actions: what the outputs of a network mean, and how actions are drawn from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How actions are chosen from their scores, and how workers explore differently."""
+"""How workers explore differently, given the values of all actions."""
 
 from __future__ import annotations
 

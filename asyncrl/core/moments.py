@@ -60,10 +60,6 @@ class Moments:
             total = merge(total, row)
         return total
 
-    def mean_and_deviation(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Mean and standard deviation `[n]` of everything added; 0 and 1 before anything was."""
-        return mean_and_deviation(self.merged())
-
 
 def mean_and_deviation(row: NDArray[np.float64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Mean and standard deviation `[n]` of the samples of a row `[1 + 2 n]`; 0 and 1 if there are fewer than two."""

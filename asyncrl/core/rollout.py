@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 State: TypeAlias = tuple[Tensor, ...] | None
 """The recurrent state of E environments, each tensor `[E, ...]`; None for a feed-forward network."""
@@ -217,16 +218,5 @@ def on_device(experience: Experienced, device: torch.device) -> Experienced:
     """The same on a device; on the CPU, where experience is collected, it is returned as it is."""
     if device.type == "cpu":
         return experience
-    moved = {field.name: _moved(getattr(experience, field.name), device) for field in dataclasses.fields(experience)}
-    return dataclasses.replace(experience, **moved)
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """A field's value, with its tensors moved."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, tuple):
-        return tuple(_moved(part, device) for part in value)
-    if isinstance(value, dict):
-        return {name: _moved(part, device) for name, part in value.items()}
-    return value
+    fields = {field.name: getattr(experience, field.name) for field in dataclasses.fields(experience)}
+    return dataclasses.replace(experience, **tree_map_only(Tensor, lambda tensor: tensor.to(device), fields))

@@ -7,7 +7,6 @@ same time; that is Hogwild, and no rule here takes a lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -36,13 +35,95 @@ class UpdateRule:
             return int(self.decay > 0)
         return 2 if self.name in ("adam", "centred-rmsprop") else 1
 
-    def apply(self, theta: Tensor, gradient: Tensor, statistics: Tensor, learning_rate: float, updates: int) -> None:
+    def apply(self, theta: Tensor, gradient: Tensor, statistics: Tensor, eta: float, updates: int) -> None:
         """Change `theta` `[P]` and `statistics` `[S, P]` in place by one `gradient` `[P]`.
 
         `updates` is the number of updates these statistics have seen before this one. The gradient may be
         overwritten: it is the caller's scratch space afterwards.
         """
-        RULES[self.name](self, theta, gradient, statistics, learning_rate, updates)
+        RULES[self.name](self, theta, gradient, statistics, eta, updates)
+
+    def rmsprop(self, theta: Tensor, gradient: Tensor, statistics: Tensor, eta: float, updates: int) -> None:
+        """g <- alpha g + (1 - alpha) d^2;  theta <- theta - eta d / sqrt(g + eps)   (equations S2 and S3).
+
+        torch.optim.RMSprop divides by sqrt(g) + eps: with the authors' eps of 0.1 a different optimiser.
+        """
+        g = statistics[0]
+        g.mul_(self.decay).addcmul_(gradient, gradient, value=1.0 - self.decay)
+        theta.addcmul_(gradient, torch.add(g, self.epsilon).rsqrt_(), value=-eta)
+
+    def centred_rmsprop(self, theta: Tensor, gradient: Tensor, statistics: Tensor, eta: float, updates: int) -> None:
+        """g <- alpha g + (1 - alpha) d^2;  m <- alpha m + (1 - alpha) d;  theta <- theta - eta d / sqrt(g - m^2 + eps).
+
+        Graves 2013 (arXiv 1308.0850), equations 38 to 41, without their momentum.
+        """
+        g, m = statistics
+        g.mul_(self.decay).addcmul_(gradient, gradient, value=1.0 - self.decay)
+        m.mul_(self.decay).add_(gradient, alpha=1.0 - self.decay)
+        # Rounding, or another worker's write between the two lines above, may leave a variance below 0.
+        variance = torch.addcmul(g, m, m, value=-1.0).clamp_(min=0.0)
+        theta.addcmul_(gradient, variance.add_(self.epsilon).rsqrt_(), value=-eta)
+
+    def momentum_sgd(self, theta: Tensor, gradient: Tensor, statistics: Tensor, eta: float, updates: int) -> None:
+        """m <- alpha m + (1 - alpha) d;  theta <- theta - eta m   (section 7).
+
+        With alpha = 0, m is d. It must not be in shared memory then: between the two lines another worker may write its
+        own d there, which would be applied twice, by both.
+        """
+        if not len(statistics):
+            theta.add_(gradient, alpha=-eta)
+            return
+        m = statistics[0]
+        m.mul_(self.decay).add_(gradient, alpha=1.0 - self.decay)
+        theta.add_(m, alpha=-eta)
+
+    def adam(self, theta: Tensor, gradient: Tensor, statistics: Tensor, eta: float, updates: int) -> None:
+        """Adam (Kingma & Ba 2015, Algorithm 1) by torch's fused kernel, one pass over the memory.
+
+        The step of the bias correction is the caller's exact count instead of a shared cell on which workers race.
+        """
+        torch._fused_adam_(
+            [theta],
+            [gradient],
+            [statistics[0]],
+            [statistics[1]],
+            [],
+            [torch.tensor(float(updates + 1))],
+            lr=eta,
+            beta1=self.momentum,
+            beta2=self.decay,
+            weight_decay=0.0,
+            eps=self.epsilon,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def adagrad(self, theta: Tensor, gradient: Tensor, statistics: Tensor, eta: float, updates: int) -> None:
+        """g <- g + d^2;  theta <- theta - eta d / (sqrt(g) + eps)   (Duchi et al. 2011), by torch's fused kernel.
+
+        g only grows, so steps become smaller with every update. One pass over the memory takes a third of the time.
+        """
+        torch._fused_adagrad_(
+            [theta],
+            [gradient],
+            [statistics[0]],
+            [torch.ones(())],  # unused unless eta decays with the number of updates
+            lr=eta,
+            lr_decay=0.0,
+            weight_decay=0.0,
+            eps=self.epsilon,
+            maximize=False,
+        )
+
+
+RULES = {
+    "rmsprop": UpdateRule.rmsprop,
+    "centred-rmsprop": UpdateRule.centred_rmsprop,
+    "momentum-sgd": UpdateRule.momentum_sgd,
+    "adam": UpdateRule.adam,
+    "adagrad": UpdateRule.adagrad,
+}
+"""Every update rule, by its name."""
 
 
 @dataclass(frozen=True)
@@ -75,100 +156,3 @@ class Descent:
     def learning_rate_at(self, steps: int) -> float:
         """eta at T = `steps`."""
         return linear(self.learning_rate, 0.0, steps, self.anneal_over) if self.anneal_over else self.learning_rate
-
-
-def rmsprop(
-    rule: UpdateRule, theta: Tensor, gradient: Tensor, statistics: Tensor, learning_rate: float, updates: int
-) -> None:
-    """g <- alpha g + (1 - alpha) d^2;  theta <- theta - eta d / sqrt(g + eps)   (equations S2 and S3).
-
-    torch.optim.RMSprop divides by sqrt(g) + eps: with the authors' eps of 0.1 a different optimiser.
-    """
-    g = statistics[0]
-    g.mul_(rule.decay).addcmul_(gradient, gradient, value=1.0 - rule.decay)
-    theta.addcmul_(gradient, torch.add(g, rule.epsilon).rsqrt_(), value=-learning_rate)
-
-
-def centred_rmsprop(
-    rule: UpdateRule, theta: Tensor, gradient: Tensor, statistics: Tensor, learning_rate: float, updates: int
-) -> None:
-    """g <- alpha g + (1 - alpha) d^2;  m <- alpha m + (1 - alpha) d;  theta <- theta - eta d / sqrt(g - m^2 + eps).
-
-    Graves 2013 (arXiv 1308.0850), equations 38 to 41, without their momentum.
-    """
-    g, m = statistics
-    g.mul_(rule.decay).addcmul_(gradient, gradient, value=1.0 - rule.decay)
-    m.mul_(rule.decay).add_(gradient, alpha=1.0 - rule.decay)
-    # Rounding, or another worker's write between the two lines above, may leave a variance below 0.
-    variance = torch.addcmul(g, m, m, value=-1.0).clamp_(min=0.0)
-    theta.addcmul_(gradient, variance.add_(rule.epsilon).rsqrt_(), value=-learning_rate)
-
-
-def momentum_sgd(
-    rule: UpdateRule, theta: Tensor, gradient: Tensor, statistics: Tensor, learning_rate: float, updates: int
-) -> None:
-    """m <- alpha m + (1 - alpha) d;  theta <- theta - eta m   (section 7).
-
-    With alpha = 0, m is d. It must not be in shared memory then: between the two lines another worker may write its
-    own d there, which would be applied twice, by both.
-    """
-    if not len(statistics):
-        theta.add_(gradient, alpha=-learning_rate)
-        return
-    m = statistics[0]
-    m.mul_(rule.decay).add_(gradient, alpha=1.0 - rule.decay)
-    theta.add_(m, alpha=-learning_rate)
-
-
-def adam(
-    rule: UpdateRule, theta: Tensor, gradient: Tensor, statistics: Tensor, learning_rate: float, updates: int
-) -> None:
-    """Adam (Kingma & Ba 2015, Algorithm 1) by torch's fused kernel, one pass over the memory.
-
-    The step of the bias correction is the caller's exact count instead of a shared cell on which workers race.
-    """
-    torch._fused_adam_(
-        [theta],
-        [gradient],
-        [statistics[0]],
-        [statistics[1]],
-        [],
-        [torch.tensor(float(updates + 1))],
-        lr=learning_rate,
-        beta1=rule.momentum,
-        beta2=rule.decay,
-        weight_decay=0.0,
-        eps=rule.epsilon,
-        amsgrad=False,
-        maximize=False,
-    )
-
-
-def adagrad(
-    rule: UpdateRule, theta: Tensor, gradient: Tensor, statistics: Tensor, learning_rate: float, updates: int
-) -> None:
-    """g <- g + d^2;  theta <- theta - eta d / (sqrt(g) + eps)   (Duchi et al. 2011), by torch's fused kernel.
-
-    g only grows, so steps become smaller with every update. One pass over the memory takes a third of the time.
-    """
-    torch._fused_adagrad_(
-        [theta],
-        [gradient],
-        [statistics[0]],
-        [torch.ones(())],  # unused unless eta decays with the number of updates
-        lr=learning_rate,
-        lr_decay=0.0,
-        weight_decay=0.0,
-        eps=rule.epsilon,
-        maximize=False,
-    )
-
-
-Rule = Callable[[UpdateRule, Tensor, Tensor, Tensor, float, int], None]
-RULES: dict[str, Rule] = {
-    "rmsprop": rmsprop,
-    "centred-rmsprop": centred_rmsprop,
-    "momentum-sgd": momentum_sgd,
-    "adam": adam,
-    "adagrad": adagrad,
-}

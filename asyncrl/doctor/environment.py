@@ -16,9 +16,11 @@ import numpy as np
 from gymnasium.utils.passive_env_checker import env_reset_passive_checker, env_step_passive_checker
 from numpy.typing import NDArray
 
+from asyncrl.core.errors import one_line
 from asyncrl.core.spaces import Spaces
 from asyncrl.doctor import Finding, advise, judge
-from asyncrl.envs.spec import Environment, EnvSpec, one_line, restore, state_of
+from asyncrl.envs.environment import Environment, restore_all, state_of
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.clock import RUNNING
 from asyncrl.runtime.run import Run, build_learner, build_worker
 from asyncrl.runtime.threads import running_threads
@@ -178,7 +180,7 @@ def _restoring(spec: EnvSpec, seed: int) -> Finding:
         if taken is None:
             return Finding("state can be restored", "note", "no", "resumed runs begin new episodes, which does no harm")
         first = _trace(environment, seed)
-        restore(environment, taken)
+        restore_all([environment], [taken])
         remedy = "state() must contain everything that future steps depend on, also the random generator"
         return _compare("state can be restored", "again", (first, _trace(environment, seed)), remedy)
 

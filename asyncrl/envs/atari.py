@@ -12,12 +12,11 @@ count, into arrays that are reused, and only the rows that changed are shrunk ag
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
+from collections.abc import Mapping
 from fractions import Fraction
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ale_py
 import cv2
@@ -27,22 +26,26 @@ from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.spec import ATARI_FRAME_CAP
-
-if TYPE_CHECKING:
-    from asyncrl.envs.spec import EnvSpec
+from asyncrl.envs.environment import NOT_RUNNING, Untranslated, did_you_mean
 
 NOOP = 0
 _ID = re.compile(
     r"(?:ale_py:)?(?P<ale>ALE/)?(?P<name>\w+?)(?P<ram>-ram)?(?P<kind>NoFrameskip|Deterministic)?-v(?P<version>\d+)"
 )
+_OURS = {
+    "frameskip": "frame_skip",
+    "repeat_action_probability": "sticky_actions",
+    "full_action_space": "full_action_space",
+    "max_num_frames_per_episode": "max_episode_steps",
+}
+"""Our settings for arguments of ale-py's own environment."""
 _MULTI_PLAYER_ONLY = frozenset({"combat", "joust", "maze_craze", "warlords"})
 _RING_STACKS = 4
 """Length of the ring of images, in stacks. At its end the newest images are copied to its start, so that the latest
 `frame_stack` images are always adjacent and an observation is a view. Short enough to stay in the cache."""
 
 
-class AtariEnvironment:
+class AtariEnvironment(Untranslated):
     """One Atari game. Observations are uint8 [frame_stack, image_size, image_size], oldest image first.
 
     They are views of a ring of images: copy them before the next call. Rewards are the raw change of the score.
@@ -50,26 +53,25 @@ class AtariEnvironment:
 
     def __init__(
         self,
-        rom: Path,
+        env_id: str,
         seed: int,
+        arguments: Mapping[str, Any],
         *,
-        frame_skip: int = 4,
-        noop_max: int = 30,
-        sticky_actions: float = 0.0,
-        life_loss: bool = False,
-        full_action_space: bool = False,
-        image_size: int = 84,
-        frame_stack: int = 4,
-        max_episode_steps: int = ATARI_FRAME_CAP // 4,
-        mode: int | None = None,
-        difficulty: int | None = None,
+        frame_skip: int,
+        noop_max: int,
+        sticky_actions: float,
+        life_loss: bool,
+        full_action_space: bool,
+        image_size: int,
+        frame_stack: int,
+        max_episode_steps: int,
     ) -> None:
-        """Load the game. Raises `UsageError` for a mode or difficulty that it does not have."""
+        """Load the game. `arguments` may be its mode and difficulty. Raises `UsageError` for what it does not have."""
         cv2.setNumThreads(1)  # OpenCV's thread pools in all workers would fight for the cores
         # Gymnasium's two seeds, so that its episodes and ours are the same: one for the no-ops, one for the emulator.
         noop_seed, emulator_seed = np.random.SeedSequence(seed).generate_state(2)
         self._random = np.random.default_rng(int(noop_seed))
-        self._ale = _load(rom, int(emulator_seed.astype(np.int32)), sticky_actions, mode, difficulty)
+        self._ale = _load(env_id, int(emulator_seed.astype(np.int32)), sticky_actions, arguments)
 
         action_set = self._ale.getLegalActionSet() if full_action_space else self._ale.getMinimalActionSet()
         self._actions = tuple(action.value for action in action_set)
@@ -123,7 +125,7 @@ class AtariEnvironment:
     def step(self, action: int) -> tuple[NDArray[np.uint8], float, bool, bool, bool]:
         """Hold the action for `frame_skip` frames; raises ValueError for one that does not exist."""
         if not self._running:
-            raise RuntimeError("step() before reset(): no episode is running")
+            raise RuntimeError(NOT_RUNNING)
         if not 0 <= action < len(self._actions):
             raise ValueError(f"this game has the actions 0 to {len(self._actions) - 1}, not {action}")
         ale = self._ale
@@ -158,9 +160,6 @@ class AtariEnvironment:
         """The newest frame in colour, uint8 [height, width, 3], for people to look at."""
         screen: NDArray[np.uint8] = self._ale.getScreenRGB()
         return screen
-
-    def close(self) -> None:
-        """Does nothing: the emulator is freed with the object."""
 
     def state(self) -> dict[str, Any]:
         """Everything the future depends on, as plain data: about 80 KB of bytes, arrays, numbers and flags.
@@ -240,46 +239,28 @@ class _Shrinker:
             cv2.resize(rows, (self._size, bands * self._target_rows), target, interpolation=cv2.INTER_AREA)
 
 
-def _load(rom: Path, seed: int, sticky_actions: float, mode: int | None, difficulty: int | None) -> ale_py.ALEInterface:
-    """An emulator running the game in `rom`. Settings come first: they take effect on loading."""
+def _load(env_id: str, seed: int, sticky_actions: float, arguments: Mapping[str, Any]) -> ale_py.ALEInterface:
+    """An emulator running a game. Settings come first: they take effect on loading."""
+    rom = roms.get_rom_path(find_game(env_id))
+    assert rom is not None  # find_game knows only games whose ROM comes with ale-py
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # otherwise every process prints a banner
     ale = ale_py.ALEInterface()
     ale.setInt("random_seed", seed)
     ale.setFloat("repeat_action_probability", sticky_actions)
     ale.loadROM(rom)
-    for name, value, available, choose in (
-        ("mode", mode, ale.getAvailableModes(), ale.setMode),
-        ("difficulty", difficulty, ale.getAvailableDifficulties(), ale.setDifficulty),
-    ):
-        if value is None:
-            continue
+    choices = {
+        "mode": (ale.getAvailableModes(), ale.setMode),
+        "difficulty": (ale.getAvailableDifficulties(), ale.setDifficulty),
+    }
+    for name, value in arguments.items():
+        if name not in choices:
+            instead = f"; set {_OURS[name]} instead" if name in _OURS else ""
+            raise UsageError(f"{env_id} takes mode and difficulty in env_kwargs, not {name}{instead}")
+        available, choose = choices[name]
         if value not in available:
             raise UsageError(f"{rom.stem} has no {name} {value}; it has {', '.join(map(str, available))}")
         choose(value)
     return ale
-
-
-def make_atari(spec: EnvSpec, seed: int, evaluation: bool) -> AtariEnvironment:
-    """Make the game of a spec. Raises `UsageError` for an id or a setting that does not exist."""
-    rom = roms.get_rom_path(find_game(spec.env_id))
-    assert rom is not None  # find_game knows only games whose ROM comes with ale-py
-    settings = spec.arguments
-    for name in settings:
-        if name not in ("mode", "difficulty"):
-            raise UsageError(f"{spec.env_id} takes mode and difficulty in env_kwargs, not {name}{_ours(name)}")
-    return AtariEnvironment(
-        rom,
-        seed,
-        frame_skip=spec.frames_per_step,
-        noop_max=spec.noop_max,
-        sticky_actions=spec.sticky_actions,
-        life_loss=spec.life_loss and not evaluation,
-        full_action_space=spec.full_action_space,
-        image_size=spec.pixels,
-        frame_stack=spec.frames_per_observation,
-        max_episode_steps=spec.step_cap,
-        **settings,
-    )
 
 
 def find_game(env_id: str) -> str:
@@ -288,9 +269,8 @@ def find_game(env_id: str) -> str:
     name = form["name"] if form else env_id.removeprefix("ALE/")
     rom = games().get(name)
     if form is None or rom is None:
-        near = _similar(name)
-        remedy = f"did you mean {' or '.join(near)}?" if near else "ids are like ALE/Pong-v5"
-        raise UsageError(f"no Atari game for the id {env_id}: {remedy}")
+        remedy = did_you_mean(name, {game.lower(): f"ALE/{game}-v5" for game in games()})
+        raise UsageError(f"no Atari game for the id {env_id}: {remedy or 'ids are like ALE/Pong-v5'}")
     usual = f"ALE/{name}-v5"
     if form["ram"]:
         raise UsageError(f"{env_id} observes the memory, not the screen, which is not supported: use {usual}")
@@ -306,22 +286,3 @@ def find_game(env_id: str) -> str:
 def games() -> dict[str, str]:
     """The ROM names of all single-player games, by their names in ids: {"SpaceInvaders": "space_invaders"}."""
     return {rom.title().replace("_", ""): rom for rom in roms.get_all_rom_ids() if rom not in _MULTI_PLAYER_ONLY}
-
-
-def _similar(name: str) -> list[str]:
-    """Ids of games with a similar name: one if only the case differs, else up to three."""
-    known = {game.lower(): f"ALE/{game}-v5" for game in games()}
-    if name.lower() in known:
-        return [known[name.lower()]]
-    return [known[near] for near in difflib.get_close_matches(name.lower(), known, n=3)]
-
-
-def _ours(name: str) -> str:
-    """Our setting for an argument of ale-py's own environment, as the end of a sentence."""
-    fields = {
-        "frameskip": "frame_skip",
-        "repeat_action_probability": "sticky_actions",
-        "full_action_space": "full_action_space",
-        "max_num_frames_per_episode": "max_episode_steps",
-    }
-    return f"; set {fields[name]} instead" if name in fields else ""

@@ -13,16 +13,15 @@ import itertools
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from asyncrl.core.errors import UsageError
+from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.spaces import Kind
-from asyncrl.envs.spec import one_line
 
 SMALLEST_SCREEN, NARROWEST_SCREEN = 36, 11
 """Images with fewer rows or columns are boards: the kernels for screens need 11."""
@@ -43,8 +42,16 @@ Encoder = Callable[[Any], NDArray[Any]]
 """Converts a Gymnasium observation to ours. Raises ValueError, with the reason, for one that is not in its space."""
 
 
-def encoder_of(space: spaces.Space[Any], env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
-    """Shape, dtype and conversion of the observations of a space. Raises `UsageError` if no network can use them."""
+class Encoding(NamedTuple):
+    """The shape and dtype of observations as a network takes them, and what converts Gymnasium's to them."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    encode: Encoder
+
+
+def encoder_of(space: spaces.Space[Any], env_id: str) -> Encoding:
+    """How the observations of a space are converted. Raises `UsageError` if no network can use them."""
     if isinstance(space, spaces.Box):
         return _box_encoder(space, env_id)
     if isinstance(space, spaces.Discrete):
@@ -80,7 +87,7 @@ def check_size(shape: tuple[int, ...], env_id: str) -> None:
         raise UsageError(f"{env_id} observes {numbers:_} {what}, 1 to {most:_} are supported: wrap it to observe fewer")
 
 
-def _box_encoder(space: spaces.Box, env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
+def _box_encoder(space: spaces.Box, env_id: str) -> Encoding:
     shape = space.shape
     if 0 in shape or len(shape) > 3:
         raise UsageError(
@@ -94,34 +101,21 @@ def _box_encoder(space: spaces.Box, env_id: str) -> tuple[tuple[int, ...], str, 
     # Channels come last in Gymnasium, first after wrappers that stack frames or follow torch.
     last = len(shape) == 3 and shape[0] >= min(shape[1:])
     planes = (1, *shape) if len(shape) == 2 else (shape[2], *shape[:2]) if last else shape
+    kind, largest = kind_of(planes), int(space.high.max()) if dtype is _UINT8 else 0
+    # What becomes a vector is scaled to 0..1 here, and so are boards with a bound below 255: only images are divided by
+    # 255 later, and divided by that their symbols would look alike.
+    is_scaled = largest > 0 and (kind == "vector" or (kind == "board" and largest != 255))
 
     def encode(image: Any) -> NDArray[Any]:
         array = _numbers(image, shape, dtype)
-        return array.transpose(2, 0, 1) if last else array.reshape(planes)
+        array = array.transpose(2, 0, 1) if last else array.reshape(planes)
+        return array * np.float32(1 / largest) if is_scaled else array
 
-    return _fitted(*_scaled(space, planes, dtype.name, encode), env_id)
-
-
-def _scaled(
-    space: spaces.Box, shape: tuple[int, ...], dtype: str, encode: Encoder
-) -> tuple[tuple[int, ...], str, Encoder]:
-    """Scale uint8 boards with an upper bound below 255 to 0..1: divided by 255 their symbols would look alike.
-
-    What is to be a vector is scaled whatever its bound: only images are divided by 255 later.
-    """
-    kind = kind_of(shape)
-    largest = int(space.high.max()) if dtype == "uint8" and kind != "screen" else 0
-    if largest == 0 or (kind == "board" and largest == 255):
-        return shape, dtype, encode
-    return shape, "float32", lambda board: encode(board) * np.float32(1 / largest)
-
-
-def _fitted(shape: tuple[int, ...], dtype: str, encode: Encoder, env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
-    """Flatten images [C, H, W] that are too small for kernels."""
-    if kind_of(shape) != "vector":
-        return shape, dtype, encode
-    check_size((math.prod(shape),), env_id)
-    return (math.prod(shape),), "float32", lambda image: np.ravel(encode(image)).astype(np.float32, copy=False)
+    if kind != "vector":
+        return Encoding(planes, "float32" if is_scaled else dtype.name, encode)
+    size = math.prod(shape)
+    check_size((size,), env_id)
+    return Encoding((size,), "float32", lambda image: np.ravel(encode(image)).astype(np.float32, copy=False))
 
 
 def kind_of(shape: tuple[int, ...]) -> Kind:
@@ -137,34 +131,27 @@ def _numbers(observation: Any, shape: tuple[int, ...], dtype: np.dtype[Any] = _F
     if array.shape != shape:
         raise ValueError(f"the observation has the shape {list(array.shape)}, not {list(shape)}")
     if array.dtype != dtype:
-        return _as_bytes(array) if dtype is _UINT8 else _as_floats(array)
+        return _converted(array, dtype)
     if dtype is _FLOAT32 and not np.isfinite(array).all():
         raise ValueError(_NOT_FINITE)
     return array
 
 
-def _as_floats(array: NDArray[Any]) -> NDArray[np.float32]:
-    """Numbers of another type as float32. Raises ValueError for what it cannot hold, finite though it may be."""
+def _converted(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Numbers of another type as float32 or uint8. Raises ValueError for those that it cannot hold."""
     if array.dtype.kind == "O":
         try:
             array = array.astype(np.float64)
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"the observation holds what is no number: {one_line(error)}") from error
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"the observation is {array.dtype}, not numbers")
+    # As bytes only integers: an image scaled to 0..1 would silently become black.
+    if array.dtype.kind not in ("biu" if dtype is _UINT8 else "biuf"):
+        raise ValueError(f"the observation is {array.dtype}, not {'uint8' if dtype is _UINT8 else 'numbers'}")
+    if dtype is _UINT8 and (array.min() < 0 or array.max() > 255):
+        raise ValueError(f"the observation holds {array.min()} to {array.max()}, and its space is uint8: 0 to 255")
     if array.dtype.kind == "f" and not (np.abs(array) <= _LARGEST).all():  # nor NaN
         raise ValueError(_NOT_FINITE)
-    return array.astype(np.float32)
-
-
-def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Integers of another type as uint8. Raises ValueError for other numbers, and for integers that are no bytes."""
-    if array.dtype.kind not in "biu":
-        # Casting would silently turn an image scaled to 0..1 into zeros.
-        raise ValueError(f"the observation is {array.dtype}, not uint8")
-    if array.min() < 0 or array.max() > 255:
-        raise ValueError(f"the observation holds {array.min()} to {array.max()}, and its space is uint8: 0 to 255")
-    return array.astype(np.uint8)
+    return array.astype(dtype)
 
 
 def _as_array(observation: Any) -> NDArray[Any]:
@@ -180,13 +167,13 @@ def _short(thing: Any) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
-def _vector_encoder(shape: tuple[int, ...], env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
+def _vector_encoder(shape: tuple[int, ...], env_id: str) -> Encoding:
     size = math.prod(shape)
     check_size((size,), env_id)
-    return (size,), "float32", lambda observation: _numbers(observation, shape).reshape(size)
+    return Encoding((size,), "float32", lambda observation: _numbers(observation, shape).reshape(size))
 
 
-def _parts_encoder(space: spaces.Dict | spaces.Tuple[Any], env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
+def _parts_encoder(space: spaces.Dict | spaces.Tuple[Any], env_id: str) -> Encoding:
     """Concatenate the parts of a Dict or Tuple, in the order of the space, to one vector."""
     encoders = {}
     size = 0
@@ -211,7 +198,7 @@ def _parts_encoder(space: spaces.Dict | spaces.Tuple[Any], env_id: str) -> tuple
         encoded = [np.ravel(encode(part)) for encode, part in zip(encoders.values(), parts, strict=True)]
         return np.concatenate(encoded, dtype=np.float32, casting="unsafe")
 
-    return (size,), "float32", encode_all
+    return Encoding((size,), "float32", encode_all)
 
 
 def _parts(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.Space[Any]]]:
@@ -246,7 +233,7 @@ def rows_of(space: spaces.Space[Any], observation: Any) -> tuple[list[Any], bool
     return list(batch), single
 
 
-def _one_hot_encoder(sizes: list[int], starts: list[int], env_id: str) -> tuple[tuple[int, ...], str, Encoder]:
+def _one_hot_encoder(sizes: list[int], starts: list[int], env_id: str) -> Encoding:
     """One-hot vectors of several categories, side by side."""
     check_size((sum(sizes),), env_id)
     first = np.array(starts, np.int64)
@@ -263,7 +250,7 @@ def _one_hot_encoder(sizes: list[int], starts: list[int], env_id: str) -> tuple[
         vector[zeros + values] = 1.0
         return vector
 
-    return vector.shape, "float32", encode
+    return Encoding(vector.shape, "float32", encode)
 
 
 def _integers(observation: Any, count: int) -> NDArray[np.int64]:
@@ -278,7 +265,7 @@ def _integers(observation: Any, count: int) -> NDArray[np.int64]:
     return values.reshape(count).astype(np.int64, copy=False)
 
 
-def _planes_encoder(shape: tuple[int, ...], categories: tuple[int, ...]) -> tuple[tuple[int, ...], str, Encoder]:
+def _planes_encoder(shape: tuple[int, ...], categories: tuple[int, ...]) -> Encoding:
     """One-hot planes of symbols [H, W, C]: a plane for each possible value of each of the C channels."""
     height, width, _ = shape
     offsets = np.cumsum(categories) - categories
@@ -295,10 +282,10 @@ def _planes_encoder(shape: tuple[int, ...], categories: tuple[int, ...]) -> tupl
         planes[offsets + values, rows, columns] = 1.0
         return planes
 
-    return planes.shape, "float32", encode
+    return Encoding(planes.shape, "float32", encode)
 
 
-def minigrid_encoder(environment: gymnasium.Env[Any, Any], env_id: str) -> tuple[tuple[int, ...], str, Encoder] | None:
+def minigrid_encoder(environment: gymnasium.Env[Any, Any], env_id: str) -> Encoding | None:
     """Like `encoder_of`, for MiniGrid's symbols: kind of object, colour and state. None for other environments."""
     minigrid = sys.modules.get("minigrid.minigrid_env")
     if minigrid is None or not isinstance(environment.unwrapped, minigrid.MiniGridEnv):
@@ -313,7 +300,7 @@ def minigrid_encoder(environment: gymnasium.Env[Any, Any], env_id: str) -> tuple
         return None
     constants = importlib.import_module("minigrid.core.constants")
     categories = (len(constants.OBJECT_TO_IDX), len(constants.COLOR_TO_IDX), _MINIGRID_STATES)
-    return _fitted(*_planes_encoder(space.shape, categories), env_id)
+    return _planes_encoder(space.shape, categories)
 
 
 _MINIGRID_STATES = 4
@@ -325,20 +312,21 @@ _SYMBOL_WRAPPERS = (
 
 
 def _image_maker(environment: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """The wrapper from which MiniGrid's image has its meaning; the environment without wrappers if none changes it."""
-    while isinstance(environment, gymnasium.Wrapper) and _passes_image(environment):
-        environment = environment.env
-    return environment
+    """The wrapper from which MiniGrid's image has its meaning; the environment without wrappers if none changes it.
 
-
-def _passes_image(wrapper: gymnasium.Wrapper[Any, Any, Any, Any]) -> bool:
-    """Whether the image that a wrapper of MiniGrid shows means what it means below the wrapper.
-
-    A wrapper of somebody else is taken to do so if it leaves shape, type and bounds as they are.
+    A wrapper of somebody else is taken to change nothing if it leaves shape, type and bounds as they are.
     """
-    if type(wrapper).__module__ == "minigrid.wrappers" and isinstance(wrapper, gymnasium.ObservationWrapper):
-        return type(wrapper).__name__ in _SYMBOL_WRAPPERS
-    return bool(_image_of(wrapper.observation_space) == _image_of(wrapper.env.observation_space))
+    while isinstance(environment, gymnasium.Wrapper):
+        below = environment.env
+        wrapper = type(environment)
+        if wrapper.__module__ == "minigrid.wrappers" and issubclass(wrapper, gymnasium.ObservationWrapper):
+            passes = wrapper.__name__ in _SYMBOL_WRAPPERS
+        else:
+            passes = _image_of(environment.observation_space) == _image_of(below.observation_space)
+        if not passes:
+            break
+        environment = below
+    return environment
 
 
 def _image_of(space: spaces.Space[Any]) -> spaces.Space[Any] | None:
@@ -347,50 +335,28 @@ def _image_of(space: spaces.Space[Any]) -> spaces.Space[Any] | None:
 
 def actions_of(space: spaces.Space[Any], env_id: str) -> tuple[int, tuple[float, ...], tuple[float, ...]]:
     """Number of discrete actions, or the bounds of continuous ones. Raises `UsageError` for other spaces."""
-    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
-        return _combinations(space, env_id), (), ()
-    number = 0
+    number, most, what = 0, MOST_ACTIONS, "actions"
     if isinstance(space, spaces.Discrete):
         number = int(space.n)
     elif isinstance(space, spaces.Box):
         number = math.prod(space.shape)
-    if number > MOST_ACTIONS:
+    elif isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        number, most, what = 2 ** min(math.prod(space.shape), 99), MOST_COMBINATIONS, "combinations of actions"
+        if isinstance(space, spaces.MultiDiscrete):
+            number = math.prod(space.nvec.ravel().tolist())
+    if number > most:
         raise UsageError(
-            f"{env_id} has {number:_} actions in {_short(space)}, at most {MOST_ACTIONS:_} are supported: wrap it to "
-            "take fewer"
+            f"{env_id} has more {what} in {_short(space)} than are supported, {most:_}: wrap it to take fewer, or a Box"
         )
-    if isinstance(space, spaces.Discrete):
-        return number, (), ()
     if isinstance(space, spaces.Box) and number > 0:
         return 0, tuple(map(float, space.low.ravel())), tuple(map(float, space.high.ravel()))
-    refuse_old_gym(space, env_id, "action_space")
-    raise UsageError(
-        f"{env_id} has actions in {_short(space)}, which is not supported: wrap it to take Discrete, MultiDiscrete, "
-        "MultiBinary or Box"
-    )
-
-
-def _combinations(space: spaces.MultiDiscrete | spaces.MultiBinary, env_id: str) -> int:
-    """The number of combinations of the parts of an action. Raises `UsageError` if there are too many."""
-    if isinstance(space, spaces.MultiBinary):
-        exponent = math.prod(space.shape) * math.log10(2)
-    else:
-        exponent = float(np.log10(space.nvec.astype(np.float64)).sum())
-    number = math.prod(_sizes(space).ravel().tolist()) if exponent < 15 else 0  # 0: too many to be counted
-    if 0 < number <= MOST_COMBINATIONS:
-        return number
-    many = f"{number:_}" if number else f"10^{exponent:.0f}"
-    raise UsageError(
-        f"{env_id} has {many} combinations of actions in {_short(space)}, at most {MOST_COMBINATIONS:_} are supported: "
-        "wrap it to take fewer, or a Box"
-    )
-
-
-def _sizes(space: spaces.MultiDiscrete | spaces.MultiBinary) -> NDArray[np.int64]:
-    """The number of values of each part of an action, in the shape of the space."""
-    if isinstance(space, spaces.MultiBinary):
-        return np.full(space.shape, 2, np.int64)
-    return space.nvec.astype(np.int64)
+    if number == 0:
+        refuse_old_gym(space, env_id, "action_space")
+        raise UsageError(
+            f"{env_id} has actions in {_short(space)}, which is not supported: wrap it to take Discrete, "
+            "MultiDiscrete, MultiBinary or Box"
+        )
+    return number, (), ()
 
 
 def choices_of(space: spaces.Space[Any]) -> list[Any]:
@@ -398,7 +364,8 @@ def choices_of(space: spaces.Space[Any]) -> list[Any]:
     if isinstance(space, spaces.Discrete):
         return [int(space.start) + i for i in range(int(space.n))]
     assert isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary)
-    sizes = _sizes(space)
-    start = space.start if isinstance(space, spaces.MultiDiscrete) else 0
+    sizes, start = np.full(space.shape, 2), np.zeros((), np.int64)
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes, start = space.nvec, space.start
     combinations = itertools.product(*map(range, sizes.ravel().tolist()))
     return [(np.array(one).reshape(sizes.shape) + start).astype(space.dtype) for one in combinations]

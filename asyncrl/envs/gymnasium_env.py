@@ -1,13 +1,18 @@
-"""Any single-agent Gymnasium environment behind the contract of `envs.spec`.
+"""Any single-agent Gymnasium environment, made by its id or a user's factory, behind the contract of `environment`.
 
 Every step is checked, since a NaN or a wrong shape would poison the shared network for all workers: a violation raises
-`BadEnvironment` with the environment's id. The checks are cheap.
+`BadEnvironment` with the environment's id. The checks are cheap. What goes wrong in making one is told with its remedy.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.util
+import logging
+import re
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -16,13 +21,13 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from asyncrl.core.errors import UsageError
+from asyncrl.core.errors import UsageError, one_line
+from asyncrl.core.named import find
+from asyncrl.core.output import clean
 from asyncrl.core.spaces import Spaces
-from asyncrl.core.user_code import Own, say, user_code, watched
-from asyncrl.envs.encoders import Encoder, actions_of, choices_of, encoder_of, kind_of, minigrid_encoder
-from asyncrl.envs.pictures import as_picture
-from asyncrl.envs.spec import LARGEST_REWARD, BadEnvironment, one_line
-from asyncrl.envs.translation import Translation
+from asyncrl.core.user_code import Own, is_name, say, user_code, watched
+from asyncrl.envs.encoders import Encoder, actions_of, choices_of, encoder_of, kind_of, minigrid_encoder, refuse_old_gym
+from asyncrl.envs.environment import LARGEST_REWARD, NOT_RUNNING, BadEnvironment, did_you_mean
 
 CLOSE_SECONDS = 3.0
 """Seconds after which an environment that does not close is left as it is."""
@@ -78,7 +83,7 @@ class GymnasiumEnvironment:
     def step(self, action: int | NDArray[Any]) -> tuple[NDArray[Any], float, bool, bool, bool]:
         """Act once; raises ValueError for an action outside the space, `BadEnvironment` for a broken promise."""
         if not self._running:
-            raise RuntimeError("step() before reset(): no episode is running")
+            raise RuntimeError(NOT_RUNNING)
         native = self.native_action(action)
         result = self._call("step()", self.native.step, native)
         if not self._trusted:
@@ -97,6 +102,8 @@ class GymnasiumEnvironment:
 
     def picture(self) -> NDArray[np.uint8]:
         """The environment's picture, uint8 [height, width, 3]. Raises `UsageError` if it has none."""
+        from asyncrl.envs.pictures import as_picture
+
         with user_code(f"{self.env_id}'s render()", self._not_drawn, self._own):
             picture: Any = self.native.render()
         try:
@@ -110,7 +117,7 @@ class GymnasiumEnvironment:
             return
         self._trusted = False
         try:
-            with suppress(BadEnvironment), watched(CLOSE_SECONDS):
+            with contextlib.suppress(BadEnvironment), watched(CLOSE_SECONDS):
                 self._call("close()", self.native.close)
         except UsageError as error:
             _hanging.add(self.env_id)
@@ -146,13 +153,13 @@ class GymnasiumEnvironment:
         self._seed, self._elapsed, self._running = state["seed"], state["elapsed"], state["running"]
 
     @property
-    def translation(self) -> Translation:
-        """Between Gymnasium's observations and actions and ours."""
+    def native_space(self) -> spaces.Space[Any]:
+        """The space of Gymnasium's observations."""
+        return self.native.observation_space
 
-        def observe(seen: NDArray[Any], observation: Any) -> None:
-            seen[...] = self.encode(observation)
-
-        return Translation(self.native.observation_space, observe, self.native_action)
+    def see(self, seen: NDArray[Any], observation: Any) -> None:
+        """Convert a Gymnasium observation into `seen`. Raises ValueError for one that is not in the space."""
+        seen[...] = self.encode(observation)
 
     def wrap_native(self, wrap: Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]) -> None:
         """Put a Gymnasium wrapper around the Gymnasium environment; the spaces must stay as they are."""
@@ -275,3 +282,120 @@ def _time_limit(environment: gymnasium.Env[Any, Any]) -> gymnasium.wrappers.Time
         assert isinstance(environment, gymnasium.wrappers.TimeLimit)
         return environment
     return None
+
+
+def make_gymnasium(env_id: str, seed: int, arguments: dict[str, Any], limit: int) -> GymnasiumEnvironment:
+    """Make an environment whose episodes are truncated after `limit` frames (0: never), by its id or factory.
+
+    Raises `UsageError` if it cannot be made.
+    """
+    notices: tuple[str, ...] = ()
+    own: Own = {}
+    if is_name(env_id):
+        environment = _from_factory(env_id, arguments, own)
+    else:
+        environment, notices = _from_registry(env_id, arguments, own)
+    with user_code(f"{env_id}'s spaces", own=own):
+        return GymnasiumEnvironment(environment, env_id, seed, limit, notices, own)
+
+
+def _from_factory(env_id: str, arguments: dict[str, Any], own: Own) -> gymnasium.Env[Any, Any]:
+    attribute = env_id.partition(":")[2]
+    with user_code(f"the import of {env_id}"):
+        factory = find(env_id)
+    with user_code(
+        f"{env_id}: {attribute}()", lambda error: UsageError(f"{env_id}: {attribute}() failed: {one_line(error)}"), own
+    ):
+        environment = factory(**arguments)
+    if not isinstance(environment, gymnasium.Env):
+        refuse_old_gym(environment, env_id, "environment")
+        raise UsageError(f"{env_id}: {attribute}() returned a {type(environment).__name__}, not a gymnasium.Env")
+    return environment
+
+
+def _from_registry(env_id: str, arguments: dict[str, Any], own: Own) -> tuple[gymnasium.Env[Any, Any], tuple[str, ...]]:
+    package = _package_of(env_id)
+    if package is not None:
+        _register(package, env_id)
+    _refuse_raw_atari(env_id)
+    with warnings.catch_warnings(record=True) as caught, _mujoco_silenced(env_id):
+        warnings.simplefilter("always")
+        with user_code(f"the making of {env_id}", lambda error: _not_made(env_id, error), own):
+            environment = gymnasium.make(env_id, disable_env_checker=True, **arguments)
+    said = (clean(str(warning.message)).removeprefix("WARN: ") for warning in caught if _is_for_users(warning))
+    notices = tuple(dict.fromkeys(said))
+    if package == "minigrid" and isinstance(environment.observation_space, spaces.Dict):
+        environment = importlib.import_module("minigrid.wrappers").ImgObsWrapper(environment)
+    return environment, notices
+
+
+@contextlib.contextmanager
+def _mujoco_silenced(env_id: str) -> Iterator[None]:
+    """MuJoCo says on stderr, for each environment, what is deprecated in the models that Gymnasium brings."""
+    if _extra_of(env_id) != "mujoco" or importlib.util.find_spec("mujoco") is None:
+        yield
+        return
+    mujoco = importlib.import_module("mujoco")
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda text: None if "deprecated" in text else warnings.warn(text, stacklevel=2))
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
+
+
+def _is_for_users(warning: warnings.WarningMessage) -> bool:
+    """Whether it is not for the authors of a library, as Python sees it; Gymnasium's own deprecations are of ids."""
+    return not issubclass(warning.category, DeprecationWarning) or "WARN: " in str(warning.message)
+
+
+def _not_made(env_id: str, error: BaseException) -> UsageError:
+    if isinstance(error, gymnasium.error.DependencyNotInstalled):
+        extra = _extra_of(env_id)
+        remedy = f'pip install "asyncrl[{extra}]"' if extra else one_line(error)
+        return UsageError(f"{env_id} needs an extra: {remedy}")
+    if isinstance(error, gymnasium.error.NameNotFound | gymnasium.error.NamespaceNotFound):
+        known = {known_id.lower(): known_id for known_id in [*gymnasium.registry, "Chain", "Catch"]}
+        remedy = did_you_mean(env_id, known) or "is the package that registers it installed?"
+        return UsageError(f"no environment has the id {env_id}: {remedy}")
+    return UsageError(f"{env_id} could not be made: {one_line(error)}")
+
+
+def _package_of(env_id: str) -> str | None:
+    """The package, and so the extra of this one, that registers an id if Gymnasium does not do so itself."""
+    packages = {"MinAtar/": "minatar", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
+    return next((package for prefix, package in packages.items() if env_id.startswith(prefix)), None)
+
+
+def _register(package: str, env_id: str) -> None:
+    """Import the package that registers an id. Raises UsageError if it is missing."""
+    # MinAtar warns on the root logger that seaborn is missing, which only drawing needs.
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        module = importlib.import_module("minatar.gym" if package == "minatar" else package)
+    except ImportError as error:
+        raise UsageError(f'{env_id} needs an extra: pip install "asyncrl[{package}]"') from error
+    finally:
+        logging.disable(level)
+    if package == "minatar" and "MinAtar/Breakout-v1" not in gymnasium.registry:
+        module.register_envs()
+
+
+def _refuse_raw_atari(env_id: str) -> None:
+    """Refuse ids like Pong-v4, which would give colour screens with a random frame skip, and name the right id."""
+    form = re.fullmatch(r"(\w+)-v[04]", env_id)
+    registered = gymnasium.registry.get(env_id)
+    if form is None or (registered is not None and not str(registered.entry_point).startswith("ale_py")):
+        return
+    from asyncrl.envs.atari import games
+
+    if form[1] in games():
+        raise UsageError(f"{env_id} skips a random number of frames, which is not supported: use ALE/{form[1]}-v5")
+
+
+def _extra_of(env_id: str) -> str | None:
+    """The extra of this package with the dependencies of one of Gymnasium's own environments."""
+    registered = gymnasium.registry.get(env_id)
+    form = re.match(r"gymnasium\.envs\.(box2d|mujoco)", str(registered.entry_point if registered else ""))
+    return form[1] if form else None

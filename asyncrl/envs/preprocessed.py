@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
 from asyncrl.envs.encoders import check_size
-from asyncrl.envs.spec import LARGEST_REWARD, BadEnvironment
-from asyncrl.envs.translation import Translation
-from asyncrl.envs.wrapper import Wrapper
-
-if TYPE_CHECKING:
-    from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
+from asyncrl.envs.environment import LARGEST_REWARD, BadEnvironment, Wrapper
+from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
 
 _STICKY = 1
 """Separates the random stream of sticky actions from the environment's own, which has the same seed."""
@@ -38,23 +34,23 @@ class Preprocessed(Wrapper):
         *,
         frame_skip: int = 1,
         sticky_actions: float = 0.0,
-        pixels: int = 0,
+        image_size: int = 0,
         frame_stack: int = 1,
     ) -> None:
-        """Raises `UsageError` if `pixels`, the height and width of an image, is not 0 and there are no such images."""
+        """Raises `UsageError` if `image_size`, their height and width, is not 0 and there are no such images."""
         super().__init__(environment)
         self._frame_skip = frame_skip
         self._sticky_actions = sticky_actions
-        self._pixels = pixels
+        self._pixels = image_size
         self._random = np.random.default_rng((seed, _STICKY))
         self._held: Any = None
         inner = environment.spaces
-        if pixels and not (inner.kind == "screen" and inner.observation_shape[0] in (1, 3)):
+        if image_size and not (inner.kind == "screen" and inner.observation_shape[0] in (1, 3)):
             raise UsageError(
                 f"--image-size is for grey and colour images of at least 36 rows; {environment.env_id} observes a "
                 f"{inner.kind} {list(inner.observation_shape)}"
             )
-        single = (1, pixels, pixels) if pixels else inner.observation_shape
+        single = (1, image_size, image_size) if image_size else inner.observation_shape
         self._one = single[0]
         check_size((frame_stack * single[0], *single[1:]), environment.env_id)
         self._stack = np.zeros((frame_stack * single[0], *single[1:]), inner.observation_dtype)
@@ -100,19 +96,13 @@ class Preprocessed(Wrapper):
         self._held = state["held"]
         self._stack[:] = state["stack"]
 
+    def see(self, seen: NDArray[Any], observation: Any) -> None:
+        """Append a native observation to the stack `seen`. Raises ValueError for one that is not in the space."""
+        self._push(seen, self.environment.encode(observation))
+
     def _observe(self, observation: NDArray[Any]) -> NDArray[Any]:
         self._push(self._stack, observation)
         return self._stack
-
-    @property
-    def translation(self) -> Translation:
-        """As that of the environment below, with the latest images or vectors stacked."""
-        below = self.environment.translation
-
-        def observe(seen: NDArray[Any], observation: Any) -> None:
-            self._push(seen, self.environment.encode(observation))
-
-        return Translation(below.space, observe, below.act)
 
     def _push(self, stack: NDArray[Any], observation: NDArray[Any]) -> None:
         """Append an observation of the environment below to a stack, and drop the oldest."""

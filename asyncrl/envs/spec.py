@@ -1,4 +1,4 @@
-"""`EnvSpec`: which environment to train on, as plain data, and the small contract every environment keeps.
+"""`EnvSpec`: which environment to train on, as plain data.
 
 A spec is frozen and picklable, so it can cross a process border; each process then makes its own environments with
 `make`. The parent calls `probe` once before any process starts, so that a mistake of the user is reported as one line.
@@ -8,30 +8,19 @@ Importing this module costs nothing: the emulator, OpenCV and Gymnasium are impo
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from asyncrl.config.groups import EnvironmentSettings
-from asyncrl.core.errors import UsageError
-from asyncrl.core.errors import one_line as one_line
+from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import changed
-
-if TYPE_CHECKING:
-    from asyncrl.envs.atari import AtariEnvironment
-    from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
-    from asyncrl.envs.preprocessed import Preprocessed
-    from asyncrl.envs.toy import Catch, Chain
-
-    AnyEnvironment: TypeAlias = AtariEnvironment | Chain | Catch | GymnasiumEnvironment | Preprocessed
+from asyncrl.envs.environment import BadEnvironment, Environment, closed_on_error
 
 ATARI_FRAME_CAP = 108_000
 """Longest Atari episode in frames: half an hour of play, whatever the frame skip."""
@@ -40,8 +29,6 @@ ATARI_FRAME_SKIP, ATARI_FRAME_STACK = 4, 4
 ATARI_IMAGE_SIZE = 42
 NOOP_MAX = EnvironmentSettings.noop_max
 
-LARGEST_REWARD = float(np.finfo(np.float32).max)
-"""Rewards are stored as float32, where a larger one would become infinite."""
 LONGEST_EPISODE = 100_000
 """Steps after which an episode is cut by default. A deterministic policy may walk into the same wall for ever, and an
 environment without a time limit would let it."""
@@ -52,78 +39,6 @@ TOYS = ("Chain", "Catch")
 
 class EnvironmentNotice(UserWarning):
     """Gymnasium's warning about an id, for example that there is a newer version."""
-
-
-class BadEnvironment(RuntimeError):
-    """The environment raised or broke its contract: a wrong shape, a NaN, a step without five values. Names the id."""
-
-
-class Environment(Protocol):
-    """One environment, in which one agent acts.
-
-    The array returned by `reset` and `step` may be overwritten by the next call: copy it at once. They are called in
-    torch's inference mode; an environment that learns something itself leaves it with `torch.inference_mode(False)`.
-    """
-
-    def reset(self) -> NDArray[Any]:
-        """Begin a new episode and return its first observation."""
-        ...
-
-    def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool, bool]:
-        """Act once: (observation, raw reward, terminated, truncated, life lost).
-
-        After `terminated` or `truncated` the observation is the last one of the ended episode and the caller must call
-        `reset`. `life lost` is to be treated as a termination (discount 0), but the game goes on: no reset.
-        """
-        ...
-
-    def close(self) -> None:
-        """Release what the environment holds; it is not used afterwards."""
-        ...
-
-
-def state_of(environment: Environment) -> dict[str, Any] | None:
-    """Everything an environment's future depends on, as plain data, arrays and bytes; None if it cannot return it."""
-    state: dict[str, Any] | None = getattr(environment, "state", lambda: None)()
-    return state
-
-
-def restore(environment: Environment, state: dict[str, Any]) -> None:
-    """Restore what `state_of` an environment of the same spec returned."""
-    environment.restore(state)  # type: ignore[attr-defined]
-
-
-def close_all(environments: Iterable[Environment]) -> None:
-    """Close environments, ignoring their exceptions."""
-    for environment in environments:
-        with contextlib.suppress(Exception, SystemExit):
-            environment.close()
-
-
-@contextlib.contextmanager
-def closed_on_error(environments: Sequence[Environment]) -> Iterator[None]:
-    """Close environments if the block raises: many have processes of their own."""
-    try:
-        yield
-    except BaseException:
-        close_all(environments)
-        raise
-
-
-def states_of(environments: Sequence[Environment]) -> list[dict[str, Any]] | None:
-    """The state of each environment; None if one of them cannot return it."""
-    states = [state for environment in environments if (state := state_of(environment)) is not None]
-    return states if len(states) == len(environments) else None
-
-
-def restore_all(environments: Sequence[Environment], states: Sequence[dict[str, Any]]) -> None:
-    """Restore what `states_of` returned."""
-    for environment, state in zip(environments, states, strict=True):
-        restore(environment, state)
-
-
-class EpisodeLost(Exception):
-    """The episode cannot be finished; `reset` begins another one."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +139,40 @@ class EnvSpec(EnvironmentSettings):
         In evaluation lost lives are not reported: the score is that of the whole game. Raises `UsageError` if the
         environment cannot be made.
         """
-        return self._build(seed, evaluation)
+        shown: dict[str, Any] = {
+            "frame_skip": self.frames_per_step,
+            "sticky_actions": self.sticky_actions,
+            "image_size": self.pixels,
+            "frame_stack": self.frames_per_observation,
+        }
+        if self.is_atari:
+            from asyncrl.envs.atari import AtariEnvironment
+
+            return AtariEnvironment(
+                self.env_id,
+                seed,
+                self.arguments,
+                noop_max=self.noop_max,
+                life_loss=self.life_loss and not evaluation,
+                full_action_space=self.full_action_space,
+                max_episode_steps=self.step_cap,
+                **shown,
+            )
+        if self.env_id in TOYS:
+            from asyncrl.envs.toy import make_toy
+
+            return make_toy(self.env_id, seed, self.arguments, self.max_episode_steps)
+        from asyncrl.envs.gymnasium_env import make_gymnasium
+
+        # An evaluation cuts endless episodes itself, and counts them. The environment counts frames.
+        limit = (self.step_cap if evaluation else self.training_step_cap) * self.frames_per_step
+        environment = make_gymnasium(self.env_id, seed, self.arguments, limit)
+        if list(shown.values()) == [1, 0.0, 0, 1]:
+            return environment
+        from asyncrl.envs.preprocessed import Preprocessed
+
+        with closed_on_error([environment]):
+            return Preprocessed(environment, seed, **shown)
 
     def probe(self, steps: bool = True) -> Spaces:
         """Make an environment, reset it and take one step if it `steps`, close it, and return its spaces.
@@ -233,72 +181,44 @@ class EnvSpec(EnvironmentSettings):
         exists) are shown only here, so that they appear once and not once per worker.
         """
         before = changed()
-        environment = self._build(seed=0, evaluation=False)
+        environment: Any = self.make(seed=0, evaluation=False)
+        spaces: Spaces = environment.spaces
         try:
             for notice in getattr(environment, "notices", ()):
                 warnings.warn(notice, EnvironmentNotice, stacklevel=2)
             if steps:
-                self._try_out(environment)
+                self._try_out(environment, spaces)
         finally:
             environment.close()
         for switch in sorted(changed() - before):
             notice = f"{self.env_id} changes {switch} for its whole process; outside of its own code that is put back"
             warnings.warn(notice, EnvironmentNotice, stacklevel=2)
-        return environment.spaces
+        return spaces
 
     def describe(self, spaces: Spaces | None = None) -> str:
-        """One line about the environment, for the start of a run; probes it if `spaces` is None."""
+        """One line about the environment, for the start of a run; probes it if `spaces` is None.
+
+        Of an Atari game it states every setting, of others what changes them.
+        """
         spaces = self.probe() if spaces is None else spaces
-        line = f"{self.env_id}: {_actions_in_words(spaces)}, observation {spaces.observation_dtype} "
-        line += str(list(spaces.observation_shape))
-        if self.is_atari:
-            line += ", " + self._atari_settings()
-        else:
-            line += "".join(f", {setting}" for setting in self._settings())
-        if self.env_kwargs:
-            line += ", " + " ".join(self.env_kwargs)
-        return line
-
-    def _atari_settings(self) -> str:
-        merged = " (maximum of the last 2)" if self.frames_per_step > 1 else ""
-        return ", ".join(
-            [
-                "full action set" if self.full_action_space else "minimal action set",
-                f"frame skip {self.frames_per_step}{merged}",
-                f"sticky actions {self.sticky_actions:g}",
-                f"1 to {self.noop_max} no-ops" if self.noop_max else "no no-ops",
-                "a lost life ends learning's episode" if self.life_loss else "a lost life ends nothing",
-                f"images {self.pixels}x{self.pixels} stack {self.frames_per_observation}",
-                f"at most {self.step_cap} steps = {self.step_cap * self.frames_per_step} frames",
-            ]
-        )
-
-    def _settings(self) -> list[str]:
-        """The preprocessing that changes the environment."""
-        settings = {
-            f"frame skip {self.frames_per_step}": self.frames_per_step > 1,
-            f"sticky actions {self.sticky_actions:g}": self.sticky_actions > 0,
-            f"grey images {self.pixels}x{self.pixels}": self.pixels > 0,
-            f"stack {self.frames_per_observation}": self.frames_per_observation > 1,
-            f"at most {self.step_cap} steps": self.step_cap > 0,
+        actions = f"{len(spaces.action_low)} continuous" if spaces.is_continuous else str(spaces.actions)
+        atari, skip, steps = self.is_atari, self.frames_per_step, self.step_cap
+        size = f"images {self.pixels}x{self.pixels}"
+        parts = {
+            f"observation {spaces.observation_dtype} {list(spaces.observation_shape)}": True,
+            ("full" if self.full_action_space else "minimal") + " action set": atari,
+            f"frame skip {skip}" + (" (maximum of the last 2)" if atari and skip > 1 else ""): atari or skip > 1,
+            f"sticky actions {self.sticky_actions:g}": atari or self.sticky_actions > 0,
+            f"1 to {self.noop_max} no-ops" if self.noop_max else "no no-ops": atari,
+            "a lost life ends " + ("learning's episode" if self.life_loss else "nothing"): atari,
+            (size if atari else f"grey {size}"): self.pixels > 0,
+            f"stack {self.frames_per_observation}": atari or self.frames_per_observation > 1,
+            f"at most {steps} steps" + (f" = {steps * skip} frames" if atari else ""): steps > 0,
+            " ".join(self.env_kwargs): bool(self.env_kwargs),
         }
-        return [setting for setting, is_made in settings.items() if is_made]
+        return f"{self.env_id}: {actions} actions, " + ", ".join(part for part, is_told in parts.items() if is_told)
 
-    def _build(self, seed: int, evaluation: bool) -> AnyEnvironment:
-        if self.is_atari:
-            from asyncrl.envs.atari import make_atari
-
-            return make_atari(self, seed, evaluation)
-        if self.env_id in TOYS:
-            from asyncrl.envs.toy import make_toy
-
-            return make_toy(self, seed)
-        from asyncrl.envs.making import make_gymnasium
-
-        return make_gymnasium(self, seed, evaluation)
-
-    def _try_out(self, environment: AnyEnvironment) -> None:
-        spaces = environment.spaces
+    def _try_out(self, environment: Environment, spaces: Spaces) -> None:
         action: Any = 0
         if spaces.is_continuous:
             action = np.clip(0.0, spaces.action_low, spaces.action_high).astype(np.float32)
@@ -314,7 +234,3 @@ class EnvSpec(EnvironmentSettings):
                     f"{self.env_id} promises {spaces.observation_dtype} {list(spaces.observation_shape)} but observes "
                     f"{observation.dtype.name} {list(observation.shape)}: correct its observation_space"
                 )
-
-
-def _actions_in_words(spaces: Spaces) -> str:
-    return f"{len(spaces.action_low)} continuous actions" if spaces.is_continuous else f"{spaces.actions} actions"

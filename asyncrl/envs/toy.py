@@ -5,22 +5,17 @@ A step takes a few microseconds, so a test can find out within seconds whether a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.core.errors import UsageError
+from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.spec import one_line
-
-if TYPE_CHECKING:
-    from asyncrl.envs.spec import EnvSpec
-
-_OVER = "step() before reset(): no episode is running"
+from asyncrl.envs.environment import NOT_RUNNING, Untranslated
 
 
-class Chain:
+class Chain(Untranslated):
     """A row of states. The agent starts at the left end, and its only reward is 1 for reaching the right end.
 
     Observation: one-hot float32 [length]. Actions: 0 moves left (at the left end: stays), 1 moves right. Reaching the
@@ -58,7 +53,7 @@ class Chain:
     def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, bool]:
         """Move one state; raises ValueError for an action other than 0 and 1."""
         if not self._running:
-            raise RuntimeError(_OVER)
+            raise RuntimeError(NOT_RUNNING)
         if action not in (0, 1):
             raise ValueError(f"Chain has the actions 0 and 1, not {action}")
         self._position = max(self._position + (1 if action == 1 else -1), 0)
@@ -67,9 +62,6 @@ class Chain:
         truncated = not terminated and self._elapsed >= self._limit
         self._running = not (terminated or truncated)
         return self._observe(), float(terminated), terminated, truncated, False
-
-    def close(self) -> None:
-        """Nothing to release."""
 
     def state(self) -> dict[str, Any]:
         """Everything the future depends on, as plain data."""
@@ -85,7 +77,7 @@ class Chain:
         return self._observation
 
 
-class Catch:
+class Catch(Untranslated):
     """A ball falls down a board of 10 rows and 5 columns; the paddle in the bottom row must be under it.
 
     The game of the behaviour suite (Osband et al. 2020). Observation: the board as a float32 vector [50], row by row,
@@ -125,7 +117,7 @@ class Catch:
     def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, bool]:
         """Move the paddle, let the ball fall one row; raises ValueError for an action other than 0, 1 and 2."""
         if not self._running:
-            raise RuntimeError(_OVER)
+            raise RuntimeError(NOT_RUNNING)
         if action not in (0, 1, 2):
             raise ValueError(f"Catch has the actions 0, 1 and 2, not {action}")
         self._paddle = min(max(self._paddle + int(action) - 1, 0), self.COLUMNS - 1)
@@ -135,9 +127,6 @@ class Catch:
         self._running = not (terminated or truncated)
         reward = (1.0 if self._column == self._paddle else -1.0) if terminated else 0.0
         return self._observe(), reward, terminated, truncated, False
-
-    def close(self) -> None:
-        """Nothing to release."""
 
     def state(self) -> dict[str, Any]:
         """Everything the future depends on, as plain data."""
@@ -162,13 +151,12 @@ class Catch:
         return self._observation
 
 
-def make_toy(spec: EnvSpec, seed: int) -> Chain | Catch:
-    """Make the toy of a spec; the spec's `max_episode_steps` replaces the toy's own limit if it is shorter."""
-    toy: type[Chain | Catch] = Chain if spec.env_id == "Chain" else Catch
-    arguments = spec.arguments
+def make_toy(env_id: str, seed: int, arguments: dict[str, Any], max_episode_steps: int) -> Chain | Catch:
+    """Make a toy; `max_episode_steps`, if not 0, replaces the toy's own limit if it is shorter."""
+    toy: type[Chain | Catch] = Chain if env_id == "Chain" else Catch
     try:
-        if spec.max_episode_steps:
-            arguments["limit"] = min(arguments.get("limit", toy.LIMIT), spec.max_episode_steps)
+        if max_episode_steps:
+            arguments["limit"] = min(arguments.get("limit", toy.LIMIT), max_episode_steps)
         return toy(seed=seed, **arguments)
     except TypeError as error:
-        raise UsageError(f"{spec.env_id} could not be made: {one_line(error)}") from error
+        raise UsageError(f"{env_id} could not be made: {one_line(error)}") from error

@@ -13,7 +13,7 @@ the count.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -54,13 +54,14 @@ class BlockLayout:
         """Bytes of one block, with padding."""
         return sum(_padded(_bytes(shape, dtype)) for _, shape, dtype in self.fields)
 
-    def places(self) -> Iterator[tuple[Field, slice]]:
-        """Each field and its bytes within a block."""
-        start = 0
+    def views(self, memory: Tensor) -> Block:
+        """The tensors in `memory` `[..., block_bytes]`, uint8, each `[..., *shape]`."""
+        views, start = {}, 0
         for name, shape, dtype in self.fields:
             size = _bytes(shape, dtype)
-            yield (name, shape, dtype), slice(start, start + size)
+            views[name] = memory[..., start : start + size].view(dtype).view((*memory.shape[:-1], *shape))
             start += _padded(size)
+        return views
 
 
 def ring_bytes(layout: BlockLayout, capacity: int) -> int:
@@ -84,22 +85,12 @@ class Ring:
         self.layout = layout
         self.capacity = capacity
         self._memory = shared_zeros(ring_bytes(layout, capacity), dtype=torch.uint8) if memory is None else memory
-        self._attach()
-
-    def _attach(self) -> None:
         self._counts: NDArray[np.int64] = self._memory[:_CONTROL].view(torch.int64).numpy()
-        blocks = self._memory[_CONTROL:].view(self.capacity, self.layout.block_bytes)
-        self._tensors = {
-            name: blocks[:, place].view(dtype).view(self.capacity, *shape)
-            for (name, shape, dtype), place in self.layout.places()
-        }
+        self._tensors = layout.views(self._memory[_CONTROL:].view(capacity, layout.block_bytes))
 
-    def __getstate__(self) -> tuple[BlockLayout, int, Tensor]:
-        return self.layout, self.capacity, self._memory
-
-    def __setstate__(self, state: tuple[BlockLayout, int, Tensor]) -> None:
-        self.layout, self.capacity, self._memory = state
-        self._attach()
+    def __reduce__(self) -> tuple[type[Ring], tuple[BlockLayout, int, Tensor]]:
+        """In another process, the same memory."""
+        return Ring, (self.layout, self.capacity, self._memory)
 
     @property
     def written(self) -> int:

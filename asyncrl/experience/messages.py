@@ -31,9 +31,7 @@ def copied(shape: RolloutShape, block: Block, mark: int = 0) -> Tensor:
 
 def block_of(shape: RolloutShape, message: Tensor) -> Block:
     """The tensors of a message, as views."""
-    data = message[8 * HEADER :]
-    places = shape.layout(header_of(message)[0]).places()
-    return {name: data[place].view(dtype).view(size) for (name, size, dtype), place in places}
+    return shape.layout(header_of(message)[0]).views(message[8 * HEADER :])
 
 
 def header_of(message: Tensor) -> list[int]:

@@ -89,19 +89,21 @@ class StepShape:
 class Steps:
     """The rows of all streams. Stream `actor * environments + e` is written by that actor's process alone."""
 
-    def __init__(self, shape: StepShape, actors: int, environments: int, capacity: int) -> None:
-        """Allocates `capacity` rows for each stream. Raises ValueError for a stack that does not divide the shape."""
+    def __init__(
+        self, shape: StepShape, actors: int, environments: int, capacity: int, memory: Tensor | None = None
+    ) -> None:
+        """`capacity` rows for each stream, in `memory` if it is given, uint8, shared.
+
+        Raises ValueError for a stack that does not divide the shape.
+        """
         if shape.spaces.observation_shape[0] % shape.stack:
             raise ValueError(f"an observation {shape.spaces.observation_shape} cannot be a stack of {shape.stack}")
         self.shape = shape
         self.actors, self.environments, self.capacity = actors, environments, capacity
         self.streams = actors * environments
-        self._memory = shared_zeros(shape.layout(self.streams, capacity).block_bytes, dtype=torch.uint8)
-        self._attach()
-
-    def _attach(self) -> None:
-        places = self.shape.layout(self.streams, self.capacity).places()
-        views = {name: self._memory[place].view(dtype).view(shape).numpy() for (name, shape, dtype), place in places}
+        layout = shape.layout(self.streams, capacity)
+        self._memory = shared_zeros(layout.block_bytes, dtype=torch.uint8) if memory is None else memory
+        views = {name: tensor.numpy() for name, tensor in layout.views(self._memory).items()}
         self._cells: Numbers = views.pop("cells")
         # All streams one after the other: position p of stream s is at s * capacity + p.
         self.rows: dict[str, NDArray[Any]] = {name: view.reshape(-1, *view.shape[2:]) for name, view in views.items()}
@@ -111,13 +113,9 @@ class Steps:
         self._ended = np.zeros(self.streams, bool)
         """Whether the return ended after the newest row."""
 
-    def __getstate__(self) -> tuple[StepShape, int, int, int, Tensor]:
-        return self.shape, self.actors, self.environments, self.capacity, self._memory
-
-    def __setstate__(self, state: tuple[StepShape, int, int, int, Tensor]) -> None:
-        self.shape, self.actors, self.environments, self.capacity, self._memory = state
-        self.streams = self.actors * self.environments
-        self._attach()
+    def __reduce__(self) -> tuple[type[Steps], tuple[StepShape, int, int, int, Tensor]]:
+        """In another process, the same memory."""
+        return Steps, (self.shape, self.actors, self.environments, self.capacity, self._memory)
 
     @property
     def begun(self) -> Numbers:

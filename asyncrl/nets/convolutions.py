@@ -106,17 +106,14 @@ class ConvolutionalBody(Body):
         super().__init__()
         self.scale = 1 / 255 if raw_pixels else 1.0
         channels, height, width = shape
-        least = 1
-        for _, kernel, stride, padding in reversed(convolutions):
-            least = max(1, (least - 1) * stride + kernel - 2 * padding)
-        if min(height, width) < least:
-            raise UsageError(
-                f"an image of {height}x{width} pixels is too small for this --network, which needs at least "
-                f"{least}x{least}: use --network auto or a larger --image-size"
-            )
         layers: list[nn.Conv2d] = []
         self._shapes: list[tuple[int, ...]] = [shape]
         for out, kernel, stride, padding in convolutions:
+            if min(height, width) + 2 * padding < kernel:
+                raise UsageError(
+                    f"an image of {shape[1]}x{shape[2]} pixels is too small for this --network: use --network auto or "
+                    "a larger --image-size"
+                )
             height, width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
             layers.append(nn.Conv2d(channels, out, kernel, stride, padding))
             channels = out

@@ -57,30 +57,24 @@ class GaussianActorCritic(nn.Module):
 
     def initial_state(self, environments: int) -> State:
         """The states of both memories in which episodes begin; None without memories."""
-        policy = self.policy_trunk.initial_state(environments)
-        value = self.value_trunk.initial_state(environments)
-        return None if policy is None or value is None else (*policy, *value)
+        return _joined(self.policy_trunk.initial_state(environments), self.value_trunk.initial_state(environments))
 
     def forward(
         self, observations: Tensor, state: State = None, last: Tensor | None = None
     ) -> tuple[Gaussian, Tensor, State]:
         """Policy at `[T, E]`, values `[T, E]` and states after each step, of observations `[T, E, *shape]`."""
-        half = None if state is None else len(state) // 2
-        features, policy_states = self.policy_trunk(observations, None if state is None else state[:half], last)
-        seen, value_states = self.value_trunk(observations, None if state is None else state[half:], last)
-        states = None if policy_states is None else (*policy_states, *value_states)
-        return self._gaussian(features), self.value(seen).squeeze(-1), states
+        of_policy, of_value = _halves(state)
+        features, policy_states = self.policy_trunk(observations, of_policy, last)
+        seen, value_states = self.value_trunk(observations, of_value, last)
+        return self._gaussian(features), self.value(seen).squeeze(-1), _joined(policy_states, value_states)
 
     def policy_at(self, observations: Tensor, state: State = None) -> tuple[Gaussian, State]:
         """All that acting needs: the policy `[E]` at observations `[E, *shape]`, and the states after them."""
-        if state is None:
-            return self._gaussian(self.policy_trunk.step(observations, None)[0]), None
-        half = len(state) // 2
-        features, policy_state = self.policy_trunk.step(observations, state[:half])
-        _, value_state = self.value_trunk.step(observations, state[half:])  # its memory must see every observation too
-        assert policy_state is not None
-        assert value_state is not None
-        return self._gaussian(features), (*policy_state, *value_state)
+        of_policy, of_value = _halves(state)
+        features, policy_state = self.policy_trunk.step(observations, of_policy)
+        # The memory of the value must see every observation too.
+        value_state = None if of_value is None else self.value_trunk.step(observations, of_value)[1]
+        return self._gaussian(features), _joined(policy_state, value_state)
 
     def _gaussian(self, features: Tensor) -> Gaussian:
         mean = self.mean(features)
@@ -93,6 +87,15 @@ class GaussianActorCritic(nn.Module):
         if self.box is not None:
             mean, deviation = self.box.stretch(mean), self.box.unit * deviation
         return Gaussian(mean, deviation)
+
+
+def _halves(state: State) -> tuple[State, State]:
+    """The states of the policy's memory and of the value's."""
+    return (None, None) if state is None else (state[: len(state) // 2], state[len(state) // 2 :])
+
+
+def _joined(policy: State, value: State) -> State:
+    return None if policy is None or value is None else (*policy, *value)
 
 
 class Box:

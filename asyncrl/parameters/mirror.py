@@ -60,8 +60,6 @@ class Mirror(SharedStore):
 
     def show_statistics(self, state: Mapping[str, NDArray[np.generic]]) -> None:
         """Copy what a host's store keeps besides theta: statistics and target."""
-        mine = {"statistics": self.statistics, "target": self._target, "target_steps": self._target_steps}
-        for name in KEPT_ELSEWHERE:
-            tensor = mine[name]
-            if tensor is not None and name in state:
-                tensor.copy_(torch.from_numpy(np.array(state[name])))
+        for name, part in self._parts().items():
+            if name in KEPT_ELSEWHERE and name in state:
+                part.copy_(torch.from_numpy(np.array(state[name])))

@@ -231,16 +231,17 @@ class SharedStore:
                 break
         return copy, counts
 
+    def _parts(self) -> dict[str, Tensor]:
+        """What a checkpoint holds besides theta and counts, by name."""
+        parts = {"statistics": self.statistics, "losses": self._losses}
+        if self._target is not None:
+            parts |= {"target": self._target, "target_steps": self._target_steps}
+        return parts
+
     def state(self) -> dict[str, Tensor]:
         """Copies of everything that belongs in a checkpoint besides theta."""
-        state = {
-            "statistics": self.statistics.clone(),
-            "worker_updates": torch.from_numpy(self._counts[: self._workers, [UPDATES, EARLIER_UPDATES]].sum(1)),
-            "losses": self._losses.clone(),
-        }
-        if self._target is not None:
-            state |= {"target": self._target.clone(), "target_steps": self._target_steps.clone()}
-        return state
+        updates = torch.from_numpy(self._counts[: self._workers, [UPDATES, EARLIER_UPDATES]].sum(1))
+        return {name: part.clone() for name, part in self._parts().items()} | {"worker_updates": updates}
 
     def restore(self, theta: Tensor, state: Mapping[str, Tensor], counts: Counts) -> None:
         """Restore what a checkpoint holds; `counts` are those from before a resume.
@@ -249,24 +250,19 @@ class SharedStore:
         """
         if theta.shape != self.theta.shape:
             raise UsageError("the checkpoint's network has another size than this run's")
-        shapes = {name: tensor.shape for name, tensor in self.state().items()}
-        if missing := sorted(shapes.keys() - state.keys()):
+        parts = self._parts()
+        if missing := sorted({*parts, "worker_updates"} - state.keys()):
             raise UsageError(f"the checkpoint cannot be used: it lacks {', '.join(missing)}")
-        own_rows = {"worker_updates", "losses"}  # of the workers, whose number may change
-        for name, shape in shapes.items():
-            if name not in own_rows and state[name].shape != shape:
-                raise UsageError(
-                    MISFIT if name == "statistics" else f"the shape of the checkpoint's {name} is not this run's"
-                )
+        fitting = {name: part for name, part in parts.items() if state[name].shape == part.shape}
+        for name in parts.keys() - fitting.keys() - {"losses"}:  # a row for each worker, whose number may change
+            raise UsageError(
+                MISFIT if name == "statistics" else f"the shape of the checkpoint's {name} is not this run's"
+            )
         self.theta.copy_(theta)
-        self.statistics.copy_(state["statistics"])
-        if state["worker_updates"].shape == shapes["worker_updates"]:
+        for name, part in fitting.items():
+            part.copy_(state[name])
+        if len(state["worker_updates"]) == self._workers:
             self._counts[: self._workers, EARLIER_UPDATES] = state["worker_updates"].numpy()
-        if state["losses"].shape == shapes["losses"]:
-            self._losses.copy_(state["losses"])
-        if self._target is not None:
-            self._target.copy_(state["target"])
-            self._target_steps.copy_(state["target_steps"])
         self._counts[-1, :COUNTED] = counts
         self._counts[:, BEGUN] = self._counts[:, UPDATES]  # no update is incomplete now
 

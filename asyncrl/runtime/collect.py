@@ -15,7 +15,7 @@ from torch import Tensor
 
 from asyncrl.core.rollout import Rollout, State
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.spec import Environment, close_all, restore_all, states_of
+from asyncrl.envs.environment import Environment, close_all, restore_all, states_of
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.protocols import Agent

@@ -13,7 +13,8 @@ import torch
 
 from asyncrl.core.devices import usable_cores
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.spec import LONGEST_EPISODE, Environment, EpisodeLost, close_all, restore_all, states_of
+from asyncrl.envs.environment import Environment, EpisodeLost, close_all, restore_all, states_of
+from asyncrl.envs.spec import LONGEST_EPISODE
 from asyncrl.runtime.clock import ENDED, READY, RUNNING
 from asyncrl.runtime.collect import Episode, for_environments, reset_state
 from asyncrl.runtime.normalize import Normalizer, make_normalizer

@@ -152,7 +152,7 @@ class Normalizer:
         ):
             self._use(self._observations.merged())
         if self._returns is not None:
-            spread = float(self._returns.mean_and_deviation()[1][0])
+            spread = float(mean_and_deviation(self._returns.merged())[1][0])
             # Without any rewards so far there is no scale, and the first ones must not be amplified.
             self.reward_scale = 1.0 / spread if spread > SMALLEST_RETURN_DEVIATION else 1.0
 

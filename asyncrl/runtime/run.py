@@ -18,7 +18,7 @@ from asyncrl.algorithm import GRADIENT, Who, algorithm_of
 from asyncrl.core.devices import CPU
 from asyncrl.core.flat import flatten_parameters
 from asyncrl.core.rollout import Part
-from asyncrl.envs.spec import Environment, closed_on_error
+from asyncrl.envs.environment import Environment, closed_on_error
 from asyncrl.runtime.clock import BUILDING, Clock
 from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.loops import Pending, Replica, actor, actor_learner, bundled, learner
@@ -163,7 +163,7 @@ def build_environments(
             if spec.config.on_env_error == "stop":
                 environments.append(make(e, 0))
                 continue
-            from asyncrl.envs.rebuilding import Rebuilding
+            from asyncrl.envs.environment import Rebuilding
 
             environments.append(Rebuilding(partial(make, e), evaluation, say))
     return environments

@@ -24,7 +24,7 @@ from asyncrl.api.playing import load_run, play_episodes, play_run
 from asyncrl.commands import watch
 from asyncrl.commands.train import main as train
 from asyncrl.commands.watch import Reader, follow, main, sparkline
-from asyncrl.envs.spec import BadEnvironment
+from asyncrl.envs.environment import BadEnvironment
 from asyncrl.storage.run_folder import RunFolder
 from tests.support import status_of, the_run
 

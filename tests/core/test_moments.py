@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.core.moments import SPREAD_OVER, Moments, unusual
+from asyncrl.core.moments import SPREAD_OVER, Moments, mean_and_deviation, unusual
 
 
 @settings(max_examples=40, deadline=None)
@@ -23,7 +23,7 @@ def test_merged_rows_are_the_moments_of_all_samples(batches: list[tuple[int, int
         everything.append(batch)
     samples = np.concatenate(everything).astype(np.float64)
 
-    mean, deviation = moments.mean_and_deviation()
+    mean, deviation = mean_and_deviation(moments.merged())
 
     if len(samples) >= 2:
         np.testing.assert_allclose(mean, samples.mean(0), rtol=1e-5, atol=1e-6)
@@ -32,7 +32,7 @@ def test_merged_rows_are_the_moments_of_all_samples(batches: list[tuple[int, int
 
 def test_nothing_seen_changes_nothing() -> None:
     """Mean 0, deviation 1."""
-    mean, deviation = Moments(torch.zeros(2, 7, dtype=torch.float64)).mean_and_deviation()
+    mean, deviation = mean_and_deviation(Moments(torch.zeros(2, 7, dtype=torch.float64)).merged())
 
     assert (mean.tolist(), deviation.tolist()) == ([0.0] * 3, [1.0] * 3)
 
@@ -43,7 +43,7 @@ def test_numbers_whose_squares_no_float32_holds_have_moments(size: float) -> Non
     moments = Moments(torch.zeros(2, 3, dtype=torch.float64))
     moments.add(0, torch.tensor([[-size], [size], [3 * size]]))
 
-    mean, deviation = moments.mean_and_deviation()
+    mean, deviation = mean_and_deviation(moments.merged())
 
     np.testing.assert_allclose([mean[0] / size, deviation[0] / size], [1.0, np.sqrt(8 / 3)], rtol=1e-5)
 

@@ -17,8 +17,9 @@ from asyncrl.config.arguments import write_argument
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs import spec as spec_module
+from asyncrl.envs.environment import BadEnvironment
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
-from asyncrl.envs.spec import BadEnvironment, EnvironmentNotice, EnvSpec
+from asyncrl.envs.spec import EnvironmentNotice, EnvSpec
 
 UNIT = spaces.Box(-1.0, 1.0, (3,), np.float32)
 
@@ -436,7 +437,7 @@ def test_a_factory_s_environment_takes_its_arguments() -> None:
         (f"{HERE}:make_empty", "observes a Dict of no parts"),
         (f"{HERE}:make_text", "observes a Text, which is not supported"),
         (f"{HERE}:make_video", r"observes an array \[4, 8, 8, 3\]"),
-        (f"{HERE}:make_two_sticks", r"has 10_000 combinations of actions .*, at most 4_096 are supported"),
+        (f"{HERE}:make_two_sticks", "has more combinations of actions .* than are supported, 4_096"),
         (
             f"{HERE}:make_many_levers",
             r"has actions in Dict\(.*wrap it to take Discrete, MultiDiscrete, MultiBinary or B",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asyncrl.envs.rebuilding import MOST_BREAKS, Rebuilding
-from asyncrl.envs.spec import BadEnvironment, EpisodeLost
+from asyncrl.envs.environment import MOST_BREAKS, BadEnvironment, EpisodeLost, Rebuilding
 from tests.support import Counting
 
 

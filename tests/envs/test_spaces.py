@@ -16,11 +16,10 @@ from asyncrl.config.arguments import write_argument
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.encoders import rows_of
+from asyncrl.envs.environment import BadEnvironment, Rebuilding
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
 from asyncrl.envs.preprocessed import Preprocessed
-from asyncrl.envs.rebuilding import Rebuilding
-from asyncrl.envs.spec import BadEnvironment, EnvSpec
-from asyncrl.envs.translation import translation_of
+from asyncrl.envs.spec import EnvSpec
 
 HERE = __name__
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
@@ -97,7 +96,6 @@ def test_every_supported_space_can_be_observed_and_acted_in(space: Any, actions:
 
     environment: Any = Rebuilding(make, False, print)
     told: Spaces = environment.spaces
-    translation = translation_of(environment, told)
     seen = np.zeros(told.observation_shape, told.observation_dtype)
     native: Shown = environment.environment.native
     for step in range(3):
@@ -111,13 +109,13 @@ def test_every_supported_space_can_be_observed_and_acted_in(space: Any, actions:
             observed = environment.step(data.draw(st.integers(0, told.actions - 1)))[0]
         assert (observed.shape, observed.dtype.name) == (told.observation_shape, told.observation_dtype)
         assert np.isfinite(observed).all()
-        (row,), single = rows_of(translation.space, shown)
-        translation.observe(seen, row)
+        (row,), single = rows_of(environment.native_space, shown)
+        environment.see(seen, row)
         assert single
         np.testing.assert_array_equal(seen, observed)
     assert told.is_image == (len(told.observation_shape) == 3)
     if not told.is_continuous:
-        assert all(translation.act(action) in actions for action in range(told.actions))
+        assert all(environment.native_action(action) in actions for action in range(told.actions))
 
 
 @pytest.mark.parametrize("algorithm", ["actor_critic", "q_network"])
@@ -308,11 +306,11 @@ def test_an_observation_that_no_network_can_use_is_refused_in_one_line(space: An
 @pytest.mark.parametrize(
     ("actions", "line"),
     [
-        (spaces.Discrete(2**62), "has 4_611_686_018_427_387_904 actions in Discrete.* at most 100_000 are supported"),
-        (spaces.Box(-1, 1, (400, 400)), "has 160_000 actions in Box"),
-        (spaces.MultiDiscrete([2**31] * 4), r"has 10\^37 combinations of actions"),
-        (spaces.MultiDiscrete([7] * 5000), r"has 10\^4225 combinations of actions"),
-        (spaces.MultiBinary(10**10), r"has 10\^3010299957 combinations of actions in MultiBinary"),
+        (spaces.Discrete(2**62), "has more actions in Discrete.* than are supported, 100_000: wrap it to take fewer"),
+        (spaces.Box(-1, 1, (400, 400)), "has more actions in Box"),
+        (spaces.MultiDiscrete([2**31] * 4), "has more combinations of actions in MultiDiscrete.*, 4_096: wrap it"),
+        (spaces.MultiDiscrete([7] * 5000), "has more combinations of actions"),
+        (spaces.MultiBinary(10**10), "has more combinations of actions in MultiBinary"),
         (OldBox(), "has an action_space of the old package gym"),
         (spaces.Text(3), "has actions in Text.*, which is not supported"),
         (spaces.Tuple([spaces.Discrete(2)]), "has actions in Tuple.*, which is not supported"),

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from asyncrl.config.run_config import RunConfig
-from asyncrl.core.errors import UsageError
+from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.spec import EnvSpec, one_line
+from asyncrl.envs.spec import EnvSpec
 
 
 def test_importing_the_spec_imports_no_simulator() -> None:
@@ -104,7 +104,7 @@ def test_the_description_of_a_game_states_every_setting() -> None:
     spec = EnvSpec("ALE/Pong-v5", sticky_actions=0.25, life_loss=True, env_kwargs=("mode=1",))
     assert spec.describe() == (
         "ALE/Pong-v5: 6 actions, observation uint8 [4, 42, 42], minimal action set, frame skip 4 (maximum of the last "
-        "2), sticky actions 0.25, 1 to 30 no-ops, a lost life ends learning's episode, images 42x42 stack 4, at most "
+        "2), sticky actions 0.25, 1 to 30 no-ops, a lost life ends learning's episode, images 42x42, stack 4, at most "
         "27000 steps = 108000 frames, mode=1"
     )
 

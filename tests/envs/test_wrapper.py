@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from asyncrl.api.films import Film, Filmed
-from asyncrl.envs.rebuilding import Rebuilding
-from asyncrl.envs.spec import Environment, EnvSpec, restore, state_of
-from asyncrl.envs.wrapper import Wrapper
+from asyncrl.envs.environment import Environment, Rebuilding, Wrapper, restore_all, state_of
+from asyncrl.envs.spec import EnvSpec
 
 AROUND: list[Callable[[Environment], Environment]] = [
     Wrapper,
@@ -33,7 +32,7 @@ def test_all_that_an_environment_has_its_wrapper_has(
     wrapped: Any = around(inner)
     own = {"reset", "step", "close", "state", "restore", "environment"}
 
-    for name in {*dir(inner), "picture", "translation", "action_names", "native"} - own:
+    for name in {*dir(inner), "picture", "see", "native_space", "native_action", "action_names", "native"} - own:
         if not name.startswith("_"):
             assert hasattr(wrapped, name) == hasattr(inner, name), name
     assert wrapped.spaces == inner.spaces  # type: ignore[attr-defined]
@@ -47,7 +46,7 @@ def test_a_state_is_that_of_the_environment(around: Callable[[Environment], Envi
     first.step(1)
     state = state_of(first)
     assert state is not None
-    restore(second, state)
+    restore_all([second], [state])
     assert second.step(1)[0].argmax() == 2
     assert state_of(around(object())) is None  # type: ignore[arg-type]
 

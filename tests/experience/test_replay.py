@@ -146,8 +146,8 @@ def test_an_actor_that_died_in_the_middle_of_a_rollout_leaves_a_memory_that_can_
     world.memory.steps._cells[0, 0] += T
     successor = Replay.__new__(Replay)
     successor.__dict__.update(world.memory.__getstate__())
-    successor.steps = Steps.__new__(Steps)
-    successor.steps.__setstate__(world.memory.steps.__getstate__())
+    kind, made_of = world.memory.steps.__reduce__()
+    successor.steps = kind(*made_of)
     successor.put(0, next(world.collector(0, [GOES_ON])), 0)
 
     for _ in range(50):

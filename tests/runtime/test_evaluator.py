@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from asyncrl.backends.handles import restore
-from asyncrl.envs.rebuilding import Rebuilding
-from asyncrl.envs.spec import BadEnvironment, EnvSpec
+from asyncrl.envs.environment import BadEnvironment, Rebuilding
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime import evaluator as module
 from asyncrl.runtime.clock import ENDED, FINISH, LEAVE, Clock
 from asyncrl.runtime.collect import Episode

@@ -1,0 +1,216 @@
+"""The small contract of every environment here, and what is put around one: a `Wrapper`, and `Rebuilding`."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.core.spaces import Spaces
+
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+"""Rewards are stored as float32, where a larger one would become infinite."""
+NOT_RUNNING = "step() before reset(): no episode is running"
+MOST_BREAKS = 10
+"""How often an environment may break without finishing an episode in between."""
+
+
+class BadEnvironment(RuntimeError):
+    """The environment raised or broke its contract: a wrong shape, a NaN, a step without five values. Names the id."""
+
+
+class EpisodeLost(Exception):
+    """The episode cannot be finished; `reset` begins another one."""
+
+
+class Environment(Protocol):
+    """One environment, in which one agent acts.
+
+    The array returned by `reset` and `step` may be overwritten by the next call: copy it at once. They are called in
+    torch's inference mode; an environment that learns something itself leaves it with `torch.inference_mode(False)`.
+    """
+
+    def reset(self) -> NDArray[Any]:
+        """Begin a new episode and return its first observation."""
+        ...
+
+    def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool, bool]:
+        """Act once: (observation, raw reward, terminated, truncated, life lost).
+
+        After `terminated` or `truncated` the observation is the last one of the ended episode and the caller must call
+        `reset`. `life lost` is to be treated as a termination (discount 0), but the game goes on: no reset.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what the environment holds; it is not used afterwards."""
+        ...
+
+
+class Untranslated:
+    """What Atari and the toys have in common: they show what an agent sees, and hold nothing that must be released."""
+
+    spaces: Spaces
+
+    def close(self) -> None:
+        """Does nothing: everything is freed with the object."""
+
+    @property
+    def native_space(self) -> Any:
+        """The observations as a space of Gymnasium's."""
+        import gymnasium  # slow, and needed only to act on observations from elsewhere
+
+        return gymnasium.spaces.Box(-np.inf, np.inf, self.spaces.observation_shape)
+
+    def see(self, seen: NDArray[Any], observation: Any) -> None:
+        """Bring `seen`, what an agent has seen, up to date with a native observation."""
+        seen[...] = observation
+
+    def native_action(self, action: int) -> int:
+        """The environment's own action for an agent's."""
+        return action
+
+
+def did_you_mean(name: str, known: dict[str, str]) -> str:
+    """A question with up to three ids like a `name`, of those `known` by their name in lower case; empty: none is."""
+    near = [name.lower()] if name.lower() in known else difflib.get_close_matches(name.lower(), known, cutoff=0.7)
+    return f"did you mean {' or '.join(known[one] for one in near)}?" if near else ""
+
+
+def close_all(environments: Iterable[Environment]) -> None:
+    """Close environments, ignoring their exceptions."""
+    for environment in environments:
+        with contextlib.suppress(Exception, SystemExit):
+            environment.close()
+
+
+@contextlib.contextmanager
+def closed_on_error(environments: Sequence[Environment]) -> Iterator[None]:
+    """Close environments if the block raises: many have processes of their own."""
+    try:
+        yield
+    except BaseException:
+        close_all(environments)
+        raise
+
+
+def state_of(environment: Environment) -> dict[str, Any] | None:
+    """Everything an environment's future depends on, as plain data, arrays and bytes; None if it cannot return it."""
+    state: dict[str, Any] | None = getattr(environment, "state", lambda: None)()
+    return state
+
+
+def states_of(environments: Sequence[Environment]) -> list[dict[str, Any]] | None:
+    """The state of each environment; None if one of them cannot return it."""
+    states = [state for environment in environments if (state := state_of(environment)) is not None]
+    return states if len(states) == len(environments) else None
+
+
+def restore_all(environments: Sequence[Environment], states: Sequence[dict[str, Any]]) -> None:
+    """Restore the states of environments of the same specification."""
+    for environment, state in zip(environments, states, strict=True):
+        environment.restore(state)  # type: ignore[attr-defined]
+
+
+class Wrapper:
+    """An environment around another one, and taken for that one by whoever uses it.
+
+    Everything that a subclass does not change is the inner environment's: its spaces, its pictures, the names of its
+    actions, its state if it has one, and how its own observations and actions are translated.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        """The environment below."""
+
+    def reset(self) -> NDArray[Any]:
+        """As the environment below does."""
+        return self.environment.reset()
+
+    def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool, bool]:
+        """As the environment below does."""
+        return self.environment.step(action)
+
+    def close(self) -> None:
+        """Close the environment below."""
+        self.environment.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "environment":  # before __init__ has set it, this would not end
+            raise AttributeError(name)
+        return getattr(self.environment, name)
+
+
+class Rebuilding(Wrapper):
+    """Rebuilds its environment when it raises `BadEnvironment`.
+
+    In training the broken episode is truncated, as by a time limit: the step's reward is unknown and counts as 0, and
+    its observation is the last one seen. In evaluation `EpisodeLost` is raised instead, since the episode has no score.
+    Raises `BadEnvironment` after `MOST_BREAKS` without a finished episode.
+    """
+
+    def __init__(self, make: Callable[[int], Environment], evaluation: bool, say: Callable[[str], None]) -> None:
+        """`make(n)` makes the n-th environment, from 0; `say` is called for each that was replaced."""
+        self._make, self._evaluation, self._say = make, evaluation, say
+        self._made = self._breaks = 0
+        super().__init__(make(0))
+        self._first: NDArray[Any] | None = None
+        """The first observation of a rebuilt environment, until the next `reset` returns it."""
+        self._seen: NDArray[Any] = np.empty(0)
+
+    def reset(self) -> NDArray[Any]:
+        """Like the environment's, or that of the one which replaces it."""
+        observation, self._first = self._first, None
+        if observation is None:
+            try:
+                observation = self.environment.reset()
+            except BadEnvironment as error:
+                observation = self._replace(error)
+        self._seen = np.array(observation)
+        return observation
+
+    def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool, bool]:
+        """Like the environment's; if it breaks the episode is truncated, or lost."""
+        try:
+            result = self.environment.step(action)
+        except BadEnvironment as error:
+            self._first = self._replace(error)
+            if self._evaluation:
+                raise EpisodeLost from error
+            return self._seen, 0.0, False, True, False
+        self._seen = np.array(result[0])
+        if result[2] or result[3]:
+            self._breaks = 0
+        return result
+
+    def state(self) -> dict[str, Any] | None:
+        """The environment's state, with the number of replacements; None if it cannot return its state."""
+        inner = state_of(self.environment)
+        if inner is None:
+            return None
+        return {"inner": inner, "made": self._made, "breaks": self._breaks, "first": self._first, "seen": self._seen}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned."""
+        restore_all([self.environment], [state["inner"]])
+        self._made, self._breaks = state["made"], state["breaks"]
+        self._first, self._seen = state["first"], state["seen"]
+
+    def _replace(self, error: BadEnvironment) -> NDArray[Any]:
+        """Replace the broken environment; returns the first observation of the new one."""
+        while True:
+            self._breaks += 1
+            if self._breaks > MOST_BREAKS:
+                raise error
+            close_all([self.environment])  # it is broken, so another error does not matter
+            self._made += 1
+            self.environment = self._make(self._made)
+            self._say(f"rebuilt: {error}")
+            try:
+                return np.array(self.environment.reset())
+            except BadEnvironment as again:
+                error = again
