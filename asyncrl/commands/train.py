@@ -25,7 +25,7 @@ from asyncrl.runtime.terminal import say
 from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory, request_one_thread
 
 if TYPE_CHECKING:
-    from asyncrl.backends.collective import Meeting
+    from asyncrl.backends.collective.board import Board
     from asyncrl.backends.collective.launch import Launch
 
 
@@ -117,7 +117,7 @@ def with_ranks(words: Sequence[str], launch: Launch) -> list[str]:
     return [*words, "--workers", size]
 
 
-def train_here(algorithm: str, words: Sequence[str], meeting: Meeting | None = None) -> int:
+def train_here(algorithm: str, words: Sequence[str], meeting: Board | None = None) -> int:
     """The same in the process that keeps the run: rank 0 of `meeting`, or the only one that was started."""
     settled = configure(algorithm, words)
     if has_nothing_to_do(settled, value_of("--resume", words)):

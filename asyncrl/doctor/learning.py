@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithm import GRADIENT, MEMORY, algorithm_of
-from asyncrl.backends import processes
+from asyncrl.backends.processes import Child, end
 from asyncrl.core.flat import clip_by_norm
 from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout, Transitions
@@ -306,7 +306,7 @@ def ask(
     children: list[BaseProcess] = []
     try:
         for who in everyone:
-            children.append(processes.start(context, partial(_answer, question), run, who))
+            children.append(Child.of(run, who).start(context, partial(_answer, question), run, who))
         deadline = time.monotonic() + seconds
         while (running := [child for child in children if child.exitcode is None]) and time.monotonic() < deadline:
             if any(child.exitcode for child in children):
@@ -314,12 +314,12 @@ def ask(
             running[0].join(0.02)
         for who, child in zip(everyone, children, strict=True):
             if child.exitcode:
-                raise NoAnswer(processes.end_of(child, run.handles.clock, who, run.spec.folder).cause)
+                raise NoAnswer(Child.of(run, who).end_of(child).cause)
         if any(child.exitcode is None for child in children):
             raise NoAnswer(f"gave no answer within {seconds:.0f} s")
         return [torch.load(answer_file(run, who), weights_only=True) for who in everyone]
     finally:
-        processes.end_now(children)
+        end(*children)
 
 
 def answer_file(run: Run, who: int) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -228,6 +228,14 @@ class Watch:
         """Seconds since `heard`, by the monotonic clock, without those of suspensions that ended later."""
         self.look()
         return self._now() - heard - sum(seconds for ended, seconds in self._gaps if ended > heard)
+
+
+def polling(seconds: float, pause: float = 0.0) -> Iterator[None]:
+    """Yield every `pause` seconds, for so many seconds without those for which this process was suspended."""
+    watch, began = Watch(seconds), time.monotonic()
+    while watch.silence(began) <= seconds:
+        yield
+        time.sleep(pause)
 
 
 class Silences:

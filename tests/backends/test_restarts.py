@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from asyncrl.backends.reports import Place
-from asyncrl.backends.supervisor import BUDGET_SECONDS, Restarts
+from asyncrl.backends.supervisor import BUDGET_SECONDS, Restartable
 from asyncrl.runtime.clock import Watch
 
 
@@ -15,25 +14,23 @@ from asyncrl.runtime.clock import Watch
 def test_time_in_which_all_were_suspended_gives_nobody_a_new_budget(
     monkeypatch: pytest.MonkeyPatch, suspended: bool
 ) -> None:
-    """A place whose budget is one loss, and which is lost twice; a host's place as well as a process's."""
+    """A place whose budget is one loss, and which is lost twice."""
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     watch = Watch(now=lambda: now)
-    restarts, host = Restarts(), Place(0)
-    assert restarts.lose(1, watch) == 1.0
-    host.lose("killed", 1, watch)
-    assert (host.gone, host.due) == (False, 1.0)
+    place = Restartable(0)
+    assert place.lose("killed", 1, watch) == 1.0
+    assert (place.gone, place.due) == (False, 1.0)
 
     while now < BUDGET_SECONDS + 10:
         now += BUDGET_SECONDS if suspended else 1.0
         watch.look()
 
-    assert restarts.lose(1, watch) == (None if suspended else 1.0)
-    host.lose("killed", 1, watch)
-    assert host.gone == suspended
+    assert place.lose("killed", 1, watch) == (None if suspended else 1.0)
+    assert place.gone == suspended
 
 
 def test_pauses_grow_with_the_losses() -> None:
     """Until there are too many."""
-    watch, restarts = Watch(), Restarts()
-    assert [restarts.lose(4, watch) for _ in range(5)] == [1.0, 2.0, 4.0, 4.0, None]
+    watch, place = Watch(), Restartable(0)
+    assert [place.lose("killed", 4, watch) for _ in range(5)] == [1.0, 2.0, 4.0, 4.0, None]

@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import format_exception
 from typing import Any, cast
@@ -71,15 +70,6 @@ def spec_from(told: Beginning, algorithm: str, make_spec: MakeSpec) -> RunSpec:
     layout = tuple((name, tuple(shape)) for name, shape in told["layout"])
     folder, spaces = RunFolder(Path(told["folder"])), from_plain(Spaces, told["spaces"])
     return RunSpec(algorithm, config, make_spec(config), spaces, folder, layout, told["part"])
-
-
-@dataclass(frozen=True)
-class Seat:
-    """What the process of a rank receives that rank 0 starts itself."""
-
-    spec: RunSpec
-    port: int
-    secret: bytes = field(repr=False)
 
 
 def share(spec: RunSpec, theta: Tensor, steps: int = 0, seconds: float = 0.0, rank: int = 0) -> Handles:
@@ -151,10 +141,10 @@ class Mailbox:
         """Nothing is held."""
 
 
-def rank_process(seat: Seat, rank: int) -> None:
+def rank_process(spec: RunSpec, port: int, secret: bytes, rank: int) -> None:
     """The process of a rank that rank 0 has started. It ignores signals: rank 0 decides when to stop."""
-    size = seat.spec.config.workers
-    code = attend(rank, lambda: Board(LOOPBACK, seat.port, rank, size, seat.secret), [], Signals(), lambda _: seat.spec)
+    size = spec.config.workers
+    code = attend(rank, lambda: Board(LOOPBACK, port, rank, size, secret), [], Signals(), lambda _: spec)
     if code:
         os._exit(code)
 
