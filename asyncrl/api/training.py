@@ -20,12 +20,12 @@ from asyncrl.algorithm import algorithm_of
 from asyncrl.api.narration import conclusion, introduction, what_next
 from asyncrl.api.resume import AUTO, differences, is_finished, is_resumed, load_for_resume, newest, stored_config
 from asyncrl.backends import sockets
-from asyncrl.backends.families import stopping_together
 from asyncrl.backends.handles import (
     restore,
 )
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
 from asyncrl.backends.probing import probe
+from asyncrl.backends.process_trees import stopping_together
 from asyncrl.catalog import short
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import UsageError

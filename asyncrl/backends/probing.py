@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from asyncrl.backends import families
+from asyncrl.backends import process_trees
 from asyncrl.backends.processes import begin, end, how_it_died, start, start_context
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import Parcel, parcels
@@ -34,7 +34,7 @@ def probe(spec: EnvSpec, algorithm: str, seconds: float, here: bool, steps: bool
             return spec.probe(steps)
     context = start_context(algorithm)
     receiver, sender = context.Pipe(duplex=False)
-    arguments = (sender, spec, parcels(spec.own_names), steps, families.TOKEN)
+    arguments = (sender, spec, parcels(spec.own_names), steps, process_trees.TOKEN)
     process: BaseProcess = context.Process(target=_main, args=arguments, name="probe")  # type: ignore[attr-defined]
     with receiver, sender:
         try:

@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import torch.multiprocessing  # noqa: F401  (registers how shared tensors travel to a child)
 
-from asyncrl.backends import families, sockets
+from asyncrl.backends import process_trees, sockets
 from asyncrl.backends.outcome import STOPPING, Signals
 from asyncrl.core.errors import NotFinite
 from asyncrl.runtime.clock import DISK_FAILS, DISK_FULL, NOT_FINITE, RAISED, UNKNOWN, Clock, polling
@@ -88,10 +88,10 @@ class Child:
     def start(self, context: BaseContext, target: Callable[..., None], *given: Any) -> BaseProcess:
         """Start a process that calls `target(*given)`. Raises OSError or EOFError."""
         self.clock.explain(self.who, UNKNOWN)
-        arguments = (self, families.TOKEN, target, given)
+        arguments = (self, process_trees.TOKEN, target, given)
         process: BaseProcess = context.Process(target=_main, args=arguments, name=self.name)  # type: ignore[attr-defined]
         start(process)
-        families.add(process)
+        process_trees.add(process)
         return process
 
     @contextlib.contextmanager
@@ -196,13 +196,13 @@ def no_main_module() -> Iterator[None]:
 
 
 def begin(token: str) -> None:
-    """What every child process does first: signals, its family, the parent watch, and one thread."""
+    """What every child process does first: signals, its process tree, the parent watch, and one thread."""
     # The supervisor decides when to end; a signal to all processes of a job must not tear rollouts apart.
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    leave_with_parent(families.lead(token))
+    leave_with_parent(process_trees.lead(token))
     enforce_one_thread()
 
 
@@ -225,7 +225,7 @@ def _main(child: Child, token: str, target: Callable[..., None], given: Sequence
         os._exit(1)
 
 
-def leave_with_parent(family: str) -> None:
+def leave_with_parent(tree: str) -> None:
     """End this process and what it has started when the supervisor dies, however it dies.
 
     Only a thread that waits for the parent works under both spawn and forkserver: `daemon` does nothing on SIGKILL, and
@@ -237,7 +237,7 @@ def leave_with_parent(family: str) -> None:
     def watch() -> None:
         parent.join()
         sockets.remove_place()
-        families.end([family])
+        process_trees.end([tree])
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
@@ -333,7 +333,7 @@ def end(*processes: BaseProcess) -> None:
                 os.kill(cast(int, process.pid), signal.SIGKILL)
     for process in processes:
         process.join()
-    families.end_those_of([process.pid for process in processes if process.pid is not None])
+    process_trees.end_those_of([process.pid for process in processes if process.pid is not None])
 
 
 def end_all(processes: Sequence[BaseProcess], signals: Signals, folder: RunFolder) -> None:

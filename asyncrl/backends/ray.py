@@ -21,10 +21,10 @@ from torch import Tensor
 
 from asyncrl.algorithm import GRADIENT, MEMORY
 from asyncrl.backends import sockets
-from asyncrl.backends.families import lead_session
 from asyncrl.backends.handles import clock_of
 from asyncrl.backends.local import await_last_evaluation, role_process
 from asyncrl.backends.outcome import STOPPING, Outcome, Signals, failed, finished, stopped
+from asyncrl.backends.process_trees import lead_session
 from asyncrl.backends.processes import POLL_SECONDS, Child, end, start_context
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.catalog import command_of

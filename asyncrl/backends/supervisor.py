@@ -19,7 +19,7 @@ from asyncrl.backends.outcome import Outcome, Signals, failed
 from asyncrl.backends.processes import KILLS, LEAVE_SECONDS, Child, end, end_all, start_context
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.clock import BUILDING, DISK_FAILS, DISK_FULL, ENDED, NOT_FINITE, RAISED, RUNNING, UNKNOWN, Watch
-from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, name_of
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import flat_parameters
 from asyncrl.storage import checkpoints
@@ -72,16 +72,12 @@ class Restartable:
         return None if self.gone else pause
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Slot(Restartable):
     """The place of a worker, a learner or the evaluator, and its current process."""
 
+    child: Child
     process: BaseProcess | None = None
-
-    @property
-    def name(self) -> str:
-        """Of the process and of its files."""
-        return name_of(self.number)
 
     @property
     def ended(self) -> bool:
@@ -103,7 +99,7 @@ class Supervisor:
         """
         self._run, self._note_loss, self._say, self._target = run, note_loss, say, target
         self._context = start_context(run.spec.algorithm)
-        self.slots = [Slot(one) for one in who]
+        self.slots = [Slot(one, child=Child.of(run, one)) for one in who]
         """All places."""
         self.workers = [slot for slot in self.slots if slot.number >= 0]
         self.learners = [slot for slot in self.slots if slot.number <= LEARNER]
@@ -128,13 +124,13 @@ class Supervisor:
         slot.due = NEVER
         run = replace(self._run, spec=replace(self._run.spec, incarnation=slot.incarnation))
         try:
-            slot.process = Child.of(run, slot.number).start(self._context, self._target, run, slot.number)
+            slot.process = slot.child.start(self._context, self._target, run, slot.number)
         except (OSError, EOFError) as error:
             what = f"could not be started ({type(error).__name__}: {error})"
             # A fork server that dies while it is asked, or too many processes or files, may be over a second later.
             passes = isinstance(error, EOFError | ConnectionError) or error.errno in PASSING_ERRORS
             if not passes and not clock.started():
-                raise UsageError(f"{slot.name} {what}") from error
+                raise UsageError(f"{slot.child.name} {what}") from error
             self._lose(slot, what)
 
     def tend(self) -> Outcome | None:
@@ -175,7 +171,7 @@ class Supervisor:
             return failed(f"the learner is gone for good: it {self.learners[-1].cause}")
         gone = sorted((slot for slot in self.workers if slot.gone), key=lambda slot: slot.losses[-1])
         if 2 * len(gone) > len(self.workers):
-            last = f"{gone[-1].name} {gone[-1].cause}"
+            last = f"{gone[-1].child.name} {gone[-1].cause}"
             return failed(f"{len(gone)} of {len(self.workers)} workers are gone for good: {last}")
         return None
 
@@ -186,10 +182,10 @@ class Supervisor:
         if slot.process.exitcode == 0 and clock.phase(slot.number) == ENDED:
             self._vacate(slot)
             return None
-        ended = Child.of(self._run, slot.number).end_of(slot.process)
+        ended = slot.child.end_of(slot.process)
         stops = slot.number != EVALUATOR and spec.config.on_worker_error == "stop"
         if ended.kind in (DISK_FULL, DISK_FAILS, NOT_FINITE) or (ended.kind == RAISED and stops):
-            return failed(f"{slot.name} {ended.cause}", ended.traceback if ended.kind == RAISED else None)
+            return failed(f"{slot.child.name} {ended.cause}", ended.traceback if ended.kind == RAISED else None)
         self._lose(slot, ended.cause)
         return None
 
@@ -202,7 +198,7 @@ class Supervisor:
 
     def _end_hanging(self, slot: Slot, process: BaseProcess, trouble: str) -> Outcome | None:
         """Save the stack of a process that hangs, and kill it; an Outcome if it has told what ends the run."""
-        if (file := Child.of(self._run, slot.number).stack_of(process)) is not None:
+        if (file := slot.child.stack_of(process)) is not None:
             trouble += f", its stack is in {file}"
         end(process)
         clock = self._run.handles.clock
@@ -238,7 +234,7 @@ class Supervisor:
             # Not ENDED: those who wait for all workers to end must also wait for the successor.
             self._run.handles.clock.enter(slot.number, BUILDING)
         self._note_loss(event, slot.number, cause)
-        self._say(f"{slot.name} {cause}; {consequence}")
+        self._say(f"{slot.child.name} {cause}; {consequence}")
 
     def _mend(self) -> str:
         """If the learner died during an update, restore the newest checkpoint and say so.

@@ -35,7 +35,7 @@ from asyncrl.storage.records import RecordWriter, Rows
 from asyncrl.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from asyncrl.runtime.accord import Accord
+    from asyncrl.runtime.agreement import Agreement
 
 Layout = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of each parameter, in the order of the flat vector."""
@@ -91,7 +91,7 @@ class Handles:
     moments: RunMoments
     experience: Experience | None = None
     """Where rollouts go; None if they go into gradients of the workers that made them."""
-    accord: Accord | None = None
+    agreement: Agreement | None = None
     """What ranks agree on, if workers are ranks in step."""
 
 
@@ -246,7 +246,7 @@ def build_worker(
     telemetry = Telemetry(
         worker, handles.clock, writer, config.record_interval_seconds, collector, algorithm.private_copy,
         partial(dump_culprit, spec.folder.culprit_file(name_of(worker)), agent),
-        handles.accord.spent if handles.accord is not None and config.reduce == "experience" else None,
+        handles.agreement.spent if handles.agreement is not None and config.reduce == "experience" else None,
     )  # fmt: skip
     if handles.experience is not None:
         loop = actor(worker, replica, collector, handles.store, handles.experience, handles.clock, telemetry)
@@ -279,7 +279,7 @@ def learning_loop(run: Run, who: int, agent: Agent, replica: Replica, writer: Ro
     telemetry = Telemetry(
         who, handles.clock, writer, spec.config.record_interval_seconds,
         dump=partial(dump_culprit, spec.folder.culprit_file(name_of(who)), agent),
-        exchanging=handles.accord.spent if handles.accord is not None and reduces else None,
+        exchanging=handles.agreement.spent if handles.agreement is not None and reduces else None,
     )  # fmt: skip
     return learner(cast(Learning, agent), replica, handles.store, handles.experience, handles.clock, telemetry, who)
 

@@ -16,7 +16,7 @@ from asyncrl.core.flat import gradient_of
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.updates import Descent, UpdateRule
 from asyncrl.parameters.replicas import Replicas, ReplicasDiffer
-from asyncrl.runtime.accord import NOTHING, OVER, Accord
+from asyncrl.runtime.agreement import NOTHING, OVER, Agreement
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.protocols import UNDER_WAY, Receipt, Update
 from asyncrl.runtime.run import Run, build_agent
@@ -111,7 +111,7 @@ def replicas(together: Together, check: int = 0, total_steps: int = 10**6) -> li
     stores = []
     for rank in range(together.ranks):
         store = Replicas(
-            torch.zeros(3), descent, together.ranks, rank, Clock(together.ranks, total_steps), Accord(), check
+            torch.zeros(3), descent, together.ranks, rank, Clock(together.ranks, total_steps), Agreement(), check
         )
         store.connect(together.reduce(rank))
         stores.append(store)
@@ -183,9 +183,9 @@ def test_all_leave_after_the_same_update(wishes: list[int], decided: int) -> Non
     def work(rank: int) -> tuple[bool, int, int]:
         store = stores[rank]
         assert not store.push(Update(rank, torch.ones(3), 0, 5)).finished
-        store._accord.wish = wishes[rank]
+        store._agreement.wish = wishes[rank]
         receipt = store.push(Update(rank, torch.ones(3), 1, 5))
-        return receipt.finished, store._accord.decided, store.updates
+        return receipt.finished, store._agreement.decided, store.updates
 
     assert together.run(work) == [(decided != NOTHING, decided, 2)] * 2
 
@@ -208,13 +208,13 @@ def test_all_finish_at_the_same_steps() -> None:
 
 def test_waiting_is_told_from_communicating() -> None:
     """The shortest is what the exchange itself takes."""
-    accord = Accord()
+    agreement = Agreement()
 
-    accord.book([0.5, 0.125, 0.25], rank=0)
-    accord.book([0.125, 0.125, 0.125], rank=0)
+    agreement.book([0.5, 0.125, 0.25], rank=0)
+    agreement.book([0.125, 0.125, 0.125], rank=0)
 
-    assert accord.spent() == {"wait_for_ranks": 0.375, "communicate": 0.25}
-    assert accord.spent() == {}
+    assert agreement.spent() == {"wait_for_ranks": 0.375, "communicate": 0.25}
+    assert agreement.spent() == {}
 
 
 def test_with_overlap_each_gradient_is_one_update_old_and_none_is_lost() -> None:
@@ -222,7 +222,7 @@ def test_with_overlap_each_gradient_is_one_update_old_and_none_is_lost() -> None
     together = Together(2)
     descent = Descent(UpdateRule("momentum-sgd", decay=0.0), 0.125)
     stores = [
-        Replicas(torch.zeros(1), descent, 2, rank, Clock(2, 40), Accord(), check_interval=1, overlap=True)
+        Replicas(torch.zeros(1), descent, 2, rank, Clock(2, 40), Agreement(), check_interval=1, overlap=True)
         for rank in range(2)
     ]
 

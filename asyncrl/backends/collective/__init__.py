@@ -38,7 +38,7 @@ from asyncrl.backends.supervisor import Supervisor
 from asyncrl.catalog import command_of
 from asyncrl.config.groups import flag
 from asyncrl.core.errors import UsageError
-from asyncrl.runtime.accord import NOTHING, OVER
+from asyncrl.runtime.agreement import NOTHING, OVER
 from asyncrl.runtime.clock import ENDED, LEAVE, RUNNING, polling
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.plan import Plan
@@ -235,22 +235,22 @@ class Leader:
                 return outcome
         if monitor.look():
             self._view.show(monitor.summary)
-        accord = self._run.handles.accord
-        assert accord is not None
-        if accord.wish == NOTHING and monitor.verdict() is not None:
-            accord.wish = OVER
+        agreement = self._run.handles.agreement
+        assert agreement is not None
+        if agreement.wish == NOTHING and monitor.verdict() is not None:
+            agreement.wish = OVER
         return None
 
     def _end(self) -> Outcome:
         """All ranks have left after the same update: write their last rows, and wait for the last evaluation."""
-        clock, accord = self._run.handles.clock, self._run.handles.accord
-        assert accord is not None
+        clock, agreement = self._run.handles.clock, self._run.handles.agreement
+        assert agreement is not None
         self._board.await_ended()
         self._collect()
         for worker in [*range(self._board.size), *clock.learners]:
             clock.enter(worker, ENDED)
-        if accord.decided > 0:
-            return stopped(accord.decided)
+        if agreement.decided > 0:
+            return stopped(agreement.decided)
         outcome = finished(self._monitor.verdict() or "total_steps reached")
         return await_last_evaluation(outcome, self._supervisor, self._monitor, self._view, self._signals)
 

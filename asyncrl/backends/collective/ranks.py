@@ -35,7 +35,7 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.gathered import Gathered, Kept
 from asyncrl.parameters.replicas import Replicas
-from asyncrl.runtime.accord import Accord
+from asyncrl.runtime.agreement import Agreement
 from asyncrl.runtime.clock import ENDED, RUNNING
 from asyncrl.runtime.normalize import GROWTH, RunMoments
 from asyncrl.runtime.protocols import Counts
@@ -74,17 +74,17 @@ def spec_from(told: Beginning, algorithm: str, make_spec: MakeSpec) -> RunSpec:
 
 def share(spec: RunSpec, theta: Tensor, steps: int = 0, seconds: float = 0.0, rank: int = 0) -> Handles:
     """What one rank has, the transport still missing; begun as `clock_of` says."""
-    config, kind, clock, accord = spec.config, spec.method.experience, clock_of(spec, steps, seconds), Accord()
+    config, kind, clock, agreement = spec.config, spec.method.experience, clock_of(spec, steps, seconds), Agreement()
     reduces = config.reduce == "gradients" and kind != GRADIENT
     overlap = config.overlap and kind == GRADIENT
     store = Replicas(
-        theta, config.descent, config.workers, rank, clock, accord, config.check_replicas, reduces, overlap
+        theta, config.descent, config.workers, rank, clock, agreement, config.check_replicas, reduces, overlap
     )
     experience: Gathered | Kept | None = None
     if kind != GRADIENT:
         shape = rollout_shape(spec)
-        experience = Kept(shape, clock) if reduces else Gathered(shape, config.workers, rank, clock, store, accord)
-    return Handles(store, clock, RunMoments(config.workers, spec.moments_size, rank=True), experience, accord)
+        experience = Kept(shape, clock) if reduces else Gathered(shape, config.workers, rank, clock, store, agreement)
+    return Handles(store, clock, RunMoments(config.workers, spec.moments_size, rank=True), experience, agreement)
 
 
 def connect(handles: Handles, exchanges: Exchanges, rank: int, counts: Counts) -> None:
@@ -110,10 +110,10 @@ def updates(run: Run, roles: Sequence[Role], exchanges: Exchanges, signals: Sign
     Meanwhile it passes a signal on to the next exchange, and shares moments whenever T has grown enough.
     """
     config, handles, running, published = run.spec.config, run.handles, list(roles), -1
-    assert handles.accord is not None
+    assert handles.agreement is not None
     while running := [role for role in running if next(role.loop, ENDED) is not ENDED]:
         if signals.first is not None:
-            handles.accord.wish = signals.first
+            handles.agreement.wish = signals.first
         steps = handles.clock.steps
         if (config.normalize_observations or config.normalize_returns) and steps >= GROWTH * published:
             assert handles.moments.gathered is not None
@@ -207,8 +207,8 @@ def _take_part(board: Board, signals: Signals, spec_of: Callable[[Beginning], Ru
 
 def _work(run: Run, board: Board, exchanges: Exchanges, signals: Signals) -> int:
     """Act and push until all ranks leave; returns the exit code."""
-    clock, accord = run.handles.clock, run.handles.accord
-    assert accord is not None
+    clock, agreement = run.handles.clock, run.handles.agreement
+    assert agreement is not None
     with contextlib.ExitStack() as stack:
         roles = [stack.enter_context(closing(build_worker(run, board.rank, make_writer=lambda _: Mailbox(board))))]
         if run.spec.config.reduce == "gradients":  # its learner's rows would only repeat rank 0's
@@ -221,7 +221,7 @@ def _work(run: Run, board: Board, exchanges: Exchanges, signals: Signals) -> int
         for _ in updates(run, roles, exchanges, signals):
             pass
     board.put(f"ended/{board.rank}", True)
-    return 128 + accord.decided if accord.decided > 0 else 0
+    return 128 + agreement.decided if agreement.decided > 0 else 0
 
 
 def _await_end(board: Board, error: Exception) -> None:

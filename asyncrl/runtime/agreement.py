@@ -14,7 +14,7 @@ NOTHING, OVER = 0, -1
 """Wishes: none; that the run ends as finished. Any other is the number of a signal that asks to leave."""
 
 
-class Accord:
+class Agreement:
     """One rank's wish, what all decided, and where the time of exchanges went."""
 
     def __init__(self) -> None:
