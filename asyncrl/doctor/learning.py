@@ -163,15 +163,14 @@ class Recorder:
         self._note(**event, counted=self._counted())
         return receipt
 
-    def _put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
+    def _put(self, actor: int, rollout: Rollout, version: int) -> None:
         """Note a rollout: its steps, and theta' with which it was made."""
         experience: Any = self._run.handles.experience
         remembered = algorithm_of(self._run.spec.algorithm).experience == MEMORY
         put = checksums(rollout, [] if remembered else [version])
-        receipt: Receipt = experience.put(actor, rollout, version)
+        experience.put(actor, rollout, version)
         made = {"version": version, "steps": rollout.steps, "local": self._replica.theta.clone()}
         self._note(put=put, **made, counted=self._counted())
-        return receipt
 
     def _take(self, learner: int = LEARNER) -> Batch | None:
         """Note the steps of a batch."""

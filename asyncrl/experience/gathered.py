@@ -19,7 +19,7 @@ from asyncrl.experience.blocks import RolloutShape
 from asyncrl.experience.messages import block_of, header_of, packed
 from asyncrl.runtime.agreement import Agreement
 from asyncrl.runtime.clock import Clock
-from asyncrl.runtime.protocols import LEARNER, Batch, Counts, Receipt
+from asyncrl.runtime.protocols import LEARNER, Batch, Counts
 
 REPLY = 3
 """Integers before all ranks' steps and theta: updates, dropped updates, the decision."""
@@ -58,11 +58,10 @@ class Kept:
         """Whether the actor may make its next rollout: once the learner is done with the last batch."""
         return not self._messages
 
-    def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
+    def put(self, actor: int, rollout: Rollout, version: int) -> None:
         """Hand over a copy of a rollout, and count its steps on this rank."""
         self._messages = [packed(self._shape, rollout, version, 0)]
         self._clock.count(actor, rollout.steps)
-        return Receipt(True, steps=self._clock.steps, finished=self._clock.finished())
 
     def take(self, learner: int = LEARNER) -> Batch | None:
         """The rollouts side by side; None if there are none."""
@@ -105,7 +104,7 @@ class Gathered(Kept):
         """Set the transport of rollouts to rank 0, and of theta back to the others."""
         self._transport = gather, broadcast
 
-    def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
+    def put(self, actor: int, rollout: Rollout, version: int) -> None:
         """Hand over a rollout together with all other ranks; all but rank 0 then wait for the new theta."""
         assert self._transport is not None
         began = time.perf_counter()
@@ -115,7 +114,6 @@ class Gathered(Kept):
             self._count([header_of(message)[1] for message in self._messages])
         else:
             self._exchange_theta()
-        return Receipt(True, steps=self._clock.steps, finished=self._clock.finished())
 
     def release(self, learner: int = LEARNER) -> None:
         """Rank 0: the learner is done with the batch; send the others its theta, so that they go on."""

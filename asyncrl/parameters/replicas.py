@@ -106,7 +106,7 @@ class Replicas(SharedStore):
         self._begin(update)
         if not self._overlap or self._clock.finished():
             return replace(self._complete(), earlier=earlier)
-        return earlier or Receipt(False, UNDER_WAY, steps=self._clock.steps)
+        return earlier or Receipt(False, UNDER_WAY)
 
     def _begin(self, update: Update) -> None:
         """Start to reduce this rank's gradient with the others'."""
