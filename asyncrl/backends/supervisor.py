@@ -141,13 +141,13 @@ class Supervisor:
             if slot.due == NEVER:
                 continue
             if self._over(slot):
-                self._vacate(slot)  # there is nothing left to do
+                self._close(slot)  # there is nothing left to do
             elif time.monotonic() >= slot.due:
                 self.fill(slot)
         ended = [slot for slot in self.slots if slot.process is not None and slot.process.exitcode is not None]
         # An exception explains more than a kill while the run was already breaking up.
         for slot in sorted(ended, key=lambda slot: self._run.handles.clock.cause(slot.number) != RAISED):
-            if (outcome := self._take_leave(slot)) is not None:
+            if (outcome := self._note_end(slot)) is not None:
                 return outcome
         for slot in self.slots:
             if slot.process is None or (trouble := self._trouble_with(slot)) is None:
@@ -160,7 +160,7 @@ class Supervisor:
         """Ask all processes to exit, kill those that do not, and wait for all."""
         processes = [slot.process for slot in self.slots if slot.process is not None]
         end_all(processes, signals, self._run.spec.folder)
-        self._mend()
+        self._restore_if_torn()
 
     def _over(self, slot: Slot) -> bool:
         """Whether nobody needs to follow here, because the run is at its end. The evaluator has its last one to do."""
@@ -175,12 +175,12 @@ class Supervisor:
             return failed(f"{len(gone)} of {len(self.workers)} workers are gone for good: {last}")
         return None
 
-    def _take_leave(self, slot: Slot) -> Outcome | None:
+    def _note_end(self, slot: Slot) -> Outcome | None:
         """Handle the end of a process."""
         assert slot.process is not None
         clock, spec = self._run.handles.clock, self._run.spec
         if slot.process.exitcode == 0 and clock.phase(slot.number) == ENDED:
-            self._vacate(slot)
+            self._close(slot)
             return None
         ended = slot.child.end_of(slot.process)
         stops = slot.number != EVALUATOR and spec.config.on_worker_error == "stop"
@@ -203,14 +203,14 @@ class Supervisor:
         end(process)
         clock = self._run.handles.clock
         if clock.cause(slot.number) != UNKNOWN:
-            return self._take_leave(slot)
+            return self._note_end(slot)
         if clock.phase(slot.number) == ENDED:
-            self._vacate(slot)
+            self._close(slot)
         else:
             self._lose(slot, trouble)
         return None
 
-    def _vacate(self, slot: Slot) -> None:
+    def _close(self, slot: Slot) -> None:
         """This place stays empty."""
         if slot.process is not None:
             end(slot.process)
@@ -220,9 +220,9 @@ class Supervisor:
 
     def _lose(self, slot: Slot, cause: str) -> None:
         """Note a loss: a successor starts after a pause, unless there were too many."""
-        self._vacate(slot)
+        self._close(slot)
         if slot in self.learners:
-            cause += self._mend()
+            cause += self._restore_if_torn()
         slot.incarnation += 1
         budget = self._run.spec.config.worker_restarts
         if self._over(slot):
@@ -236,7 +236,7 @@ class Supervisor:
         self._note_loss(event, slot.number, cause)
         self._say(f"{slot.child.name} {cause}; {consequence}")
 
-    def _mend(self) -> str:
+    def _restore_if_torn(self) -> str:
         """If the learner died during an update, restore the newest checkpoint and say so.
 
         Counts stay, and so do moments of observations, which no learner writes. What theta falls back by is lost.

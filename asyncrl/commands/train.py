@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from asyncrl.algorithm import algorithm_of, load
-from asyncrl.api.training import Settled, carry_out, has_nothing_to_do, make_spec, settle
+from asyncrl.api.training import Settled, carry_out, has_nothing_to_do, settle
 from asyncrl.backends.outcome import Signals
 from asyncrl.catalog import command_of
 from asyncrl.commands.program import run_command, version
@@ -55,7 +55,7 @@ def train(algorithm: str, words: Sequence[str]) -> int:
     from asyncrl.backends.collective.exchanges import leave
 
     if launch.rank != 0:
-        return ranks.attend_launched(launch, algorithm, words, make_spec)
+        return ranks.attend_launched(launch, algorithm, words)
     with collective.convened(launch, words) as meeting:
         code = train_here(algorithm, with_ranks(words, launch), meeting)
     leave(code)

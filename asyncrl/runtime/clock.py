@@ -167,7 +167,7 @@ class Clock:
             self._control[BASE_MILLISECONDS] = round(seconds * 1000)
 
     def tell(self, worker: int, steps: int) -> None:
-        """How many steps a worker of another host has counted; what is older than what is known says nothing."""
+        """How many steps a worker of another host has counted. Of reports that come out of order the largest counts."""
         row = self._table[worker]
         row[STEPS] = max(int(row[STEPS]), steps)
 

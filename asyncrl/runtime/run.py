@@ -241,16 +241,10 @@ def build_worker(
         )
     threads = running_threads() - before
     writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration, "threads": threads})
-    # Where nobody else learns from what actors put, each does so itself, and acts and learns with one theta'.
-    learns_too = handles.experience is not None and not handles.clock.learners
-    telemetry = Telemetry(
-        worker, handles.clock, writer, config.record_interval_seconds, collector, algorithm.private_copy,
-        partial(dump_culprit, spec.folder.culprit_file(name_of(worker)), agent),
-        handles.agreement.spent if handles.agreement is not None and config.reduce == "experience" else None,
-    )  # fmt: skip
+    telemetry = telemetry_of(run, worker, agent, writer, collector)
     if handles.experience is not None:
         loop = actor(worker, replica, collector, handles.store, handles.experience, handles.clock, telemetry)
-        if learns_too:
+        if not handles.clock.learners:  # each learns itself from what it puts, and acts and learns with one theta'
             loop = bundled(loop, learning_loop(run, worker, agent, replica, writer))
         return Role(worker, handles.clock, loop, agent, writer, collector)
     pending = Pending(torch.empty_like(replica.theta), algorithm.private_copy)
@@ -273,15 +267,20 @@ def build_learner(
 
 def learning_loop(run: Run, who: int, agent: Agent, replica: Replica, writer: Rows) -> Generator[bool]:
     """What a learner does."""
-    spec, handles = run.spec, run.handles
+    handles, telemetry = run.handles, telemetry_of(run, who, agent, writer)
     assert handles.experience is not None
-    reduces = spec.config.reduce == "gradients"
-    telemetry = Telemetry(
-        who, handles.clock, writer, spec.config.record_interval_seconds,
-        dump=partial(dump_culprit, spec.folder.culprit_file(name_of(who)), agent),
-        exchanging=handles.agreement.spent if handles.agreement is not None and reduces else None,
-    )  # fmt: skip
     return learner(cast(Learning, agent), replica, handles.store, handles.experience, handles.clock, telemetry, who)
+
+
+def telemetry_of(run: Run, who: int, agent: Agent, writer: Rows, collector: Collector | None = None) -> Telemetry:
+    """What a worker, an actor or a learner records about itself; a learner has no `collector`."""
+    spec, agreement = run.spec, run.handles.agreement
+    exchanges = spec.config.reduce == ("gradients" if collector is None else "experience")
+    return Telemetry(
+        who, run.handles.clock, writer, spec.config.record_interval_seconds, collector, spec.method.private_copy,
+        partial(dump_culprit, spec.folder.culprit_file(name_of(who)), agent),
+        agreement.spent if agreement is not None and exchanges else None,
+    )  # fmt: skip
 
 
 def dump_culprit(file: Path, agent: Agent, part: Part) -> str:

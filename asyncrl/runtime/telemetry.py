@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from torch import Tensor
-
 from asyncrl.core.errors import NotFinite
 from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Part
@@ -108,9 +106,8 @@ class Telemetry:
             self._dropped[receipt.reason] += 1
             if self._dropped_in_a_row == MOST_DROPPED:
                 place = "" if self._dump is None or part is None else f"; {self._dump(part)}"
-                raise NotFinite(
-                    f"{MOST_DROPPED} gradients in a row were not finite; in the last {told(metrics())}{place}"
-                )
+                last = ", ".join(f"{name} was {float(value):.4g}" for name, value in metrics().items())
+                raise NotFinite(f"{MOST_DROPPED} gradients in a row were not finite; in the last {last}{place}")
 
     def handed_over(self, steps: int) -> None:
         """An actor has put a rollout; write a row if one is due."""
@@ -196,11 +193,6 @@ class Telemetry:
             for phase, spent in exchanging.items():
                 seconds[phase] = seconds.get(phase, 0.0) + spent
         return {phase: round(spent, 6) for phase, spent in (parts | seconds).items()}
-
-
-def told(metrics: Mapping[str, Tensor]) -> str:
-    """Metrics in words."""
-    return ", ".join(f"{name} was {float(value):.4g}" for name, value in metrics.items())
 
 
 Pairs: TypeAlias = Sequence[tuple[float, float]]

@@ -28,7 +28,7 @@ from asyncrl.backends.collective.exchanges import Exchanges, Interrupted, in_thr
 from asyncrl.backends.collective.launch import LOOPBACK, Launch
 from asyncrl.backends.handles import clock_of, rollout_shape
 from asyncrl.backends.outcome import Signals
-from asyncrl.config.run_config import RunConfig, from_plain, to_plain
+from asyncrl.config.run_config import from_plain, to_plain
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.core.spaces import Spaces
@@ -43,8 +43,6 @@ from asyncrl.runtime.run import Handles, Role, Run, RunSpec, build_learner, buil
 from asyncrl.storage.files import plain
 from asyncrl.storage.run_folder import RunFolder
 
-MakeSpec = Callable[[RunConfig], EnvSpec]
-"""Returns the environment that a configuration describes."""
 Beginning = Mapping[str, Any]
 """What rank 0 tells the others when a run begins, besides tensors."""
 
@@ -64,12 +62,12 @@ def beginning_of(run: Run) -> Beginning:
     }
 
 
-def spec_from(told: Beginning, algorithm: str, make_spec: MakeSpec) -> RunSpec:
+def spec_from(told: Beginning, algorithm: str) -> RunSpec:
     """The description of the run, for a rank that was started with the command of `algorithm`."""
     config = from_plain(algorithm_of(algorithm).Config, told["config"])
     layout = tuple((name, tuple(shape)) for name, shape in told["layout"])
     folder, spaces = RunFolder(Path(told["folder"])), from_plain(Spaces, told["spaces"])
-    return RunSpec(algorithm, config, make_spec(config), spaces, folder, layout, told["part"])
+    return RunSpec(algorithm, config, EnvSpec.of(config), spaces, folder, layout, told["part"])
 
 
 def share(spec: RunSpec, theta: Tensor, steps: int = 0, seconds: float = 0.0, rank: int = 0) -> Handles:
@@ -149,12 +147,10 @@ def rank_process(spec: RunSpec, port: int, secret: bytes, rank: int) -> None:
         os._exit(code)
 
 
-def attend_launched(launch: Launch, algorithm: str, words: Sequence[str], make_spec: MakeSpec) -> int:
+def attend_launched(launch: Launch, algorithm: str, words: Sequence[str]) -> int:
     """Run a rank other than 0 that a launcher has started; returns the exit code."""
     with Signals().caught() as signals:
-        code = attend(
-            launch.rank, lambda: board_of(launch), words, signals, lambda told: spec_from(told, algorithm, make_spec)
-        )
+        code = attend(launch.rank, lambda: board_of(launch), words, signals, lambda told: spec_from(told, algorithm))
     leave(code)
     return code
 
