@@ -165,34 +165,18 @@ def start_context(algorithm: str) -> BaseContext:
 def start(process: BaseProcess) -> None:
     """Start a child with the signals that stop a run blocked, and without this program's main module.
 
-    Otherwise a Ctrl-C would end the fork server, or a child, while it still imports. Signals that arrive here meanwhile
-    are delivered afterwards.
+    Otherwise a Ctrl-C would end the fork server, or a child, while it still imports; signals that arrive here meanwhile
+    are delivered afterwards. And multiprocessing would run the main module a second time in each child, which needs
+    only data and functions that it can import.
     """
-    with no_main_module():
-        if not hasattr(signal, "pthread_sigmask"):
-            process.start()
-            return
-        multiprocessing.resource_tracker.ensure_running()  # it would unblock some of them when it starts
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def no_main_module() -> Iterator[None]:
-    """Keep multiprocessing from running the command's own module a second time in each child.
-
-    It is not needed there: children receive data, and functions they can import.
-    """
-    with _without_main:  # or another thread would take the empty one for the program's
-        main = sys.modules["__main__"]
+    with _without_main, contextlib.ExitStack() as stack:  # or another thread would take the empty one for the program's
+        stack.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
         sys.modules["__main__"] = ModuleType("__main__")
-        try:
-            yield
-        finally:
-            sys.modules["__main__"] = main
+        if hasattr(signal, "pthread_sigmask"):
+            multiprocessing.resource_tracker.ensure_running()  # it would unblock some of them when it starts
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+            stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        process.start()
 
 
 def begin(token: str) -> None:

@@ -75,7 +75,7 @@ class Collector(Iterator[Rollout]):
         )
         self._rows = self._raw.numpy()
         # What the network sees: the same memory unless it is normalised.
-        changed = normalizer is not None and normalizer.observes
+        changed = normalizer is not None and normalizer.used is not None
         self._observations = torch.empty(self._raw.shape) if changed else self._raw
         # Views of the rows, made once: with one environment, indexing takes as long as the work itself.
         self._raw_rows, self._observation_rows = list(self._raw), list(self._observations)

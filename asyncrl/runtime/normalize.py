@@ -170,11 +170,6 @@ class Normalizer:
             self._use(state["read"])
 
     @property
-    def observes(self) -> bool:
-        """Whether observations are changed at all."""
-        return self._observations is not None
-
-    @property
     def used(self) -> tuple[Tensor, Tensor] | None:
         """Mean and reciprocal deviation with which observations are normalised; None if they are not."""
         return (self._mean, self._scale) if self._observations is not None else None

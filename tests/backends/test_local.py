@@ -24,32 +24,23 @@ from tests.seams.running import train
 from tests.support import make_run
 
 
-def test_the_workers_that_are_ready_are_counted_while_the_others_are_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At each look, without the learner, which comes last; the view decides what it shows of that."""
-    counts: list[tuple[int, int]] = []
-    monkeypatch.setattr(View, "count", lambda view, *numbers: counts.append(numbers))
-
-    train(make_run(tmp_path, "a2c", backend="local", workers=3, total_steps=400, evaluation_interval_steps=0))
-
-    assert counts == sorted(counts)
-    assert {total for _, total in counts} == {3}
-
-
-def test_the_first_checkpoint_is_of_a_run_that_has_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No worker has made a step and no learner has begun an update, however long the save takes."""
-    run = make_run(tmp_path, "a2c", backend="local", total_steps=400, evaluation_interval_steps=0)
-    save, saved = checkpoints.save, []
+def test_a_run_begins_when_all_are_ready_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The view is told how many workers are ready, the learner not among them. At the first checkpoint no worker has
+    made a step and no learner has begun an update, however long the save takes."""
+    run = make_run(tmp_path, "a2c", backend="local", workers=3, total_steps=400, evaluation_interval_steps=0)
+    save, saved, counts = checkpoints.save, list[bool](), list[tuple[int, int]]()
 
     def watched(*words: Any, **options: Any) -> Path:
         saved.append(run.handles.clock.started())
         return save(*words, **options)
 
     monkeypatch.setattr(checkpoints, "save", watched)
+    monkeypatch.setattr(View, "count", lambda view, *numbers: counts.append(numbers))
 
     train(run)
 
+    assert counts == sorted(counts)
+    assert {total for _, total in counts} == {3}
     assert saved == [False, True]
     first, _ = checkpoints.find(run.spec.folder.checkpoints)
     assert (checkpoints.load(first).steps, checkpoints.load(first).updates) == (0, 0)

@@ -9,7 +9,7 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 import torch
 
-from asyncrl.backends.processes import no_main_module
+from asyncrl.backends.processes import start
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import Rollout
 from asyncrl.experience import batches
@@ -370,9 +370,8 @@ def put_as_last(batches: Batches, actor: int) -> None:
 def test_hundreds_of_actors_fit_through_the_door_of_a_child() -> None:
     """A fork server takes 256 file descriptors at most: the rings of all actors are one piece of shared memory."""
     batches = batches_of(300, in_step=False)
-    with no_main_module():
-        process = multiprocessing.get_context("forkserver").Process(target=put_as_last, args=(batches, 299))
-        process.start()
+    process = multiprocessing.get_context("forkserver").Process(target=put_as_last, args=(batches, 299))
+    start(process)
     process.join(200)
 
     assert process.exitcode == 0

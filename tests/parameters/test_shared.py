@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.backends.processes import no_main_module
+from asyncrl.backends.processes import start
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import SPREAD_OVER
 from asyncrl.core.updates import UpdateRule
@@ -26,10 +26,9 @@ PLAIN_SGD = UpdateRule("momentum-sgd", decay=0.0)
 def in_processes(target: object, arguments: list[tuple[object, ...]]) -> None:
     """Run the target once per tuple, all at the same time, each in a process of its own."""
     context = multiprocessing.get_context("forkserver")
-    with no_main_module():
-        processes = [context.Process(target=target, args=args) for args in arguments]
-        for process in processes:
-            process.start()
+    processes = [context.Process(target=target, args=args) for args in arguments]
+    for process in processes:
+        start(process)
     for process in processes:
         process.join(200)
     assert [process.exitcode for process in processes] == [0] * len(processes)
