@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from asyncrl.backends.exchange import LAST_SECONDS, Exchange
 from asyncrl.backends.forwarding import Forwarding
-from asyncrl.backends.local import role_process
 from asyncrl.backends.member import Beginning, Member, build
 from asyncrl.backends.outcome import Outcome, Signals, failed
 from asyncrl.backends.reports import LEFT, Journal, Seen, Wire
@@ -50,7 +49,7 @@ class Workers(Supervisor):
 
     def __init__(self, run: Run, host: Host) -> None:
         learners = run.handles.clock.learners if host.learns else ()
-        super().__init__(run, host.note_loss, host.say, role_process, [*learners, *range(run.spec.config.workers)])
+        super().__init__(run, host.note_loss, host.say, [*learners, *range(run.spec.config.workers)])
         self._rings = run.handles.experience.rings if isinstance(run.handles.experience, Batches) else []
         self._firsts = host.firsts
 

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import time
-from contextlib import closing
 from multiprocessing.connection import wait
 
 from asyncrl.backends.handles import shared
 from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
-from asyncrl.backends.processes import POLL_SECONDS, Child
+from asyncrl.backends.processes import POLL_SECONDS
 from asyncrl.backends.supervisor import Supervisor
-from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, LEAVE, READY, RUNNING, Clock
-from asyncrl.runtime.evaluator import Evaluator, serve
+from asyncrl.runtime.clock import BUILDING, FINISH, LEAVE, READY
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import EVALUATOR
-from asyncrl.runtime.run import Role, Run, build_learner, build_worker
+from asyncrl.runtime.run import Run
 from asyncrl.runtime.terminal import View
-from asyncrl.runtime.threads import compute_with
 
-SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.0001, 0.002
-"""Pauses of an actor that waits for room, or a learner that waits for a batch: longer and longer."""
 START_SECONDS = 0.02
 """Time between two looks at workers that build their environments."""
-NICENESS = 5
-"""Priority of workers. With more workers than cores, an evaluation of seconds would otherwise take minutes;
-`--evaluation-cpu-share` bounds what the evaluator takes."""
 
 
 share = shared
@@ -39,7 +29,7 @@ def refuse(plan: Plan) -> None:
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """Follow the run to its end in processes of this machine. No process is left when it returns."""
     clock, workers = run.handles.clock, range(run.spec.config.workers)
-    supervisor = Supervisor(run, monitor.note_loss, view.say, role_process, [*clock.learners, *workers, EVALUATOR])
+    supervisor = Supervisor(run, monitor.note_loss, view.say, [*clock.learners, *workers, EVALUATOR])
     try:
         for slot in supervisor.slots:
             if signals.first is not None:
@@ -86,34 +76,3 @@ def await_last_evaluation(
             return outcome if end.state == "stopped" else end
     monitor.look_at_evaluations()
     return outcome
-
-
-def role_process(run: Run, who: int) -> None:
-    """The process of a worker, a learner or the evaluator; however it ends, its environments are closed."""
-    if who == EVALUATOR:
-        with Evaluator(run) as evaluator, Child.of(run, who).explaining():
-            serve(evaluator, run)
-        return
-    if who < 0:
-        compute_with(getattr(run.spec.config, "learner_threads", 1))
-    elif hasattr(os, "nice"):
-        os.nice(NICENESS)
-    role = build_worker(run, who) if who >= 0 else build_learner(run, who)
-    with closing(role), Child.of(run, who).explaining():
-        follow(role, run.handles.clock, who)
-
-
-def follow(role: Role, clock: Clock, worker: int) -> None:
-    """Run a role's loop from the start of the clock to its end."""
-    clock.enter(worker, READY)
-    while not clock.started() and not clock.leaving():
-        time.sleep(0.005)
-    clock.enter(worker, RUNNING)
-    pause = SHORTEST_WAIT_SECONDS
-    for worked in role.loop:
-        if worked:
-            pause = SHORTEST_WAIT_SECONDS
-        else:  # it waits for another process, which needs the core
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_WAIT_SECONDS)
-    clock.enter(worker, ENDED)

@@ -26,10 +26,11 @@ import torch.multiprocessing  # noqa: F401  (registers how shared tensors travel
 from asyncrl.backends import process_trees, sockets
 from asyncrl.backends.outcome import STOPPING, Signals
 from asyncrl.core.errors import NotFinite
-from asyncrl.runtime.clock import DISK_FAILS, DISK_FULL, NOT_FINITE, RAISED, UNKNOWN, Clock, polling
-from asyncrl.runtime.protocols import name_of
-from asyncrl.runtime.run import Run
-from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory
+from asyncrl.runtime.clock import DISK_FAILS, DISK_FULL, ENDED, NOT_FINITE, RAISED, UNKNOWN, Clock, polling
+from asyncrl.runtime.evaluator import Evaluator, serve
+from asyncrl.runtime.protocols import EVALUATOR, name_of
+from asyncrl.runtime.run import Role, Run, build_learner, build_worker
+from asyncrl.runtime.threads import compute_with, enforce_one_thread, keep_freed_memory
 from asyncrl.storage.checkpoints import NotSaved
 from asyncrl.storage.files import disk_is_full
 from asyncrl.storage.run_folder import RunFolder
@@ -37,6 +38,11 @@ from asyncrl.storage.run_folder import RunFolder
 LEAVE_SECONDS = 5.0
 """Time for a child to exit before it is killed."""
 POLL_SECONDS = 0.1
+SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.0001, 0.002
+"""Pauses of an actor that waits for room, or a learner that waits for a batch: longer and longer."""
+NICENESS = 5
+"""Priority of workers. With more workers than cores, an evaluation of seconds would otherwise take minutes;
+`--evaluation-cpu-share` bounds what the evaluator takes."""
 DUMP_SECONDS = 2.0
 """Time for a child that hangs to write its stack."""
 
@@ -207,6 +213,34 @@ def _main(child: Child, token: str, target: Callable[..., None], given: Sequence
             target(*given)
     except BaseException:
         os._exit(1)
+
+
+def role_process(run: Run, who: int) -> None:
+    """The process of a worker, a learner or the evaluator; however it ends, its environments are closed."""
+    if who == EVALUATOR:
+        with Evaluator(run) as evaluator, Child.of(run, who).explaining():
+            serve(evaluator, run)
+        return
+    if who < 0:
+        compute_with(getattr(run.spec.config, "learner_threads", 1))
+    elif hasattr(os, "nice"):
+        os.nice(NICENESS)
+    role = build_worker(run, who) if who >= 0 else build_learner(run, who)
+    with contextlib.closing(role), Child.of(run, who).explaining():
+        follow(role, run.handles.clock, who)
+
+
+def follow(role: Role, clock: Clock, worker: int) -> None:
+    """Run a role's loop from the start of the clock to its end."""
+    clock.await_start(worker)
+    pause = SHORTEST_WAIT_SECONDS
+    for worked in role.loop:
+        if worked:
+            pause = SHORTEST_WAIT_SECONDS
+        else:  # it waits for another process, which needs the core
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_WAIT_SECONDS)
+    clock.enter(worker, ENDED)
 
 
 def leave_with_parent(tree: str) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from asyncrl.algorithm import GRADIENT, MEMORY
 from asyncrl.backends import sockets
 from asyncrl.backends.handles import clock_of
-from asyncrl.backends.local import await_last_evaluation, role_process
+from asyncrl.backends.local import await_last_evaluation
 from asyncrl.backends.outcome import STOPPING, Outcome, Signals, failed, finished, stopped
 from asyncrl.backends.process_trees import lead_session
 from asyncrl.backends.processes import POLL_SECONDS, Child, end, start_context
@@ -65,7 +65,7 @@ def require_ray() -> None:
 
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """Follow the run to its end on a cluster. None of its processes is left on this machine when it returns."""
-    keeper = Supervisor(run, monitor.note_loss, view.say, role_process, [EVALUATOR])
+    keeper = Supervisor(run, monitor.note_loss, view.say, [EVALUATOR])
     here, there = multiprocessing.Pipe()
     driver = driver_of(run).start(start_context(run.spec.algorithm), driver_process, run, there)
     there.close()

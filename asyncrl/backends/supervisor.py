@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 
 from asyncrl.backends.outcome import Outcome, Signals, failed
-from asyncrl.backends.processes import KILLS, LEAVE_SECONDS, Child, end, end_all, start_context
+from asyncrl.backends.processes import KILLS, LEAVE_SECONDS, Child, end, end_all, role_process, start_context
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.clock import BUILDING, DISK_FAILS, DISK_FULL, ENDED, NOT_FINITE, RAISED, RUNNING, UNKNOWN, Watch
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts
@@ -89,15 +89,14 @@ class Supervisor:
     """Processes of a run. `tend` is called often; it starts and replaces processes, or gives up."""
 
     def __init__(
-        self, run: Run, note_loss: Callable[[str, int, str], None], say: Callable[[str], None],
-        target: Callable[[Run, int], None], who: Iterable[int],
-    ) -> None:  # fmt: skip
-        """Supervises those workers and learners, and the evaluator if it is among them; each process calls `target`.
+        self, run: Run, note_loss: Callable[[str, int, str], None], say: Callable[[str], None], who: Iterable[int]
+    ) -> None:
+        """Supervises those workers and learners, and the evaluator if it is among them.
 
         `note_loss` is told what has happened ("restarted", "gone" for good, or "lost" at the end of the run), to whom,
         and why; `say` shows a line to people.
         """
-        self._run, self._note_loss, self._say, self._target = run, note_loss, say, target
+        self._run, self._note_loss, self._say = run, note_loss, say
         self._context = start_context(run.spec.algorithm)
         self.slots = [Slot(one, child=Child.of(run, one)) for one in who]
         """All places."""
@@ -124,7 +123,7 @@ class Supervisor:
         slot.due = NEVER
         run = replace(self._run, spec=replace(self._run.spec, incarnation=slot.incarnation))
         try:
-            slot.process = slot.child.start(self._context, self._target, run, slot.number)
+            slot.process = slot.child.start(self._context, role_process, run, slot.number)
         except (OSError, EOFError) as error:
             what = f"could not be started ({type(error).__name__}: {error})"
             # A fork server that dies while it is asked, or too many processes or files, may be over a second later.

@@ -27,6 +27,7 @@ nothing because the disk is full."""
 GO_ON, FINISH, LEAVE = range(3)
 """Values of STOP: go on; end as finished, with a last evaluation; exit as soon as possible."""
 
+START_POLL_SECONDS = 0.005
 GAP_SECONDS = 5.0
 """A watcher that has not looked for longer was itself suspended: it looks several times a second."""
 NOTED_SECONDS = 5.0
@@ -187,6 +188,13 @@ class Clock:
     def started(self) -> bool:
         """Whether the clock runs."""
         return bool(self._control[STARTED_AT])
+
+    def await_start(self, worker: int) -> None:
+        """A worker, a learner or EVALUATOR is ready: wait until the clock runs, or all are asked to exit."""
+        self.enter(worker, READY)
+        while not self.started() and not self.leaving():
+            time.sleep(START_POLL_SECONDS)
+        self.enter(worker, RUNNING)
 
     def stop(self, how: int) -> None:
         """The supervisor ends the run: FINISH or LEAVE. LEAVE is not taken back."""

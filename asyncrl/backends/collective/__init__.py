@@ -31,7 +31,7 @@ from asyncrl.backends.collective.exchanges import LOOK_SECONDS, Exchanges, Inter
 from asyncrl.backends.collective.launch import LOOPBACK, Launch
 from asyncrl.backends.collective.ranks import beginning_of, connect, rank_process, updates
 from asyncrl.backends.collective.ranks import share as share
-from asyncrl.backends.local import await_last_evaluation, role_process
+from asyncrl.backends.local import await_last_evaluation
 from asyncrl.backends.outcome import Outcome, Signals, failed, finished, stopped
 from asyncrl.backends.processes import Child, end_all, start_context
 from asyncrl.backends.supervisor import Supervisor
@@ -101,7 +101,7 @@ class Leader:
         self._secret = secrets.token_bytes(32)
         self._board = meeting or Board(LOOPBACK, 0, 0, run.spec.config.workers, self._secret, serve=True)
         self._launched = meeting is not None
-        self._supervisor = Supervisor(run, monitor.note_loss, view.say, role_process, [EVALUATOR])
+        self._supervisor = Supervisor(run, monitor.note_loss, view.say, [EVALUATOR])
         self._ranks: dict[int, BaseProcess] = {}
         """The processes of other ranks that were started here."""
         self._hosts: dict[int, str] = {}
