@@ -109,7 +109,7 @@ class Gathered(Kept):
         assert self._transport is not None
         began = time.perf_counter()
         self._messages, waited = self._transport[0](packed(self._shape, rollout, version, self._agreement.wish))
-        self._agreement.note(waited, time.perf_counter() - began - waited)
+        self._agreement.note(wait_for_ranks=waited, communicate=time.perf_counter() - began - waited)
         if self._rank == 0:
             self._count([header_of(message)[1] for message in self._messages])
         else:
@@ -136,9 +136,9 @@ class Gathered(Kept):
         self._transport[1](message)
         took = time.perf_counter() - began
         if self._rank == 0:
-            agreement.note(communicating=took)
+            agreement.note(communicate=took)
             return
-        agreement.note(learning=took)
+        agreement.note(wait=took)
         size = numbers.numel() * 8
         updates, dropped, decided, *steps = message[:size].view(torch.int64).tolist()
         store.theta.copy_(message[size:].clone().view(torch.float32))
