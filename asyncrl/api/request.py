@@ -10,7 +10,7 @@ from typing import Any
 
 from asyncrl import catalog
 from asyncrl.algorithm import Algorithm, algorithm_of, load, name_of_class
-from asyncrl.backends.looking import look
+from asyncrl.backends.probing import probe
 from asyncrl.config.groups import AUTO
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.config.settings import own_names, settings_for
@@ -168,7 +168,7 @@ def backend_of(config: RunConfig) -> Any:
 
 def look_at(algorithm: str, config: RunConfig, spec: EnvSpec) -> Spaces:
     """The spaces of the environment. Raises UsageError if it cannot be used, or takes longer than --hang-seconds."""
-    return look(spec, algorithm, config.hang_seconds, here=config.backend == "serial")
+    return probe(spec, algorithm, config.hang_seconds, here=config.backend == "serial")
 
 
 def _told(config: type[RunConfig]) -> str:

@@ -16,9 +16,9 @@ import torch
 
 from asyncrl.api.request import ResolvedRun, backend_of
 from asyncrl.backends import sockets
-from asyncrl.backends.families import stopping_together
 from asyncrl.backends.handles import restore
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
+from asyncrl.backends.process_trees import stopping_together
 from asyncrl.catalog import short
 from asyncrl.config.groups import AUTO
 from asyncrl.config.run_config import RunConfig, to_plain
@@ -62,8 +62,8 @@ def carry_out(
     """Carry a run out, from its folder to its last status. Raises UsageError before the run begins, nothing after that.
 
     `signals` are being caught: the first one stops the run in order. Without `speaks` nothing at all is printed;
-    `--quiet` still prints the folder and the outcome. `meeting`, a `collective.Meeting`: the ranks that a launcher has
-    started, for the collective backend.
+    `--quiet` still prints the folder and the outcome. `meeting`, a `collective.board.Board`: the ranks that a launcher
+    has started, for the collective backend.
     """
     config = resolved.config
     tell = say if speaks else _say_nothing

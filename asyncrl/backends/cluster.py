@@ -24,7 +24,7 @@ from asyncrl.backends.host import Host
 from asyncrl.backends.keepers import CALL_SECONDS, Keepers, Learner, Memories, Shards
 from asyncrl.backends.member import Beginning
 from asyncrl.backends.reports import LEFT, Place, Seen
-from asyncrl.backends.supervisor import READY_SECONDS
+from asyncrl.backends.supervisor import tolerated
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import State
 from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, GO_ON, LEAVE, READY, RUNNING, Silences, Watch
@@ -162,7 +162,8 @@ class Driver:
 
     def _check_silence(self, place: Place) -> None:
         """Name a host that does not answer, and kill it if it is stopped, or hangs."""
-        seconds, silence = READY_SECONDS if place.seen is None else self._patience, self._watch.silence(place.looked)
+        seconds = tolerated(BUILDING if place.seen is None else RUNNING, self._patience)
+        silence = self._watch.silence(place.looked)
         if place.seen is not None:
             self._silences.note(f"host {place.number} on {place.name}", silence)
         if silence > seconds:
@@ -264,7 +265,7 @@ class Driver:
         if self._learner is not None and self._learner.gone:
             return True
         if self._all_gone():
-            last = max((place for place in self._places if place.gone), key=lambda place: place.restarts.losses[-1])
+            last = max((place for place in self._places if place.gone), key=lambda place: place.losses[-1])
             reason = f"all hosts are gone for good: host {last.number} on {last.name} is lost ({last.cause})"
             self._tell("failed", reason, None)
             return True

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from asyncrl.algorithm import MEMORY
 from asyncrl.backends.calls import Answer, Question
 from asyncrl.backends.handles import rollout_shape, shared
-from asyncrl.backends.local import follow
 from asyncrl.backends.outcome import Outcome, failed
+from asyncrl.backends.processes import follow
 from asyncrl.backends.remote_replay import RemoteReplay
 from asyncrl.backends.reports import KINDS, LEFT, Journal, Keeper, Seen, Told, Wire
 from asyncrl.core.devices import CPU, require_device

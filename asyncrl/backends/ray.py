@@ -14,7 +14,6 @@ import secrets
 import signal
 import socket
 import time
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -22,11 +21,11 @@ from torch import Tensor
 
 from asyncrl.algorithm import GRADIENT, MEMORY
 from asyncrl.backends import sockets
-from asyncrl.backends.families import lead_session
 from asyncrl.backends.handles import clock_of
-from asyncrl.backends.local import await_last_evaluation, evaluator_process, learner_process, worker_process
+from asyncrl.backends.local import await_last_evaluation
 from asyncrl.backends.outcome import STOPPING, Outcome, Signals, failed, finished, stopped
-from asyncrl.backends.processes import POLL_SECONDS, end, end_of, start_child, start_context
+from asyncrl.backends.process_trees import lead_session
+from asyncrl.backends.processes import POLL_SECONDS, Child, end, start_context
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.catalog import command_of
 from asyncrl.config.groups import flag
@@ -37,6 +36,7 @@ from asyncrl.runtime.clock import FINISH, LEAVE, UNKNOWN, Watch
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.normalize import RunMoments
 from asyncrl.runtime.plan import Plan
+from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import Handles, Run, RunSpec
 from asyncrl.runtime.snapshots import keeps_replay
 from asyncrl.runtime.terminal import View
@@ -57,19 +57,6 @@ VARIABLES = {
 """For Ray's processes, unless they are set already."""
 
 
-@dataclass(frozen=True)
-class Seat:
-    """What the driver's process receives."""
-
-    run: Run
-    pipe: Connection
-
-    @property
-    def spec(self) -> RunSpec:
-        """The spec of the run."""
-        return self.run.spec
-
-
 def require_ray() -> None:
     """Raise UsageError if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
@@ -78,25 +65,26 @@ def require_ray() -> None:
 
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """Follow the run to its end on a cluster. None of its processes is left on this machine when it returns."""
-    keeper = Supervisor(
-        run, monitor, view, worker_process, evaluator_process, learner_process, workers=False, learners=False
-    )  # fmt: skip
+    keeper = Supervisor(run, monitor.note_loss, view.say, [EVALUATOR])
     here, there = multiprocessing.Pipe()
-    driver = start_child(
-        start_context(run.spec.algorithm), driver_process, Seat(run, there), 0, run.handles.clock, DRIVER
-    )
+    driver = driver_of(run).start(start_context(run.spec.algorithm), driver_process, run, there)
     there.close()
     leader = Leader(run, monitor, view, driver, here)
     try:
-        keeper.fill(keeper.evaluator)
+        keeper.fill(keeper.slots[0])
         outcome = leader.follow(keeper, signals)
         if outcome.state == "finished":
-            outcome = await_last_evaluation(keeper, monitor, view, signals) or outcome
+            outcome = await_last_evaluation(outcome, keeper, monitor, view, signals)
         return outcome
     finally:
         run.handles.clock.stop(LEAVE)
         leader.dismiss(signals)
         keeper.end(signals)
+
+
+def driver_of(run: Run) -> Child:
+    """The driver as a child of this process."""
+    return Child(0, DRIVER, run.handles.clock, run.spec.folder)
 
 
 class Leader:
@@ -143,7 +131,7 @@ class Leader:
 
     def _without_driver(self) -> Outcome:
         """Why the driver ended: it raised, the disk was full, or Ray exited it as the head of the cluster was lost."""
-        ended = end_of(self._driver, self._run.handles.clock, 0, self._run.spec.folder)
+        ended = driver_of(self._run).end_of(self._driver)
         question = ": was the head of the cluster lost?" if ended.kind == UNKNOWN else ""
         return failed(f"Ray's driver {ended.cause}{question}", ended.traceback)
 
@@ -214,12 +202,12 @@ def is_reached(host: str, port: int) -> bool:
     return True
 
 
-def driver_process(seat: Seat, _: int) -> None:
+def driver_process(run: Run, pipe: Connection) -> None:
     """The driver's process: connect to Ray, or start it, and drive the run."""
     try:
-        connect(seat.spec.config.address)
+        connect(run.spec.config.address)
     except ConnectionError as error:
-        seat.pipe.send(("failed", str(error), None))
+        pipe.send(("failed", str(error), None))
         return
     import ray
 
@@ -228,7 +216,7 @@ def driver_process(seat: Seat, _: int) -> None:
     for number in STOPPING:  # Ray has set its own handlers for some
         signal.signal(number, signal.SIG_IGN)
     try:
-        Driver(seat.run, seat.pipe).drive()
+        Driver(run, pipe).drive()
     finally:
         ray.shutdown()
 

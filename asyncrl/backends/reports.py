@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from asyncrl.backends.outcome import Outcome
-from asyncrl.backends.supervisor import Restarts
-from asyncrl.runtime.clock import Watch
+from asyncrl.backends.supervisor import Restartable
 from asyncrl.runtime.protocols import Counts
 
 KINDS = 1 + len(Counts._fields)
@@ -39,35 +37,21 @@ class Seen:
 
 
 @dataclass
-class Place:
+class Place(Restartable):
     """The place of a host or of the learner in the run, on whichever machine."""
 
-    number: int
     node: str = ""
     name: str = ""
     """Name of the machine."""
     actor: Any = None
     """None: the place is empty."""
-    incarnation: int = 0
     look: Any = None
     """A pending call of `Host.look`."""
     looked: float = 0.0
     told: int = 0
     seen: Seen | None = None
-    restarts: Restarts = field(default_factory=Restarts)
-    due: float = 0.0
-    """When the place may be filled again."""
-    cause: str = ""
-    """Of the last loss."""
-    gone: bool = False
-    """Whether it stays empty after too many losses."""
     left: bool = False
     """Whether its work is finished."""
-
-    def lose(self, cause: str, budget: int, watch: Watch) -> None:
-        """Note a loss; after more than `budget` of them the place stays empty."""
-        self.cause, pause = cause, self.restarts.lose(budget, watch)
-        self.gone, self.due = pause is None, time.monotonic() + (pause or 0.0)
 
 
 class Journal:

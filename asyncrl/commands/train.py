@@ -23,12 +23,12 @@ from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.core.spaces import Spaces
-from asyncrl.envs.spec import TOYS, EnvSpec
+from asyncrl.envs.spec import TOYS
 from asyncrl.runtime.terminal import say
 from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory, request_one_thread
 
 if TYPE_CHECKING:
-    from asyncrl.backends.collective import Meeting
+    from asyncrl.backends.collective.board import Board
     from asyncrl.backends.collective.launch import Launch
 
 
@@ -58,7 +58,7 @@ def train(algorithm: str, words: Sequence[str]) -> int:
     from asyncrl.backends.collective.exchanges import leave
 
     if launch.rank != 0:
-        return ranks.attend_launched(launch, algorithm, words, EnvSpec.of)
+        return ranks.attend_launched(launch, algorithm, words)
     with collective.convened(launch, words) as meeting:
         code = train_here(algorithm, with_ranks(words, launch), meeting)
     leave(code)
@@ -125,7 +125,7 @@ def with_ranks(words: Sequence[str], launch: Launch) -> list[str]:
     return [*words, "--workers", size]
 
 
-def train_here(algorithm: str, words: Sequence[str], meeting: Meeting | None = None) -> int:
+def train_here(algorithm: str, words: Sequence[str], meeting: Board | None = None) -> int:
     """The same in the process that keeps the run: rank 0 of `meeting`, or the only one that was started."""
     request = request_in(algorithm, words)
     resolved = request.resolved()

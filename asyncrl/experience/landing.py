@@ -25,7 +25,7 @@ from asyncrl.experience.blocks import Block, RolloutShape
 from asyncrl.experience.credit import Inlet, Numbered, Taken
 from asyncrl.experience.messages import FIRST, block_of, header_of
 from asyncrl.experience.replay import Replay
-from asyncrl.runtime.protocols import LEARNER, Batch, Receipt
+from asyncrl.runtime.protocols import LEARNER, Batch
 
 CREDIT = 2
 """Parcels of one host in flight."""
@@ -119,7 +119,7 @@ class WithoutActors:
         """False: no actor is here."""
         return False
 
-    def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
+    def put(self, actor: int, rollout: Rollout, version: int) -> None:
         """Not for actors, which are on hosts."""
         raise NotImplementedError
 

@@ -71,7 +71,7 @@ def test_a_push_is_answered_once_all_shards_have_judged_it() -> None:
         postman.tell(1, np.array([1]), judged(True))
 
     (receipt,) = receipts
-    assert receipt == Receipt(True, "", 10.0, 1, 0.5, 7, False)
+    assert receipt == Receipt(True, "", 10.0, 1, 0.5)
     assert postman.idle
     assert box.counts(1) == Counts(updates=1)
     assert box.updates == 3
