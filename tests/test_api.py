@@ -286,7 +286,7 @@ def test_a_configuration_is_taken_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", ["many", 2.5])
 def test_environments_that_cannot_be_counted_are_refused(count: object) -> None:
     """As on the command line."""
-    with pytest.raises(asyncrl.UsageError, match="n_envs takes (a whole number|int)"):
+    with pytest.raises(asyncrl.UsageError, match=r"n_envs takes (a whole number|int)"):
         asyncrl.train("a3c", env_id="Catch", n_envs=count)
 
 
