@@ -69,7 +69,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "my_package").mkdir()
     (home / "my_package" / "__init__.py").write_text("")
     (home / "my_package" / "my_algorithm.py").write_text(ALGORITHM)
-    (home / "my_package" / "other.py").write_text("print('imported')\n")
+    (home / "my_package" / "other.py").write_text("import asyncrl\n")
     return home
 
 

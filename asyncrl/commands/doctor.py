@@ -141,9 +141,10 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     request_one_thread()
     enforce_one_thread()
-    program = "asyncrl doctor"
+    program, with_ranks = "asyncrl doctor", False
 
     def check() -> int:
+        nonlocal with_ranks
         launch = launched(os.environ)
         try:
             config = parse(Config, words, program)
@@ -151,6 +152,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if launch is None or launch.rank == 0:
                 raise
             return 2  # rank 0 says it
+        with_ranks = launch is not None or config.backend == "collective"
         if launch is not None and launch.rank > 0:
             return group.attend(launch, words)
         with prints_aside():
@@ -159,7 +161,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return int(any(finding.verdict == "FAIL" for finding in findings))
 
     code = run_command(program, check)
-    leave(code)
+    if with_ranks:
+        leave(code)
     return code
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
+import functools
 import inspect
 import io
 import itertools
@@ -12,7 +12,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -58,6 +58,8 @@ MOST_USED = (
 """Those that help shows first, in the order of their use."""
 CONFIG_HELP = "Take settings from a run's config.json, or from TOML; those on the command line override them."
 TRUST_HELP = "Import whatever the folder behind --resume or --config names, whoever made it."
+SWITCH: Any = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+"""A flag without --no-."""
 TEXTS = {
     COMMON: "The settings used most often. What is shown fits the --backend and --env-id beside --help.",
     METHOD: "Settings of this method.",
@@ -123,8 +125,7 @@ def read_line(cls: type[Settings], words: Sequence[str], program: str) -> Line:
     if asks_for_help(words):
         show_help(cls, program, cls())
     words = understood(words)
-    parsed = _understand(_grouped(cls, cls(), others=True), words, program, config=(tyro.conf.OmitArgPrefixes,))
-    values = {name: value for group in vars(parsed).values() for name, value in vars(group).items()}
+    values = vars(_understand(_unchecked(cast(Any, cls)), words, program))
     flags = {word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     named = flags | {flag.removeprefix("no_") for flag in flags}
     given = {name: value for name, value in values.items() if name in named}
@@ -158,36 +159,37 @@ def _understand(cls: Any, words: Sequence[str], program: str, **options: Any) ->
         raise UsageError(_shortened(complaint.getvalue(), words)) from None
 
 
-def _grouped(cls: type[Any], default: Settings, hidden: Collection[str] = (), others: bool = False) -> type[Any]:
-    """The same settings, unchecked, nested in groups, so that tyro draws boxes around them.
+@functools.cache
+def _unchecked(cls: Any) -> type[Any]:
+    """The settings of `cls` without its checks, and what else a command line may say of a run."""
+    default, kinds = cls(), get_type_hints(cls)
+    members: list[Any] = [(one.name, kinds[one.name], getattr(default, one.name)) for one in fields(cls)]
+    members += [(ALL_ENVIRONMENTS, int, 0), ("config", Path | None, None), ("trust", SWITCH, False)]
+    return make_dataclass(cls.__name__, [(name, kind, field(default=value)) for name, kind, value in members])
 
-    With `others`, for reading rather than for help: also what is no setting of its own, and without texts.
-    """
-    texts, kinds = {} if others else texts_of(cls), get_type_hints(cls)
-    home = {field.name: title for title, group in GROUPS.items() if group for field in dataclasses.fields(group)}
+
+def _grouped(cls: type[Any], default: Settings, hidden: Collection[str]) -> type[Any]:
+    """The settings of `cls` nested in groups, so that tyro draws boxes around them; for the help only."""
+    texts, kinds = texts_of(cls), get_type_hints(cls)
+    home = {one.name: title for title, group in GROUPS.items() if group for one in fields(group)}
     home |= dict.fromkeys(MOST_USED, COMMON)
     annotated: Any = Annotated  # the types are known to the program, not to a reader of it
     members: dict[str, list[Any]] = {title: [] for title in GROUPS}
-    for field in dataclasses.fields(cls):
-        if field.name in hidden:
-            continue
-        told = tyro.conf.arg(help=texts.get(field.name))
-        value = dataclasses.field(default=getattr(default, field.name))
-        own = members[home.get(field.name, METHOD)]
-        own.append((field.name, annotated[kinds[field.name], told], value))
+    for name in [one.name for one in fields(cls) if one.name not in hidden]:
+        told = tyro.conf.arg(help=texts.get(name))
+        own = members[home.get(name, METHOD)]
+        own.append((name, annotated[kinds[name], told], field(default=getattr(default, name))))
     members[COMMON].sort(key=lambda member: MOST_USED.index(member[0]))
     config = annotated[Path | None, tyro.conf.arg(help=CONFIG_HELP, metavar="FILE")]
-    members[COMMON].append(("config", config, dataclasses.field(default=None)))
-    trust = annotated[bool, tyro.conf.arg(help=TRUST_HELP), tyro.conf.FlagCreatePairsOff]
-    members[COMMON].append(("trust", trust, dataclasses.field(default=False)))
-    if others:
-        members[COMMON].append((ALL_ENVIRONMENTS, int, dataclasses.field(default=0)))
+    members[COMMON].append(("config", config, field(default=None)))
+    trust = annotated[SWITCH, tyro.conf.arg(help=TRUST_HELP)]
+    members[COMMON].append(("trust", trust, field(default=False)))
     parts = []
     for title, own in members.items():
         text = group.__doc__ if (group := GROUPS[title]) else TEXTS[title]
-        part = dataclasses.make_dataclass(title, own, frozen=True, namespace={"__doc__": text})
-        parts.append((title, part, dataclasses.field(default=part())))
-    return dataclasses.make_dataclass(cls.__name__, parts, frozen=True, namespace={"__doc__": cls.__doc__})
+        part = make_dataclass(title, own, frozen=True, namespace={"__doc__": text})
+        parts.append((title, part, field(default=part())))
+    return make_dataclass(cls.__name__, parts, frozen=True, namespace={"__doc__": cls.__doc__})
 
 
 def texts_of(cls: type[Any]) -> dict[str, str]:

@@ -197,7 +197,7 @@ def test_as_many_minibatches_as_can_be_learnt_from_are_allowed() -> None:
         ({"minibatches": 5, "workers": 2, "envs_per_worker": 1, "t_max": 4}, "to 4: one step is not normalized"),
         ({"clip": 0.0}, "--clip must be more than 0"),
         ({"epochs": 0}, "--epochs must be at least 1 and at most 10_000"),
-        ({"value_clip": -1.0}, "--value-clip must not be negative"),
+        ({"value_clip": -1.0}, "--value-clip must be at least 0"),
     ],
 )
 def test_an_impossible_value_is_refused_with_its_flag(settings: dict[str, Any], message: str) -> None:

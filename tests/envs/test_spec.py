@@ -25,9 +25,9 @@ def test_importing_the_spec_imports_no_simulator() -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"frame_skip": -1}, "--frame-skip must not be negative, got -1"),
-        ({"image_size": 4}, "--image-size must be 0 or at least 16, got 4"),
-        ({"sticky_actions": float("nan")}, "--sticky-actions must lie between 0 and 1, got nan"),
+        ({"frame_skip": -1}, "--frame-skip must be at least 0 and at most 1_000, got -1"),
+        ({"image_size": 4}, "--image-size must be 0 or at least 16 and at most 1_000, got 4"),
+        ({"sticky_actions": float("nan")}, "--sticky-actions must be a number, got nan"),
         ({"env_kwargs": ("often",)}, "--env-kwargs takes key=value, got 'often'"),
     ],
 )

@@ -81,9 +81,9 @@ def test_ranks_in_step_refuse_them(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "line"),
     [
-        ({"max_staleness": -1}, "--max-staleness must not be negative, got -1"),
-        ({"max_loss_deviations": -0.5}, "--max-loss-deviations must be a number from 0 up, got -0.5"),
-        ({"max_loss_deviations": torch.inf}, "--max-loss-deviations must be a number from 0 up, got inf"),
+        ({"max_staleness": -1}, "--max-staleness must be at least 0, got -1"),
+        ({"max_loss_deviations": -0.5}, "--max-loss-deviations must be at least 0, got -0.5"),
+        ({"max_loss_deviations": torch.inf}, "--max-loss-deviations must be a number, got inf"),
     ],
 )
 def test_impossible_limits_are_refused(setting: dict[str, Any], line: str) -> None:
