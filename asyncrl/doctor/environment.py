@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from asyncrl.core.errors import one_line
 from asyncrl.core.spaces import Spaces
 from asyncrl.doctor import Finding, advise, judge
-from asyncrl.envs.environment import Environment, restore_all, state_of
+from asyncrl.envs.environment import Environment, restore_all, states_of
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.clock import RUNNING
 from asyncrl.runtime.run import Run, build_learner, build_worker
@@ -176,11 +176,11 @@ def _restoring(spec: EnvSpec, seed: int) -> Finding:
     """Whether a saved state can be restored."""
     with closing(spec.make(seed, evaluation=False)) as environment:
         environment.reset()
-        taken = state_of(environment)
+        taken = states_of([environment])
         if taken is None:
             return Finding("state can be restored", "note", "no", "resumed runs begin new episodes, which does no harm")
         first = _trace(environment, seed)
-        restore_all([environment], [taken])
+        restore_all([environment], taken)
         remedy = "state() must contain everything that future steps depend on, also the random generator"
         return _compare("state can be restored", "again", (first, _trace(environment, seed)), remedy)
 

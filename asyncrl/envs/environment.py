@@ -98,16 +98,13 @@ def closed_on_error(environments: Sequence[Environment]) -> Iterator[None]:
         raise
 
 
-def state_of(environment: Environment) -> dict[str, Any] | None:
-    """Everything an environment's future depends on, as plain data, arrays and bytes; None if it cannot return it."""
-    state: dict[str, Any] | None = getattr(environment, "state", lambda: None)()
-    return state
-
-
 def states_of(environments: Sequence[Environment]) -> list[dict[str, Any]] | None:
-    """The state of each environment; None if one of them cannot return it."""
-    states = [state for environment in environments if (state := state_of(environment)) is not None]
-    return states if len(states) == len(environments) else None
+    """All that the future of each environment depends on, as plain data, arrays and bytes.
+
+    None if one of them cannot return its state.
+    """
+    states: list[Any] = [getattr(environment, "state", lambda: None)() for environment in environments]
+    return None if None in states else states
 
 
 def restore_all(environments: Sequence[Environment], states: Sequence[dict[str, Any]]) -> None:
@@ -189,10 +186,10 @@ class Rebuilding(Wrapper):
 
     def state(self) -> dict[str, Any] | None:
         """The environment's state, with the number of replacements; None if it cannot return its state."""
-        inner = state_of(self.environment)
+        inner = states_of([self.environment])
         if inner is None:
             return None
-        return {"inner": inner, "made": self._made, "breaks": self._breaks, "first": self._first, "seen": self._seen}
+        return {"inner": inner[0], "made": self._made, "breaks": self._breaks, "first": self._first, "seen": self._seen}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""

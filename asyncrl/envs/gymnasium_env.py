@@ -254,23 +254,20 @@ def _space_of(environment: gymnasium.Env[Any, Any], name: str, env_id: str) -> s
 def _notices_of(environment: gymnasium.Env[Any, Any], env_id: str) -> Iterator[str]:
     """A line for each of Gymnasium's wrappers that learn statistics, which no checkpoint holds."""
     while isinstance(environment, gymnasium.Wrapper):
-        for wrapper, remedy, consequence in _NORMALIZING:
+        for wrapper, remedy in _NORMALIZING.items():
             if isinstance(environment, wrapper):
                 yield (
                     f"{env_id} uses gymnasium.wrappers.{wrapper.__name__}, whose statistics are separate in every "
-                    f"environment and saved nowhere: {consequence}; leave it out and use {remedy} instead"
+                    f"environment, also of evaluations, and saved nowhere: leave it out and use {remedy} instead"
                 )
         environment = environment.env
 
 
-_NORMALIZING: tuple[tuple[type[gymnasium.Wrapper[Any, Any, Any, Any]], str, str], ...] = (
-    (
-        gymnasium.wrappers.NormalizeObservation,
-        "--normalize-observations",
-        "workers, evaluations and saved policies see differently scaled observations",
-    ),
-    (gymnasium.wrappers.NormalizeReward, "--normalize-returns", "scores are those of normalised rewards"),
-)
+_NORMALIZING: dict[type[gymnasium.Wrapper[Any, Any, Any, Any]], str] = {
+    gymnasium.wrappers.NormalizeObservation: "--normalize-observations",
+    gymnasium.wrappers.NormalizeReward: "--normalize-returns",
+}
+"""Our settings for what Gymnasium's wrappers do."""
 _CLASSIC_STATE = ("state", "steps_beyond_terminated", "last_u")
 """The attributes that change during an episode in classic control."""
 

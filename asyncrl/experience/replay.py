@@ -173,10 +173,6 @@ class Replay:
         """Make priorities of the learner's errors `[B]`, for those transitions that are still in the memory."""
         self._drawing[self._place(learner)].renew(keys.numpy(), errors.numpy())
 
-    def priorities(self, keys: Tensor, learner: int = LEARNER) -> Tensor:
-        """p^alpha `[B]` in the learner's tree, for those keys `[B]` of its newest minibatch."""
-        return torch.from_numpy(self._drawing[self._place(learner)].priorities(keys.numpy()))
-
     def state(self) -> dict[str, Tensor] | None:
         """Copies of all steps, and of the sampling state of the learners in this process; None: it is not saved."""
         if not self.plan.kept:
@@ -312,12 +308,6 @@ class _Drawing:
             "priority_max_drawn": float(priorities.max()),
         }
         return importance_weights(torch.from_numpy(priorities), self._plan.importance_exponent)
-
-    def priorities(self, keys: Numbers) -> np.ndarray:
-        """The priorities `[B]` in the tree for these keys `[B]`."""
-        assert self._tree is not None
-        rows, streams = np.divmod(keys, self._steps.streams)
-        return self._tree.priority(self._steps.place(streams, rows))
 
     def renew(self, keys: Numbers, errors: np.ndarray) -> None:
         """Set priorities from errors `[B]`, except for rows that were overwritten since.

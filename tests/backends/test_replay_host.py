@@ -201,11 +201,12 @@ def test_errors_change_priorities_only_in_the_memory_they_are_of(tmp_path: Path)
     assert drew.keys is not None
     assert isinstance(after.exchange(Draw(1, 1, 0, 0.0)), Drew)
     feedback = Feedback(drew.epoch, drew.keys, np.full(len(drew.keys), 100.0, np.float32))
-    keys = torch.from_numpy(drew.keys)
 
     for memory, changed in ((before, True), (after, False)):
         memory.exchange(Draw(1, 2, 0, 0.0, feedback))
-        assert bool((replay_of(memory).priorities(keys) > 10).all()) is changed
+        steps = replay_of(memory).steps
+        rows, streams = np.divmod(drew.keys, steps.streams)
+        assert bool((steps.rows["priorities"][steps.place(streams, rows)] > 10).all()) is changed
 
 
 def test_a_draw_waits_until_a_parcel_brings_what_is_missing(tmp_path: Path) -> None:

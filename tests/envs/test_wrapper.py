@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asyncrl.api.films import Film, Filmed
-from asyncrl.envs.environment import Environment, Rebuilding, Wrapper, restore_all, state_of
+from asyncrl.envs.environment import Environment, Rebuilding, Wrapper, restore_all, states_of
 from asyncrl.envs.spec import EnvSpec
 
 AROUND: list[Callable[[Environment], Environment]] = [
@@ -44,11 +44,11 @@ def test_a_state_is_that_of_the_environment(around: Callable[[Environment], Envi
     first, second = (around(EnvSpec("Chain").make(1, evaluation=True)) for _ in "ab")
     first.reset()
     first.step(1)
-    state = state_of(first)
-    assert state is not None
-    restore_all([second], [state])
+    states = states_of([first])
+    assert states is not None
+    restore_all([second], states)
     assert second.step(1)[0].argmax() == 2
-    assert state_of(around(object())) is None  # type: ignore[arg-type]
+    assert states_of([around(object())]) is None  # type: ignore[list-item]
 
 
 def test_the_names_of_actions_go_through_a_stack() -> None:
