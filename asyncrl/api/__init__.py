@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from asyncrl.api.training import carry_out, has_nothing_to_do
 from asyncrl.backends.outcome import PROGRAM, Signals
 from asyncrl.config.run_config import RunConfig
 from asyncrl.runtime.evaluator import Evaluation
+from asyncrl.runtime.monitor import Listener
 from asyncrl.runtime.monitor import Summary as Progress
 from asyncrl.runtime.threads import one_thread
 from asyncrl.storage.stored import Permission
@@ -68,56 +69,37 @@ def train(
     raises KeyboardInterrupt. Raises UsageError before anything is created or started, and RunFailed if the run broke.
     """
     signals = Signals()
-    hooks = _Hooks(signals, on_evaluation, on_progress)
+    calls = _Calls(signals)
+    listener = Listener(evaluated=partial(calls, on_evaluation), looked=partial(calls, on_progress))
     with one_thread(), random_numbers_kept():
         asked = asked_for(algorithm, config, quiet, settings, trust)
         settled = asked.settled()
         if has_nothing_to_do(settled, asked.resume):
             return run_in(Path(settled.config.resume))
         with signals.caught():
-            ended = carry_out(settled, signals, speaks=not quiet, listener=hooks)
-    hooks.raise_what_they_raised()
+            ended = carry_out(settled, signals, speaks=not quiet, listener=listener)
+    if calls.raised is not None:
+        raise calls.raised
     if signals.first not in (None, PROGRAM):
         signal.raise_signal(signals.first)
     return run_of(ended)
 
 
-class _Hooks:
+class _Calls:
     """Calls a program's functions during its run. If one returns False or raises, the run stops in order."""
 
-    def __init__(
-        self,
-        signals: Signals,
-        on_evaluation: Callable[[Evaluation], Any] | None,
-        on_progress: Callable[[Progress], Any] | None,
-    ) -> None:
+    def __init__(self, signals: Signals) -> None:
+        self.raised: BaseException | None = None
         self._signals = signals
-        self._on_evaluation, self._on_progress = on_evaluation, on_progress
-        self._raised: BaseException | None = None
 
-    def begun(self) -> None:
-        """Does nothing: there is no function for it."""
-
-    def evaluated(self, evaluation: Evaluation) -> None:
-        """Pass an evaluation on."""
-        self._call(self._on_evaluation, evaluation)
-
-    def looked(self, summary: Progress) -> None:
-        """Pass on a copy of the run's summary, which changes."""
-        self._call(self._on_progress, replace(summary))
-
-    def raise_what_they_raised(self) -> None:
-        """After the run: raise the exception of a function, if there was one."""
-        if self._raised is not None:
-            raise self._raised
-
-    def _call(self, function: Callable[[Any], Any] | None, argument: Any) -> None:
-        if function is None or self._raised is not None:
+    def __call__(self, function: Callable[[Any], Any] | None, argument: Any) -> None:
+        """Call a function, if there is one and none has raised."""
+        if function is None or self.raised is not None:
             return
         try:
             goes_on = function(argument) is not False
         except BaseException as error:
-            self._raised, goes_on = error, False
+            self.raised, goes_on = error, False
         if not goes_on:
             self._signals.ask()
 

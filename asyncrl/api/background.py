@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -19,7 +18,7 @@ from asyncrl.api.training import carry_out, has_nothing_to_do
 from asyncrl.backends.outcome import Signals
 from asyncrl.config.run_config import RunConfig
 from asyncrl.runtime.evaluator import Evaluation
-from asyncrl.runtime.monitor import Summary
+from asyncrl.runtime.monitor import Listener, Summary
 from asyncrl.runtime.threads import one_thread
 
 
@@ -115,7 +114,7 @@ class Training(Iterator[Evaluation]):
 
 
 class _Thread(threading.Thread):
-    """The thread that supervises the run, and listens to it."""
+    """The thread that supervises the run."""
 
     def __init__(self, asked: Asked, speaks: bool) -> None:
         # A daemon: for other threads Python waits at its exit, before it would let us stop the run.
@@ -140,7 +139,8 @@ class _Thread(threading.Thread):
                 if has_nothing_to_do(settled, self._asked.resume):
                     self._run = run_in(Path(settled.config.resume))
                 else:
-                    self._run = run_of(carry_out(settled, self._signals, self._speaks, self))
+                    listener = Listener(self.at_work.set, self.evaluations.put, self._keep)
+                    self._run = run_of(carry_out(settled, self._signals, self._speaks, listener))
         except BaseException as error:
             self._raised = error
         finally:
@@ -161,14 +161,5 @@ class _Thread(threading.Thread):
             raise self._raised
         return cast(Run, self._run)
 
-    def begun(self) -> None:
-        """The workers are running."""
-        self.at_work.set()
-
-    def evaluated(self, evaluation: Evaluation) -> None:
-        """Keep it for the program."""
-        self.evaluations.put(evaluation)
-
-    def looked(self, summary: Summary) -> None:
-        """Keep a copy, since the summary changes."""
-        self.progress = replace(summary)
+    def _keep(self, summary: Summary) -> None:
+        self.progress = summary

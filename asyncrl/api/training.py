@@ -17,7 +17,6 @@ from typing import Any, cast
 import torch
 
 from asyncrl.algorithm import algorithm_of
-from asyncrl.api.narration import conclusion, introduction, what_next
 from asyncrl.api.resume import AUTO, differences, is_finished, is_resumed, load_for_resume, newest, stored_config
 from asyncrl.backends import sockets
 from asyncrl.backends.families import stopping_together
@@ -34,17 +33,15 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import user_code, watched
 from asyncrl.doctor.room import check_room, demand
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.runtime.monitor import Listener, Monitor, Summary
+from asyncrl.runtime.monitor import NOBODY, Listener, Monitor, Summary, View
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters
 from asyncrl.runtime.snapshots import exact_state, flat_parameters
-from asyncrl.runtime.terminal import View, say
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
 from asyncrl.storage.holding import FolderLost, Hold
 from asyncrl.storage.run_folder import RunExists, RunFolder, default_name, host_facts
 from asyncrl.storage.stored import Permission, read_stored, write_stored
-from asyncrl.storage.tracking import make_trackers, require
 
 MOST_AT_A_TIME = 100
 """Runs with the same settings that one program may start within the same second."""
@@ -111,7 +108,8 @@ def _settle(algorithm: str, read: Read, resume: str, permission: Permission) -> 
     facts = {"id": config.env_id, "description": spec.describe(spaces), **dataclasses.asdict(spaces)}
     settled = Settled(algorithm, config, spec, spaces, changes, facts)
     settled.check()
-    require(config.track)
+    if config.track:
+        import_module("asyncrl.storage.tracking").require(config.track)
     _backend(config).refuse(settled)
     return settled
 
@@ -136,7 +134,7 @@ def carry_out(
     settled: Settled,
     signals: Signals,
     speaks: bool,
-    listener: Listener | None = None,
+    listener: Listener = NOBODY,
     meeting: Any = None,
 ) -> Ended:
     """Carry a run out, from its folder to its last status. Raises UsageError before the run begins, nothing after that.
@@ -146,7 +144,8 @@ def carry_out(
     started, for the collective backend.
     """
     config = settled.config
-    tell = say if speaks else _say_nothing
+    title = f"{short(settled.algorithm)} on {config.env_id}"
+    tell, view = _speaking(title, config.quiet) if speaks else (_say_nothing, View())
     with ExitStack() as stack:
         hold = partial(_hold, stack, tell, signals)
         held = hold(RunFolder.open(Path(config.resume))) if is_resumed(config) else None
@@ -154,37 +153,59 @@ def carry_out(
         folder = run.spec.folder
         held = held or hold(folder)
         checkpoints.clean(folder.checkpoints)  # left by a save that was killed
-        view = View(config.quiet or not speaks, f"{short(settled.algorithm)} on {config.env_id}")
         tell(f"run folder: {folder.path}")
-        for line in introduction(run, settled.facts["description"], settled.changes):
-            view.say(line)
+        if speaks:
+            from asyncrl.api.narration import introduction
+
+            for line in introduction(run, settled.facts["description"], settled.changes):
+                view.say(line)
         write_stored(folder.config_file, settled.algorithm, to_plain(config), settled.facts)
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
-        title = f"{short(settled.algorithm)} {config.env_id} {folder.path.name}"
-        try:
-            trackers = make_trackers(config.track, config.track_project, title, folder.path)
-        except UsageError:
-            if not is_resumed(config):
-                shutil.rmtree(folder.path)
-            raise
-        monitor = Monitor(run, listener, trackers, held.lost, view.say)
+        monitor = Monitor(run, listener, _trackers(run), held.lost, view.say)
         outcome = conclude(follow(run, monitor, view, signals, meeting), monitor)
     view.close(monitor.summary)
-    for line in conclusion(run, outcome, monitor.summary):
-        tell(line)
-    for line in what_next(run):
-        view.say(line)
+    if speaks:
+        from asyncrl.api.narration import conclusion, what_next
+
+        for line in conclusion(run, outcome, monitor.summary):
+            tell(line)
+        for line in what_next(run):
+            view.say(line)
     tell(f"run folder: {folder.path}")
     return Ended(run, outcome, monitor.summary)
+
+
+def _speaking(title: str, quiet: bool) -> tuple[Callable[[str], None], View]:
+    """What prints a line, and what shows the run in between: nothing if `quiet`."""
+    from asyncrl.runtime.terminal import TerminalView, say
+
+    return say, View() if quiet else TerminalView(title)
+
+
+def _say_nothing(line: str) -> None:
+    pass
+
+
+def _trackers(run: Run) -> dict[str, Any]:
+    """The trackers that were asked for. Raises UsageError if one cannot begin; a new run leaves no folder then."""
+    config, path = run.spec.config, run.spec.folder.path
+    if not config.track:
+        return {}
+    title = f"{short(run.spec.algorithm)} {config.env_id} {path.name}"
+    try:
+        made: dict[str, Any] = import_module("asyncrl.storage.tracking").make_trackers(
+            config.track, config.track_project, title, path
+        )
+    except UsageError:
+        if not is_resumed(config):
+            shutil.rmtree(path)
+        raise
+    return made
 
 
 def _hold(stack: ExitStack, say: Callable[[str], None], signals: Signals, folder: RunFolder) -> Hold:
     """Hold a run's folder until the end of `stack`. Raises UsageError while another process does."""
     return stack.enter_context(folder.occupied(say, lambda: signals.first is not None))
-
-
-def _say_nothing(line: str) -> None:
-    pass
 
 
 def prepare(plan: Plan) -> Run:

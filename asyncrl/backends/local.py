@@ -13,11 +13,10 @@ from asyncrl.backends.processes import POLL_SECONDS, explaining
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, LEAVE, READY, RUNNING, Clock
 from asyncrl.runtime.evaluator import Evaluator, serve
-from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.monitor import Monitor, View
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import EVALUATOR, name_of
 from asyncrl.runtime.run import Role, Run, build_learner, build_worker
-from asyncrl.runtime.terminal import View
 from asyncrl.runtime.threads import compute_with
 
 SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.0001, 0.002

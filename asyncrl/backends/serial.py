@@ -14,11 +14,10 @@ from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.clock import ENDED, FINISH, RUNNING
 from asyncrl.runtime.evaluator import Evaluator
-from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.monitor import Monitor, View
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Role, Run, build_learner, build_worker
 from asyncrl.runtime.seeding import SCHEDULE, derive
-from asyncrl.runtime.terminal import View
 
 share = shared
 

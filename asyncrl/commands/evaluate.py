@@ -14,7 +14,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from asyncrl.api.films import Film, Filmed, check_file, frame_rate, with_pictures
+from asyncrl.api.films import Film, Filmed, check_file, frame_rate, magnified, with_pictures
 from asyncrl.api.playing import Result, play_run
 from asyncrl.commands.checkpoint import PlaySettings
 from asyncrl.commands.program import prints_aside, run_with
@@ -126,7 +126,7 @@ def play_what(run: Path, checkpoint: str, config: Config) -> Result:
     if not config.video:
         return play_run(loaded, config.episodes)
     with Film(Path(config.video), frame_rate(loaded.run.spec.environment)) as film:
-        return play_run(loaded, config.episodes, lambda first: Filmed(first, film))
+        return play_run(loaded, config.episodes, lambda first: Filmed(first, lambda step: film.add(magnified(step))))
 
 
 def no_op_starts(spec: EnvSpec) -> EnvSpec:

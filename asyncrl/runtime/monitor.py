@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Protocol, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
 
 from asyncrl.core.schedules import crossed
 from asyncrl.runtime.evaluator import Evaluation, cut_in_words
@@ -18,13 +19,14 @@ from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import take_checkpoint
 from asyncrl.runtime.telemetry import summed_up, time_shares
 from asyncrl.storage import checkpoints
-from asyncrl.storage.backlog import Backlog
-from asyncrl.storage.files import write_json
+from asyncrl.storage.files import Backlog, write_json
 from asyncrl.storage.holding import FolderLost
 from asyncrl.storage.records import RecordReader, RecordWriter
 from asyncrl.storage.run_folder import started_at
 from asyncrl.storage.tensorboard import TensorBoardWriter
-from asyncrl.storage.tracking import Careful, Tracker
+
+if TYPE_CHECKING:
+    from asyncrl.storage.tracking import Tracker
 
 TIME_IS_OVER = "max_seconds reached"
 """Reason of an end of the command, not of the run: the next command may go on."""
@@ -34,18 +36,13 @@ EPISODES_AVERAGED = 100
 SCORES = ("eval/mean_reward", "rollout/ep_rew_mean")
 BOOKKEEPING = ("runs_dir", "run_name", "resume", "quiet", "track", "track_project")
 """Settings that say nothing of what is learnt and how."""
-OF_SUMMARY = (
-    "steps", "total_steps", *Counts._fields, "updates_lost", "best_score", "worker_restarts", "workers_gone",
-    "evaluator_restarts", "learner_restarts", "unrecorded",
-)  # fmt: skip
-"""What status.json has of the summary, under the same names."""
 COUNTED = {"steps": "worker_steps", **{name: name for name in Counts._fields}}
 """Counters of a worker in shared memory: their names in `unrecorded`, and their keys in the worker's rows."""
 
 
 @dataclass
 class Summary:
-    """What is known about a run right now, for the terminal and status.json."""
+    """What is known about a run right now: for the terminal, and under the same names in status.json."""
 
     steps: int = 0
     total_steps: int = 0
@@ -116,20 +113,35 @@ class Rate:
         return max(0, growth) / elapsed
 
 
-class Listener(Protocol):
-    """A part of the program that wants to hear of the run while it is going on."""
+@dataclass(frozen=True)
+class Listener:
+    """What is called while a run goes on; by default nothing happens."""
 
-    def begun(self) -> None:
-        """The workers are at work."""
-        ...
+    begun: Callable[[], object] = lambda: None
+    """When the workers are at work."""
+    evaluated: Callable[[Evaluation], object] = lambda evaluation: None
+    """With each evaluation."""
+    looked: Callable[[Summary], object] = lambda summary: None
+    """With a copy of the summary, each time that it has been renewed."""
 
-    def evaluated(self, evaluation: Evaluation) -> None:
-        """There is another evaluation."""
-        ...
 
-    def looked(self, summary: Summary) -> None:
-        """The summary has been renewed."""
-        ...
+NOBODY = Listener()
+
+
+class View:
+    """Shows a run to people; this one shows nothing."""
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+
+    def count(self, ready: int, workers: int) -> None:
+        """Show how many workers are ready, before the run begins."""
+
+    def show(self, summary: Summary) -> None:
+        """Show the present state."""
+
+    def close(self, summary: Summary) -> None:
+        """Show the last state, and leave the terminal as it was."""
 
 
 class Monitor:
@@ -142,87 +154,76 @@ class Monitor:
     def __init__(
         self,
         run: Run,
-        listener: Listener | None = None,
-        trackers: Sequence[Careful] = (),
+        listener: Listener = NOBODY,
+        trackers: Mapping[str, Tracker] = MappingProxyType({}),
         lost: Callable[[], str | None] = lambda: None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`lost` tells why the run's folder is not this process's any more; `say` shows a line to people."""
+        spec, clock, folder = run.spec, run.handles.clock, run.spec.folder
+        config = spec.config
         self.run = run
         self.lost = lost
-        self._say = say
-        self._listener = listener
+        self.exact: Callable[[], dict[str, Any] | None] | None = None
+        """Returns the state of all workers for a checkpoint, if the backend can."""
+        self._say, self._listener = say, listener
+        self._in_step = run.handles.accord is not None
         self.summary = Summary(
-            total_steps=run.spec.config.total_steps,
-            frames_per_step=run.spec.environment.frames_per_step,
-            steps=run.handles.clock.steps,
-            seconds=run.handles.clock.seconds,
-            updates=in_theta(run.handles.store).updates,
-            staleness_mean=0.0 if run.handles.accord is None else None,
-            worker_restarts=[0] * run.spec.config.all_workers,
+            total_steps=config.total_steps,
+            frames_per_step=spec.environment.frames_per_step,
+            staleness_mean=None if self._in_step else 0.0,
+            worker_restarts=[0] * config.all_workers,
         )
-        self._writer = RecordWriter(run.spec.folder.supervisor_file)
-        self._readers = {k: RecordReader(run.spec.folder.worker_file(k)) for k in range(run.spec.config.all_workers)}
-        for learner in run.handles.clock.learners:
-            self._readers[learner] = RecordReader(run.spec.folder.learner_file(name_of(learner)))
-        config = run.spec.config
+        self._count()
+        self._readers = {k: RecordReader(folder.worker_file(k)) for k in range(config.all_workers)}
+        self._readers |= {who: RecordReader(folder.learner_file(name_of(who))) for who in clock.learners}
         hosts = config.most_hosts if config.backend == "ray" else 0
-        self._exchanges = [RecordReader(run.spec.folder.exchange_file(host)) for host in range(hosts)]
-        self._evaluator = RecordReader(run.spec.folder.evaluator_file)
+        self._exchanges = [RecordReader(folder.exchange_file(host)) for host in range(hosts)]
+        self._evaluator = RecordReader(folder.evaluator_file)
         # What earlier parts of the run wrote has been reported then; only their best score still counts.
         for reader in (*self._readers.values(), *self._exchanges):
             reader.new()
+        means = [row["mean"] for row in self._evaluator.new() if row.get("mean") is not None]
+        self.summary.best_score = max(means, default=None)
         self._recorded = {who: dict.fromkeys(COUNTED, 0) for who in self._readers}
         """What the rows of each add up to in this part of the run, with what was found to be missing in them."""
         self._rows: list[dict[str, Any]] = []
         """Rows of workers and learner that have been read, for the supervisor's next one."""
-        means = [row["mean"] for row in self._evaluator.new() if row.get("mean") is not None]
-        self.summary.best_score = max(means, default=None)
-        resumed_at = run.handles.clock.steps if run.spec.part else None
-        board = TensorBoardWriter(run.spec.folder.tensorboard, resumed_at)
-        self._trackers: list[Tracker] = [board, *trackers]
-        folder = run.spec.folder
-        began = started_at(folder.path) if folder.status_file.exists() else datetime.now(UTC)
-        self._started = began.isoformat()
+        self._scores: deque[float] = deque(maxlen=EPISODES_AVERAGED)
+        self._lengths: deque[float] = deque(maxlen=EPISODES_AVERAGED)
+        self._writer = RecordWriter(folder.supervisor_file)
+        self._board = TensorBoardWriter(folder.tensorboard, clock.steps if spec.part else None)
+        self._trackers: list[TensorBoardWriter | Tracker] = [self._board, *trackers.values()]
+        self._started = (started_at(folder.path) if folder.status_file.exists() else datetime.now(UTC)).isoformat()
         self._status = Backlog[dict[str, Any]](partial(write_json, folder.status_file), most=1)
         self._books: dict[str, Backlog[Any]] = {
-            "records": self._writer.backlog, "TensorBoard": board.backlog, "status.json": self._status,
-            **{tracker.name: tracker.backlog for tracker in trackers},
+            "records": self._writer.backlog, "TensorBoard": self._board.backlog, "status.json": self._status,
+            **{name: tracker.backlog for name, tracker in trackers.items()},
         }  # fmt: skip
         self._told: set[str] = set()
         """Those of whose trouble a line was said."""
-        self._await_evaluation(self.summary.steps)
-        self._endless = ""
-        """What to say of episodes of training that had to be cut."""
-        self._scores: deque[float] = deque(maxlen=EPISODES_AVERAGED)
-        self._lengths: deque[float] = deque(maxlen=EPISODES_AVERAGED)
+        self._await_evaluation(clock.steps)
         self._looked_at = time.monotonic()
-        self._step_rate, self._update_rate = Rate(self.summary.steps), Rate(self.summary.updates)
-        self._saved = (run.handles.clock.steps, self.summary.updates) if run.spec.part else None
+        self._step_rate, self._update_rate = Rate(clock.steps), Rate(self.summary.updates)
+        self._saved = (clock.steps, self.summary.updates) if spec.part else None
         """Steps and updates of the newest checkpoint."""
-        self._checkpoint_checked = run.handles.clock.steps
-        self._save_due = False
-        self._score_reached = False
-        self.exact: Callable[[], dict[str, Any] | None] | None = None
-        """Returns the state of all workers for a checkpoint, if the backend can."""
+        self._checkpoint_checked = clock.steps
+        self._save_due = self._score_reached = False
 
     def begin(self) -> list[str]:
         """The workers are ready: write down what was chosen, and return lines: how they explore, what is amiss."""
         ready = [row for row in self._read_all() if row.get("event") == "ready" and "exploration" in row]
-        exploration = {row["worker"]: row["exploration"] for row in ready}
-        settings = vars(self.run.spec.config)
-        config = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
-        self._text("config", f"| setting | value |\n|---|---|\n{config}")
-        told = {"algorithm": self.run.spec.algorithm} | {
-            key: settings[key] for key in settings if key not in BOOKKEEPING
-        }
+        exploration = {row["worker"]: in_words(row["exploration"]) for row in ready}
+        settings, steps = vars(self.run.spec.config), self.run.handles.clock.steps
+        self._board.text("config", table("setting", settings), steps)
+        self._board.text("async/exploration", table("exploration", exploration), steps)
+        learnt = {name: value for name, value in settings.items() if name not in BOOKKEEPING}
         for tracker in self._trackers:
-            tracker.hparams(told, SCORES)
+            tracker.hparams({"algorithm": self.run.spec.algorithm} | learnt, SCORES)
         event = "resumed" if self.run.spec.part else "started"
-        self._writer.write({"event": event, "steps": self.run.handles.clock.steps, "exploration": exploration})
-        table = "\n".join(f"| {worker} | {in_words(facts)} |" for worker, facts in exploration.items())
-        text = f"| worker | exploration |\n|---|---|\n{table}"
-        self._text("async/exploration", text)
+        self._writer.write(
+            {"event": event, "steps": steps, "exploration": {row["worker"]: row["exploration"] for row in ready}}
+        )
         self._save_due = True  # a run that is killed before its first interval can be resumed too
         self._save_if_due()
         self.write_status("running")
@@ -230,20 +231,15 @@ class Monitor:
         self._looked_at = time.monotonic()
         for rate in (self._step_rate, self._update_rate):
             rate.begin()  # speeds are of the training, not of the start before it
-        counts = Counter(in_words(facts) for facts in exploration.values())
+        self._listener.begun()
+        counts = Counter(exploration.values())
         lines = ["exploration: " + ", ".join(f"{count} x {words}" for words, count in counts.most_common())]
-        if self._listener is not None:
-            self._listener.begun()
         if threads := max((row["threads"] for row in ready), default=0):
             lines.append(
                 f"the environments of a worker have started {threads} threads besides its own: if those compute, "
                 "workers fight for cores; ask the environment's package for one thread"
             )
         return lines
-
-    def _text(self, tag: str, text: str) -> None:
-        for tracker in self._trackers:
-            tracker.text(tag, text, self.run.handles.clock.steps)
 
     def _scalars(self, values: Mapping[str, float], steps: int) -> None:
         for tracker in self._trackers:
@@ -319,7 +315,7 @@ class Monitor:
             summary = self.summary
             summary.evaluation = mean
             self._await_evaluation(row["steps"])
-            summary.remark = cut_in_words(row["cut"], row["lengths"]) if row.get("cut") else self._endless
+            summary.remark = cut_in_words(row["cut"], row["lengths"]) if row.get("cut") else ""
             summary.best_score = mean if summary.best_score is None else max(summary.best_score, mean)
             if target is not None and mean >= target:
                 self._score_reached = True
@@ -331,8 +327,7 @@ class Monitor:
                 },
                 row["steps"],
             )
-            if self._listener is not None:
-                self._listener.evaluated(cast(Evaluation, row))
+            self._listener.evaluated(cast(Evaluation, row))
 
     def _await_evaluation(self, steps: int) -> None:
         """The next one after that at `steps`, or after the beginning: at the next multiple of the interval."""
@@ -355,19 +350,7 @@ class Monitor:
             for score, length in row.get("episodes", ()):
                 self._scores.append(score)
                 self._lengths.append(length)
-                self._note_length(length)
         return rows
-
-    def _note_length(self, length: int) -> None:
-        """Remark, once, that an episode of training was cut for want of an end."""
-        environment = self.run.spec.environment
-        if self._endless or environment.step_cap or length < environment.training_step_cap:
-            return
-        self._endless = (
-            f"an episode of training had not ended after {length:,} steps and was cut: if the environment never ends "
-            "an episode, give the run --max-episode-steps"
-        )
-        self.summary.remark = self.summary.remark or self._endless
 
     def _settle(self, worker: int) -> dict[str, int]:
         """What a worker whose process has ended counted since the last call, but did not record."""
@@ -391,7 +374,7 @@ class Monitor:
     def _write_row(self) -> None:
         """Everything since the last look as one row, in supervisor.jsonl and in TensorBoard."""
         rows, self._rows = self._rows, []
-        clock, summary, in_step = self.run.handles.clock, self.summary, self.run.handles.accord is not None
+        clock, summary, in_step = self.run.handles.clock, self.summary, self._in_step
         self._count()
         self._looked_at = time.monotonic()
         summary.steps_per_second = self._step_rate.of(summary.steps)
@@ -425,8 +408,7 @@ class Monitor:
         self._scalars(present, summary.steps)
         counted = {"steps": summary.steps, "seconds": round(summary.seconds, 3), "updates": summary.updates}
         self._writer.write(counted | present)
-        if self._listener is not None:
-            self._listener.looked(summary)
+        self._listener.looked(replace(summary))
 
     def _save_if_due(self) -> None:
         steps = self.run.handles.clock.steps
@@ -463,29 +445,24 @@ class Monitor:
     ) -> None:
         """status.json: which state the run is in, and why. If it cannot be written, that is tried with the next."""
         self._count()
-        summary = self.summary
+        summary, missing = self.summary, {name: book.missing for name, book in self._books.items()}
+        missing["records"] += self.run.handles.clock.unwritten()
+        del missing["status.json"]  # the newest one says all that the ones before it said
+        summary.unwritten = missing
         status = {
             "state": state,
             "reason": reason,
             "exit_code": exit_code,
-            **{name: getattr(summary, name) for name in OF_SUMMARY},
+            **vars(summary),
             "frames": summary.steps * summary.frames_per_step,
             "seconds": round(summary.seconds, 3),
             "steps_per_second": round(summary.steps_per_second, 1),
             "last_evaluation": summary.evaluation,
             "worker_steps": self.run.handles.clock.worker_steps(),
-            "unwritten": self._count_unwritten(),
             "started": self._started,
             "part": self.run.spec.part,
         }
         self._status.put(status | ({"traceback": traceback} if traceback else {}))
-
-    def _count_unwritten(self) -> dict[str, int]:
-        summary, missing = self.summary, {name: book.missing for name, book in self._books.items()}
-        missing["records"] += self.run.handles.clock.unwritten()
-        del missing["status.json"]  # the newest one says all that the ones before it said
-        summary.unwritten = missing
-        return missing
 
     def write_last_status(self, state: str, reason: str, exit_code: int, traceback: str | None) -> None:
         """status.json at the end of the run, in several tries; the summary says what is missing."""
@@ -521,6 +498,11 @@ class Monitor:
 def in_records(worker: int) -> int | str:
     """How the records name a worker, the evaluator or the learner."""
     return worker if worker >= 0 else name_of(worker)
+
+
+def table(what: str, rows: Mapping[Any, object]) -> str:
+    """Names, or numbers of workers, and what is said of each, in Markdown."""
+    return f"| | {what} |\n|---|---|\n" + "\n".join(f"| {name} | {text} |" for name, text in rows.items())
 
 
 def in_words(facts: Mapping[str, float]) -> str:

@@ -37,8 +37,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.errors import NotFinite
-from asyncrl.storage.backlog import TRIES, with_patience
-from asyncrl.storage.files import plain, read_json, sync_folder, write_synced
+from asyncrl.storage.files import TRIES, plain, read_json, sync_folder, with_patience, write_synced
 from asyncrl.storage.run_folder import versions
 
 FORMAT = "asyncrl checkpoint"

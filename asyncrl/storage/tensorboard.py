@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncrl.storage.backlog import Backlog, Growing
+from asyncrl.storage.files import Growing
 
 FIRST = {"async/": "workers/", "learner/": "workers/learner_"}
 """Other names for what TensorBoard, which sorts by the alphabet, would otherwise show before the scores."""
@@ -31,7 +31,7 @@ def shown(tag: str) -> str:
     return tag
 
 
-class TensorBoardWriter:
+class TensorBoardWriter(Growing):
     """Write one new event file into `folder`, which is made when missing.
 
     `purge_step` is the step at which a run is resumed: TensorBoard hides the points at and after it in earlier files.
@@ -52,7 +52,7 @@ class TensorBoardWriter:
         # TensorBoard reads the files of a folder in the order of their names, so the time comes first.
         seconds, nanoseconds = divmod(time.time_ns(), 10**9)
         self.path = folder / f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{os.getpid()}"
-        self._file = Growing(self.path)
+        super().__init__(self.path)
         self._frame = RecordWriter
         self._write(time.time(), file_version="brain.Event:2")
         if purge_step is not None:
@@ -86,17 +86,8 @@ class TensorBoardWriter:
         for summary in (summary_v2.hparams_config_pb(columns, scores), summary_v2.hparams_pb(plain)):
             self._write(None, summary=summary)
 
-    def close(self) -> None:
-        """Write what is left, and close the file; closing twice is harmless."""
-        self._file.close()
-
-    @property
-    def backlog(self) -> Backlog[bytes]:
-        """The events that could not be written yet."""
-        return self._file.backlog
-
     def _write(self, walltime: float | None, **content: Any) -> None:
         event = self._event.Event(wall_time=time.time() if walltime is None else walltime, **content)
         record = io.BytesIO()
         self._frame(record).write(event.SerializeToString())
-        self._file.append(record.getvalue())
+        self.append(record.getvalue())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncrl.api.films import Film, Filmed
+from asyncrl.api.films import Filmed
 from asyncrl.envs.rebuilding import Rebuilding
 from asyncrl.envs.spec import Environment, EnvSpec, restore, state_of
 from asyncrl.envs.wrapper import Wrapper
@@ -16,7 +15,7 @@ from asyncrl.envs.wrapper import Wrapper
 AROUND: list[Callable[[Environment], Environment]] = [
     Wrapper,
     lambda inner: Rebuilding(lambda number: inner, False, print),
-    lambda inner: Filmed(inner, Film(Path("film.mp4"), 30.0)),
+    lambda inner: Filmed(inner, lambda step: None),
     lambda inner: Wrapper(Rebuilding(lambda number: Wrapper(inner), False, print)),
 ]
 

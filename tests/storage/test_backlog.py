@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.storage import backlog
-from asyncrl.storage.backlog import Backlog, Growing
-from asyncrl.storage.files import append_whole, disk_trouble
+from asyncrl.storage import files
+from asyncrl.storage.files import Backlog, Growing, append_whole, disk_trouble
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(files, "PAUSE_SECONDS", 0.0)
 
 
 def failure(number: int) -> OSError:
@@ -72,7 +71,7 @@ def test_a_handle_that_has_become_stale_is_opened_again(tmp_path: Path, monkeypa
             raise failure(errno.ESTALE)
         append_whole(handle, content)
 
-    monkeypatch.setattr(backlog, "append_whole", append)
+    monkeypatch.setattr(files, "append_whole", append)
     file.append(b"2\n")
     assert file.backlog.missing == 1
     file.append(b"3\n")
@@ -92,7 +91,7 @@ def test_part_of_a_piece_never_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise failure(errno.EIO)
         append_whole(handle, content)
 
-    monkeypatch.setattr(backlog, "append_whole", append)
+    monkeypatch.setattr(files, "append_whole", append)
     file.append(b"two\n")
     file.append(b"three\n")
     fails = False

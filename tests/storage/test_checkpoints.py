@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from asyncrl.storage import backlog, checkpoints, files
+from asyncrl.storage import checkpoints, files
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from tests.storage.limits import no_file_beyond
 
@@ -333,7 +333,7 @@ PUBLISHED = 7  # mkdir, sync of three files and of the folder, rename: from here
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A save is tried once."""
-    monkeypatch.setattr(backlog, "TRIES", 1)
+    monkeypatch.setattr(files, "TRIES", 1)
 
 
 @pytest.mark.parametrize("call", range(1, 8))
@@ -357,7 +357,7 @@ def test_a_failure_that_passes_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, number: int
 ) -> None:
     """The save is tried again; one that only could not delete its predecessor has succeeded."""
-    monkeypatch.setattr(backlog, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(files, "PAUSE_SECONDS", 0.0)
     checkpoints.save(tmp_path, make(100), keep=1)
     with monkeypatch.context() as patch:
         FailingCalls(patch, call, number)
@@ -370,7 +370,7 @@ def test_a_failure_that_passes_costs_nothing(
 def test_a_disk_that_keeps_failing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After three tries, with the steps and the reason; the pauses are some seconds together."""
     pauses: list[float] = []
-    monkeypatch.setattr(backlog.time, "sleep", pauses.append)
+    monkeypatch.setattr(files.time, "sleep", pauses.append)
 
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
