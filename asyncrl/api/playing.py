@@ -222,8 +222,7 @@ def load_checkpoint(folder: RunFolder, name: str) -> Checkpoint:
     try:
         if name not in ("best", "newest"):
             return checkpoints.load(folder.checkpoints / name)
-        loads = checkpoints.load_best if name == "best" else checkpoints.load_newest
-        checkpoint, skipped = loads(folder.checkpoints)
+        checkpoint, skipped = checkpoints.load_newest(folder.checkpoints, "best" if name == "best" else "step")
     except BadCheckpoint as error:
         there = [path.name for kind in ("step", "best") for path in checkpoints.find(folder.checkpoints, kind)]
         raise UsageError(f"{error}; there are {', '.join(there) or 'none'}") from None

@@ -70,7 +70,7 @@ class Evaluator:
         earlier = read_records(run.spec.folder.evaluator_file)
         scores = [row["mean"] for row in earlier if row.get("mean") is not None]
         with suppress(checkpoints.BadCheckpoint):  # one that was killed may have saved it and written no row
-            scores.append(checkpoints.load_best(run.spec.folder.checkpoints)[0].facts["best_score"])
+            scores.append(checkpoints.load_newest(run.spec.folder.checkpoints, "best")[0].facts["best_score"])
         self._best = max(scores, default=-math.inf)
         self._writer = RecordWriter(run.spec.folder.evaluator_file)
         self._due_steps = self._next_multiple(run.handles.clock.steps)
@@ -187,7 +187,7 @@ class Evaluator:
                 self._run, self._replica.theta, steps, seconds, {"best_score": mean},
                 updates=row["updates"], beside=beside,
             )  # fmt: skip
-            checkpoints.save_best(self._run.spec.folder.checkpoints, checkpoint)
+            checkpoints.save(self._run.spec.folder.checkpoints, checkpoint, kind="best")
         # The row comes last, so that its readers find the checkpoint.
         self._writer.write(row)
         return row

@@ -184,9 +184,9 @@ def test_what_else_lies_in_the_folder_is_left_alone(tmp_path: Path) -> None:
 def test_the_best_is_one_and_apart_from_the_others(tmp_path: Path) -> None:
     checkpoints.save(tmp_path, make(50), keep=1)
     for steps in (100, 300, 200):  # a resumed run may find its best at an earlier step
-        path = checkpoints.save_best(tmp_path, make(steps))
+        path = checkpoints.save(tmp_path, make(steps), kind="best")
         assert names(tmp_path) == [path.name, "step_000000000050"]
-        best, skipped = checkpoints.load_best(tmp_path)
+        best, skipped = checkpoints.load_newest(tmp_path, "best")
         assert (best.steps, skipped) == (steps, [])
     checkpoints.save(tmp_path, make(60), keep=1)
     assert names(tmp_path) == ["best_000000000200", "step_000000000060"]
@@ -301,7 +301,7 @@ def test_no_checkpoint_at_all_is_said_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(BadCheckpoint, match=r"no valid checkpoint$"):
             checkpoints.load_newest(folder)
         with pytest.raises(BadCheckpoint, match=r"no valid checkpoint$"):
-            checkpoints.load_best(folder)
+            checkpoints.load_newest(folder, "best")
         assert checkpoints.find(folder) == []
         checkpoints.clean(folder)
 
