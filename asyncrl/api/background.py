@@ -6,10 +6,11 @@ import atexit
 import contextlib
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from asyncrl.algorithm import Algorithm
 from asyncrl.api.runs import Run, random_numbers_kept, run_in, run_of
@@ -61,8 +62,8 @@ class Training(Iterator[Evaluation]):
             self._thread.start()
             with self._stopping_on_interrupt():
                 self._thread.at_work.wait()
-        if self._thread.over:
-            self._thread.result()
+        if self._thread.ended.done():
+            self._thread.ended.result()
 
     @property
     def progress(self) -> Summary:
@@ -73,7 +74,7 @@ class Training(Iterator[Evaluation]):
     def run(self) -> Run:
         """Wait for the end of the run, and return it. Raises RunFailed if it broke."""
         with self._stopping_on_interrupt():
-            return self._thread.result()
+            return self._thread.ended.result()
 
     def stop(self) -> Run:
         """Stop the run in order, with a last checkpoint, and return it. Raises RunFailed if it broke."""
@@ -85,7 +86,7 @@ class Training(Iterator[Evaluation]):
             evaluation = self._thread.evaluations.get()
         if evaluation is None:
             self._thread.evaluations.put(None)  # for the next call
-            self._thread.result()
+            self._thread.ended.result()
             raise StopIteration
         return evaluation
 
@@ -97,7 +98,7 @@ class Training(Iterator[Evaluation]):
     ) -> None:
         self._thread.end()
         if error is None:
-            self._thread.result()
+            self._thread.ended.result()
 
     def __del__(self) -> None:
         if hasattr(self, "_thread"):
@@ -124,11 +125,10 @@ class _Thread(threading.Thread):
         self.evaluations: SimpleQueue[Evaluation | None] = SimpleQueue()
         """The evaluations of the run, then None."""
         self.progress = Summary()
-        self._run: Run | None = None
-        self._raised: BaseException | None = None
+        self.ended: Future[Run] = Future()
+        """The run, or what it raised."""
         self._asked, self._speaks = asked, speaks
         self._signals = Signals()
-        self.over = False
         atexit.register(self.end)
 
     def run(self) -> None:
@@ -137,14 +137,14 @@ class _Thread(threading.Thread):
             with one_thread():
                 settled = self._asked.settled()
                 if has_nothing_to_do(settled, self._asked.resume):
-                    self._run = run_in(Path(settled.config.resume))
+                    run = run_in(Path(settled.config.resume))
                 else:
                     listener = Listener(self.at_work.set, self.evaluations.put, self._keep)
-                    self._run = run_of(carry_out(settled, self._signals, self._speaks, listener))
+                    run = run_of(carry_out(settled, self._signals, self._speaks, listener))
+            self.ended.set_result(run)
         except BaseException as error:
-            self._raised = error
+            self.ended.set_exception(error)
         finally:
-            self.over = True
             self.evaluations.put(None)
             self.at_work.set()
             atexit.unregister(self.end)
@@ -153,13 +153,6 @@ class _Thread(threading.Thread):
         """Stop the run in order, and wait until it has ended."""
         self._signals.ask()
         self.join()
-
-    def result(self) -> Run:
-        """The run, once it has ended. Raises what it raised."""
-        self.join()
-        if self._raised is not None:
-            raise self._raised
-        return cast(Run, self._run)
 
     def _keep(self, summary: Summary) -> None:
         self.progress = summary

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -42,6 +42,9 @@ from asyncrl.storage.files import write_json
 from asyncrl.storage.holding import FolderLost, Hold
 from asyncrl.storage.run_folder import RunExists, RunFolder, default_name, host_facts
 from asyncrl.storage.stored import Permission, read_stored, write_stored
+
+if TYPE_CHECKING:
+    from asyncrl.storage.tracking import Tracker
 
 MOST_AT_A_TIME = 100
 """Runs with the same settings that one program may start within the same second."""
@@ -109,7 +112,9 @@ def _settle(algorithm: str, read: Read, resume: str, permission: Permission) -> 
     settled = Settled(algorithm, config, spec, spaces, changes, facts)
     settled.check()
     if config.track:
-        import_module("asyncrl.storage.tracking").require(config.track)
+        from asyncrl.storage.tracking import require
+
+        require(config.track)
     _backend(config).refuse(settled)
     return settled
 
@@ -144,8 +149,13 @@ def carry_out(
     started, for the collective backend.
     """
     config = settled.config
-    title = f"{short(settled.algorithm)} on {config.env_id}"
-    tell, view = _speaking(title, config.quiet) if speaks else (_say_nothing, View())
+    tell, view = _say_nothing, View()
+    if speaks:
+        from asyncrl.api import narration
+        from asyncrl.runtime.terminal import TerminalView, say
+
+        title = f"{short(settled.algorithm)} on {config.env_id}"
+        tell, view = say, view if config.quiet else TerminalView(title)
     with ExitStack() as stack:
         hold = partial(_hold, stack, tell, signals)
         held = hold(RunFolder.open(Path(config.resume))) if is_resumed(config) else None
@@ -155,9 +165,7 @@ def carry_out(
         checkpoints.clean(folder.checkpoints)  # left by a save that was killed
         tell(f"run folder: {folder.path}")
         if speaks:
-            from asyncrl.api.narration import introduction
-
-            for line in introduction(run, settled.facts["description"], settled.changes):
+            for line in narration.introduction(run, settled.facts["description"], settled.changes):
                 view.say(line)
         write_stored(folder.config_file, settled.algorithm, to_plain(config), settled.facts)
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
@@ -165,42 +173,32 @@ def carry_out(
         outcome = conclude(follow(run, monitor, view, signals, meeting), monitor)
     view.close(monitor.summary)
     if speaks:
-        from asyncrl.api.narration import conclusion, what_next
-
-        for line in conclusion(run, outcome, monitor.summary):
+        for line in narration.conclusion(run, outcome, monitor.summary):
             tell(line)
-        for line in what_next(run):
+        for line in narration.what_next(run):
             view.say(line)
     tell(f"run folder: {folder.path}")
     return Ended(run, outcome, monitor.summary)
-
-
-def _speaking(title: str, quiet: bool) -> tuple[Callable[[str], None], View]:
-    """What prints a line, and what shows the run in between: nothing if `quiet`."""
-    from asyncrl.runtime.terminal import TerminalView, say
-
-    return say, View() if quiet else TerminalView(title)
 
 
 def _say_nothing(line: str) -> None:
     pass
 
 
-def _trackers(run: Run) -> dict[str, Any]:
-    """The trackers that were asked for. Raises UsageError if one cannot begin; a new run leaves no folder then."""
+def _trackers(run: Run) -> dict[str, Tracker]:
+    """Those of --track. Raises UsageError if one cannot begin, and leaves no folder of a new run."""
     config, path = run.spec.config, run.spec.folder.path
     if not config.track:
         return {}
-    title = f"{short(run.spec.algorithm)} {config.env_id} {path.name}"
+    from asyncrl.storage.tracking import make_trackers
+
     try:
-        made: dict[str, Any] = import_module("asyncrl.storage.tracking").make_trackers(
-            config.track, config.track_project, title, path
-        )
+        title = f"{short(run.spec.algorithm)} {config.env_id} {path.name}"
+        return make_trackers(config.track, config.track_project, title, path)
     except UsageError:
         if not is_resumed(config):
             shutil.rmtree(path)
         raise
-    return made
 
 
 def _hold(stack: ExitStack, say: Callable[[str], None], signals: Signals, folder: RunFolder) -> Hold:
