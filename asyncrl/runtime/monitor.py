@@ -8,22 +8,20 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from asyncrl.core.schedules import crossed
 from asyncrl.runtime.evaluator import Evaluation, cut_in_words
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, in_theta, name_of
+from asyncrl.runtime.recorder import STATUS, Recorder
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import take_checkpoint
 from asyncrl.runtime.telemetry import summed_up, time_shares
 from asyncrl.storage import checkpoints
-from asyncrl.storage.files import Backlog, write_json
 from asyncrl.storage.holding import FolderLost
-from asyncrl.storage.records import RecordReader, RecordWriter
+from asyncrl.storage.records import RecordReader
 from asyncrl.storage.run_folder import started_at
-from asyncrl.storage.tensorboard import TensorBoardWriter
 
 if TYPE_CHECKING:
     from asyncrl.storage.tracking import Tracker
@@ -61,8 +59,6 @@ class Summary:
     length_mean: float | None = None
     evaluation: float | None = None
     best_score: float | None = None
-    evaluation_due: int | None = None
-    """Steps at which the next evaluation is due; total_steps: at the end."""
     remark: str = ""
     """A remark about the newest evaluation."""
     staleness_mean: float | None = 0.0
@@ -166,7 +162,7 @@ class Monitor:
         self.lost = lost
         self.exact: Callable[[], dict[str, Any] | None] | None = None
         """Returns the state of all workers for a checkpoint, if the backend can."""
-        self._say, self._listener = say, listener
+        self._listener = listener
         self._in_step = run.handles.accord is not None
         self.summary = Summary(
             total_steps=config.total_steps,
@@ -191,18 +187,8 @@ class Monitor:
         """Rows of workers and learner that have been read, for the supervisor's next one."""
         self._scores: deque[float] = deque(maxlen=EPISODES_AVERAGED)
         self._lengths: deque[float] = deque(maxlen=EPISODES_AVERAGED)
-        self._writer = RecordWriter(folder.supervisor_file)
-        self._board = TensorBoardWriter(folder.tensorboard, clock.steps if spec.part else None)
-        self._trackers: list[TensorBoardWriter | Tracker] = [self._board, *trackers.values()]
+        self._recorder = Recorder(folder, clock.steps if spec.part else None, trackers, say)
         self._started = (started_at(folder.path) if folder.status_file.exists() else datetime.now(UTC)).isoformat()
-        self._status = Backlog[dict[str, Any]](partial(write_json, folder.status_file), most=1)
-        self._books: dict[str, Backlog[Any]] = {
-            "records": self._writer.backlog, "TensorBoard": self._board.backlog, "status.json": self._status,
-            **{name: tracker.backlog for name, tracker in trackers.items()},
-        }  # fmt: skip
-        self._told: set[str] = set()
-        """Those of whose trouble a line was said."""
-        self._await_evaluation(clock.steps)
         self._looked_at = time.monotonic()
         self._step_rate, self._update_rate = Rate(clock.steps), Rate(self.summary.updates)
         self._saved = (clock.steps, self.summary.updates) if spec.part else None
@@ -214,20 +200,18 @@ class Monitor:
         """The workers are ready: write down what was chosen, and return lines: how they explore, what is amiss."""
         ready = [row for row in self._read_all() if row.get("event") == "ready" and "exploration" in row]
         exploration = {row["worker"]: in_words(row["exploration"]) for row in ready}
-        settings, steps = vars(self.run.spec.config), self.run.handles.clock.steps
-        self._board.text("config", table("setting", settings), steps)
-        self._board.text("async/exploration", table("exploration", exploration), steps)
+        spec, steps = self.run.spec, self.run.handles.clock.steps
+        settings = vars(spec.config)
         learnt = {name: value for name, value in settings.items() if name not in BOOKKEEPING}
-        for tracker in self._trackers:
-            tracker.hparams({"algorithm": self.run.spec.algorithm} | learnt, SCORES)
-        event = "resumed" if self.run.spec.part else "started"
-        self._writer.write(
-            {"event": event, "steps": steps, "exploration": {row["worker"]: row["exploration"] for row in ready}}
+        self._recorder.settings(settings, {"algorithm": spec.algorithm} | learnt, SCORES, exploration, steps)
+        explores = {row["worker"]: row["exploration"] for row in ready}
+        self._recorder.rows.write(
+            {"event": "resumed" if spec.part else "started", "steps": steps, "exploration": explores}
         )
         self._save_due = True  # a run that is killed before its first interval can be resumed too
         self._save_if_due()
         self.write_status("running")
-        self._tell_trouble()
+        self._recorder.tell_trouble()
         self._looked_at = time.monotonic()
         for rate in (self._step_rate, self._update_rate):
             rate.begin()  # speeds are of the training, not of the start before it
@@ -241,10 +225,6 @@ class Monitor:
             )
         return lines
 
-    def _scalars(self, values: Mapping[str, float], steps: int) -> None:
-        for tracker in self._trackers:
-            tracker.scalars(values, steps)
-
     def look(self, now: bool = False) -> bool:
         """Read, save and decide; True when a new summary has been written. Raises FolderLost and NotSaved."""
         self._save_if_due()
@@ -255,23 +235,13 @@ class Monitor:
         self._read_all()
         self._write_row()
         self.write_status("running")
-        self._tell_trouble()
+        self._recorder.tell_trouble()
         return True
 
     def _see_that_folder_is_there(self) -> None:
         """Raise FolderLost rather than write into what somebody has deleted or taken over."""
         if (reason := self.lost()) is not None:
             raise FolderLost(reason)
-
-    def _tell_trouble(self) -> None:
-        """Say, once of each, what cannot be written."""
-        new = [name for name, book in self._books.items() if book.trouble and name not in self._told]
-        if new:
-            self._told.update(new)
-            self._say(
-                f"{' and '.join(new)} cannot be written now ({self._books[new[0]].trouble}); the run goes on and tries "
-                "again"
-            )
 
     def note_loss(self, event: str, worker: int, cause: str) -> None:
         """A worker, LEARNER or EVALUATOR died: it is "restarted", "gone" for good, or "lost" at the end of the run.
@@ -292,7 +262,7 @@ class Monitor:
     def note_event(self, event: str, **facts: Any) -> None:
         """Write down what happened."""
         clock = self.run.handles.clock
-        self._writer.write({"event": event, **facts, "steps": clock.steps, "seconds": round(clock.seconds, 3)})
+        self._recorder.rows.write({"event": event, **facts, "steps": clock.steps, "seconds": round(clock.seconds, 3)})
 
     def verdict(self) -> str | None:
         """Why the run is over, or None."""
@@ -314,12 +284,11 @@ class Monitor:
                 continue
             summary = self.summary
             summary.evaluation = mean
-            self._await_evaluation(row["steps"])
             summary.remark = cut_in_words(row["cut"], row["lengths"]) if row.get("cut") else ""
             summary.best_score = mean if summary.best_score is None else max(summary.best_score, mean)
             if target is not None and mean >= target:
                 self._score_reached = True
-            self._scalars(
+            self._recorder.scalars(
                 {
                     "eval/mean_reward": mean,
                     "eval/mean_ep_length": statistics.fmean(row["lengths"]),
@@ -328,11 +297,6 @@ class Monitor:
                 row["steps"],
             )
             self._listener.evaluated(cast(Evaluation, row))
-
-    def _await_evaluation(self, steps: int) -> None:
-        """The next one after that at `steps`, or after the beginning: at the next multiple of the interval."""
-        interval, end = self.run.spec.config.evaluation_interval_steps, self.run.spec.config.total_steps
-        self.summary.evaluation_due = min(end, (steps // interval + 1) * interval if interval else end)
 
     def _read_all(self) -> list[dict[str, Any]]:
         return [row for who in self._readers for row in self._read(who)]
@@ -405,9 +369,9 @@ class Monitor:
             **time_shares([row for row in rows if "worker_steps" not in row], "learner/time_share"),
         }
         present = {tag: value for tag, value in scalars.items() if value is not None}
-        self._scalars(present, summary.steps)
+        self._recorder.scalars(present, summary.steps)
         counted = {"steps": summary.steps, "seconds": round(summary.seconds, 3), "updates": summary.updates}
-        self._writer.write(counted | present)
+        self._recorder.rows.write(counted | present)
         self._listener.looked(replace(summary))
 
     def _save_if_due(self) -> None:
@@ -437,7 +401,7 @@ class Monitor:
         self._see_that_folder_is_there()
         checkpoints.save(self.run.spec.folder.checkpoints, checkpoint, keep=self.run.spec.config.checkpoints_kept)
         self._saved = (steps, updates)
-        self._writer.write({"event": "checkpoint", "steps": steps, "seconds": round(seconds, 3)})
+        self._recorder.rows.write({"event": "checkpoint", "steps": steps, "seconds": round(seconds, 3)})
         return True
 
     def write_status(
@@ -445,10 +409,8 @@ class Monitor:
     ) -> None:
         """status.json: which state the run is in, and why. If it cannot be written, that is tried with the next."""
         self._count()
-        summary, missing = self.summary, {name: book.missing for name, book in self._books.items()}
-        missing["records"] += self.run.handles.clock.unwritten()
-        del missing["status.json"]  # the newest one says all that the ones before it said
-        summary.unwritten = missing
+        clock, summary = self.run.handles.clock, self.summary
+        summary.unwritten = self._recorder.unwritten(by_others=clock.unwritten())
         status = {
             "state": state,
             "reason": reason,
@@ -458,26 +420,23 @@ class Monitor:
             "seconds": round(summary.seconds, 3),
             "steps_per_second": round(summary.steps_per_second, 1),
             "last_evaluation": summary.evaluation,
-            "worker_steps": self.run.handles.clock.worker_steps(),
+            "worker_steps": clock.worker_steps(),
             "started": self._started,
             "part": self.run.spec.part,
         }
-        self._status.put(status | ({"traceback": traceback} if traceback else {}))
+        self._recorder.status.put(status | ({"traceback": traceback} if traceback else {}))
 
     def write_last_status(self, state: str, reason: str, exit_code: int, traceback: str | None) -> None:
         """status.json at the end of the run, in several tries; the summary says what is missing."""
         self.write_status(state, reason, exit_code, traceback)
         summary = self.summary
-        if not self._status.insist():
-            summary.unwritten = summary.unwritten | {"status.json": 1}
-        missing = [self._books[name] for name, count in summary.unwritten.items() if count]
-        summary.trouble = next((book.trouble for book in missing if book.trouble), "")
+        if not self._recorder.status.insist():
+            summary.unwritten = summary.unwritten | {STATUS: 1}
+        summary.trouble = self._recorder.trouble(summary.unwritten)
 
     def close(self) -> None:
         """Close the files."""
-        self._writer.close()
-        for tracker in self._trackers:
-            tracker.close()
+        self._recorder.close()
 
     def end(self) -> None:
         """Write the last row and close the files. All workers have ended."""
@@ -488,7 +447,7 @@ class Monitor:
                 if any((missing := self._settle(worker)).values()):
                     self.note_event("unrecorded", who=in_records(worker), unrecorded=missing)
             self._write_row()
-            self._tell_trouble()
+            self._recorder.tell_trouble()
             self.summary.ended = True
             self.summary.steps_per_second = self.summary.steps / max(1e-9, self.summary.seconds)
         finally:
@@ -498,11 +457,6 @@ class Monitor:
 def in_records(worker: int) -> int | str:
     """How the records name a worker, the evaluator or the learner."""
     return worker if worker >= 0 else name_of(worker)
-
-
-def table(what: str, rows: Mapping[Any, object]) -> str:
-    """Names, or numbers of workers, and what is said of each, in Markdown."""
-    return f"| | {what} |\n|---|---|\n" + "\n".join(f"| {name} | {text} |" for name, text in rows.items())
 
 
 def in_words(facts: Mapping[str, float]) -> str:

@@ -125,16 +125,8 @@ def speed(summary: Summary) -> str:
 
 
 def evaluated(summary: Summary) -> str:
-    """Scores of the last and the best evaluation, and when the next one is due if there will be one."""
-    text = f"{number(summary.evaluation)} (best {number(summary.best_score)})"
-    if summary.ended or summary.evaluation_due is None:
-        return text
-    left = summary.evaluation_due - summary.steps
-    if summary.evaluation_due >= summary.total_steps:
-        return f"{text}, next at the end"
-    if left <= 0:
-        return f"{text}, next now"
-    return f"{text}, next in {duration(left / summary.steps_per_second)}" if summary.steps_per_second > 0 else text
+    """Scores of the last and the best evaluation."""
+    return f"{number(summary.evaluation)} (best {number(summary.best_score)})"
 
 
 def staleness(summary: Summary) -> list[str]:

@@ -537,20 +537,3 @@ def test_losses_are_told_in_the_status_the_records_and_tensorboard(
     assert {tag: points(run.spec.folder.tensorboard, f"workers/{tag}") for tag in tags} == {
         tag: [(64, value)] for tag, value in tags.items()
     }
-
-
-@pytest.mark.parametrize(
-    ("interval", "evaluated", "due"), [(0, [], 1000), (300, [], 300), (300, [310], 600), (300, [310, 905], 1000)]
-)
-def test_the_next_evaluation_is_due_at_the_next_multiple_of_its_interval(
-    tmp_path: Path, interval: int, evaluated: list[int], due: int
-) -> None:
-    """Or at the end."""
-    run = make_run(tmp_path, total_steps=1000, evaluation_interval_steps=interval)
-    monitor = Monitor(run)
-    write(run.spec.folder.evaluator_file, *(evaluation(0.0, steps) for steps in evaluated))
-
-    monitor.look_at_evaluations()
-    monitor.end()
-
-    assert monitor.summary.evaluation_due == due

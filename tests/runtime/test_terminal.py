@@ -283,25 +283,6 @@ def test_other_mistakes_in_saying_are_not_hidden(monkeypatch: pytest.MonkeyPatch
         say("never")
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"evaluation_due": None}, ""),
-        ({"evaluation_due": 10_000_000}, ", next at the end"),
-        ({"evaluation_due": PONG.steps}, ", next now"),
-        ({"evaluation_due": PONG.steps + 6000, "steps_per_second": 100.0}, ", next in 1:00"),
-        ({"evaluation_due": PONG.steps + 6000, "steps_per_second": 0.0}, ""),
-        ({"evaluation_due": PONG.steps + 6000, "ended": True}, ""),
-    ],
-)
-def test_it_says_when_the_next_evaluation_is_due(changes: dict[str, Any], said: str) -> None:
-    """By the present speed, behind the score of the last one."""
-    summary = replace(PONG, **changes)
-
-    assert f"(best {terminal.number(PONG.best_score)}){said} |" in one_line(summary)
-    assert any(f"){said} " in line for line in drawn(summary) if "(best" in line)
-
-
 def test_workers_are_counted_until_all_are_ready(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
