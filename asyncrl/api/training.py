@@ -36,7 +36,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.monitor import NOBODY, Listener, Monitor, Summary, View
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters
-from asyncrl.runtime.snapshots import exact_state, flat_parameters
+from asyncrl.runtime.snapshots import flat_parameters
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
 from asyncrl.storage.holding import FolderLost, Hold
@@ -221,7 +221,11 @@ def prepare(plan: Plan) -> Run:
         sockets.make_place()
     place = Path(config.resume if is_resumed(config) else config.runs_dir)
     demand(check_room(plan, theta.numel(), place))
-    exact = exact_state(checkpoint, config) if checkpoint and config.backend == "serial" else None
+    exact = None
+    if checkpoint and config.backend == "serial":
+        from asyncrl.runtime.exact import exact_state
+
+        exact = exact_state(checkpoint, config)
     begun: tuple[int, float] = (0, 0.0)
     if checkpoint:
         theta, begun = flat_parameters(checkpoint, layout), (checkpoint.steps, checkpoint.seconds)

@@ -16,7 +16,7 @@ from asyncrl.runtime.evaluator import Evaluation, cut_in_words
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, in_theta, name_of
 from asyncrl.runtime.recorder import STATUS, Recorder
 from asyncrl.runtime.run import Run
-from asyncrl.runtime.snapshots import take_checkpoint
+from asyncrl.runtime.snapshots import beside_theta, take_checkpoint
 from asyncrl.runtime.telemetry import summed_up, time_shares
 from asyncrl.storage import checkpoints
 from asyncrl.storage.holding import FolderLost
@@ -393,9 +393,12 @@ class Monitor:
             return True
         if self.run.handles.store.torn:
             return False
-        facts = {"best_score": self.summary.best_score}
         exact = None if self.exact is None else self.exact()
-        checkpoint = take_checkpoint(self.run, None, steps, seconds, facts, exact, updates)
+        theta = self.run.handles.store.snapshot()
+        checkpoint = take_checkpoint(
+            self.run, theta, beside_theta(self.run, replay=exact is None),
+            steps=steps, seconds=seconds, updates=updates, best_score=self.summary.best_score, exact=exact,
+        )  # fmt: skip
         if self.run.handles.store.torn:
             return False
         self._see_that_folder_is_there()
