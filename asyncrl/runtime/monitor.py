@@ -414,6 +414,7 @@ class Monitor:
         self._count()
         clock, summary = self.run.handles.clock, self.summary
         summary.unwritten = self._recorder.unwritten(by_others=clock.unwritten())
+        summary.trouble = self._recorder.trouble(summary.unwritten)
         status = {
             "state": state,
             "reason": reason,
@@ -432,10 +433,9 @@ class Monitor:
     def write_last_status(self, state: str, reason: str, exit_code: int, traceback: str | None) -> None:
         """status.json at the end of the run, in several tries; the summary says what is missing."""
         self.write_status(state, reason, exit_code, traceback)
-        summary = self.summary
         if not self._recorder.status.insist():
-            summary.unwritten = summary.unwritten | {STATUS: 1}
-        summary.trouble = self._recorder.trouble(summary.unwritten)
+            self.summary.unwritten = self.summary.unwritten | {STATUS: 1}
+            self.summary.trouble = self._recorder.trouble(self.summary.unwritten)
 
     def close(self) -> None:
         """Close the files."""
