@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from asyncrl.storage.files import Backlog, write_json
 from asyncrl.storage.records import RecordWriter
 from asyncrl.storage.run_folder import RunFolder
-from asyncrl.storage.tensorboard import TensorBoardWriter
 
 if TYPE_CHECKING:
+    from asyncrl.storage.tensorboard import TensorBoardWriter
     from asyncrl.storage.tracking import Tracker
 
 STATUS = "status.json"
@@ -24,6 +24,8 @@ class Recorder:
         self, folder: RunFolder, resumed_at: int | None, trackers: Mapping[str, Tracker], say: Callable[[str], None]
     ) -> None:
         """`resumed_at` are the steps of a resumed run; `say` shows a line to people."""
+        from asyncrl.storage.tensorboard import TensorBoardWriter  # a slow import, which not every command needs
+
         self.rows = RecordWriter(folder.supervisor_file)
         self._board = TensorBoardWriter(folder.tensorboard, resumed_at)
         self._trackers: list[TensorBoardWriter | Tracker] = [self._board, *trackers.values()]
