@@ -176,10 +176,7 @@ def read_onnx(file: Path) -> Decide:
 
 
 class Compared:
-    """An agent whose every step is compared with what a file made from it says to the same observations.
-
-    Each keeps its own recurrent state, so a difference in it grows and shows.
-    """
+    """An agent whose every step is compared with what a file made from it says to the same observations and state."""
 
     def __init__(self, loaded: Loaded, model: Deciding, decide: Decide) -> None:
         self._loaded, self._model, self._decide = loaded, model, decide
@@ -200,17 +197,16 @@ class Compared:
         return self.actions == self.observations and self.difference <= TOLERANCE
 
     def initial_state(self, environments: int) -> State:
-        """The agent's recurrent state and the file's."""
-        return (*self._model.initial_state(environments), *self._model.initial_state(environments)) or None
+        """As the agent's."""
+        return self._loaded.agent.initial_state(environments)
 
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Any]:
-        """What the agent does; the next states are its own and the file's."""
-        parts, spaces, normalizer = state or (), self._model.spaces, self._loaded.normalizer
-        own, other = parts[: len(parts) // 2], parts[len(parts) // 2 :]
-        outputs, _ = self._model.decide(observations, own)
+        """As the agent does."""
+        spaces, normalizer = self._model.spaces, self._loaded.normalizer
+        outputs, _ = self._model.decide(observations, state or ())
         seen = observations if normalizer is None else normalizer.observe(observations)
-        chosen, after, extras = self._loaded.agent.act(seen, own or None, steps)
-        found = self._decide([observations.numpy(), *(part.numpy() for part in other)])
+        chosen, after, extras = self._loaded.agent.act(seen, state, steps)
+        found = self._decide([observations.numpy(), *(part.numpy() for part in state or ())])
         for expected, number in zip((*outputs.values(), *(after or ())), found, strict=True):
             if expected.is_floating_point():  # actions by number are counted
                 wanted = expected.numpy()
@@ -219,7 +215,7 @@ class Compared:
         apart = np.abs(np.array(for_environments(chosen, spaces)) - found[0]).reshape(len(chosen), -1).max(-1)
         self.actions += int((apart <= (TOLERANCE if spaces.is_continuous else 0)).sum())
         self.observations += len(chosen)
-        return chosen, (*(after or ()), *map(torch.from_numpy, found[len(outputs) :])) or None, extras
+        return chosen, after, extras
 
 
 def compare(loaded: Loaded, model: Deciding, decide: Decide, observations: int = CHECKED) -> Compared:

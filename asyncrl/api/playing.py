@@ -17,7 +17,6 @@ from asyncrl.algorithm import load
 from asyncrl.api.resume import stored_config
 from asyncrl.api.training import make_spec
 from asyncrl.backends.handles import restore, shared
-from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.exploration import greedy as best_of
 from asyncrl.core.output import print_line
@@ -104,7 +103,8 @@ def load_run(
     stored = read_stored(folder.config_file)
     algorithm = algorithm_of(stored, permission)
     settings = stored_config(algorithm, stored, permission, trains=False)
-    settings = own_settings(dataclasses.replace(settings, **permission.given), seed, greedy)
+    policy: dict[str, Any] = {} if greedy is None else {"evaluation_policy": "greedy" if greedy else "sampled"}
+    settings = dataclasses.replace(settings, **permission.given, **policy, seed=seed, resume="")
     with watched(settings.hang_seconds):
         environment = change(make_spec(settings))
         spaces = environment.probe()
@@ -157,16 +157,16 @@ def play_run(
     loaded: Loaded, episodes: int, around: Callable[[Environment], Environment] = lambda environment: environment
 ) -> Result:
     """Play whole episodes; `around` wraps the first environment. Raises UsageError when an environment breaks."""
-    run, played = loaded.run, play_episodes(loaded, episodes, around)
+    spec, played = loaded.run.spec, play_episodes(loaded, episodes, around)
     assert played is not None  # nobody interrupts
     return Result(
         run=str(loaded.path),
-        algorithm=catalog.short(run.spec.algorithm),
-        env_id=run.spec.environment.env_id,
+        algorithm=catalog.short(spec.algorithm),
+        env_id=spec.environment.env_id,
         checkpoint=loaded.name,
         steps=loaded.checkpoint.steps,
-        policy=run.spec.config.evaluation_policy,
-        seed=run.spec.config.seed,
+        policy=spec.config.evaluation_policy,
+        seed=spec.config.seed,
         returns=[episode.score for episode in played],
         lengths=[episode.length for episode in played],
         cut=sum(episode.cut for episode in played),
@@ -209,12 +209,6 @@ def algorithm_of(stored: Stored, permission: Permission) -> str:
     except UsageError as error:
         raise UsageError(f"{stored.path.parent} is a run of {algorithm!r}, which cannot be used: {error}") from None
     return algorithm
-
-
-def own_settings(run: RunConfig, seed: int, greedy: bool | None) -> RunConfig:
-    """The run's settings with another seed, and with another policy if `greedy` is given."""
-    policy = run.evaluation_policy if greedy is None else "greedy" if greedy else "sampled"
-    return dataclasses.replace(run, seed=seed, evaluation_policy=policy, resume="")
 
 
 def load_checkpoint(folder: RunFolder, name: str) -> Checkpoint:
