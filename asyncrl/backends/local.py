@@ -12,7 +12,6 @@ from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
 from asyncrl.backends.processes import POLL_SECONDS, explaining
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, LEAVE, READY, RUNNING, Clock
-from asyncrl.runtime.evaluator import Evaluator, serve
 from asyncrl.runtime.monitor import Monitor, View
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import EVALUATOR, name_of
@@ -136,5 +135,7 @@ def follow(role: Role, clock: Clock, worker: int) -> None:
 
 def evaluator_process(run: Run, _: int) -> None:
     """The evaluator's process."""
+    from asyncrl.runtime.evaluator import Evaluator, serve  # which no other process needs
+
     with Evaluator(run) as evaluator, explaining(run, EVALUATOR, name_of(EVALUATOR), run.handles.clock):
         serve(evaluator, run)

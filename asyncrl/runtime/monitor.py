@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from asyncrl.core.schedules import crossed
-from asyncrl.runtime.evaluator import Evaluation, cut_in_words
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, in_theta, name_of
 from asyncrl.runtime.recorder import STATUS, Recorder
 from asyncrl.runtime.run import Run
@@ -24,6 +23,7 @@ from asyncrl.storage.records import RecordReader
 from asyncrl.storage.run_folder import started_at
 
 if TYPE_CHECKING:
+    from asyncrl.runtime.evaluator import Evaluation
     from asyncrl.storage.tracking import Tracker
 
 TIME_IS_OVER = "max_seconds reached"
@@ -284,7 +284,11 @@ class Monitor:
                 continue
             summary = self.summary
             summary.evaluation = mean
-            summary.remark = cut_in_words(row["cut"], row["lengths"]) if row.get("cut") else ""
+            summary.remark = ""
+            if row.get("cut"):
+                from asyncrl.runtime.evaluator import cut_in_words
+
+                summary.remark = cut_in_words(row["cut"], row["lengths"])
             summary.best_score = mean if summary.best_score is None else max(summary.best_score, mean)
             if target is not None and mean >= target:
                 self._score_reached = True
@@ -296,7 +300,7 @@ class Monitor:
                 },
                 row["steps"],
             )
-            self._listener.evaluated(cast(Evaluation, row))
+            self._listener.evaluated(cast("Evaluation", row))
 
     def _read_all(self) -> list[dict[str, Any]]:
         return [row for who in self._readers for row in self._read(who)]
