@@ -31,8 +31,7 @@ class Recorder:
         self._trackers: list[TensorBoardWriter | Tracker] = [self._board, *trackers.values()]
         self.status = Backlog[dict[str, Any]](partial(write_json, folder.status_file), most=1)
         self._backlogs: dict[str, Backlog[Any]] = {
-            "records": self.rows.backlog, "TensorBoard": self._board.backlog, STATUS: self.status,
-            **{name: tracker.backlog for name, tracker in trackers.items()},
+            "records": self.rows, "TensorBoard": self._board, STATUS: self.status, **trackers
         }  # fmt: skip
         self._say = say
         self._told: set[str] = set()

@@ -27,8 +27,6 @@ from typing import Any, Generic, TypeVar
 TRIES = 3
 PAUSE_SECONDS = 1.5
 """Between two tries of what must not wait for a later occasion: a checkpoint, or the end of a run."""
-REMOTE_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 10.0, 600.0
-"""Pause after the first failure of a tracker, doubled after each further one, and the longest pause."""
 MOST = 10_000
 """Pieces that are kept; with more, the oldest ones are given up."""
 
@@ -145,20 +143,17 @@ def with_patience(write: Callable[[], ResultT]) -> ResultT:
 
 
 class Backlog(Generic[PieceT]):
-    """Pieces in the order in which `write` is to be called with them. After a failure the rest waits for the next put.
+    """Pieces in the order in which `write` is to be called with them. After a failure they wait for the next put."""
 
-    A file: every OSError is a failure. With `remote` something that is reached over a network, through code of others:
-    every Exception is a failure, pauses between tries grow, and a piece that failed TRIES times is given up, since it
-    may be that piece which is refused.
-    """
+    failures: type[Exception] = OSError
+    """What `write` raises when it could not; everything else is a mistake in the program."""
 
-    def __init__(self, write: Callable[[PieceT], object], most: int = MOST, remote: bool = False) -> None:
+    def __init__(self, write: Callable[[PieceT], object], most: int = MOST) -> None:
         self.trouble = ""
         """The newest failure, in words; empty while there was none."""
-        self._write, self._most, self._remote = write, most, remote
+        self._write, self._most = write, most
         self._waiting: deque[PieceT] = deque()
-        self._given_up = self._failures = 0
-        self._due = 0.0
+        self._given_up = self._failed = 0
 
     @property
     def missing(self) -> int:
@@ -173,50 +168,43 @@ class Backlog(Generic[PieceT]):
         self._retry()
 
     def insist(self) -> bool:
-        """Write what waits at the end of the run, in several tries, something remote in one; False if some is left."""
-        self._due = 0.0
-        for left in range(0 if self._remote else TRIES - 1, -1, -1):
+        """Write what waits at the end of the run, in several tries; False if some is left."""
+        for left in range(TRIES - 1, -1, -1):
             self._retry()
             if self._waiting and left:
                 time.sleep(PAUSE_SECONDS)
         return not self._waiting
 
     def _retry(self) -> None:
-        while self._waiting and time.monotonic() >= self._due:
+        while self._waiting:
             try:
                 self._write(self._waiting[0])
-            except Exception as error:
-                if not (self._remote or isinstance(error, OSError)):
-                    raise
-                self._note(error)
+            except self.failures as error:
+                self._fail(error)
                 return
             self._waiting.popleft()
-            self._failures = 0
+            self._failed = 0
 
-    def _note(self, error: Exception) -> None:
-        strerror = error.strerror if isinstance(error, OSError) and not self._remote else None
+    def _fail(self, error: Exception) -> None:
+        strerror = error.strerror if isinstance(error, OSError) else None
         self.trouble = strerror or f"{type(error).__name__}: {error}"
-        self._failures += 1
-        if self._remote:
-            pause = min(LONGEST_PAUSE_SECONDS, REMOTE_PAUSE_SECONDS * 2 ** (self._failures - 1))
-            self._due = time.monotonic() + pause
-            if self._failures >= TRIES:
-                self._give_up()
+        self._failed += 1
 
     def _give_up(self) -> None:
         self._waiting.popleft()
         self._given_up += 1
 
 
-class Growing:
+class Growing(Backlog[bytes]):
     """The file at `path`, to which whole pieces are appended; an existing file is continued. One writer per file.
 
     `join` is written first where an existing file ends with something else: with a newline, a line that a kill has torn
-    cannot spoil the next one. Nothing here raises OSError: `backlog` tells what is missing.
+    cannot spoil the next one. A piece is visible to readers at once if it can be written now. Nothing here raises
+    OSError.
     """
 
     def __init__(self, path: Path, join: bytes = b"") -> None:
-        self.backlog = Backlog(self._append)
+        super().__init__(self._append)
         self._path, self._join = path, join
         self._file: FileIO | None = None
         self._end: int | None = None
@@ -224,18 +212,9 @@ class Growing:
         with contextlib.suppress(OSError):
             self._file = self._open()
 
-    @property
-    def missing(self) -> int:
-        """Number of pieces that could not be written so far."""
-        return self.backlog.missing
-
-    def append(self, content: bytes) -> None:
-        """Append a piece, at once visible to readers if it can be written now."""
-        self.backlog.put(content)
-
     def close(self) -> None:
         """Write what waits, in several tries, and close the file; closing twice is harmless."""
-        self.backlog.insist()
+        self.insist()
         self._release()
 
     def _append(self, content: bytes) -> None:

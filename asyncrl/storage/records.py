@@ -47,7 +47,7 @@ class RecordWriter(Growing):
 
         Raises no OSError: a row that cannot be written is kept, and tried again with the next one and at the end.
         """
-        self.append((json.dumps(plain(row), separators=(",", ":"), allow_nan=False) + "\n").encode())
+        self.put((json.dumps(plain(row), separators=(",", ":"), allow_nan=False) + "\n").encode())
 
 
 class RecordReader:

@@ -51,27 +51,27 @@ class TensorBoardWriter(Growing):
         seconds, nanoseconds = divmod(time.time_ns(), 10**9)
         self.path = folder / f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{os.getpid()}"
         super().__init__(self.path)
-        self._write(file_version="brain.Event:2")
+        self._event(file_version="brain.Event:2")
         if purge_step is not None:
-            self._write(step=purge_step, session_log=SessionLog(status=SessionLog.START))
+            self._event(step=purge_step, session_log=SessionLog(status=SessionLog.START))
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Write one number for each tag at a step."""
         points = [Summary.Value(tag=shown(tag), simple_value=float(value)) for tag, value in values.items()]
-        self._write(step=step, summary=Summary(value=points))
+        self._event(step=step, summary=Summary(value=points))
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
         """Write a text in Markdown."""
-        self._write(step=step, summary=text_pb(f"{shown(tag)}/text_summary", text))
+        self._event(step=step, summary=text_pb(f"{shown(tag)}/text_summary", text))
 
     def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
         """A row of the tab HPARAMS: the settings of the run, and its scores by their tags."""
         plain = {name: value if isinstance(value, PLAIN) else str(value) for name, value in settings.items()}
         scores = [Metric(shown(tag)) for tag in metrics]
         for summary in (hparams_config_pb([HParam(name) for name in plain], scores), hparams_pb(plain)):
-            self._write(summary=summary)
+            self._event(summary=summary)
 
-    def _write(self, **content: Any) -> None:
+    def _event(self, **content: Any) -> None:
         record = io.BytesIO()
         RecordWriter(record).write(Event(wall_time=time.time(), **content).SerializeToString())
-        self.append(record.getvalue())
+        self.put(record.getvalue())

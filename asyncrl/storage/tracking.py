@@ -15,35 +15,54 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.core.errors import UsageError
-from asyncrl.storage.files import Backlog, read_json, write_json
+from asyncrl.storage.files import TRIES, Backlog, read_json, write_json
 
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 10.0, 600.0
+"""Pause after the first failure of a call, doubled after each further one, and the longest pause."""
 FILE = "tracking.json"
 """In the run's folder: each tracker's id of the run, for when it is resumed."""
 
 
-class Tracker:
-    """A run at a tracker. Its failures stop no run: failed calls are repeated later, in their order."""
+class Tracker(Backlog[Callable[[], None]]):
+    """A run at a tracker. Its failures stop no run: failed calls are repeated later, in their order.
 
+    It is reached over a network, through code of others: every Exception is a failure, and a call that failed TRIES
+    times is given up, since it may be that call which is refused.
+    """
+
+    failures = Exception
     key: str
     """The tracker's own id of the run."""
 
     def __init__(self, project: str, title: str, folder: Path, key: str | None) -> None:
         """Begin a run there, or go on with that of the `key`; `title` is what people see."""
-        self.backlog = Backlog[Callable[[], None]](lambda call: call(), remote=True)
+        super().__init__(lambda call: call())
+        self._due = 0.0
 
     def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
         """Send the settings of the run, once, and which tags are its scores."""
-        self.backlog.put(partial(self._hparams, settings, metrics))
+        self.put(partial(self._hparams, settings, metrics))
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Send one number for each tag at a step."""
-        self.backlog.put(partial(self._scalars, values, step))
+        self.put(partial(self._scalars, values, step))
 
     def close(self) -> None:
         """Say that the run is over, after a last try of what is left; closing twice is harmless."""
-        self.backlog.insist()
+        self._due = 0.0
+        self._retry()
         with contextlib.suppress(Exception):
             self._close()
+
+    def _retry(self) -> None:
+        if time.monotonic() >= self._due:
+            super()._retry()
+
+    def _fail(self, error: Exception) -> None:
+        super()._fail(error)
+        self._due = time.monotonic() + min(LONGEST_PAUSE_SECONDS, PAUSE_SECONDS * 2 ** (self._failed - 1))
+        if self._failed >= TRIES:
+            self._give_up()
 
     def _hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
         raise NotImplementedError

@@ -63,7 +63,7 @@ def test_a_mistake_of_ours_is_raised() -> None:
 def test_a_handle_that_has_become_stale_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a restart of the file server: the old handle fails for ever."""
     file = Growing(tmp_path / "rows", join=b"\n")
-    file.append(b"1\n")
+    file.put(b"1\n")
     stale = file._file
 
     def append(handle: FileIO, content: bytes) -> None:
@@ -72,9 +72,9 @@ def test_a_handle_that_has_become_stale_is_opened_again(tmp_path: Path, monkeypa
         append_whole(handle, content)
 
     monkeypatch.setattr(files, "append_whole", append)
-    file.append(b"2\n")
-    assert file.backlog.missing == 1
-    file.append(b"3\n")
+    file.put(b"2\n")
+    assert file.missing == 1
+    file.put(b"3\n")
     file.close()
     assert (tmp_path / "rows").read_bytes() == b"1\n2\n3\n"
 
@@ -82,7 +82,7 @@ def test_a_handle_that_has_become_stale_is_opened_again(tmp_path: Path, monkeypa
 def test_part_of_a_piece_never_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even if the disk fails in the middle of it and does not let it be cut off then."""
     file = Growing(tmp_path / "rows")
-    file.append(b"1\n")
+    file.put(b"1\n")
     fails = True
 
     def append(handle: FileIO, content: bytes) -> None:
@@ -92,10 +92,10 @@ def test_part_of_a_piece_never_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
         append_whole(handle, content)
 
     monkeypatch.setattr(files, "append_whole", append)
-    file.append(b"two\n")
-    file.append(b"three\n")
+    file.put(b"two\n")
+    file.put(b"three\n")
     fails = False
-    file.append(b"4\n")
+    file.put(b"4\n")
     file.close()
     assert (tmp_path / "rows").read_bytes() == b"1\ntwo\nthree\n4\n"
 

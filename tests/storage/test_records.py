@@ -138,7 +138,7 @@ def test_a_full_disk_tears_no_row_and_costs_none(path: Path) -> None:
             writer.write({"text": "x" * 100})
             writer.write({"steps": 2})
             assert path.read_bytes() == b'{"steps":1}\n'
-            assert (writer.missing, writer.backlog.trouble) == (2, "No space left on device")
+            assert (writer.missing, writer.trouble) == (2, "No space left on device")
         writer.write({"steps": 3})
         assert writer.missing == 0
     assert read_records(path) == [{"steps": 1}, {"text": "x" * 100}, {"steps": 2}, {"steps": 3}]

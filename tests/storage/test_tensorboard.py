@@ -112,7 +112,7 @@ def test_a_full_disk_tears_no_event_and_costs_none(tmp_path: Path) -> None:
     size = writer.path.stat().st_size
     with no_file_beyond(size + 10):
         writer.scalars({"a": 2.0}, 2)
-    assert (writer.path.stat().st_size, writer.backlog.missing) == (size, 1)
+    assert (writer.path.stat().st_size, writer.missing) == (size, 1)
     writer.scalars({"a": 3.0}, 3)
     writer.close()
     assert points(tmp_path, "a") == [(1, 1.0), (2, 2.0), (3, 3.0)]

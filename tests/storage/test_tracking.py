@@ -171,7 +171,7 @@ def test_a_tracker_that_fails_for_a_while_is_told_all(monkeypatch: pytest.Monkey
         remote.scalars({}, step)
         tried.append(len(told))
     assert told == [1, *range(3, 100)]
-    assert remote.backlog.missing == 1
+    assert remote.missing == 1
     assert len(set(tried)) < 97  # there were pauses
 
 
