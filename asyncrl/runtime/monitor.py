@@ -96,10 +96,6 @@ class Rate:
     def __init__(self, count: int) -> None:
         self._count, self._grew = count, time.monotonic()
 
-    def begin(self) -> None:
-        """Measure from now on."""
-        self._grew = time.monotonic()
-
     def of(self, count: int) -> float:
         """Its growth per second; 0 if it has not grown since the last call."""
         now, growth = time.monotonic(), count - self._count
@@ -213,8 +209,8 @@ class Monitor:
         self.write_status("running")
         self._recorder.tell_trouble()
         self._looked_at = time.monotonic()
-        for rate in (self._step_rate, self._update_rate):
-            rate.begin()  # speeds are of the training, not of the start before it
+        # Speeds are of the training, not of the start before it.
+        self._step_rate, self._update_rate = Rate(self.summary.steps), Rate(self.summary.updates)
         self._listener.begun()
         counts = Counter(exploration.values())
         lines = ["exploration: " + ", ".join(f"{count} x {words}" for words, count in counts.most_common())]

@@ -80,10 +80,9 @@ def take_checkpoint(
 
 def require_finite(theta: Tensor, layout: Layout) -> None:
     """Raise NotFinite, naming the parameter, if a snapshot `[P]` holds a NaN or an infinity."""
-    if bool(torch.isfinite(theta).all()):
-        return
     names = [name for name, tensor in name_parameters(theta, layout).items() if not bool(torch.isfinite(tensor).all())]
-    raise NotFinite(f"the shared parameters hold numbers that are not finite, in {', '.join(names)}")
+    if names:
+        raise NotFinite(f"the shared parameters hold numbers that are not finite, in {', '.join(names)}")
 
 
 def name_parameters(theta: Tensor, layout: Layout) -> dict[str, Tensor]:
