@@ -198,14 +198,13 @@ class Backlog(Generic[PieceT]):
 class Growing(Backlog[bytes]):
     """The file at `path`, to which whole pieces are appended; an existing file is continued. One writer per file.
 
-    `join` is written first where an existing file ends with something else: with a newline, a line that a kill has torn
-    cannot spoil the next one. A piece is visible to readers at once if it can be written now. Nothing here raises
-    OSError.
+    A newline is written first where an existing file does not end with one: a line that a kill has torn cannot spoil
+    the next one. A piece is visible to readers at once if it can be written now. Nothing here raises OSError.
     """
 
-    def __init__(self, path: Path, join: bytes = b"") -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__(self._append)
-        self._path, self._join = path, join
+        self._path = path
         self._file: FileIO | None = None
         self._end: int | None = None
         """Bytes of the file that are whole pieces."""
@@ -233,10 +232,10 @@ class Growing(Backlog[bytes]):
             size = file.seek(0, os.SEEK_END)
             if self._end is not None and size > self._end:  # part of a piece that failed, and could not be cut off
                 file.truncate(self._end)
-            elif self._end is None and size and self._join:
-                file.seek(-len(self._join), os.SEEK_END)
-                if file.read(len(self._join)) != self._join:
-                    append_whole(file, self._join)
+            elif self._end is None and size:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    append_whole(file, b"\n")
             self._end = file.seek(0, os.SEEK_END)
         except OSError:
             file.close()

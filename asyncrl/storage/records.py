@@ -34,13 +34,7 @@ class Rows(Protocol):
 
 
 class RecordWriter(Growing):
-    """Append rows to the file at `path`; an existing file is continued.
-
-    A last line torn by an earlier kill is closed with a newline first, so that it cannot spoil the next row.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, join=b"\n")
+    """Append rows to a file; an existing one is continued."""
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row, at once visible to readers. A number that is not finite is written as null.

@@ -62,7 +62,7 @@ def test_a_mistake_of_ours_is_raised() -> None:
 
 def test_a_handle_that_has_become_stale_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a restart of the file server: the old handle fails for ever."""
-    file = Growing(tmp_path / "rows", join=b"\n")
+    file = Growing(tmp_path / "rows")
     file.put(b"1\n")
     stale = file._file
 
