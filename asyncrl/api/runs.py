@@ -6,20 +6,18 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from asyncrl.api.playing import Result, load_run, play_run
 from asyncrl.api.training import Ended
 from asyncrl.core.errors import UsageError
+from asyncrl.runtime.evaluator import Evaluation
 from asyncrl.runtime.seeding import GLOBAL_GENERATOR
 from asyncrl.runtime.threads import one_thread
 from asyncrl.storage.records import read_records
 from asyncrl.storage.run_folder import RunFolder, read_status
-
-if TYPE_CHECKING:
-    from asyncrl.runtime.evaluator import Evaluation
 
 RowT = TypeVar("RowT")
 

@@ -19,7 +19,8 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -115,17 +116,15 @@ class RunFolder:
             raise UsageError(f"{run.path} is not a run: it holds no {run.config_file.name}")
         return run
 
-    @contextlib.contextmanager
     def occupied(
         self, say: Callable[[str], None] = lambda _: None, interrupted: Callable[[], bool] | None = None
-    ) -> Iterator[Hold]:
+    ) -> AbstractContextManager[Hold]:
         """Hold the run for this process. Raises UsageError while another process that is alive holds it.
 
         After a crash on another machine, and on file systems without locks, it takes some time to see that; `say` and
         `interrupted` as for `holding`.
         """
-        with holding(self.path / LOCK, say, interrupted) as hold:
-            yield hold
+        return holding(self.path / LOCK, say, interrupted)
 
     def remove_remains(self) -> None:
         """Take away what was saved while somebody deleted this folder: without config.json nobody can use it."""
