@@ -31,9 +31,6 @@ TIME_IS_OVER = "max_seconds reached"
 INTERVAL_SECONDS = 2.0
 """Time between two rows of supervisor.jsonl, TensorBoard and status.json."""
 EPISODES_AVERAGED = 100
-SCORES = ("eval/mean_reward", "rollout/ep_rew_mean")
-BOOKKEEPING = ("runs_dir", "run_name", "resume", "quiet", "track", "track_project")
-"""Settings that say nothing of what is learnt and how."""
 COUNTED = {"steps": "worker_steps", **{name: name for name in Counts._fields}}
 """Counters of a worker in shared memory: their names in `unrecorded`, and their keys in the worker's rows."""
 
@@ -197,9 +194,7 @@ class Monitor:
         ready = [row for row in self._read_all() if row.get("event") == "ready" and "exploration" in row]
         exploration = {row["worker"]: in_words(row["exploration"]) for row in ready}
         spec, steps = self.run.spec, self.run.handles.clock.steps
-        settings = vars(spec.config)
-        learnt = {name: value for name, value in settings.items() if name not in BOOKKEEPING}
-        self._recorder.settings(settings, {"algorithm": spec.algorithm} | learnt, SCORES, exploration, steps)
+        self._recorder.settings(spec.algorithm, vars(spec.config), exploration, steps)
         explores = {row["worker"]: row["exploration"] for row in ready}
         self._recorder.rows.write(
             {"event": "resumed" if spec.part else "started", "steps": steps, "exploration": explores}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from asyncrl.storage.tracking import Tracker
 
 STATUS = "status.json"
+SCORES = ("eval/mean_reward", "rollout/ep_rew_mean")
+BOOKKEEPING = ("runs_dir", "run_name", "resume", "quiet", "track", "track_project")
+"""Settings that say nothing of what is learnt and how."""
 
 
 class Recorder:
@@ -37,15 +40,13 @@ class Recorder:
         self._told: set[str] = set()
         """Those of whose trouble a line was said."""
 
-    def settings(
-        self, settings: Mapping[str, Any], learnt: Mapping[str, Any], scores: Sequence[str],
-        exploration: Mapping[int, str], steps: int,
-    ) -> None:  # fmt: skip
-        """Tell all settings, those that say what is learnt and how, the tags of scores, and how workers explore."""
+    def settings(self, algorithm: str, settings: Mapping[str, Any], exploration: Mapping[int, str], steps: int) -> None:
+        """Tell what was chosen, and how each worker explores."""
         self._board.text("config", _table("setting", settings), steps)
         self._board.text("async/exploration", _table("exploration", exploration), steps)
+        learnt = {name: value for name, value in settings.items() if name not in BOOKKEEPING}
         for tracker in self._trackers:
-            tracker.hparams(learnt, scores)
+            tracker.hparams({"algorithm": algorithm} | learnt, SCORES)
 
     def scalars(self, values: Mapping[str, float], steps: int) -> None:
         """Tell one number for each tag."""

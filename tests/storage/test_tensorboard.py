@@ -9,7 +9,6 @@ from typing import Any
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from asyncrl.storage.tensorboard import TensorBoardWriter
-from tests.storage.limits import no_file_beyond
 
 
 def read(folder: Path) -> Any:
@@ -104,15 +103,3 @@ def test_no_thread_is_started(tmp_path: Path) -> None:
     writer.scalars({"a": 1.0}, 1)
     assert threading.active_count() == before
     writer.close()
-
-
-def test_a_full_disk_tears_no_event_and_costs_none(tmp_path: Path) -> None:
-    writer = TensorBoardWriter(tmp_path)
-    writer.scalars({"a": 1.0}, 1)
-    size = writer.path.stat().st_size
-    with no_file_beyond(size + 10):
-        writer.scalars({"a": 2.0}, 2)
-    assert (writer.path.stat().st_size, writer.missing) == (size, 1)
-    writer.scalars({"a": 3.0}, 3)
-    writer.close()
-    assert points(tmp_path, "a") == [(1, 1.0), (2, 2.0), (3, 3.0)]
