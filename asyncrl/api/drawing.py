@@ -32,7 +32,7 @@ Place = tuple[int, int, int, int]
 """Left, top, right and bottom in pixels."""
 
 
-class Thinking:
+class ObservedAgent:
     """The agent of a run in one environment, which keeps what its network says to each observation."""
 
     def __init__(self, loaded: Loaded) -> None:

@@ -84,10 +84,10 @@ def film(config: Config, file: Path) -> None:
             return spec
 
     loaded = config.play(config.run, change=change)
-    from asyncrl.api.drawing import Look, Thinking, action_names, draw
+    from asyncrl.api.drawing import Look, ObservedAgent, action_names, draw
     from asyncrl.api.playing import play_episodes
 
-    spec, spaces, agent = loaded.run.spec.environment, loaded.run.spec.spaces, Thinking(loaded)
+    spec, spaces, agent = loaded.run.spec.environment, loaded.run.spec.spaces, ObservedAgent(loaded)
     title = f"{short(loaded.run.spec.algorithm)} on {spec.env_id}"
     look = Look(title, action_names(loaded), spaces.action_low, spaces.action_high, config.height // 2 * 2)
     values, rewards, last = list[float](), [0.0], config.skip + config.steps - 1

@@ -2,7 +2,7 @@
 
 The rule behind `write_json`: write under a temporary name in the same folder, fsync, rename over the real name,
 fsync the folder. Without the first fsync a power cut can leave an empty file behind a finished rename; without the
-second the rename itself can be lost. Files that grow do so by whole pieces (`Growing`).
+second the rename itself can be lost. Files that grow do so by whole pieces (`AppendedFile`).
 
 Bookkeeping ends no run. Records, TensorBoard, status.json and trackers all go through a `Backlog`: what cannot be
 written now, because a disk is full or a tracker does not answer, is kept and written later in its order, and what is
@@ -195,7 +195,7 @@ class Backlog(Generic[PieceT]):
         self._given_up += 1
 
 
-class Growing(Backlog[bytes]):
+class AppendedFile(Backlog[bytes]):
     """The file at `path`, to which whole pieces are appended; an existing file is continued. One writer per file.
 
     A newline is written first where an existing file does not end with one: a line that a kill has torn cannot spoil

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from asyncrl.storage.files import Growing, plain
+from asyncrl.storage.files import AppendedFile, plain
 
 
 class Rows(Protocol):
@@ -33,7 +33,7 @@ class Rows(Protocol):
         ...
 
 
-class RecordWriter(Growing):
+class RecordWriter(AppendedFile):
     """Append rows to a file; an existing one is continued."""
 
     def write(self, row: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from tensorboard.plugins.hparams.summary_v2 import HParam, Metric, hparams_confi
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from asyncrl.storage.files import Growing
+from asyncrl.storage.files import AppendedFile
 
 FIRST = {"async/": "workers/", "learner/": "workers/learner_"}
 """Other names for what TensorBoard, which sorts by the alphabet, would otherwise show before the scores."""
@@ -37,7 +37,7 @@ def shown(tag: str) -> str:
     return tag
 
 
-class TensorBoardWriter(Growing):
+class TensorBoardWriter(AppendedFile):
     """Write one new event file into `folder`, which is made when missing.
 
     `purge_step` is the step at which a run is resumed: TensorBoard hides the points at and after it in earlier files.

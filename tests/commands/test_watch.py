@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from asyncrl.__main__ import main as command
-from asyncrl.api.drawing import Outputs, Thinking, action_names
+from asyncrl.api.drawing import ObservedAgent, Outputs, action_names
 from asyncrl.api.films import Filmed, Step
 from asyncrl.api.playing import load_run, play_episodes, play_run
 from asyncrl.commands import watch
@@ -84,7 +84,7 @@ def test_a_film_of_a_game_is_what_ffmpeg_makes_of_it(tmp_path: Path) -> None:
 def test_what_is_shown_is_the_episode_that_evaluate_plays_first(catch: Path) -> None:
     """The same seed and policy: the same score and length; probabilities add up to 1."""
     loaded, steps = load_run(catch, seed=5), list[tuple[Step, Outputs]]()
-    agent = Thinking(loaded)
+    agent = ObservedAgent(loaded)
 
     def look_on(step: Step) -> None:
         steps.append((step, agent.outputs))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.storage import files
-from asyncrl.storage.files import Backlog, Growing, append_whole, disk_trouble
+from asyncrl.storage.files import AppendedFile, Backlog, append_whole, disk_trouble
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_a_mistake_of_ours_is_raised() -> None:
 
 def test_a_handle_that_has_become_stale_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a restart of the file server: the old handle fails for ever."""
-    file = Growing(tmp_path / "rows")
+    file = AppendedFile(tmp_path / "rows")
     file.put(b"1\n")
     stale = file._file
 
@@ -81,7 +81,7 @@ def test_a_handle_that_has_become_stale_is_opened_again(tmp_path: Path, monkeypa
 
 def test_part_of_a_piece_never_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even if the disk fails in the middle of it and does not let it be cut off then."""
-    file = Growing(tmp_path / "rows")
+    file = AppendedFile(tmp_path / "rows")
     file.put(b"1\n")
     fails = True
 
