@@ -36,7 +36,7 @@ from asyncrl.runtime.snapshots import check_fits, flat_parameters
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from asyncrl.storage.run_folder import RunFolder
-from asyncrl.storage.stored import NONE_GIVEN, Permission, Stored, read_stored
+from asyncrl.storage.stored import NONE_GIVEN, Permission, read_stored
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,11 @@ def load_run(
     """
     folder = RunFolder.open(path)
     stored = read_stored(folder.config_file)
-    algorithm = algorithm_of(stored, permission)
+    algorithm = stored.usable_algorithm(permission)
+    try:
+        load(algorithm)
+    except UsageError as error:
+        raise UsageError(f"{stored.path.parent} is a run of {algorithm!r}, which cannot be used: {error}") from None
     settings = stored_config(algorithm, stored, permission, trains=False)
     policy: dict[str, Any] = {} if greedy is None else {"evaluation_policy": "greedy" if greedy else "sampled"}
     settings = dataclasses.replace(settings, **permission.given, **policy, seed=seed, resume="")
@@ -199,16 +203,6 @@ def outputs_of(network: Any, spaces: Spaces, observations: Tensor, state: State)
     mean = policy.mean[0]
     action = mean.clamp(torch.tensor(spaces.action_low), torch.tensor(spaces.action_high))
     return {"action": action, "mean": mean, "deviation": policy.deviation.expand_as(policy.mean)[0]} | value, after
-
-
-def algorithm_of(stored: Stored, permission: Permission) -> str:
-    """The module of the run's algorithm, imported. Raises UsageError if there is none, or if it may not be imported."""
-    algorithm = stored.usable_algorithm(permission)
-    try:
-        load(algorithm)
-    except UsageError as error:
-        raise UsageError(f"{stored.path.parent} is a run of {algorithm!r}, which cannot be used: {error}") from None
-    return algorithm
 
 
 def load_checkpoint(folder: RunFolder, name: str) -> Checkpoint:

@@ -84,16 +84,15 @@ def choose(config: Config) -> list[tuple[Path, str]]:
     runs = [run for path in config.runs for run in runs_below(path)]
     if config.checkpoint != "all":
         return [(run, config.checkpoint) for run in runs]
-    # In the order of steps; the best one is a copy of what lies between them.
-    found = [(run, path.name) for run in runs for path in _by_steps(RunFolder.open(run))]
+    found = []
+    for run in runs:
+        folder = RunFolder.open(run).checkpoints
+        names = [path.name for kind in ("step", "best") for path in checkpoints.find(folder, kind)]
+        # In the order of steps; the best one is a copy of what lies between them.
+        found += [(run, name) for name in sorted(names, key=lambda name: name.partition("_")[2])]
     if not found:
         raise UsageError(f"{runs[0]} has no checkpoint yet")
     return found
-
-
-def _by_steps(folder: RunFolder) -> list[Path]:
-    paths = [path for kind in ("step", "best") for path in checkpoints.find(folder.checkpoints, kind)]
-    return sorted(paths, key=lambda path: path.name.partition("_")[2])
 
 
 def runs_below(path: Path) -> list[Path]:
