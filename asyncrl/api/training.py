@@ -223,9 +223,7 @@ def prepare(plan: Plan) -> Run:
     demand(check_room(plan, theta.numel(), place))
     exact = None
     if checkpoint and config.backend == "serial":
-        from asyncrl.runtime.exact import exact_state
-
-        exact = exact_state(checkpoint, config)
+        exact = _backend(config).exact_state(checkpoint, config)
     begun: tuple[int, float] = (0, 0.0)
     if checkpoint:
         theta, begun = flat_parameters(checkpoint, layout), (checkpoint.steps, checkpoint.seconds)

@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
+from torch import Tensor
+
 from asyncrl.core.schedules import crossed
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, in_theta, name_of
 from asyncrl.runtime.recorder import STATUS, Recorder
@@ -153,8 +155,8 @@ class Monitor:
         config = spec.config
         self.run = run
         self.lost = lost
-        self.exact: Callable[[], dict[str, Any] | None] | None = None
-        """Returns the state of all workers for a checkpoint, if the backend can."""
+        self.exact: Callable[[], tuple[Any, dict[str, Tensor]]] = no_state
+        """Returns the state of all workers for a checkpoint, as data and tensors, if the backend can."""
         self._listener = listener
         self._in_step = run.handles.accord is not None
         self.summary = Summary(
@@ -388,10 +390,10 @@ class Monitor:
             return True
         if self.run.handles.store.torn:
             return False
-        exact = None if self.exact is None else self.exact()
+        exact = self.exact()
         theta = self.run.handles.store.snapshot()
         checkpoint = take_checkpoint(
-            self.run, theta, beside_theta(self.run, replay=exact is None),
+            self.run, theta, beside_theta(self.run, replay=exact[0] is None),
             steps=steps, seconds=seconds, updates=updates, best_score=self.summary.best_score, exact=exact,
         )  # fmt: skip
         if self.run.handles.store.torn:
@@ -450,6 +452,11 @@ class Monitor:
             self.summary.steps_per_second = self.summary.steps / max(1e-9, self.summary.seconds)
         finally:
             self.close()
+
+
+def no_state() -> tuple[None, dict[str, Tensor]]:
+    """The state of all workers, of a backend that cannot tell it."""
+    return None, {}
 
 
 def in_records(worker: int) -> int | str:

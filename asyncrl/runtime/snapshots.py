@@ -43,20 +43,16 @@ def take_checkpoint(
     seconds: float,
     updates: int,
     best_score: float | None,
-    exact: dict[str, Any] | None = None,
+    exact: tuple[Any, dict[str, Tensor]] = (None, {}),
 ) -> Checkpoint:
     """The run as it was when `theta` `[P]` and `beside` were copied.
 
     Workers go on writing meanwhile, so theta may mix consecutive updates; steps and updates were counted just before,
-    so that it has all that are counted. `exact` is the state of all workers, where a backend can tell it. Raises
-    NotFinite if theta holds what is no number.
+    so that it has all that are counted. `exact` is the state of all workers, as data and tensors, where a backend can
+    tell it. Raises NotFinite if theta holds what is no number.
     """
     require_finite(theta, run.spec.layout)
-    data, tensors = None, dict[str, Tensor]()
-    if exact is not None:
-        from asyncrl.runtime.exact import split
-
-        data, tensors = split(exact, "exact")
+    data, tensors = exact
     store = run.handles.store
     return Checkpoint(
         steps=steps,
