@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +222,10 @@ def watch(options: argparse.Namespace, run: Run, choose: random.Random, folders:
     began, row_due, fault_due = time.monotonic(), 0.0, options.every
     fault: dict[str, Any] | None = None
     before, highest, settled, done = [0], {"steps": 0, "updates": 0}, 0.0, 0.0
-    with RecordWriter(options.folder / "rows.jsonl") as rows, RecordWriter(options.folder / "faults.jsonl") as faults:
+    with (
+        closing(RecordWriter(options.folder / "rows.jsonl")) as rows,
+        closing(RecordWriter(options.folder / "faults.jsonl")) as faults,
+    ):
         while (at := time.monotonic() - began) < 60 * options.minutes or fault:
             time.sleep(0.2)
             status = run.status()

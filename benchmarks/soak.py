@@ -34,6 +34,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def soak(options: argparse.Namespace, file: Path, done: float) -> None:
         until_it_trains(process, options.folder)
         began = time.monotonic()
         row_due, kill_due, kills = began + ROW_SECONDS, began + options.kill_every, 0
-        with RecordWriter(file) as writer:
+        with closing(RecordWriter(file)) as writer:
             while done + (time.monotonic() - began) / 60 < options.minutes:
                 require(process)
                 if time.monotonic() >= kill_due and (victims := workers_of(process.pid)):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from asyncrl.api.drawing import CARD, CHOSEN, GAIN, LOSS, Look, Step, draw, share_of
-from asyncrl.api.films import Film
+from asyncrl.api.drawing import CARD, CHOSEN, GAIN, LOSS, Look, draw, lengths_of
+from asyncrl.api.films import Film, Step
 
 LOOK = Look("a3c on Catch", ("left", "stay", "right"), height=400)
 
@@ -20,14 +20,14 @@ def drawn(look: Look = LOOK, **changes: Any) -> Image.Image:
     parts: dict[str, Any] = {
         "picture": np.full((210, 160, 3), 200, np.uint8),
         "observation": np.zeros(4, np.float32),
-        "outputs": {"probabilities": np.array([0.1, 0.7, 0.2]), "value": np.array(1.0)},
         "action": 1,
         "reward": 0.0,
         "score": 2.0,
         "number": 3,
     }
     values, rewards = changes.pop("values", [0.0] * 8 + [1.0]), changes.pop("rewards", [0.0] * 9)
-    return draw(Step(**parts | changes), look, values, rewards)
+    outputs = changes.pop("outputs", {"probabilities": np.array([0.1, 0.7, 0.2]), "value": np.array(1.0)})
+    return draw(Step(**parts | changes), outputs, look, values, rewards)
 
 
 def pixels(picture: Image.Image, colour: tuple[int, int, int]) -> int:
@@ -57,8 +57,8 @@ def test_the_best_action_value_has_the_longest_bar() -> None:
     """Whatever their sign; equal values have equal bars."""
     scores = np.array([-3.0, -1.0, -2.0])
 
-    assert [share_of(scores, i) for i in range(3)] == pytest.approx([0.05, 1.0, 0.525])
-    assert share_of(np.zeros(3), 1) == 1
+    assert lengths_of(scores) == pytest.approx([0.05, 1.0, 0.525])
+    assert lengths_of(np.zeros(3)).tolist() == [1.0] * 3
 
 
 def test_what_was_paid_is_marked_unless_nearly_every_step_pays() -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.algorithm import Algorithm
 from asyncrl.api.request import File, refuse_launcher, request_for
@@ -18,9 +18,12 @@ from asyncrl.api.runs import Run, random_numbers_kept, run_in, run_of
 from asyncrl.api.training import carry_out
 from asyncrl.backends.outcome import PROGRAM, Signals
 from asyncrl.config.run_config import RunConfig
-from asyncrl.runtime.evaluator import Evaluation
+from asyncrl.runtime.monitor import Listener
 from asyncrl.runtime.monitor import Summary as Progress
 from asyncrl.runtime.threads import one_thread
+
+if TYPE_CHECKING:
+    from asyncrl.runtime.evaluator import Evaluation
 
 
 def train(
@@ -49,7 +52,8 @@ def train(
     raises KeyboardInterrupt. Raises UsageError before anything is created or started, and RunFailed if the run broke.
     """
     signals = Signals()
-    hooks = _Hooks(signals, on_evaluation, on_progress)
+    calls = _Calls(signals)
+    listener = Listener(evaluated=partial(calls, on_evaluation), looked=partial(calls, on_progress))
     with one_thread(), random_numbers_kept():
         request = request_for(algorithm, config, settings, trust, quiet)
         resolved = request.resolved()
@@ -57,48 +61,28 @@ def train(
         if request.has_nothing_to_do(resolved):
             return run_in(Path(resolved.config.resume))
         with signals.caught():
-            ended = carry_out(resolved, signals, speaks=not quiet, listener=hooks)
-    hooks.raise_what_they_raised()
+            ended = carry_out(resolved, signals, speaks=not quiet, listener=listener)
+    if calls.raised is not None:
+        raise calls.raised
     if signals.first not in (None, PROGRAM):
         signal.raise_signal(signals.first)
     return run_of(ended)
 
 
-class _Hooks:
+class _Calls:
     """Calls a program's functions during its run. If one returns False or raises, the run stops in order."""
 
-    def __init__(
-        self,
-        signals: Signals,
-        on_evaluation: Callable[[Evaluation], Any] | None,
-        on_progress: Callable[[Progress], Any] | None,
-    ) -> None:
+    def __init__(self, signals: Signals) -> None:
+        self.raised: BaseException | None = None
         self._signals = signals
-        self._on_evaluation, self._on_progress = on_evaluation, on_progress
-        self._raised: BaseException | None = None
 
-    def begun(self) -> None:
-        """Does nothing: there is no function for it."""
-
-    def evaluated(self, evaluation: Evaluation) -> None:
-        """Pass an evaluation on."""
-        self._call(self._on_evaluation, evaluation)
-
-    def looked(self, summary: Progress) -> None:
-        """Pass on a copy of the run's summary, which changes."""
-        self._call(self._on_progress, replace(summary))
-
-    def raise_what_they_raised(self) -> None:
-        """After the run: raise the exception of a function, if there was one."""
-        if self._raised is not None:
-            raise self._raised
-
-    def _call(self, function: Callable[[Any], Any] | None, argument: Any) -> None:
-        if function is None or self._raised is not None:
+    def __call__(self, function: Callable[[Any], Any] | None, argument: Any) -> None:
+        """Call a function, if there is one and none has raised."""
+        if function is None or self.raised is not None:
             return
         try:
             goes_on = function(argument) is not False
         except BaseException as error:
-            self._raised, goes_on = error, False
+            self.raised, goes_on = error, False
         if not goes_on:
             self._signals.ask()

@@ -6,11 +6,11 @@ import atexit
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from asyncrl.algorithm import Algorithm
 from asyncrl.api.request import File, Request, refuse_launcher, request_for
@@ -19,7 +19,7 @@ from asyncrl.api.training import carry_out
 from asyncrl.backends.outcome import Signals
 from asyncrl.config.run_config import RunConfig
 from asyncrl.runtime.evaluator import Evaluation
-from asyncrl.runtime.monitor import Summary
+from asyncrl.runtime.monitor import Listener, Summary
 from asyncrl.runtime.threads import one_thread
 
 
@@ -62,8 +62,8 @@ class Training(Iterator[Evaluation]):
             self._thread.start()
             with self._stopping_on_interrupt():
                 self._thread.at_work.wait()
-        if self._thread.over:
-            self._thread.result()
+        if self._thread.ended.done():
+            self._thread.ended.result()
 
     @property
     def progress(self) -> Summary:
@@ -74,7 +74,7 @@ class Training(Iterator[Evaluation]):
     def run(self) -> Run:
         """Wait for the end of the run, and return it. Raises RunFailed if it broke."""
         with self._stopping_on_interrupt():
-            return self._thread.result()
+            return self._thread.ended.result()
 
     def stop(self) -> Run:
         """Stop the run in order, with a last checkpoint, and return it. Raises RunFailed if it broke."""
@@ -86,7 +86,7 @@ class Training(Iterator[Evaluation]):
             evaluation = self._thread.evaluations.get()
         if evaluation is None:
             self._thread.evaluations.put(None)  # for the next call
-            self._thread.result()
+            self._thread.ended.result()
             raise StopIteration
         return evaluation
 
@@ -98,7 +98,7 @@ class Training(Iterator[Evaluation]):
     ) -> None:
         self._thread.end()
         if error is None:
-            self._thread.result()
+            self._thread.ended.result()
 
     def __del__(self) -> None:
         if hasattr(self, "_thread"):
@@ -115,7 +115,7 @@ class Training(Iterator[Evaluation]):
 
 
 class _Thread(threading.Thread):
-    """The thread that supervises the run, and listens to it."""
+    """The thread that supervises the run."""
 
     def __init__(self, request: Request, speaks: bool) -> None:
         # A daemon: for other threads Python waits at its exit, before it would let us stop the run.
@@ -125,11 +125,10 @@ class _Thread(threading.Thread):
         self.evaluations: SimpleQueue[Evaluation | None] = SimpleQueue()
         """The evaluations of the run, then None."""
         self.progress = Summary()
-        self._run: Run | None = None
-        self._raised: BaseException | None = None
+        self.ended: Future[Run] = Future()
+        """The run, or what it raised."""
         self._request, self._speaks = request, speaks
         self._signals = Signals()
-        self.over = False
         atexit.register(self.end)
 
     def run(self) -> None:
@@ -139,13 +138,14 @@ class _Thread(threading.Thread):
                 resolved = self._request.resolved()
                 refuse_launcher(resolved)
                 if self._request.has_nothing_to_do(resolved):
-                    self._run = run_in(Path(resolved.config.resume))
+                    run = run_in(Path(resolved.config.resume))
                 else:
-                    self._run = run_of(carry_out(resolved, self._signals, self._speaks, self))
+                    listener = Listener(self.at_work.set, self.evaluations.put, self._keep)
+                    run = run_of(carry_out(resolved, self._signals, self._speaks, listener))
+            self.ended.set_result(run)
         except BaseException as error:
-            self._raised = error
+            self.ended.set_exception(error)
         finally:
-            self.over = True
             self.evaluations.put(None)
             self.at_work.set()
             atexit.unregister(self.end)
@@ -155,21 +155,5 @@ class _Thread(threading.Thread):
         self._signals.ask()
         self.join()
 
-    def result(self) -> Run:
-        """The run, once it has ended. Raises what it raised."""
-        self.join()
-        if self._raised is not None:
-            raise self._raised
-        return cast(Run, self._run)
-
-    def begun(self) -> None:
-        """The workers are running."""
-        self.at_work.set()
-
-    def evaluated(self, evaluation: Evaluation) -> None:
-        """Keep it for the program."""
-        self.evaluations.put(evaluation)
-
-    def looked(self, summary: Summary) -> None:
-        """Keep a copy, since the summary changes."""
-        self.progress = replace(summary)
+    def _keep(self, summary: Summary) -> None:
+        self.progress = summary

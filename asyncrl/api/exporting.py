@@ -36,7 +36,7 @@ TOLERANCE = 1e-3
 """Largest accepted difference from the agent's numbers, relative to 1 or to their size, due to the order of sums."""
 
 
-class Deciding(nn.Module):
+class ExportedAgent(nn.Module):
     """From raw observations `[B, *shape]` and the recurrent state to what `outputs_of` returns and the next state.
 
     The result is one tuple of tensors, with their names in `outputs`. The run must have been loaded with `greedy`.
@@ -89,7 +89,7 @@ def describe(loaded: Loaded) -> dict[str, str]:
     }
 
 
-def export_program(model: Deciding) -> torch.export.ExportedProgram:
+def export_program(model: ExportedAgent) -> torch.export.ExportedProgram:
     """The model exported by torch.export, for any number of observations. Raises UsageError if it cannot be traced."""
     batch = torch.export.Dim("batch", min=1)
     state = model.initial_state(2)
@@ -101,7 +101,7 @@ def export_program(model: Deciding) -> torch.export.ExportedProgram:
         raise UsageError(f"the network cannot be exported: {str(error).splitlines()[0]}") from error
 
 
-def write_torch(loaded: Loaded, model: Deciding, file: Path) -> None:
+def write_torch(loaded: Loaded, model: ExportedAgent, file: Path) -> None:
     """Write a program for `torch.export.load`, with its metadata in the extra file agent.json."""
     content = io.BytesIO()
     about = json.dumps(describe(loaded) | {"inputs": model.inputs, "outputs": model.outputs})
@@ -110,7 +110,7 @@ def write_torch(loaded: Loaded, model: Deciding, file: Path) -> None:
     _write(file, content.getvalue())
 
 
-def write_onnx(loaded: Loaded, model: Deciding, file: Path) -> None:
+def write_onnx(loaded: Loaded, model: ExportedAgent, file: Path) -> None:
     """Write an ONNX model. Raises UsageError if onnx or onnxscript is missing."""
     _import("onnxscript")
     onnx = _import("onnx")
@@ -125,7 +125,7 @@ def write_onnx(loaded: Loaded, model: Deciding, file: Path) -> None:
     _write(file, proto.SerializeToString())
 
 
-def write_safetensors(loaded: Loaded, model: Deciding, file: Path) -> None:
+def write_safetensors(loaded: Loaded, model: ExportedAgent, file: Path) -> None:
     """Write weights by name, and the moments they need; docs/export.md describes the file."""
     tensors = {f"weights.{name}": tensor.detach().clone() for name, tensor in model.network.named_parameters()}
     about = describe(loaded)
@@ -175,13 +175,10 @@ def read_onnx(file: Path) -> Decide:
     return decide
 
 
-class Compared:
-    """An agent whose every step is compared with what a file made from it says to the same observations.
+class ComparedAgent:
+    """An agent whose every step is compared with what a file made from it says to the same observations and state."""
 
-    Each keeps its own recurrent state, so a difference in it grows and shows.
-    """
-
-    def __init__(self, loaded: Loaded, model: Deciding, decide: Decide) -> None:
+    def __init__(self, loaded: Loaded, model: ExportedAgent, decide: Decide) -> None:
         self._loaded, self._model, self._decide = loaded, model, decide
         self.observations = self.actions = 0
         """Number of observations, and of equal best actions."""
@@ -200,17 +197,16 @@ class Compared:
         return self.actions == self.observations and self.difference <= TOLERANCE
 
     def initial_state(self, environments: int) -> State:
-        """The agent's recurrent state and the file's."""
-        return (*self._model.initial_state(environments), *self._model.initial_state(environments)) or None
+        """As the agent's."""
+        return self._loaded.agent.initial_state(environments)
 
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Any]:
-        """What the agent does; the next states are its own and the file's."""
-        parts, spaces, normalizer = state or (), self._model.spaces, self._loaded.normalizer
-        own, other = parts[: len(parts) // 2], parts[len(parts) // 2 :]
-        outputs, _ = self._model.decide(observations, own)
+        """As the agent does."""
+        spaces, normalizer = self._model.spaces, self._loaded.normalizer
+        outputs, _ = self._model.decide(observations, state or ())
         seen = observations if normalizer is None else normalizer.observe(observations)
-        chosen, after, extras = self._loaded.agent.act(seen, own or None, steps)
-        found = self._decide([observations.numpy(), *(part.numpy() for part in other)])
+        chosen, after, extras = self._loaded.agent.act(seen, state, steps)
+        found = self._decide([observations.numpy(), *(part.numpy() for part in state or ())])
         for expected, number in zip((*outputs.values(), *(after or ())), found, strict=True):
             if expected.is_floating_point():  # actions by number are counted
                 wanted = expected.numpy()
@@ -219,12 +215,12 @@ class Compared:
         apart = np.abs(np.array(for_environments(chosen, spaces)) - found[0]).reshape(len(chosen), -1).max(-1)
         self.actions += int((apart <= (TOLERANCE if spaces.is_continuous else 0)).sum())
         self.observations += len(chosen)
-        return chosen, (*(after or ()), *map(torch.from_numpy, found[len(outputs) :])) or None, extras
+        return chosen, after, extras
 
 
-def compare(loaded: Loaded, model: Deciding, decide: Decide, observations: int = CHECKED) -> Compared:
+def compare(loaded: Loaded, model: ExportedAgent, decide: Decide, observations: int = CHECKED) -> ComparedAgent:
     """Let the agent play, and compare both on each observation. Raises UsageError for a broken environment."""
-    compared = Compared(loaded, model, decide)
+    compared = ComparedAgent(loaded, model, decide)
     play_episodes(loaded, observations, agent=compared, interrupted=lambda: compared.observations >= observations)
     return compared
 

@@ -6,6 +6,8 @@ import dataclasses
 import os
 import sys
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,7 @@ def frame_rate(spec: EnvSpec) -> float:
 
 
 class Film:
-    """A film whose first picture determines its size; others are resized to it.
+    """A film, of pictures that are all of the first one's size.
 
     Use it in a `with` block, whose end finishes the file; without pictures there is none.
     """
@@ -88,10 +90,7 @@ class Film:
 
     def add(self, picture: NDArray[np.uint8]) -> None:
         """Append a picture `[height, width, 3]`. Raises UsageError if ffmpeg cannot write it."""
-        if not self._shape:
-            self._shape = picture.shape
-        if picture.shape != self._shape:
-            picture = resized(picture, self._shape)
+        self._shape = picture.shape
         self._added += 1
         if self._is_gif:
             self._packed.append(zlib.compress(picture.tobytes(), 1))
@@ -154,32 +153,56 @@ class Film:
         return np.frombuffer(zlib.decompress(self._packed[i]), np.uint8).reshape(self._shape)
 
 
-class Filmed(Wrapper):
-    """An environment whose first episode is filmed, a picture per step, magnified by a whole number."""
+@dataclass(frozen=True)
+class Step:
+    """One step of an episode."""
 
-    def __init__(self, environment: Environment, film: Film) -> None:
+    picture: NDArray[np.uint8] | None
+    """The environment's picture before it, uint8 `[H, W, 3]`; None if it has none."""
+    observation: NDArray[Any]
+    """What the agent saw, before normalisation."""
+    action: int | NDArray[np.float32]
+    reward: float
+    """The reward of this step."""
+    score: float
+    """The sum of the rewards before this step."""
+    number: int
+    """Number of this step in the episode, from 0."""
+
+
+class Filmed(Wrapper):
+    """An environment that hands each step of its first episode to `look_on`, with pictures from a step on."""
+
+    def __init__(self, environment: Environment, look_on: Callable[[Step], None], pictures_from: float = 0) -> None:
         super().__init__(environment)
-        self._film, self._episodes = film, 0
+        self._look_on, self._pictures_from = look_on, pictures_from
+        self._shape: tuple[int, ...] = ()
+        """Of the first picture, to which others are resized."""
+        self._number, self._score, self._episodes = 0, 0.0, 0
+        self._seen: NDArray[Any] = np.empty(0)
 
     def reset(self) -> NDArray[Any]:
         """As the environment does."""
         self._episodes += 1
-        observation = super().reset()
-        self._shoot()
-        return observation
+        self._seen = np.array(super().reset())
+        return self._seen
 
     def step(self, action: int) -> tuple[NDArray[Any], float, bool, bool, bool]:
         """As the environment does."""
+        if self._episodes > 1:
+            return super().step(action)
+        picture = self.picture() if self._number >= self._pictures_from else None
+        if picture is not None:
+            self._shape = self._shape or picture.shape
+            picture = picture if picture.shape == self._shape else resized(picture, self._shape)
         result = super().step(action)
-        self._shoot()
+        self._look_on(Step(picture, self._seen, action, result[1], self._score, self._number))
+        self._number, self._score, self._seen = self._number + 1, self._score + result[1], np.array(result[0])
         return result
 
-    def _shoot(self) -> None:
-        if self._episodes == 1:
-            self._film.add(magnified(self.picture()))
 
-
-def magnified(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The picture [height, width, 3], magnified to LEAST_HEIGHT rows or more unless it is too wide for that."""
-    times = max(1, min(-(-LEAST_HEIGHT // len(picture)), MOST_WIDTH // picture.shape[1]))
-    return picture.repeat(times, 0).repeat(times, 1)
+def magnified(step: Step) -> NDArray[np.uint8]:
+    """The picture of a step, magnified to LEAST_HEIGHT rows or more unless it is too wide for that."""
+    assert step.picture is not None
+    times = max(1, min(-(-LEAST_HEIGHT // len(step.picture)), MOST_WIDTH // step.picture.shape[1]))
+    return step.picture.repeat(times, 0).repeat(times, 1)

@@ -16,7 +16,6 @@ from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.api.resume import stored_config
 from asyncrl.backends.handles import restore, shared
-from asyncrl.config.run_config import RunConfig
 from asyncrl.core.distributions import greedy as best_of
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
@@ -37,7 +36,7 @@ from asyncrl.runtime.snapshots import check_fits, flat_parameters
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from asyncrl.storage.run_folder import RunFolder
-from asyncrl.storage.stored import NONE_GIVEN, Permission, Stored, read_stored
+from asyncrl.storage.stored import NONE_GIVEN, Permission, read_stored
 
 
 @dataclass(frozen=True)
@@ -102,9 +101,14 @@ def load_run(
     """
     folder = RunFolder.open(path)
     stored = read_stored(folder.config_file)
-    algorithm = algorithm_of(stored, permission)
+    algorithm = stored.usable_algorithm(permission)
+    try:
+        load(algorithm)
+    except UsageError as error:
+        raise UsageError(f"{stored.path.parent} is a run of {algorithm!r}, which cannot be used: {error}") from None
     settings = stored_config(algorithm, stored, permission, trains=False)
-    settings = own_settings(dataclasses.replace(settings, **permission.given), seed, greedy)
+    policy: dict[str, Any] = {} if greedy is None else {"evaluation_policy": "greedy" if greedy else "sampled"}
+    settings = dataclasses.replace(settings, **permission.given, **policy, seed=seed, resume="")
     with watched(settings.hang_seconds):
         environment = change(EnvSpec.of(settings))
         spaces = environment.probe()
@@ -157,16 +161,16 @@ def play_run(
     loaded: Loaded, episodes: int, around: Callable[[Environment], Environment] = lambda environment: environment
 ) -> Result:
     """Play whole episodes; `around` wraps the first environment. Raises UsageError when an environment breaks."""
-    run, played = loaded.run, play_episodes(loaded, episodes, around)
+    spec, played = loaded.run.spec, play_episodes(loaded, episodes, around)
     assert played is not None  # nobody interrupts
     return Result(
         run=str(loaded.path),
-        algorithm=catalog.short(run.spec.algorithm),
-        env_id=run.spec.environment.env_id,
+        algorithm=catalog.short(spec.algorithm),
+        env_id=spec.environment.env_id,
         checkpoint=loaded.name,
         steps=loaded.checkpoint.steps,
-        policy=run.spec.config.evaluation_policy,
-        seed=run.spec.config.seed,
+        policy=spec.config.evaluation_policy,
+        seed=spec.config.seed,
         returns=[episode.score for episode in played],
         lengths=[episode.length for episode in played],
         cut=sum(episode.cut for episode in played),
@@ -201,29 +205,12 @@ def outputs_of(network: Any, spaces: Spaces, observations: Tensor, state: State)
     return {"action": action, "mean": mean, "deviation": policy.deviation.expand_as(policy.mean)[0]} | value, after
 
 
-def algorithm_of(stored: Stored, permission: Permission) -> str:
-    """The module of the run's algorithm, imported. Raises UsageError if there is none, or if it may not be imported."""
-    algorithm = stored.usable_algorithm(permission)
-    try:
-        load(algorithm)
-    except UsageError as error:
-        raise UsageError(f"{stored.path.parent} is a run of {algorithm!r}, which cannot be used: {error}") from None
-    return algorithm
-
-
-def own_settings(run: RunConfig, seed: int, greedy: bool | None) -> RunConfig:
-    """The run's settings with another seed, and with another policy if `greedy` is given."""
-    policy = run.evaluation_policy if greedy is None else "greedy" if greedy else "sampled"
-    return dataclasses.replace(run, seed=seed, evaluation_policy=policy, resume="")
-
-
 def load_checkpoint(folder: RunFolder, name: str) -> Checkpoint:
     """The checkpoint of that name; prints lines about damaged ones to stderr. Raises UsageError if there is none."""
     try:
         if name not in ("best", "newest"):
             return checkpoints.load(folder.checkpoints / name)
-        loads = checkpoints.load_best if name == "best" else checkpoints.load_newest
-        checkpoint, skipped = loads(folder.checkpoints)
+        checkpoint, skipped = checkpoints.load_newest(folder.checkpoints, "best" if name == "best" else "step")
     except BadCheckpoint as error:
         there = [path.name for kind in ("step", "best") for path in checkpoints.find(folder.checkpoints, kind)]
         raise UsageError(f"{error}; there are {', '.join(there) or 'none'}") from None

@@ -12,7 +12,6 @@ import torch
 
 from asyncrl.api.training import Ended
 from asyncrl.core.errors import UsageError
-from asyncrl.runtime.evaluator import Evaluation
 from asyncrl.runtime.seeding import GLOBAL_GENERATOR
 from asyncrl.runtime.threads import one_thread
 from asyncrl.storage.records import read_records
@@ -20,6 +19,7 @@ from asyncrl.storage.run_folder import RunFolder, read_status
 
 if TYPE_CHECKING:
     from asyncrl.api.playing import Result
+    from asyncrl.runtime.evaluator import Evaluation
 
 RowT = TypeVar("RowT")
 

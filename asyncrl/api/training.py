@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -25,11 +25,10 @@ from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import UsageError
 from asyncrl.core.user_code import handed_over, user_code, watched
 from asyncrl.doctor.room import check_room, demand
-from asyncrl.runtime.monitor import Listener, Monitor, Summary
+from asyncrl.runtime.monitor import NOBODY, Listener, Monitor, Summary, View
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters
-from asyncrl.runtime.snapshots import exact_state, flat_parameters
-from asyncrl.runtime.terminal import View, say
+from asyncrl.runtime.snapshots import flat_parameters
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
 from asyncrl.storage.holding import FolderLost, Hold
@@ -37,7 +36,7 @@ from asyncrl.storage.run_folder import RunExists, RunFolder, default_name, host_
 from asyncrl.storage.stored import write_stored
 
 if TYPE_CHECKING:
-    from asyncrl.storage.tracking import Careful
+    from asyncrl.storage.tracking import Tracker
 
 MOST_AT_A_TIME = 100
 """Runs with the same settings that one program may start within the same second."""
@@ -56,7 +55,7 @@ def carry_out(
     resolved: ResolvedRun,
     signals: Signals,
     speaks: bool,
-    listener: Listener | None = None,
+    listener: Listener = NOBODY,
     meeting: Any = None,
 ) -> Ended:
     """Carry a run out, from its folder to its last status. Raises UsageError before the run begins, nothing after that.
@@ -66,9 +65,13 @@ def carry_out(
     has started, for the collective backend.
     """
     config = resolved.config
-    tell = say if speaks else _say_nothing
+    tell, view = _say_nothing, View()
     if speaks:
         from asyncrl.api import narration
+        from asyncrl.runtime.terminal import TerminalView, say
+
+        title = f"{short(resolved.algorithm)} on {config.env_id}"
+        tell, view = say, view if config.quiet else TerminalView(title)
     with ExitStack() as stack:
         hold = partial(_hold, stack, tell, signals)
         held = hold(RunFolder.open(Path(config.resume))) if config.is_resumed else None
@@ -76,16 +79,13 @@ def carry_out(
         folder = run.spec.folder
         held = held or hold(folder)
         checkpoints.clean(folder.checkpoints)  # left by a save that was killed
-        view = View(config.quiet or not speaks, f"{short(resolved.algorithm)} on {config.env_id}")
         tell(f"run folder: {folder.path}")
         if speaks:
             for line in narration.introduction(run, resolved.facts["description"], resolved.changes):
                 view.say(line)
         write_stored(folder.config_file, resolved.algorithm, to_plain(config), resolved.facts)
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
-        title = f"{short(resolved.algorithm)} {config.env_id} {folder.path.name}"
-        trackers = _trackers(config, title, folder) if config.track else []
-        monitor = Monitor(run, listener, trackers, held.lost, view.say)
+        monitor = Monitor(run, listener, _trackers(run), held.lost, view.say)
         outcome = conclude(follow(run, monitor, view, signals, meeting), monitor)
     view.close(monitor.summary)
     if speaks:
@@ -97,25 +97,29 @@ def carry_out(
     return Ended(run, outcome, monitor.summary)
 
 
-def _trackers(config: RunConfig, title: str, folder: RunFolder) -> Sequence[Careful]:
+def _say_nothing(line: str) -> None:
+    pass
+
+
+def _trackers(run: Run) -> dict[str, Tracker]:
     """Those of --track. Raises UsageError if one cannot begin, and leaves no folder of a new run."""
+    config, path = run.spec.config, run.spec.folder.path
+    if not config.track:
+        return {}
     from asyncrl.storage.tracking import make_trackers
 
     try:
-        return make_trackers(config.track, config.track_project, title, folder.path)
+        title = f"{short(run.spec.algorithm)} {config.env_id} {path.name}"
+        return make_trackers(config.track, config.track_project, title, path)
     except UsageError:
         if not config.is_resumed:
-            shutil.rmtree(folder.path)
+            shutil.rmtree(path)
         raise
 
 
 def _hold(stack: ExitStack, say: Callable[[str], None], signals: Signals, folder: RunFolder) -> Hold:
     """Hold a run's folder until the end of `stack`. Raises UsageError while another process does."""
     return stack.enter_context(folder.occupied(say, lambda: signals.first is not None))
-
-
-def _say_nothing(line: str) -> None:
-    pass
 
 
 def prepare(plan: Plan) -> Run:
@@ -137,7 +141,9 @@ def prepare(plan: Plan) -> Run:
         sockets.make_place()
     place = Path(config.resume if config.is_resumed else config.runs_dir)
     demand(check_room(plan, theta.numel(), place))
-    exact = exact_state(checkpoint, config) if checkpoint and config.backend == "serial" else None
+    exact = None
+    if checkpoint and config.backend == "serial":
+        exact = backend_of(config).exact_state(checkpoint, config)
     begun: tuple[int, float] = (0, 0.0)
     if checkpoint:
         theta, begun = flat_parameters(checkpoint, layout), (checkpoint.steps, checkpoint.seconds)

@@ -9,11 +9,10 @@ from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
 from asyncrl.backends.processes import POLL_SECONDS
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.runtime.clock import BUILDING, FINISH, LEAVE, READY
-from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.monitor import Monitor, View
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import Run
-from asyncrl.runtime.terminal import View
 
 START_SECONDS = 0.02
 """Time between two looks at workers that build their environments."""

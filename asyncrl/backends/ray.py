@@ -33,13 +33,12 @@ from asyncrl.core.devices import CPU
 from asyncrl.core.errors import UsageError
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.runtime.clock import FINISH, LEAVE, UNKNOWN, Watch
-from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.monitor import Monitor, View
 from asyncrl.runtime.normalize import RunMoments
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import Handles, Run, RunSpec
 from asyncrl.runtime.snapshots import keeps_replay
-from asyncrl.runtime.terminal import View
 
 DRIVER = "driver"
 LEAVE_SECONDS = 30.0

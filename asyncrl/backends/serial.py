@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from asyncrl.backends.handles import shared
 from asyncrl.backends.outcome import Outcome, Signals, finished, stopped
+from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.clock import ENDED, FINISH, RUNNING
 from asyncrl.runtime.evaluator import Evaluator
-from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.monitor import Monitor, View, no_state
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Role, Run, build_learner, build_worker
 from asyncrl.runtime.seeding import SCHEDULE, derive
-from asyncrl.runtime.terminal import View
+from asyncrl.storage.checkpoints import Checkpoint
+from asyncrl.storage.files import plain
 
 share = shared
 
@@ -37,10 +41,10 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
         evaluator = stack.enter_context(Evaluator(run, interrupted=lambda: signals.first is not None))
         turns = Turns(run, roles, evaluator)
         try:
-            monitor.exact = turns.state
+            monitor.exact = turns.saved
             return _take_turns(run, turns, monitor, view, signals)
         finally:
-            monitor.exact = None
+            monitor.exact = no_state
 
 
 class Turns:
@@ -79,6 +83,10 @@ class Turns:
         self._taken += 1
         return next(self._schedule)
 
+    def saved(self) -> tuple[Any, dict[str, Tensor]]:
+        """What a checkpoint has of that state, as `split` returns it; None and nothing if there is none."""
+        return split(self.state(), "exact")
+
     def state(self) -> dict[str, Any] | None:
         """Everything that is not shared; None if an environment cannot save its state, or a worker has ended."""
         if any(phase == ENDED for phase in self._run.handles.clock.phases()):
@@ -97,6 +105,64 @@ class Turns:
             "experience": experience,
             "roles": roles,
         }
+
+
+MAY_CHANGE = {
+    "total_steps", "max_seconds", "stop_at_score", "quiet", "resume", "runs_dir", "run_name",
+    "checkpoint_interval_steps", "checkpoints_kept", "record_interval_seconds", "on_worker_error",
+    "worker_restarts", "hang_seconds", "learning_rate", "anneal_learning_rate", "max_gradient_norm",
+}  # fmt: skip
+"""Settings that may change when a run resumes exactly: no state depends on them."""
+
+
+def exact_state(checkpoint: Checkpoint, config: RunConfig) -> dict[str, Any] | None:
+    """The state of all workers at the checkpoint; None if it has none, or if the settings have changed."""
+    data = checkpoint.facts.get("exact")
+    before, now = checkpoint.facts["config"], plain(to_plain(config))
+    if data is None or any(before.get(name) != now[name] for name in now.keys() - MAY_CHANGE):
+        return None
+    try:
+        state: dict[str, Any] = join(data, checkpoint.tensors)
+    except KeyError as error:
+        raise UsageError(f"the checkpoint of step {checkpoint.steps} cannot be used: it lacks {error}") from None
+    return state
+
+
+_TENSOR = "$tensor"
+
+
+def split(state: Any, prefix: str) -> tuple[Any, dict[str, Tensor]]:
+    """Plain JSON data and tensors, named `prefix`, a dot and a number.
+
+    Arrays, tensors and bytes become tensors; dicts, lists, tuples, numbers, texts and None stay.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, Tensor | np.ndarray | bytes):
+            name = f"{prefix}.{len(tensors)}"
+            tensor = torch.frombuffer(bytearray(value), dtype=torch.uint8) if isinstance(value, bytes) else value
+            tensors[name] = torch.as_tensor(tensor)
+            return {_TENSOR: name, "type": type(value).__name__}
+        if isinstance(value, Mapping):
+            return {key: walk(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [walk(item) for item in value]
+        return value
+
+    return walk(state), tensors
+
+
+def join(data: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `split` was given; tuples come back as lists."""
+    if isinstance(data, Mapping):
+        if _TENSOR not in data:
+            return {key: join(item, tensors) for key, item in data.items()}
+        tensor = tensors[data[_TENSOR]]
+        if data["type"] == "bytes":
+            return tensor.numpy().tobytes()
+        return tensor.numpy() if data["type"] == "ndarray" else tensor
+    return [join(item, tensors) for item in data] if isinstance(data, list) else data
 
 
 def _take_turns(run: Run, turns: Turns, monitor: Monitor, view: View, signals: Signals) -> Outcome:

@@ -14,7 +14,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from asyncrl.api.films import Film, Filmed, check_file, frame_rate, with_pictures
+from asyncrl.api.films import Film, Filmed, check_file, frame_rate, magnified, with_pictures
 from asyncrl.api.playing import Result, play_run
 from asyncrl.commands.checkpoint import PlaySettings
 from asyncrl.commands.program import prints_aside, run_with
@@ -71,10 +71,11 @@ def evaluate(config: Config) -> int:
         raise UsageError("--video films one checkpoint of one run: name it")
     with prints_aside():
         results = play_all(chosen, config) if len(chosen) > 1 else [play_what(*chosen[0], config)]
-    if len(chosen) > 1:
-        show_all(results, config)
+    rows = [judged(result, config) for result in results]
+    if len(chosen) == 1:
+        show(rows[0], config)
     else:
-        show(results[0], config)
+        show_all(rows, config)
     return 0
 
 
@@ -83,16 +84,15 @@ def choose(config: Config) -> list[tuple[Path, str]]:
     runs = [run for path in config.runs for run in runs_below(path)]
     if config.checkpoint != "all":
         return [(run, config.checkpoint) for run in runs]
-    # In the order of steps; the best one is a copy of what lies between them.
-    found = [(run, path.name) for run in runs for path in _by_steps(RunFolder.open(run))]
+    found = []
+    for run in runs:
+        folder = RunFolder.open(run).checkpoints
+        names = [path.name for kind in ("step", "best") for path in checkpoints.find(folder, kind)]
+        # In the order of steps; the best one is a copy of what lies between them.
+        found += [(run, name) for name in sorted(names, key=lambda name: name.partition("_")[2])]
     if not found:
         raise UsageError(f"{runs[0]} has no checkpoint yet")
     return found
-
-
-def _by_steps(folder: RunFolder) -> list[Path]:
-    paths = [path for kind in ("step", "best") for path in checkpoints.find(folder.checkpoints, kind)]
-    return sorted(paths, key=lambda path: path.name.partition("_")[2])
 
 
 def runs_below(path: Path) -> list[Path]:
@@ -126,7 +126,7 @@ def play_what(run: Path, checkpoint: str, config: Config) -> Result:
     if not config.video:
         return play_run(loaded, config.episodes)
     with Film(Path(config.video), frame_rate(loaded.run.spec.environment)) as film:
-        return play_run(loaded, config.episodes, lambda first: Filmed(first, film))
+        return play_run(loaded, config.episodes, lambda first: Filmed(first, lambda step: film.add(magnified(step))))
 
 
 def no_op_starts(spec: EnvSpec) -> EnvSpec:
@@ -137,11 +137,12 @@ def no_op_starts(spec: EnvSpec) -> EnvSpec:
 
 
 def judged(result: Result, config: Config) -> dict[str, Any]:
-    """What there is to say of a result beside its episodes: summary, interval of the mean, percent of a human."""
+    """All that there is to say of a result: with the interval of its mean, and in percent of a human."""
     interval = mean_of(result.returns)
     percent = human_normalized(result.env_id, interval.value, config.human)
     human = {} if percent is None else {"human_normalized": percent, "human_reference": config.human}
-    return {"protocol": config.protocol, **result.summary(), "interval": _ends(interval), **human}
+    summary = {"protocol": config.protocol, **result.summary(), "interval": _ends(interval)}
+    return dataclasses.asdict(result) | summary | human
 
 
 def _ends(estimate: Estimate) -> list[float] | None:
@@ -153,43 +154,35 @@ def _interval_in_words(ends: list[float] | None, form: str) -> str:
     return f" (95 % interval {ends[0]:{form}} to {ends[1]:{form}})" if ends else ""
 
 
-def show(result: Result, config: Config) -> None:
-    """Print the result as text, or as JSON."""
-    summary = judged(result, config)
+def show(row: dict[str, Any], config: Config) -> None:
+    """Print one result as text, or as JSON."""
     if config.json:
-        print_line(json.dumps(dataclasses.asdict(result) | summary, indent=2))
+        print_line(json.dumps(row, indent=2))
         return
-    print_line(
-        f"{result.algorithm} on {result.env_id}, {result.checkpoint} checkpoint, trained for {result.steps:,} steps"
-    )
-    print_line(f"{len(result.returns)} episodes, {result.policy} policy, seed {result.seed}{_protocol(config)}")
-    print_line("returns: " + " ".join(f"{score:g}" for score in result.returns))
-    print_line("lengths: " + " ".join(str(length) for length in result.lengths))
-    print_line(
-        f"mean {summary['mean']:.2f}{_interval_in_words(summary['interval'], '.2f')}, "
-        f"standard deviation {summary['std']:.2f}, "
-        f"min {summary['min']:g}, max {summary['max']:g}, mean length {summary['mean_length']:.1f} steps"
-    )
-    if "human_normalized" in summary:
-        print_line(f"human-normalised {summary['human_normalized']:.1f} % ({SOURCES[config.human]})")
-    if result.cut:
-        print_line(cut_in_words(result.cut, result.lengths))
+    print_line("{algorithm} on {env_id}, {checkpoint} checkpoint, trained for {steps:,} steps".format(**row))
+    print_line(f"{config.episodes} episodes, {row['policy']} policy, seed {config.seed}{_protocol(config)}")
+    print_line("returns: " + " ".join(f"{score:g}" for score in row["returns"]))
+    print_line("lengths: " + " ".join(map(str, row["lengths"])))
+    rest = "standard deviation {std:.2f}, min {min:g}, max {max:g}, mean length {mean_length:.1f} steps".format(**row)
+    print_line(f"mean {row['mean']:.2f}{_interval_in_words(row['interval'], '.2f')}, {rest}")
+    if "human_normalized" in row:
+        print_line(f"human-normalised {row['human_normalized']:.1f} % ({SOURCES[config.human]})")
+    if row["cut"]:
+        print_line(cut_in_words(row["cut"], row["lengths"]))
     if config.video:
         print_line(config.video)
 
 
-def show_all(results: Sequence[Result], config: Config) -> None:
+def show_all(rows: Sequence[dict[str, Any]], config: Config) -> None:
     """Print several results as a table with what they come to, or as JSON."""
-    rows = [judged(result, config) for result in results]
-    scores = [Score(result.algorithm, result.env_id, row["mean"]) for result, row in zip(results, rows, strict=True)]
+    scores = [Score(row["algorithm"], row["env_id"], row["mean"]) for row in rows]
     # The checkpoints of one run are no seeds.
     together = [] if config.checkpoint == "all" else totals(scores, config.human)
     if config.json:
-        said = [dataclasses.asdict(result) | row for result, row in zip(results, rows, strict=True)]
-        print_line(json.dumps({"results": said, "totals": list(map(_total_as_data, together))}, indent=2))
+        print_line(json.dumps({"results": rows, "totals": list(map(_total_as_data, together))}, indent=2))
         return
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    console.print(_table(results, rows))
+    console.print(_table(rows))
     print_line(f"{config.episodes} episodes each, seed {config.seed}{_protocol(config)}")
     if any("human_normalized" in row for row in rows):
         print_line(f"human %: {SOURCES[config.human]}; random play is 0 in Video Pinball")
@@ -197,18 +190,18 @@ def show_all(results: Sequence[Result], config: Config) -> None:
         print_line(_total_in_words(total))
 
 
-def _table(results: Sequence[Result], rows: Sequence[dict[str, Any]]) -> Table:
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    human = any("human_normalized" in row for row in rows)
-    names = ["run", "environment", "checkpoint", "steps", "policy", "mean", "95 % interval", "min", "max"]
-    for name in [*names, *(["human %"] if human else [])]:
-        table.add_column(name, justify="left" if name in ("run", "environment", "checkpoint", "policy") else "right")
-    for result, row in zip(results, rows, strict=True):
+    human = ["human %"] if any("human_normalized" in row for row in rows) else []
+    words, numbers = ("run", "environment", "checkpoint", "steps", "policy"), ("mean", "95 % interval", "min", "max")
+    for name in (*words, *numbers, *human):
+        table.add_column(name, justify="left" if name in words and name != "steps" else "right")
+    for row in rows:
         percent = f"{row['human_normalized']:.1f}" if "human_normalized" in row else "-"
         interval = "-" if row["interval"] is None else "{:.2f} to {:.2f}".format(*row["interval"])
         table.add_row(
-            *map(shown, (f"{result.algorithm} {Path(result.run).name}", result.env_id, result.checkpoint)),
-            f"{result.steps:,}", result.policy, f"{row['mean']:.2f}", interval, f"{row['min']:g}", f"{row['max']:g}",
+            *map(shown, (f"{row['algorithm']} {Path(row['run']).name}", row["env_id"], row["checkpoint"])),
+            f"{row['steps']:,}", row["policy"], f"{row['mean']:.2f}", interval, f"{row['min']:g}", f"{row['max']:g}",
             *([percent] if human else []),
         )  # fmt: skip
     return table

@@ -49,7 +49,7 @@ def write(config: Config) -> int:
     loaded = config.load(config.run, greedy=True)
     from asyncrl.api import exporting
 
-    model = exporting.Deciding(loaded)
+    model = exporting.ExportedAgent(loaded)
     if config.safetensors:
         exporting.write_safetensors(loaded, model, Path(config.safetensors))
         print_line(config.safetensors)

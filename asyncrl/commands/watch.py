@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import tyro
 
-from asyncrl.api.films import Film, check_file, frame_rate, with_pictures
+from asyncrl.api.films import Film, Filmed, Step, check_file, frame_rate, with_pictures
 from asyncrl.catalog import short
 from asyncrl.commands.checkpoint import PlaySettings
 from asyncrl.commands.program import run_with
@@ -20,7 +20,7 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.monitor import Summary
-from asyncrl.runtime.terminal import View, number
+from asyncrl.runtime.terminal import TerminalView, number
 from asyncrl.storage.records import RecordReader
 from asyncrl.storage.run_folder import DIED, GOING, RunFolder, read_status
 from asyncrl.storage.stored import read_stored
@@ -28,11 +28,6 @@ from asyncrl.storage.stored import read_stored
 MOST_VALUES = 1000
 """Newest expected returns that determine the scale of their chart."""
 POLL_SECONDS = 1.0
-FROM_STATUS = (
-    "steps", "seconds", "steps_per_second", "updates", "updates_lost", "dropped_gradients", "stale_gradients",
-    "outlier_gradients", "worker_restarts", "workers_gone", "evaluator_restarts", "learner_restarts",
-)  # fmt: skip
-"""What a summary has under the same name as status.json."""
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -89,10 +84,10 @@ def film(config: Config, file: Path) -> None:
             return spec
 
     loaded = config.play(config.run, change=change)
-    from asyncrl.api.drawing import Look, Step, Thinking, Watched, action_names, draw
+    from asyncrl.api.drawing import Look, ObservedAgent, action_names, draw
     from asyncrl.api.playing import play_episodes
 
-    spec, spaces, agent = loaded.run.spec.environment, loaded.run.spec.spaces, Thinking(loaded)
+    spec, spaces, agent = loaded.run.spec.environment, loaded.run.spec.spaces, ObservedAgent(loaded)
     title = f"{short(loaded.run.spec.algorithm)} on {spec.env_id}"
     look = Look(title, action_names(loaded), spaces.action_low, spaces.action_high, config.height // 2 * 2)
     values, rewards, last = list[float](), [0.0], config.skip + config.steps - 1
@@ -101,15 +96,15 @@ def film(config: Config, file: Path) -> None:
     def look_on(step: Step) -> None:
         nonlocal newest
         newest = step
-        if "value" in step.outputs:
-            values.append(float(step.outputs["value"]))
+        if "value" in agent.outputs:
+            values.append(float(agent.outputs["value"]))
         if step.number >= config.skip and (step.number - config.skip) % config.every == 0:
-            pictures.add(np.array(draw(step, look, values[-MOST_VALUES:], rewards[-MOST_VALUES:])))
+            pictures.add(np.array(draw(step, agent.outputs, look, values[-MOST_VALUES:], rewards[-MOST_VALUES:])))
         rewards.append(step.reward)
 
     with Film(file, frame_rate(spec) / config.every) as pictures:
         play_episodes(
-            loaded, 1, lambda environment: Watched(environment, agent, look_on, config.skip if shows else math.inf),
+            loaded, 1, lambda environment: Filmed(environment, look_on, config.skip if shows else math.inf),
             agent, interrupted=lambda: newest is not None and newest.number >= last,
         )  # fmt: skip
     if newest is None or newest.number < config.skip:
@@ -125,48 +120,25 @@ class Reader:
         """Raises UsageError if the folder's settings cannot be read."""
         stored = read_stored(folder.config_file)
         self.title = f"{short(stored.algorithm)} on {stored.config.get('env_id')}"
-        self.evaluations: list[float] = []
         self.curves: dict[str, str] = {}
         """Rows of a panel: the scores so far."""
         self.state, self.reason = GOING[0], ""
-        self._folder, self._config = folder, stored.config
-        self._supervisor, self._evaluator = RecordReader(folder.supervisor_file), RecordReader(folder.evaluator_file)
-        self._row: dict[str, Any] = {}
-        self._returns: list[float] = []
-        """Mean return of the newest training episodes, row by row."""
+        self._folder, self._total_steps = folder, stored.config["total_steps"]
+        self._scores = {
+            "returns so far": (RecordReader(folder.supervisor_file), "rollout/ep_rew_mean", list[float]()),
+            "evaluations": (RecordReader(folder.evaluator_file), "mean", list[float]()),
+        }
 
-    def read(self, now: float) -> Summary:
+    def read(self) -> Summary:
         """The current state of the run."""
-        status = read_status(self._folder.path)
-        rows = [row for row in self._supervisor.new() if "event" not in row]
-        self._row = row = rows[-1] if rows else self._row
-        self._returns += [row["rollout/ep_rew_mean"] for row in rows if row.get("rollout/ep_rew_mean") is not None]
-        self.evaluations += [row["mean"] for row in self._evaluator.new() if row.get("mean") is not None]
-        for name, values in (("returns so far", self._returns), ("evaluations", self.evaluations)):
+        for name, (reader, key, values) in self._scores.items():
+            values += [row[key] for row in reader.new() if row.get(key) is not None]
             if values:
                 self.curves[name] = f"{sparkline(values)}  {number(min(values))} to {number(max(values))}"
+        status = read_status(self._folder.path)
         self.state, self.reason = status.get("state", DIED), status.get("reason", "")
-        steps = status.get("steps", 0)
-        return Summary(
-            **{name: status[name] for name in FROM_STATUS if name in status},
-            total_steps=max(1, status.get("total_steps", self._config["total_steps"])),
-            frames_per_step=max(1, round(status.get("frames", steps) / steps)) if steps else 1,
-            score_mean=row.get("rollout/ep_rew_mean"),
-            evaluation=self.evaluations[-1] if self.evaluations else None,
-            best_score=max(self.evaluations, default=None),
-            staleness_mean=row.get("async/staleness_mean") or 0.0,
-            learning_rate=row.get("train/learning_rate") or 0.0,
-            worker_silence=[_silence(self._folder.worker_file(k), now) for k in range(self._config["workers"])],
-            ended=self.state not in GOING,
-        )
-
-
-def _silence(file: Path, now: float) -> float:
-    """Seconds since something was written to a file; infinite if there is none."""
-    try:
-        return now - file.stat().st_mtime
-    except OSError:
-        return math.inf
+        told = {field.name: status[field.name] for field in fields(Summary) if field.name in status}
+        return Summary(**{"total_steps": self._total_steps} | told | {"ended": self.state not in GOING})
 
 
 def sparkline(values: Sequence[float], width: int = 48) -> str:
@@ -179,13 +151,13 @@ def sparkline(values: Sequence[float], width: int = 48) -> str:
 def follow(folder: RunFolder) -> int:
     """Show the run until it has ended or died; returns the exit code."""
     reader = Reader(folder)
-    view = View(quiet=False, title=f"{reader.title} (Ctrl-C leaves, the run goes on)", more=reader.curves)
-    summary = reader.read(time.time())
+    view = TerminalView(f"{reader.title} (Ctrl-C leaves, the run goes on)", reader.curves)
+    summary = reader.read()
     try:
         while not summary.ended:
             view.show(summary)
             time.sleep(POLL_SECONDS)
-            summary = reader.read(time.time())
+            summary = reader.read()
     finally:
         view.close(summary)
     print_line(f"{reader.state}: {reader.reason}; best evaluation {number(summary.best_score)}")

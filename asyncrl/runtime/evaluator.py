@@ -20,7 +20,7 @@ from asyncrl.runtime.collect import Episode, for_environments, reset_state
 from asyncrl.runtime.normalize import Normalizer, make_normalizer
 from asyncrl.runtime.protocols import EVALUATOR, Agent
 from asyncrl.runtime.run import Run, build_agent, build_environments
-from asyncrl.runtime.snapshots import require_finite, take_checkpoint
+from asyncrl.runtime.snapshots import beside_theta, require_finite, take_checkpoint
 from asyncrl.storage import checkpoints
 from asyncrl.storage.records import RecordWriter, read_records
 
@@ -71,7 +71,7 @@ class Evaluator:
         earlier = read_records(run.spec.folder.evaluator_file)
         scores = [row["mean"] for row in earlier if row.get("mean") is not None]
         with suppress(checkpoints.BadCheckpoint):  # one that was killed may have saved it and written no row
-            scores.append(checkpoints.load_best(run.spec.folder.checkpoints)[0].facts["best_score"])
+            scores.append(checkpoints.load_newest(run.spec.folder.checkpoints, "best")[0].facts["best_score"])
         self._best = max(scores, default=-math.inf)
         self._writer = RecordWriter(run.spec.folder.evaluator_file)
         self._due_steps = self._next_multiple(run.handles.clock.steps)
@@ -143,7 +143,7 @@ class Evaluator:
         # Counters before parameters: workers push before they count, so theta contains everything counted.
         steps, seconds = clock.steps, clock.seconds
         version = self._replica.pull(store)
-        beside = store.state() | self._run.handles.moments.state()
+        beside = beside_theta(self._run)
         require_finite(self._replica.theta, self._run.spec.layout)
         if self._normalizer is not None:
             self._normalizer.renew()
@@ -185,10 +185,10 @@ class Evaluator:
             self._best = mean
             # Workers have gone on since: these were kept when theta was pulled.
             checkpoint = take_checkpoint(
-                self._run, self._replica.theta, steps, seconds, {"best_score": mean},
-                updates=row["updates"], beside=beside,
+                self._run, self._replica.theta, beside,
+                steps=steps, seconds=seconds, updates=row["updates"], best_score=mean,
             )  # fmt: skip
-            checkpoints.save_best(self._run.spec.folder.checkpoints, checkpoint)
+            checkpoints.save(self._run.spec.folder.checkpoints, checkpoint, kind="best")
         # The row comes last, so that its readers find the checkpoint.
         self._writer.write(row)
         return row

@@ -5,49 +5,41 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor
 
 from asyncrl.core.schedules import crossed
-from asyncrl.runtime.evaluator import Evaluation, cut_in_words
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, in_theta, name_of
+from asyncrl.runtime.recorder import STATUS, Recorder
 from asyncrl.runtime.run import Run
-from asyncrl.runtime.snapshots import take_checkpoint
+from asyncrl.runtime.snapshots import beside_theta, take_checkpoint
 from asyncrl.runtime.telemetry import summed_up, time_shares
 from asyncrl.storage import checkpoints
-from asyncrl.storage.backlog import Backlog
-from asyncrl.storage.files import write_json
 from asyncrl.storage.holding import FolderLost
-from asyncrl.storage.records import RecordReader, RecordWriter
+from asyncrl.storage.records import RecordReader
 from asyncrl.storage.run_folder import started_at
-from asyncrl.storage.tensorboard import TensorBoardWriter
 
 if TYPE_CHECKING:
-    from asyncrl.storage.tracking import Careful, Tracker
+    from asyncrl.runtime.evaluator import Evaluation
+    from asyncrl.storage.tracking import Tracker
 
 TIME_IS_OVER = "max_seconds reached"
 """Reason of an end of the command, not of the run: the next command may go on."""
 INTERVAL_SECONDS = 2.0
 """Time between two rows of supervisor.jsonl, TensorBoard and status.json."""
 EPISODES_AVERAGED = 100
-SCORES = ("eval/mean_reward", "rollout/ep_rew_mean")
-BOOKKEEPING = ("runs_dir", "run_name", "resume", "quiet", "track", "track_project")
-"""Settings that say nothing of what is learnt and how."""
-OF_SUMMARY = (
-    "steps", "total_steps", *Counts._fields, "updates_lost", "best_score", "worker_restarts", "workers_gone",
-    "evaluator_restarts", "learner_restarts", "unrecorded",
-)  # fmt: skip
-"""What status.json has of the summary, under the same names."""
 COUNTED = {"steps": "worker_steps", **{name: name for name in Counts._fields}}
 """Counters of a worker in shared memory: their names in `unrecorded`, and their keys in the worker's rows."""
 
 
 @dataclass
 class Summary:
-    """What is known about a run right now, for the terminal and status.json."""
+    """What is known about a run right now: for the terminal, and under the same names in status.json."""
 
     steps: int = 0
     total_steps: int = 0
@@ -66,8 +58,6 @@ class Summary:
     length_mean: float | None = None
     evaluation: float | None = None
     best_score: float | None = None
-    evaluation_due: int | None = None
-    """Steps at which the next evaluation is due; total_steps: at the end."""
     remark: str = ""
     """A remark about the newest evaluation."""
     staleness_mean: float | None = 0.0
@@ -105,10 +95,6 @@ class Rate:
     def __init__(self, count: int) -> None:
         self._count, self._grew = count, time.monotonic()
 
-    def begin(self) -> None:
-        """Measure from now on."""
-        self._grew = time.monotonic()
-
     def of(self, count: int) -> float:
         """Its growth per second; 0 if it has not grown since the last call."""
         now, growth = time.monotonic(), count - self._count
@@ -118,20 +104,35 @@ class Rate:
         return max(0, growth) / elapsed
 
 
-class Listener(Protocol):
-    """A part of the program that wants to hear of the run while it is going on."""
+@dataclass(frozen=True)
+class Listener:
+    """What is called while a run goes on; by default nothing happens."""
 
-    def begun(self) -> None:
-        """The workers are at work."""
-        ...
+    begun: Callable[[], object] = lambda: None
+    """When the workers are at work."""
+    evaluated: Callable[[Evaluation], object] = lambda evaluation: None
+    """With each evaluation."""
+    looked: Callable[[Summary], object] = lambda summary: None
+    """With a copy of the summary, each time that it has been renewed."""
 
-    def evaluated(self, evaluation: Evaluation) -> None:
-        """There is another evaluation."""
-        ...
 
-    def looked(self, summary: Summary) -> None:
-        """The summary has been renewed."""
-        ...
+NOBODY = Listener()
+
+
+class View:
+    """Shows a run to people; this one shows nothing."""
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+
+    def count(self, ready: int, workers: int) -> None:
+        """Show how many workers are ready, before the run begins."""
+
+    def show(self, summary: Summary) -> None:
+        """Show the present state."""
+
+    def close(self, summary: Summary) -> None:
+        """Show the last state, and leave the terminal as it was."""
 
 
 class Monitor:
@@ -144,112 +145,78 @@ class Monitor:
     def __init__(
         self,
         run: Run,
-        listener: Listener | None = None,
-        trackers: Sequence[Careful] = (),
+        listener: Listener = NOBODY,
+        trackers: Mapping[str, Tracker] = MappingProxyType({}),
         lost: Callable[[], str | None] = lambda: None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`lost` tells why the run's folder is not this process's any more; `say` shows a line to people."""
+        spec, clock, folder = run.spec, run.handles.clock, run.spec.folder
+        config = spec.config
         self.run = run
         self.lost = lost
-        self._say = say
+        self.exact: Callable[[], tuple[Any, dict[str, Tensor]]] = no_state
+        """Returns the state of all workers for a checkpoint, as data and tensors, if the backend can."""
         self._listener = listener
+        self._in_step = run.handles.agreement is not None
         self.summary = Summary(
-            total_steps=run.spec.config.total_steps,
-            frames_per_step=run.spec.environment.frames_per_step,
-            steps=run.handles.clock.steps,
-            seconds=run.handles.clock.seconds,
-            updates=in_theta(run.handles.store).updates,
-            staleness_mean=0.0 if run.handles.agreement is None else None,
-            worker_restarts=[0] * run.spec.config.all_workers,
+            total_steps=config.total_steps,
+            frames_per_step=spec.environment.frames_per_step,
+            staleness_mean=None if self._in_step else 0.0,
+            worker_restarts=[0] * config.all_workers,
         )
-        self._writer = RecordWriter(run.spec.folder.supervisor_file)
-        self._readers = {k: RecordReader(run.spec.folder.worker_file(k)) for k in range(run.spec.config.all_workers)}
-        for learner in run.handles.clock.learners:
-            self._readers[learner] = RecordReader(run.spec.folder.learner_file(name_of(learner)))
-        config = run.spec.config
+        self._count()
+        self._readers = {k: RecordReader(folder.worker_file(k)) for k in range(config.all_workers)}
+        self._readers |= {who: RecordReader(folder.learner_file(name_of(who))) for who in clock.learners}
         hosts = config.most_hosts if config.backend == "ray" else 0
-        self._exchanges = [RecordReader(run.spec.folder.exchange_file(host)) for host in range(hosts)]
-        self._evaluator = RecordReader(run.spec.folder.evaluator_file)
+        self._exchanges = [RecordReader(folder.exchange_file(host)) for host in range(hosts)]
+        self._evaluator = RecordReader(folder.evaluator_file)
         # What earlier parts of the run wrote has been reported then; only their best score still counts.
         for reader in (*self._readers.values(), *self._exchanges):
             reader.new()
+        means = [row["mean"] for row in self._evaluator.new() if row.get("mean") is not None]
+        self.summary.best_score = max(means, default=None)
         self._recorded = {who: dict.fromkeys(COUNTED, 0) for who in self._readers}
         """What the rows of each add up to in this part of the run, with what was found to be missing in them."""
         self._rows: list[dict[str, Any]] = []
         """Rows of workers and learner that have been read, for the supervisor's next one."""
-        means = [row["mean"] for row in self._evaluator.new() if row.get("mean") is not None]
-        self.summary.best_score = max(means, default=None)
-        resumed_at = run.handles.clock.steps if run.spec.part else None
-        board = TensorBoardWriter(run.spec.folder.tensorboard, resumed_at)
-        self._trackers: list[Tracker] = [board, *trackers]
-        folder = run.spec.folder
-        began = started_at(folder.path) if folder.status_file.exists() else datetime.now(UTC)
-        self._started = began.isoformat()
-        self._status = Backlog[dict[str, Any]](partial(write_json, folder.status_file), most=1)
-        self._books: dict[str, Backlog[Any]] = {
-            "records": self._writer.backlog, "TensorBoard": board.backlog, "status.json": self._status,
-            **{tracker.name: tracker.backlog for tracker in trackers},
-        }  # fmt: skip
-        self._told: set[str] = set()
-        """Those of whose trouble a line was said."""
-        self._await_evaluation(self.summary.steps)
-        self._endless = ""
-        """What to say of episodes of training that had to be cut."""
         self._scores: deque[float] = deque(maxlen=EPISODES_AVERAGED)
         self._lengths: deque[float] = deque(maxlen=EPISODES_AVERAGED)
+        self._recorder = Recorder(folder, clock.steps if spec.part else None, trackers, say)
+        self._started = (started_at(folder.path) if folder.status_file.exists() else datetime.now(UTC)).isoformat()
         self._looked_at = time.monotonic()
-        self._step_rate, self._update_rate = Rate(self.summary.steps), Rate(self.summary.updates)
-        self._saved = (run.handles.clock.steps, self.summary.updates) if run.spec.part else None
+        self._step_rate, self._update_rate = Rate(clock.steps), Rate(self.summary.updates)
+        self._saved = (clock.steps, self.summary.updates) if spec.part else None
         """Steps and updates of the newest checkpoint."""
-        self._checkpoint_checked = run.handles.clock.steps
-        self._save_due = False
-        self._score_reached = False
-        self.exact: Callable[[], dict[str, Any] | None] | None = None
-        """Returns the state of all workers for a checkpoint, if the backend can."""
+        self._checkpoint_checked = clock.steps
+        self._save_due = self._score_reached = False
 
     def begin(self) -> list[str]:
         """The workers are ready: write down what was chosen, and return lines: how they explore, what is amiss."""
         ready = [row for row in self._read_all() if row.get("event") == "ready" and "exploration" in row]
-        exploration = {row["worker"]: row["exploration"] for row in ready}
-        settings = vars(self.run.spec.config)
-        config = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
-        self._text("config", f"| setting | value |\n|---|---|\n{config}")
-        told = {"algorithm": self.run.spec.algorithm} | {
-            key: settings[key] for key in settings if key not in BOOKKEEPING
-        }
-        for tracker in self._trackers:
-            tracker.hparams(told, SCORES)
-        event = "resumed" if self.run.spec.part else "started"
-        self._writer.write({"event": event, "steps": self.run.handles.clock.steps, "exploration": exploration})
-        table = "\n".join(f"| {worker} | {in_words(facts)} |" for worker, facts in exploration.items())
-        text = f"| worker | exploration |\n|---|---|\n{table}"
-        self._text("async/exploration", text)
+        exploration = {row["worker"]: in_words(row["exploration"]) for row in ready}
+        spec, steps = self.run.spec, self.run.handles.clock.steps
+        self._recorder.settings(spec.algorithm, vars(spec.config), exploration, steps)
+        explores = {row["worker"]: row["exploration"] for row in ready}
+        self._recorder.rows.write(
+            {"event": "resumed" if spec.part else "started", "steps": steps, "exploration": explores}
+        )
         self._save_due = True  # a run that is killed before its first interval can be resumed too
         self._save_if_due()
         self.write_status("running")
-        self._tell_trouble()
+        self._recorder.tell_trouble()
         self._looked_at = time.monotonic()
-        for rate in (self._step_rate, self._update_rate):
-            rate.begin()  # speeds are of the training, not of the start before it
-        counts = Counter(in_words(facts) for facts in exploration.values())
+        # Speeds are of the training, not of the start before it.
+        self._step_rate, self._update_rate = Rate(self.summary.steps), Rate(self.summary.updates)
+        self._listener.begun()
+        counts = Counter(exploration.values())
         lines = ["exploration: " + ", ".join(f"{count} x {words}" for words, count in counts.most_common())]
-        if self._listener is not None:
-            self._listener.begun()
         if threads := max((row["threads"] for row in ready), default=0):
             lines.append(
                 f"the environments of a worker have started {threads} threads besides its own: if those compute, "
                 "workers fight for cores; ask the environment's package for one thread"
             )
         return lines
-
-    def _text(self, tag: str, text: str) -> None:
-        for tracker in self._trackers:
-            tracker.text(tag, text, self.run.handles.clock.steps)
-
-    def _scalars(self, values: Mapping[str, float], steps: int) -> None:
-        for tracker in self._trackers:
-            tracker.scalars(values, steps)
 
     def look(self, now: bool = False) -> bool:
         """Read, save and decide; True when a new summary has been written. Raises FolderLost and NotSaved."""
@@ -261,23 +228,13 @@ class Monitor:
         self._read_all()
         self._write_row()
         self.write_status("running")
-        self._tell_trouble()
+        self._recorder.tell_trouble()
         return True
 
     def _see_that_folder_is_there(self) -> None:
         """Raise FolderLost rather than write into what somebody has deleted or taken over."""
         if (reason := self.lost()) is not None:
             raise FolderLost(reason)
-
-    def _tell_trouble(self) -> None:
-        """Say, once of each, what cannot be written."""
-        new = [name for name, book in self._books.items() if book.trouble and name not in self._told]
-        if new:
-            self._told.update(new)
-            self._say(
-                f"{' and '.join(new)} cannot be written now ({self._books[new[0]].trouble}); the run goes on and tries "
-                "again"
-            )
 
     def note_loss(self, event: str, worker: int, cause: str) -> None:
         """A worker, LEARNER or EVALUATOR died: it is "restarted", "gone" for good, or "lost" at the end of the run.
@@ -298,7 +255,7 @@ class Monitor:
     def note_event(self, event: str, **facts: Any) -> None:
         """Write down what happened."""
         clock = self.run.handles.clock
-        self._writer.write({"event": event, **facts, "steps": clock.steps, "seconds": round(clock.seconds, 3)})
+        self._recorder.rows.write({"event": event, **facts, "steps": clock.steps, "seconds": round(clock.seconds, 3)})
 
     def verdict(self) -> str | None:
         """Why the run is over, or None."""
@@ -320,12 +277,15 @@ class Monitor:
                 continue
             summary = self.summary
             summary.evaluation = mean
-            self._await_evaluation(row["steps"])
-            summary.remark = cut_in_words(row["cut"], row["lengths"]) if row.get("cut") else self._endless
+            summary.remark = ""
+            if row.get("cut"):
+                from asyncrl.runtime.evaluator import cut_in_words
+
+                summary.remark = cut_in_words(row["cut"], row["lengths"])
             summary.best_score = mean if summary.best_score is None else max(summary.best_score, mean)
             if target is not None and mean >= target:
                 self._score_reached = True
-            self._scalars(
+            self._recorder.scalars(
                 {
                     "eval/mean_reward": mean,
                     "eval/mean_ep_length": statistics.fmean(row["lengths"]),
@@ -333,13 +293,7 @@ class Monitor:
                 },
                 row["steps"],
             )
-            if self._listener is not None:
-                self._listener.evaluated(cast(Evaluation, row))
-
-    def _await_evaluation(self, steps: int) -> None:
-        """The next one after that at `steps`, or after the beginning: at the next multiple of the interval."""
-        interval, end = self.run.spec.config.evaluation_interval_steps, self.run.spec.config.total_steps
-        self.summary.evaluation_due = min(end, (steps // interval + 1) * interval if interval else end)
+            self._listener.evaluated(cast("Evaluation", row))
 
     def _read_all(self) -> list[dict[str, Any]]:
         return [row for who in self._readers for row in self._read(who)]
@@ -357,19 +311,7 @@ class Monitor:
             for score, length in row.get("episodes", ()):
                 self._scores.append(score)
                 self._lengths.append(length)
-                self._note_length(length)
         return rows
-
-    def _note_length(self, length: int) -> None:
-        """Remark, once, that an episode of training was cut for want of an end."""
-        environment = self.run.spec.environment
-        if self._endless or environment.step_cap or length < environment.training_step_cap:
-            return
-        self._endless = (
-            f"an episode of training had not ended after {length:,} steps and was cut: if the environment never ends "
-            "an episode, give the run --max-episode-steps"
-        )
-        self.summary.remark = self.summary.remark or self._endless
 
     def _settle(self, worker: int) -> dict[str, int]:
         """What a worker whose process has ended counted since the last call, but did not record."""
@@ -393,7 +335,7 @@ class Monitor:
     def _write_row(self) -> None:
         """Everything since the last look as one row, in supervisor.jsonl and in TensorBoard."""
         rows, self._rows = self._rows, []
-        clock, summary, in_step = self.run.handles.clock, self.summary, self.run.handles.agreement is not None
+        clock, summary, in_step = self.run.handles.clock, self.summary, self._in_step
         self._count()
         self._looked_at = time.monotonic()
         summary.steps_per_second = self._step_rate.of(summary.steps)
@@ -424,11 +366,10 @@ class Monitor:
             **time_shares([row for row in rows if "worker_steps" not in row], "learner/time_share"),
         }
         present = {tag: value for tag, value in scalars.items() if value is not None}
-        self._scalars(present, summary.steps)
+        self._recorder.scalars(present, summary.steps)
         counted = {"steps": summary.steps, "seconds": round(summary.seconds, 3), "updates": summary.updates}
-        self._writer.write(counted | present)
-        if self._listener is not None:
-            self._listener.looked(summary)
+        self._recorder.rows.write(counted | present)
+        self._listener.looked(replace(summary))
 
     def _save_if_due(self) -> None:
         steps = self.run.handles.clock.steps
@@ -449,15 +390,18 @@ class Monitor:
             return True
         if self.run.handles.store.torn:
             return False
-        facts = {"best_score": self.summary.best_score}
-        exact = None if self.exact is None else self.exact()
-        checkpoint = take_checkpoint(self.run, None, steps, seconds, facts, exact, updates)
+        exact = self.exact()
+        theta = self.run.handles.store.snapshot()
+        checkpoint = take_checkpoint(
+            self.run, theta, beside_theta(self.run, replay=exact[0] is None),
+            steps=steps, seconds=seconds, updates=updates, best_score=self.summary.best_score, exact=exact,
+        )  # fmt: skip
         if self.run.handles.store.torn:
             return False
         self._see_that_folder_is_there()
         checkpoints.save(self.run.spec.folder.checkpoints, checkpoint, keep=self.run.spec.config.checkpoints_kept)
         self._saved = (steps, updates)
-        self._writer.write({"event": "checkpoint", "steps": steps, "seconds": round(seconds, 3)})
+        self._recorder.rows.write({"event": "checkpoint", "steps": steps, "seconds": round(seconds, 3)})
         return True
 
     def write_status(
@@ -465,44 +409,34 @@ class Monitor:
     ) -> None:
         """status.json: which state the run is in, and why. If it cannot be written, that is tried with the next."""
         self._count()
-        summary = self.summary
+        clock, summary = self.run.handles.clock, self.summary
+        summary.unwritten = self._recorder.unwritten(by_others=clock.unwritten())
+        summary.trouble = self._recorder.trouble(summary.unwritten)
         status = {
             "state": state,
             "reason": reason,
             "exit_code": exit_code,
-            **{name: getattr(summary, name) for name in OF_SUMMARY},
+            **vars(summary),
             "frames": summary.steps * summary.frames_per_step,
             "seconds": round(summary.seconds, 3),
             "steps_per_second": round(summary.steps_per_second, 1),
             "last_evaluation": summary.evaluation,
-            "worker_steps": self.run.handles.clock.worker_steps(),
-            "unwritten": self._count_unwritten(),
+            "worker_steps": clock.worker_steps(),
             "started": self._started,
             "part": self.run.spec.part,
         }
-        self._status.put(status | ({"traceback": traceback} if traceback else {}))
-
-    def _count_unwritten(self) -> dict[str, int]:
-        summary, missing = self.summary, {name: book.missing for name, book in self._books.items()}
-        missing["records"] += self.run.handles.clock.unwritten()
-        del missing["status.json"]  # the newest one says all that the ones before it said
-        summary.unwritten = missing
-        return missing
+        self._recorder.status.put(status | ({"traceback": traceback} if traceback else {}))
 
     def write_last_status(self, state: str, reason: str, exit_code: int, traceback: str | None) -> None:
         """status.json at the end of the run, in several tries; the summary says what is missing."""
         self.write_status(state, reason, exit_code, traceback)
-        summary = self.summary
-        if not self._status.insist():
-            summary.unwritten = summary.unwritten | {"status.json": 1}
-        missing = [self._books[name] for name, count in summary.unwritten.items() if count]
-        summary.trouble = next((book.trouble for book in missing if book.trouble), "")
+        if not self._recorder.status.insist():
+            self.summary.unwritten = self.summary.unwritten | {STATUS: 1}
+            self.summary.trouble = self._recorder.trouble(self.summary.unwritten)
 
     def close(self) -> None:
         """Close the files."""
-        self._writer.close()
-        for tracker in self._trackers:
-            tracker.close()
+        self._recorder.close()
 
     def end(self) -> None:
         """Write the last row and close the files. All workers have ended."""
@@ -513,11 +447,16 @@ class Monitor:
                 if any((missing := self._settle(worker)).values()):
                     self.note_event("unrecorded", who=in_records(worker), unrecorded=missing)
             self._write_row()
-            self._tell_trouble()
+            self._recorder.tell_trouble()
             self.summary.ended = True
             self.summary.steps_per_second = self.summary.steps / max(1e-9, self.summary.seconds)
         finally:
             self.close()
+
+
+def no_state() -> tuple[None, dict[str, Tensor]]:
+    """The state of all workers, of a backend that cannot tell it."""
+    return None, {}
 
 
 def in_records(worker: int) -> int | str:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.core.output import clean, duration, print_line
-from asyncrl.runtime.monitor import Summary
+from asyncrl.runtime.monitor import Summary, View
 
 PLAIN_INTERVAL_SECONDS, COUNT_INTERVAL_SECONDS = 10.0, 5.0
 SILENT_SECONDS = 20.0
@@ -45,19 +45,19 @@ def shown(text: str, style: str = "") -> Text:
     return Text(clean(text), style)
 
 
-class View:
-    """Shows summaries of a run: as a panel that renews itself, as a line every ten seconds in logs and pipes, or not.
+class TerminalView(View):
+    """Shows a run as a panel that renews itself, or as a line every ten seconds in logs and pipes.
 
     A panel needs a terminal that can move its cursor (not TERM=dumb) and draw lamps.
     """
 
-    def __init__(self, quiet: bool = True, title: str = "", more: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, title: str, more: Mapping[str, str] = MappingProxyType({})) -> None:
         """`more` are further rows of the panel, which may change."""
         console = Console()
         draws = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
-        self.live = Live(console=console, refresh_per_second=4) if draws and not quiet else None
+        self.live = Live(console=console, refresh_per_second=4) if draws else None
         """What renews the panel; None: there is none."""
-        self._quiet, self._title, self._more = quiet, title, more
+        self._title, self._more = title, more
         self._said_at = time.monotonic()
 
     def say(self, line: str) -> None:
@@ -65,11 +65,11 @@ class View:
         if self.live is not None:
             with even_if_nobody_reads():
                 self.live.console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
-        elif not self._quiet:
+        else:
             say(line)
 
     def count(self, ready: int, workers: int) -> None:
-        """Show how many workers are ready, before the run begins; as lines only if it takes a while."""
+        """As the panel's only text; as lines only if it takes a while."""
         text = f"{ready} of {workers} workers are ready"
         if self.live is not None:
             self._draw(self.live, Text(text, style="dim"))
@@ -77,14 +77,14 @@ class View:
             self.say(text)
 
     def show(self, summary: Summary) -> None:
-        """Show the present state."""
+        """As the panel; as a line if the last one was long ago."""
         if self.live is not None:
             self._draw(self.live, panel(summary, self._title, self._more))
         elif self._is_time(PLAIN_INTERVAL_SECONDS):
             self.say(one_line(summary))
 
     def close(self, summary: Summary) -> None:
-        """Show the last state, which stays on the screen, and leave the terminal as it was."""
+        """As the panel, which stays on the screen, or as a line."""
         if self.live is None:
             self.say(one_line(summary))
         else:
@@ -125,16 +125,8 @@ def speed(summary: Summary) -> str:
 
 
 def evaluated(summary: Summary) -> str:
-    """Scores of the last and the best evaluation, and when the next one is due if there will be one."""
-    text = f"{number(summary.evaluation)} (best {number(summary.best_score)})"
-    if summary.ended or summary.evaluation_due is None:
-        return text
-    left = summary.evaluation_due - summary.steps
-    if summary.evaluation_due >= summary.total_steps:
-        return f"{text}, next at the end"
-    if left <= 0:
-        return f"{text}, next now"
-    return f"{text}, next in {duration(left / summary.steps_per_second)}" if summary.steps_per_second > 0 else text
+    """Scores of the last and the best evaluation."""
+    return f"{number(summary.evaluation)} (best {number(summary.best_score)})"
 
 
 def staleness(summary: Summary) -> list[str]:

@@ -37,8 +37,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.errors import NotFinite
-from asyncrl.storage.backlog import TRIES, with_patience
-from asyncrl.storage.files import plain, read_json, sync_folder, write_synced
+from asyncrl.storage.files import TRIES, plain, sync_folder, with_patience, write_synced
 from asyncrl.storage.run_folder import versions
 
 FORMAT = "asyncrl checkpoint"
@@ -47,6 +46,10 @@ WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.safetensors", "manifest
 
 _MOST = 2**63
 """No counter gets there; a number that does would not fit into shared memory."""
+_ENTRIES: dict[str, type | tuple[type, ...]] = {
+    "steps": int, "updates": int, "seconds": (int, float), "files": dict, "facts": dict,
+}  # fmt: skip
+"""What a manifest must have besides format, schema and sum."""
 
 # Hidden names: nothing that looks for checkpoints can take one of these for a checkpoint.
 _SAVING, _DELETING = ".saving-", ".deleting-"
@@ -85,21 +88,26 @@ class Checkpoint:
     """Plain JSON data. It comes back as JSON gives it: tuples as lists, keys as strings, nan and infinity as None."""
 
 
-def save(folder: Path, checkpoint: Checkpoint, keep: int = 3) -> Path:
-    """Write a checkpoint into `folder`, keep the newest `keep` up to this one, and return its path.
+def save(folder: Path, checkpoint: Checkpoint, keep: int = 3, kind: str = "step") -> Path:
+    """Write a checkpoint into `folder`, and return its path.
 
-    `folder` must be there. Raises NotFinite, before anything is written, when a number is not finite, and NotSaved when
-    the disk is full or fails, after several tries; the earlier checkpoints are valid then, and nothing unfinished is
-    left.
+    Of the kind "step" the newest `keep` up to this one stay; those further on do too, which are what an earlier part of
+    the run left. Of the kind "best" only this one stays. `folder` must be there. Raises NotFinite, before anything is
+    written, when a number is not finite, and NotSaved when the disk is full or fails, after several tries; the earlier
+    checkpoints are valid then, and nothing unfinished is left.
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
-    return _save(folder, "step", checkpoint, keep)
-
-
-def save_best(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write the best checkpoint into `folder`, in place of the one before, and return its path. Raises as `save`."""
-    return _save(folder, "best", checkpoint, keep=1)
+    if (name := _not_finite(checkpoint.parameters | checkpoint.tensors)) is not None:
+        raise NotFinite(f"{name} holds a number that is not finite; such a checkpoint is not saved")
+    try:
+        path = with_patience(lambda: _publish(folder, kind, checkpoint))
+    except OSError as error:
+        raise NotSaved(checkpoint.steps, error) from error
+    with contextlib.suppress(OSError):  # the next save tries again
+        for older in _superfluous(find(folder, kind), path, keep, kind):
+            _delete(older)
+    return path
 
 
 def load(path: Path) -> Checkpoint:
@@ -113,22 +121,30 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(*counters, parameters, tensors, manifest["facts"])
 
 
-def load_newest(folder: Path) -> tuple[Checkpoint, list[str]]:
-    """Return the newest valid checkpoint in `folder`, and one line for each newer one that had to be skipped.
+def load_newest(folder: Path, kind: str = "step") -> tuple[Checkpoint, list[str]]:
+    """Return the newest valid checkpoint of a kind, "step" or "best", and a line for each newer one that was skipped.
 
     Raises BadCheckpoint when there is none.
     """
-    return _load_newest(folder, "step")
-
-
-def load_best(folder: Path) -> tuple[Checkpoint, list[str]]:
-    """Return the best checkpoint in `folder`, and one line for each damaged one. Raises BadCheckpoint without any."""
-    return _load_newest(folder, "best")
+    skipped: list[str] = []
+    for path in reversed(find(folder, kind)):
+        try:
+            return load(path), skipped
+        except BadCheckpoint as error:
+            skipped.append(f"skipped a checkpoint: {error}")
+    raise BadCheckpoint("; ".join([f"{folder}: no valid checkpoint", *skipped]))
 
 
 def find(folder: Path, kind: str = "step") -> list[Path]:
     """Return the paths of all checkpoints of a kind, "step" or "best", oldest first; they need not be valid."""
-    return [path for _, path in _find(folder, kind)]
+    names = [path.name for path in (folder.iterdir() if folder.is_dir() else ())]
+    return [folder / name for name in sorted(filter(re.compile(rf"{kind}_\d+(\.\d+)?").fullmatch, names), key=_place)]
+
+
+def _place(name: str) -> tuple[int, int]:
+    """Steps and revision of a checkpoint: step_000000000100.2 is the third that was saved at step 100."""
+    steps, _, revision = name.partition("_")[2].partition(".")
+    return int(steps), int(revision or 0)
 
 
 def clean(folder: Path) -> None:
@@ -136,17 +152,6 @@ def clean(folder: Path) -> None:
     for pattern in (_SAVING, _DELETING):
         for path in folder.glob(f"{pattern}*"):
             shutil.rmtree(path)
-
-
-def _save(folder: Path, kind: str, checkpoint: Checkpoint, keep: int) -> Path:
-    _refuse_non_finite(checkpoint.parameters | checkpoint.tensors)
-    try:
-        path = with_patience(lambda: _publish(folder, kind, checkpoint))
-    except OSError as error:
-        raise NotSaved(checkpoint.steps, error) from error
-    with contextlib.suppress(OSError):  # the next save tries again
-        _delete_older(folder, kind, path, keep)
-    return path
 
 
 def _publish(folder: Path, kind: str, checkpoint: Checkpoint) -> Path:
@@ -205,11 +210,6 @@ def _own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _refuse_non_finite(parameters: Mapping[str, Tensor]) -> None:
-    if (name := _not_finite(parameters)) is not None:
-        raise NotFinite(f"{name} holds a number that is not finite; such a checkpoint is not saved")
-
-
 def _not_finite(tensors: Mapping[str, Tensor]) -> str | None:
     """Return the name of the first tensor with a NaN or an infinity, or None."""
     return next((name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())), None)
@@ -217,39 +217,19 @@ def _not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 
 def _free_name(folder: Path, kind: str, steps: int) -> Path:
     """Return the next unused path for these steps: step_000000000100, then step_000000000100.1 and so on."""
-    revisions = [revision for (found, revision), _ in _find(folder, kind) if found == steps]
+    revisions = [revision for found, revision in (_place(path.name) for path in find(folder, kind)) if found == steps]
     suffix = f".{max(revisions) + 1}" if revisions else ""
     return folder / f"{kind}_{steps:012d}{suffix}"
 
 
-def _find(folder: Path, kind: str) -> list[tuple[tuple[int, int], Path]]:
-    """Return ((steps, revision), path) of every checkpoint of a kind, in that order."""
-    name = re.compile(rf"{kind}_(\d+)(?:\.(\d+))?")
-    found = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = name.fullmatch(path.name)
-        if match:
-            found.append(((int(match[1]), int(match[2] or 0)), path))
-    return sorted(found)
-
-
-def _delete_older(folder: Path, kind: str, saved: Path, keep: int) -> None:
-    """Delete what the checkpoint just saved makes superfluous.
-
-    Of the "best" kind that is every other one. Of the "step" kind, those further on stay: they are what an earlier part
-    of the run left, and are not this writer's to judge.
-    """
-    paths = find(folder, kind)
-    older = paths[: paths.index(saved)]
+def _superfluous(paths: list[Path], saved: Path, keep: int, kind: str) -> list[Path]:
+    """Which of all checkpoints of a kind, oldest first, the one just saved makes superfluous."""
     if kind == "best":
-        superfluous = [path for path in paths if path != saved]
-    else:
-        steps = saved.name.partition(".")[0]
-        replaced = [path for path in older if path.name.partition(".")[0] == steps]
-        others = [path for path in older if path not in replaced]
-        superfluous = replaced + others[: max(0, len(others) - (keep - 1))]
-    for path in superfluous:
-        _delete(path)
+        return [path for path in paths if path != saved]
+    older = paths[: paths.index(saved)]
+    others = [path for path in older if _place(path.name)[0] != _place(saved.name)[0]]
+    kept = others[max(0, len(others) - (keep - 1)) :]
+    return [path for path in older if path not in kept]
 
 
 def _delete(path: Path) -> None:
@@ -261,28 +241,13 @@ def _delete(path: Path) -> None:
     shutil.rmtree(hidden)
 
 
-def _load_newest(folder: Path, kind: str) -> tuple[Checkpoint, list[str]]:
-    skipped: list[str] = []
-    for path in reversed(find(folder, kind)):
-        try:
-            return load(path), skipped
-        except BadCheckpoint as error:
-            skipped.append(f"skipped a checkpoint: {error}")
-    reasons = "".join(f"; {line}" for line in skipped)
-    raise BadCheckpoint(f"{folder}: no valid checkpoint{reasons}")
-
-
 def _read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint once its own sum agrees."""
     file = path / MANIFEST
     if not path.is_dir():
         raise BadCheckpoint(f"{path}: no such checkpoint")
     try:
-        manifest = read_json(file)
-    except FileNotFoundError:
-        raise BadCheckpoint(f"{file}: missing") from None
-    except OSError as error:
-        raise BadCheckpoint(f"{file}: cannot be read ({error.strerror})") from error
+        manifest = json.loads(_read(file))
     except (ValueError, RecursionError) as error:
         raise BadCheckpoint(f"{file}: damaged, not valid JSON") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -298,24 +263,27 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 def _misfit(manifest: Mapping[str, Any]) -> str | None:
     """Return the name of the first entry that is missing or of the wrong type or size, or None."""
-    for name, kind in (("steps", int), ("updates", int), ("seconds", int | float)):
-        number = manifest.get(name)
-        if not isinstance(number, kind) or isinstance(number, bool) or not 0 <= number < _MOST:
+    for name, kind in _ENTRIES.items():
+        value = manifest.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
             return name
-    for name in ("files", "facts"):
-        if not isinstance(manifest.get(name), dict):
+        if isinstance(value, int | float) and not 0 <= value < _MOST:
             return name
     return next((name for name in (WEIGHTS, STATE) if not isinstance(manifest["files"].get(name), dict)), None)
 
 
-def _read_tensors(file: Path, expected: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors of a file once its size and sum agree with the manifest."""
+def _read(file: Path) -> bytes:
     try:
-        content = file.read_bytes()
+        return file.read_bytes()
     except FileNotFoundError:
         raise BadCheckpoint(f"{file}: missing") from None
     except OSError as error:
         raise BadCheckpoint(f"{file}: cannot be read ({error.strerror})") from error
+
+
+def _read_tensors(file: Path, expected: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a file once its size and sum agree with the manifest."""
+    content = _read(file)
     if len(content) != expected.get("bytes"):
         raise BadCheckpoint(f"{file}: damaged, {len(content)} bytes in place of {expected.get('bytes')}")
     if hashlib.sha256(content).hexdigest() != expected.get("sha256"):

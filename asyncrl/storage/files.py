@@ -1,8 +1,13 @@
-"""Files that are either whole or absent, also after a kill, a full disk or a power cut.
+"""Files that are either whole or absent, also after a kill, a full disk or a power cut; and what waits for the disk.
 
 The rule behind `write_json`: write under a temporary name in the same folder, fsync, rename over the real name,
 fsync the folder. Without the first fsync a power cut can leave an empty file behind a finished rename; without the
-second the rename itself can be lost. Files that grow go through `append_whole`.
+second the rename itself can be lost. Files that grow do so by whole pieces (`AppendedFile`).
+
+Bookkeeping ends no run. Records, TensorBoard, status.json and trackers all go through a `Backlog`: what cannot be
+written now, because a disk is full or a tracker does not answer, is kept and written later in its order, and what is
+still missing at the end is known by number. Checkpoints do not: a run that cannot save itself must end, but only after
+several tries (`with_patience`).
 """
 
 from __future__ import annotations
@@ -12,10 +17,21 @@ import errno
 import json
 import math
 import os
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+TRIES = 3
+PAUSE_SECONDS = 1.5
+"""Between two tries of what must not wait for a later occasion: a checkpoint, or the end of a run."""
+MOST = 10_000
+"""Pieces that are kept; with more, the oldest ones are given up."""
+
+PieceT = TypeVar("PieceT")
+ResultT = TypeVar("ResultT")
 
 
 def plain(value: Any) -> Any:
@@ -114,3 +130,120 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def with_patience(write: Callable[[], ResultT]) -> ResultT:
+    """Call `write`, up to TRIES times with pauses as long as it raises OSError. Raises the last one."""
+    for _ in range(TRIES - 1):
+        try:
+            return write()
+        except OSError:
+            time.sleep(PAUSE_SECONDS)
+    return write()
+
+
+class Backlog(Generic[PieceT]):
+    """Pieces in the order in which `write` is to be called with them. After a failure they wait for the next put."""
+
+    failures: type[Exception] = OSError
+    """What `write` raises when it could not; everything else is a mistake in the program."""
+
+    def __init__(self, write: Callable[[PieceT], object], most: int = MOST) -> None:
+        self.trouble = ""
+        """The newest failure, in words; empty while there was none."""
+        self._write, self._most = write, most
+        self._waiting: deque[PieceT] = deque()
+        self._given_up = self._failed = 0
+
+    @property
+    def missing(self) -> int:
+        """Number of pieces that have not been written."""
+        return self._given_up + len(self._waiting)
+
+    def put(self, piece: PieceT) -> None:
+        """Write a piece, after those that wait; keep what cannot be written now."""
+        if len(self._waiting) == self._most:
+            self._give_up()
+        self._waiting.append(piece)
+        self._retry()
+
+    def insist(self) -> bool:
+        """Write what waits at the end of the run, in several tries; False if some is left."""
+        for left in range(TRIES - 1, -1, -1):
+            self._retry()
+            if self._waiting and left:
+                time.sleep(PAUSE_SECONDS)
+        return not self._waiting
+
+    def _retry(self) -> None:
+        while self._waiting:
+            try:
+                self._write(self._waiting[0])
+            except self.failures as error:
+                self._fail(error)
+                return
+            self._waiting.popleft()
+            self._failed = 0
+
+    def _fail(self, error: Exception) -> None:
+        strerror = error.strerror if isinstance(error, OSError) else None
+        self.trouble = strerror or f"{type(error).__name__}: {error}"
+        self._failed += 1
+
+    def _give_up(self) -> None:
+        self._waiting.popleft()
+        self._given_up += 1
+
+
+class AppendedFile(Backlog[bytes]):
+    """The file at `path`, to which whole pieces are appended; an existing file is continued. One writer per file.
+
+    A newline is written first where an existing file does not end with one: a line that a kill has torn cannot spoil
+    the next one. A piece is visible to readers at once if it can be written now. Nothing here raises OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(self._append)
+        self._path = path
+        self._file: FileIO | None = None
+        self._end: int | None = None
+        """Bytes of the file that are whole pieces."""
+        with contextlib.suppress(OSError):
+            self._file = self._open()
+
+    def close(self) -> None:
+        """Write what waits, in several tries, and close the file; closing twice is harmless."""
+        self.insist()
+        self._release()
+
+    def _append(self, content: bytes) -> None:
+        try:
+            if self._file is None:
+                self._file = self._open()
+            append_whole(self._file, content)
+        except OSError:
+            self._release()  # a handle that has become stale stays so: the next try opens the file anew
+            raise
+        self._end = (self._end or 0) + len(content)
+
+    def _open(self) -> FileIO:
+        file = open(self._path, "a+b", buffering=0)  # noqa: SIM115 (closed by _release)
+        try:
+            size = file.seek(0, os.SEEK_END)
+            if self._end is not None and size > self._end:  # part of a piece that failed, and could not be cut off
+                file.truncate(self._end)
+            elif self._end is None and size:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    append_whole(file, b"\n")
+            self._end = file.seek(0, os.SEEK_END)
+        except OSError:
+            file.close()
+            raise
+        return file
+
+    def _release(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+        self._file = None

@@ -21,7 +21,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
@@ -40,23 +39,17 @@ LOCK_TRIES = 10
 class Held(UsageError):
     """Another process, which is alive, holds the folder."""
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"{folder} is going on: another process is training there")
+
 
 class FolderLost(UsageError):
     """The folder that this process held is no longer its own, or no longer there."""
 
 
-@dataclass(frozen=True)
-class Lease:
-    """What a holder writes into the file."""
-
-    machine: str
-    """The holder's machine since its last start, without its name."""
-    process: int
-    token: str
-
-    def line(self, beat: int) -> bytes:
-        """The lease in the file; `beat` counts the renewals."""
-        return f"{self.machine} {self.process} {self.token} {beat}\n".encode()
+def lease(machine: str, token: str, beat: int) -> bytes:
+    """What a holder writes into the file; `beat` counts the renewals."""
+    return f"{machine} {os.getpid()} {token} {beat}\n".encode()
 
 
 def token_of(content: bytes) -> tuple[str, str]:
@@ -70,7 +63,7 @@ class Hold:
 
     def __init__(self, file: FileIO, path: Path) -> None:
         self._file, self._path = file, path
-        self._lease = Lease(this_machine(), os.getpid(), secrets.token_hex(8))
+        self._token = secrets.token_hex(8)
         self._beat = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._renew, daemon=True, name="folder-lease")
@@ -85,7 +78,7 @@ class Hold:
         try:
             if not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
                 return f"{folder} was replaced by another folder"
-            if token_of(self._path.read_bytes())[1] == self._lease.token:
+            if token_of(self._path.read_bytes())[1] == self._token:
                 return None
         except (FileNotFoundError, NotADirectoryError):
             return f"{folder} was deleted" + (f" in part: {self._path.name} is gone" if folder.is_dir() else "")
@@ -99,7 +92,7 @@ class Hold:
         if settle:
             time.sleep(SETTLE_SECONDS)
             if self.lost() is not None:
-                raise Held(busy(self._path.parent))
+                raise Held(self._path.parent)
         self._thread.start()
 
     def release(self) -> None:
@@ -120,15 +113,10 @@ class Hold:
     def _write(self) -> None:
         self._beat += 1
         self._file.seek(0)
-        content = self._lease.line(self._beat)
+        content = lease(this_machine(), self._token, self._beat)
         self._file.write(content)
         self._file.truncate(len(content))
         os.fsync(self._file.fileno())
-
-
-def busy(folder: Path) -> str:
-    """What whoever is refused is told."""
-    return f"{folder} is going on: another process is training there"
 
 
 @contextlib.contextmanager
@@ -149,7 +137,7 @@ def holding(
         locked = lock(file.fileno())
         if locked is False:
             if not waits:
-                raise Held(busy(path.parent))
+                raise Held(path.parent)
             say(waits)
             lock(file.fileno(), wait=True)
         _await_strangers(path, bool(locked), say, interrupted or (lambda: False), waits)
@@ -218,7 +206,7 @@ def _await_strangers(
             return
         if content != seen:
             if not waits:
-                raise Held(busy(path.parent))
+                raise Held(path.parent)
             seen, since = content, time.monotonic()
 
 

@@ -11,11 +11,9 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
-from asyncrl.storage.backlog import Backlog, Growing
-from asyncrl.storage.files import plain
+from asyncrl.storage.files import AppendedFile, plain
 
 
 class Rows(Protocol):
@@ -35,43 +33,15 @@ class Rows(Protocol):
         ...
 
 
-class RecordWriter:
-    """Append rows to the file at `path`; an existing file is continued.
-
-    A last line torn by an earlier kill is closed with a newline first, so that it cannot spoil the next row.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = Growing(path, join=b"\n")
+class RecordWriter(AppendedFile):
+    """Append rows to a file; an existing one is continued."""
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row, at once visible to readers. A number that is not finite is written as null.
 
         Raises no OSError: a row that cannot be written is kept, and tried again with the next one and at the end.
         """
-        self._file.append((json.dumps(plain(row), separators=(",", ":"), allow_nan=False) + "\n").encode())
-
-    def close(self) -> None:
-        """Write what is left, and close the file; closing twice is harmless."""
-        self._file.close()
-
-    @property
-    def backlog(self) -> Backlog[bytes]:
-        """The rows that could not be written yet."""
-        return self._file.backlog
-
-    @property
-    def missing(self) -> int:
-        """Number of rows that could not be written so far."""
-        return self.backlog.missing
-
-    def __enter__(self) -> RecordWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+        self.put((json.dumps(plain(row), separators=(",", ":"), allow_nan=False) + "\n").encode())
 
 
 class RecordReader:

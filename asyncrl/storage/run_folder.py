@@ -19,11 +19,14 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from asyncrl import __version__
 from asyncrl.core.devices import usable_cores
@@ -56,6 +59,16 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 class RunExists(UsageError):
     """There is a run of that name already."""
+
+
+class _Entry:
+    """A file or folder in a run's folder, by its name there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: RunFolder, owner: object) -> Path:
+        return run.path / self.name
 
 
 @dataclass(frozen=True)
@@ -103,17 +116,15 @@ class RunFolder:
             raise UsageError(f"{run.path} is not a run: it holds no {run.config_file.name}")
         return run
 
-    @contextlib.contextmanager
     def occupied(
         self, say: Callable[[str], None] = lambda _: None, interrupted: Callable[[], bool] | None = None
-    ) -> Iterator[Hold]:
+    ) -> AbstractContextManager[Hold]:
         """Hold the run for this process. Raises UsageError while another process that is alive holds it.
 
         After a crash on another machine, and on file systems without locks, it takes some time to see that; `say` and
         `interrupted` as for `holding`.
         """
-        with holding(self.path / LOCK, say, interrupted) as hold:
-            yield hold
+        return holding(self.path / LOCK, say, interrupted)
 
     def remove_remains(self) -> None:
         """Take away what was saved while somebody deleted this folder: without config.json nobody can use it."""
@@ -121,40 +132,20 @@ class RunFolder:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             remove_folders([self.path, self.tensorboard])
 
-    @property
-    def config_file(self) -> Path:
-        """The configuration the run was started with."""
-        return self.path / "config.json"
-
-    @property
-    def host_file(self) -> Path:
-        """What `host_facts` said at the start."""
-        return self.path / "host.json"
-
-    @property
-    def status_file(self) -> Path:
-        """Whether the run is going on, and how it ended."""
-        return self.path / STATUS
-
-    @property
-    def supervisor_file(self) -> Path:
-        """The supervisor's records."""
-        return self.path / "supervisor.jsonl"
-
-    @property
-    def evaluator_file(self) -> Path:
-        """The evaluator's records."""
-        return self.path / "evaluator.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def tensorboard(self) -> Path:
-        """The folder of TensorBoard event files."""
-        return self.path / "tb"
+    config_file = _Entry("config.json")
+    """The configuration the run was started with."""
+    host_file = _Entry("host.json")
+    """What `host_facts` said at the start."""
+    status_file = _Entry(STATUS)
+    """Whether the run is going on, and how it ended."""
+    supervisor_file = _Entry("supervisor.jsonl")
+    """The supervisor's records."""
+    evaluator_file = _Entry("evaluator.jsonl")
+    """The evaluator's records."""
+    checkpoints = _Entry("checkpoints")
+    """The folder of checkpoints."""
+    tensorboard = _Entry("tb")
+    """The folder of TensorBoard event files."""
 
     def learner_file(self, role: str = "learner") -> Path:
         """The records of a learner, where there is one."""
@@ -197,14 +188,12 @@ def default_name(seed: int, workers: int, stamp: str = STAMP) -> str:
 def started_at(folder: Path) -> datetime:
     """When a run was first started, from its status.json, in UTC: clocks on walls differ and are turned back.
 
-    Runs of earlier versions have only their name to say so, in the local time of their start; it is read in that of
-    this machine. Without any time a run counts as older than all others.
+    Without that a run counts as older than all others.
     """
-    with contextlib.suppress(ValueError, KeyError, TypeError):
+    try:
         return datetime.fromisoformat(read_status(folder)["started"]).astimezone(UTC)
-    with contextlib.suppress(ValueError, OverflowError):
-        return datetime.strptime("-".join(folder.name.split("-")[2:4]), STAMP).astimezone(UTC)
-    return datetime.min.replace(tzinfo=UTC)
+    except (ValueError, KeyError, TypeError):
+        return datetime.min.replace(tzinfo=UTC)
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -256,14 +245,15 @@ def host_facts() -> dict[str, Any]:
         "cpu_instructions": cpu_instructions(),
         "cores_logical": os.cpu_count(),
         "cores_usable": len(usable_cores()),
-        "memory_gib": _memory_gib(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "threads": {name: os.environ.get(name) for name in _THREAD_VARIABLES},
     }
 
 
 def cpu_instructions() -> list[str] | None:
     """Return those of _INSTRUCTIONS that the processor has; None where the system does not tell."""
-    flags = _cpu_fact("flags") or _cpu_fact("Features")
+    facts = _cpu_facts()
+    flags = facts.get("flags") or facts.get("Features")
     return None if flags is None else [name for name in _INSTRUCTIONS if name in flags.split()]
 
 
@@ -298,26 +288,19 @@ def _version(package: str) -> str | None:
 
 
 def _cpu_model() -> str | None:
-    """Return the processor's name as Linux tells it, with family and model, which a name may leave open; elsewhere as
-    Python does."""
-    name, family, model = (_cpu_fact(key) for key in ("model name", "cpu family", "model"))
+    """Return the processor's name, with family and model, which a name may leave open."""
+    facts = _cpu_facts()
+    name, family, model = (facts.get(key) for key in ("model name", "cpu family", "model"))
     if name and family and model:
         return f"{name} (family {family}, model {model})"
     return name or platform.processor() or None
 
 
-def _cpu_fact(key: str) -> str | None:
-    """Return what Linux says of the first processor under `key`; None if it says nothing."""
-    with contextlib.suppress(OSError), open(_CPU_INFO, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            name, _, value = line.partition(":")
-            if name.strip() == key:
-                return value.strip()
-    return None
-
-
-def _memory_gib() -> float | None:
+def _cpu_facts() -> dict[str, str]:
+    """Return what Linux says of the first processor; nothing elsewhere."""
     try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (AttributeError, ValueError, OSError):
-        return None
+        first = _CPU_INFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}

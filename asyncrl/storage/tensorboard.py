@@ -16,7 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncrl.storage.backlog import Backlog, Growing
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.summary_v2 import HParam, Metric, hparams_config_pb, hparams_pb
+from tensorboard.plugins.text.summary_v2 import text_pb
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from asyncrl.storage.files import AppendedFile
 
 FIRST = {"async/": "workers/", "learner/": "workers/learner_"}
 """Other names for what TensorBoard, which sorts by the alphabet, would otherwise show before the scores."""
@@ -31,7 +37,7 @@ def shown(tag: str) -> str:
     return tag
 
 
-class TensorBoardWriter:
+class TensorBoardWriter(AppendedFile):
     """Write one new event file into `folder`, which is made when missing.
 
     `purge_step` is the step at which a run is resumed: TensorBoard hides the points at and after it in earlier files.
@@ -39,64 +45,33 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: Path, purge_step: int | None = None) -> None:
-        # Here and not above: the import takes a fifth of a second, and not every command that reads this module writes.
-        from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2
-        from tensorboard.plugins.text import metadata
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        self._event, self._summary = event_pb2, summary_pb2
-        self._tensor, self._shape = tensor_pb2, tensor_shape_pb2
-        self._text_metadata = metadata.create_summary_metadata(display_name="", description="")
         with contextlib.suppress(OSError):  # what cannot be made now is missed by the file
             folder.mkdir(exist_ok=True)
         # TensorBoard reads the files of a folder in the order of their names, so the time comes first.
         seconds, nanoseconds = divmod(time.time_ns(), 10**9)
         self.path = folder / f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{os.getpid()}"
-        self._file = Growing(self.path)
-        self._frame = RecordWriter
-        self._write(time.time(), file_version="brain.Event:2")
+        super().__init__(self.path)
+        self._event(file_version="brain.Event:2")
         if purge_step is not None:
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._write(time.time(), step=purge_step, session_log=start)
+            self._event(step=purge_step, session_log=SessionLog(status=SessionLog.START))
 
-    def scalars(self, values: Mapping[str, float], step: int, walltime: float | None = None) -> None:
-        """Write one number for each tag at a step; `walltime` is in seconds since 1970, now when not given."""
-        points = [self._summary.Summary.Value(tag=shown(tag), simple_value=float(v)) for tag, v in values.items()]
-        self._write(walltime, step=step, summary=self._summary.Summary(value=points))
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Write one number for each tag at a step."""
+        points = [Summary.Value(tag=shown(tag), simple_value=float(value)) for tag, value in values.items()]
+        self._event(step=step, summary=Summary(value=points))
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
         """Write a text in Markdown."""
-        tensor = self._tensor.TensorProto(
-            dtype="DT_STRING",
-            string_val=[text.encode()],
-            tensor_shape=self._shape.TensorShapeProto(dim=[self._shape.TensorShapeProto.Dim(size=1)]),
-        )
-        value = self._summary.Summary.Value(
-            tag=f"{shown(tag)}/text_summary", metadata=self._text_metadata, tensor=tensor
-        )
-        self._write(None, step=step, summary=self._summary.Summary(value=[value]))
+        self._event(step=step, summary=text_pb(f"{shown(tag)}/text_summary", text))
 
     def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
         """A row of the tab HPARAMS: the settings of the run, and its scores by their tags."""
-        from tensorboard.plugins.hparams import summary_v2
-
         plain = {name: value if isinstance(value, PLAIN) else str(value) for name, value in settings.items()}
-        columns = [summary_v2.HParam(name) for name in plain]
-        scores = [summary_v2.Metric(shown(tag)) for tag in metrics]
-        for summary in (summary_v2.hparams_config_pb(columns, scores), summary_v2.hparams_pb(plain)):
-            self._write(None, summary=summary)
+        scores = [Metric(shown(tag)) for tag in metrics]
+        for summary in (hparams_config_pb([HParam(name) for name in plain], scores), hparams_pb(plain)):
+            self._event(summary=summary)
 
-    def close(self) -> None:
-        """Write what is left, and close the file; closing twice is harmless."""
-        self._file.close()
-
-    @property
-    def backlog(self) -> Backlog[bytes]:
-        """The events that could not be written yet."""
-        return self._file.backlog
-
-    def _write(self, walltime: float | None, **content: Any) -> None:
-        event = self._event.Event(wall_time=time.time() if walltime is None else walltime, **content)
+    def _event(self, **content: Any) -> None:
         record = io.BytesIO()
-        self._frame(record).write(event.SerializeToString())
-        self._file.append(record.getvalue())
+        RecordWriter(record).write(Event(wall_time=time.time(), **content).SerializeToString())
+        self.put(record.getvalue())

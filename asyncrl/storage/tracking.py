@@ -1,4 +1,4 @@
-"""Where a run's numbers go beside its own records: TensorBoard always, Weights & Biases and MLflow when asked to.
+"""Weights & Biases and MLflow, where a run's numbers go as well when asked to.
 
 Weights & Biases and MLflow are used through their own packages, imported only when asked for. Their
 own environment variables configure them (WANDB_ENTITY, WANDB_MODE, MLFLOW_TRACKING_URI).
@@ -12,35 +12,129 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from asyncrl.core.errors import UsageError
-from asyncrl.storage.backlog import Backlog
-from asyncrl.storage.files import read_json, write_json
+from asyncrl.storage.files import TRIES, Backlog, read_json, write_json
 
-TRACKERS = ("wandb", "mlflow")
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 10.0, 600.0
+"""Pause after the first failure of a call, doubled after each further one, and the longest pause."""
 FILE = "tracking.json"
 """In the run's folder: each tracker's id of the run, for when it is resumed."""
 
 
-class Tracker(Protocol):
-    """Takes the numbers of a run while it trains."""
+class Tracker(Backlog[Callable[[], None]]):
+    """A run at a tracker. Its failures stop no run: failed calls are repeated later, in their order.
+
+    It is reached over a network, through code of others: every Exception is a failure, and a call that failed TRIES
+    times is given up, since it may be that call which is refused.
+    """
+
+    failures = Exception
+    key: str
+    """The tracker's own id of the run."""
+
+    def __init__(self, project: str, title: str, folder: Path, key: str | None) -> None:
+        """Begin a run there, or go on with that of the `key`; `title` is what people see."""
+        super().__init__(lambda call: call())
+        self._due = 0.0
 
     def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """The settings of the run, once, and which tags are its scores."""
-        ...
+        """Send the settings of the run, once, and which tags are its scores."""
+        self.put(partial(self._hparams, settings, metrics))
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """One number for each tag at a step."""
-        ...
-
-    def text(self, tag: str, text: str, step: int = 0) -> None:
-        """A text in Markdown."""
-        ...
+        """Send one number for each tag at a step."""
+        self.put(partial(self._scalars, values, step))
 
     def close(self) -> None:
-        """The run is over; closing twice is harmless."""
-        ...
+        """Say that the run is over, after a last try of what is left; closing twice is harmless."""
+        self._due = 0.0
+        self._retry()
+        with contextlib.suppress(Exception):
+            self._close()
+
+    def _retry(self) -> None:
+        if time.monotonic() >= self._due:
+            super()._retry()
+
+    def _fail(self, error: Exception) -> None:
+        super()._fail(error)
+        self._due = time.monotonic() + min(LONGEST_PAUSE_SECONDS, PAUSE_SECONDS * 2 ** (self._failed - 1))
+        if self._failed >= TRIES:
+            self._give_up()
+
+    def _hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
+        raise NotImplementedError
+
+    def _scalars(self, values: Mapping[str, float], step: int) -> None:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        raise NotImplementedError
+
+
+class Wandb(Tracker):
+    """Weights & Biases. Its files lie in the run's folder."""
+
+    def __init__(self, project: str, title: str, folder: Path, key: str | None) -> None:
+        import wandb
+
+        super().__init__(project, title, folder, key)
+        self._run = wandb.init(
+            project=project, name=title, dir=str(folder), id=key, resume="allow" if key else None, reinit="create_new"
+        )
+        self.key = self._run.id
+        # Evaluations arrive later than the steps that they belong to, and wandb's own step only grows.
+        self._run.define_metric("steps", hidden=True)
+        self._run.define_metric("*", step_metric="steps")
+
+    def _hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
+        self._run.config.update(dict(settings), allow_val_change=True)
+        for tag in metrics:
+            self._run.define_metric(tag, step_metric="steps", summary="max")
+
+    def _scalars(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log({**values, "steps": step})
+
+    def _close(self) -> None:
+        self._run.finish()
+
+
+class Mlflow(Tracker):
+    """MLflow, by its client: nothing of the program's own use of it is touched."""
+
+    def __init__(self, project: str, title: str, folder: Path, key: str | None) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        super().__init__(project, title, folder, key)
+        self._metric, self._param = Metric, Param
+        self._client = MlflowClient()
+        if key is None:
+            found = self._client.get_experiment_by_name(project)
+            experiment = found.experiment_id if found else self._client.create_experiment(project)
+            key = self._client.create_run(experiment, run_name=title).info.run_id
+        self.key = key
+        self._closed = False
+
+    def _hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
+        """The run's parameters. They cannot be changed: a resumed run keeps the first ones."""
+        known = self._client.get_run(self.key).data.params
+        new = [self._param(name, str(value)) for name, value in settings.items() if name not in known]
+        self._client.log_batch(self.key, params=new)
+
+    def _scalars(self, values: Mapping[str, float], step: int) -> None:
+        now = int(1000 * time.time())
+        self._client.log_batch(self.key, metrics=[self._metric(tag, value, now, step) for tag, value in values.items()])
+
+    def _close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._client.set_terminated(self.key)
+
+
+TRACKERS: dict[str, type[Tracker]] = {"wandb": Wandb, "mlflow": Mlflow}
 
 
 def require(names: Sequence[str]) -> None:
@@ -52,124 +146,22 @@ def require(names: Sequence[str]) -> None:
             raise UsageError(f'--track {name} needs its package: pip install "asyncrl[{name}]"')
 
 
-def make_trackers(names: Sequence[str], project: str, title: str, folder: Path) -> list[Careful]:
+def make_trackers(names: Sequence[str], project: str, title: str, folder: Path) -> dict[str, Tracker]:
     """The trackers of those names, for the run in `folder`; `title` is what people see.
 
     Raises UsageError if one of them cannot begin, by then before anything has been trained.
     """
-    known = _known(folder)
-    made: list[Careful] = []
+    known: dict[str, str] = {}
+    with contextlib.suppress(OSError, ValueError):
+        known |= read_json(folder / FILE)
+    made: dict[str, Tracker] = {}
     for name in names:
         try:
-            tracker = (Wandb if name == "wandb" else Mlflow)(project, title, folder, known.get(name))
+            made[name] = TRACKERS[name](project, title, folder, known.get(name))
         except Exception as error:
-            for one in made:
+            for one in made.values():
                 one.close()
             raise UsageError(f"--track {name} failed: {type(error).__name__}: {error}") from error
-        known[name] = tracker.key
-        made.append(Careful(name, tracker))
     if made:
-        write_json(folder / FILE, known)
+        write_json(folder / FILE, known | {name: tracker.key for name, tracker in made.items()})
     return made
-
-
-def _known(folder: Path) -> dict[str, str]:
-    with contextlib.suppress(OSError, ValueError):
-        return dict(read_json(folder / FILE))
-    return {}
-
-
-class Wandb:
-    """Weights & Biases. Its files lie in the run's folder."""
-
-    def __init__(self, project: str, title: str, folder: Path, key: str | None) -> None:
-        import wandb
-
-        self._run = wandb.init(
-            project=project, name=title, dir=str(folder), id=key, resume="allow" if key else None, reinit="create_new"
-        )
-        self.key: str = self._run.id
-        # Evaluations arrive later than the steps that they belong to, and wandb's own step only grows.
-        self._run.define_metric("steps", hidden=True)
-        self._run.define_metric("*", step_metric="steps")
-
-    def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """The run's config; its summary has the best of each metric."""
-        self._run.config.update(dict(settings), allow_val_change=True)
-        for tag in metrics:
-            self._run.define_metric(tag, step_metric="steps", summary="max")
-
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """A row of its history."""
-        self._run.log({**values, "steps": step})
-
-    def text(self, tag: str, text: str, step: int = 0) -> None:
-        """Nothing: what the texts say is in the config."""
-
-    def close(self) -> None:
-        """Send what is left."""
-        self._run.finish()
-
-
-class Mlflow:
-    """MLflow, by its client: nothing of the program's own use of it is touched."""
-
-    def __init__(self, project: str, title: str, folder: Path, key: str | None) -> None:
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric, Param
-
-        self._metric, self._param = Metric, Param
-        self._client = MlflowClient()
-        if key is None:
-            found = self._client.get_experiment_by_name(project)
-            experiment = found.experiment_id if found else self._client.create_experiment(project)
-            key = self._client.create_run(experiment, run_name=title).info.run_id
-        self.key: str = key
-        self._closed = False
-
-    def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """The run's parameters. They cannot be changed: a resumed run keeps the first ones."""
-        known = self._client.get_run(self.key).data.params
-        new = [self._param(name, str(value)) for name, value in settings.items() if name not in known]
-        self._client.log_batch(self.key, params=new)
-
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Its metrics."""
-        now = int(1000 * time.time())
-        self._client.log_batch(self.key, metrics=[self._metric(tag, value, now, step) for tag, value in values.items()])
-
-    def text(self, tag: str, text: str, step: int = 0) -> None:
-        """Nothing: what the texts say is in the parameters."""
-
-    def close(self) -> None:
-        """Say that it has ended."""
-        if not self._closed:
-            self._closed = True
-            self._client.set_terminated(self.key)
-
-
-class Careful:
-    """A tracker whose failures stop no run: failed calls are repeated later, in their order."""
-
-    def __init__(self, name: str, inner: Tracker) -> None:
-        self.name = name
-        self.backlog = Backlog[Callable[[], None]](lambda call: call(), remote=True)
-        self._inner = inner
-
-    def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """As the tracker's."""
-        self.backlog.put(partial(self._inner.hparams, settings, metrics))
-
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """As the tracker's."""
-        self.backlog.put(partial(self._inner.scalars, values, step))
-
-    def text(self, tag: str, text: str, step: int = 0) -> None:
-        """As the tracker's."""
-        self.backlog.put(partial(self._inner.text, tag, text, step))
-
-    def close(self) -> None:
-        """As the tracker's, after a last try of what is left."""
-        self.backlog.insist()
-        with contextlib.suppress(Exception):
-            self._inner.close()

@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 
 import asyncrl
-from asyncrl.api.exporting import Compared, Deciding, compare
+from asyncrl.api.exporting import ComparedAgent, ExportedAgent, compare
 from asyncrl.api.playing import load_run
 from asyncrl.commands.export import main
 from asyncrl.commands.train import main as train
@@ -163,9 +163,9 @@ def test_a_full_disk_leaves_the_earlier_export(
 def test_a_model_that_says_something_else_is_noticed(cartpole: Path) -> None:
     """One that always takes action 0, and one whose numbers are off by a hundredth."""
     loaded = load_run(cartpole, greedy=True)
-    model = Deciding(loaded)
+    model = ExportedAgent(loaded)
 
-    def ask(change: Any) -> Compared:
+    def ask(change: Any) -> ComparedAgent:
         def decide(inputs: list[np.ndarray]) -> list[np.ndarray]:
             with torch.no_grad():
                 return change([output.numpy() for output in model(*map(torch.from_numpy, inputs))])

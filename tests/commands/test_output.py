@@ -20,7 +20,7 @@ import pytest
 
 from asyncrl.commands.train import main
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.storage import backlog
+from asyncrl.storage import files
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
 from tests.storage.limits import no_file_beyond
@@ -120,7 +120,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], number: int
 ) -> None:
     """Nothing can be saved from then on, not even the status; the line and the exit code still tell."""
-    monkeypatch.setattr(backlog, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(files, "PAUSE_SECONDS", 0.0)
     sync, saved = os.fsync, []
 
     def fsync(descriptor: int) -> None:

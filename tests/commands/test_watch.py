@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ import torch
 from PIL import Image
 
 from asyncrl.__main__ import main as command
-from asyncrl.api.drawing import Step, Thinking, Watched, action_names
+from asyncrl.api.drawing import ObservedAgent, Outputs, action_names
+from asyncrl.api.films import Filmed, Step
 from asyncrl.api.playing import load_run, play_episodes, play_run
 from asyncrl.commands import watch
 from asyncrl.commands.train import main as train
@@ -83,18 +83,22 @@ def test_a_film_of_a_game_is_what_ffmpeg_makes_of_it(tmp_path: Path) -> None:
 
 def test_what_is_shown_is_the_episode_that_evaluate_plays_first(catch: Path) -> None:
     """The same seed and policy: the same score and length; probabilities add up to 1."""
-    loaded, steps = load_run(catch, seed=5), list[Step]()
-    agent = Thinking(loaded)
-    play_episodes(loaded, 1, lambda environment: Watched(environment, agent, steps.append, math.inf), agent)
+    loaded, steps = load_run(catch, seed=5), list[tuple[Step, Outputs]]()
+    agent = ObservedAgent(loaded)
+
+    def look_on(step: Step) -> None:
+        steps.append((step, agent.outputs))
+
+    play_episodes(loaded, 1, lambda inner: Filmed(inner, look_on, math.inf), agent)
     played = play_run(load_run(catch, seed=5), episodes=1)
 
-    assert [steps[-1].score + steps[-1].reward] == played.returns
+    assert [steps[-1][0].score + steps[-1][0].reward] == played.returns
     assert [len(steps)] == played.lengths
-    assert [step.number for step in steps] == list(range(9))
-    for step in steps:
-        assert step.outputs["probabilities"].sum() == pytest.approx(1)
-        assert step.action == step.outputs["probabilities"].argmax()  # Catch is evaluated greedily
-        assert step.outputs["value"].shape == ()
+    assert [step.number for step, _ in steps] == list(range(9))
+    for step, outputs in steps:
+        assert outputs["probabilities"].sum() == pytest.approx(1)
+        assert step.action == outputs["probabilities"].argmax()  # Catch is evaluated greedily
+        assert outputs["value"].shape == ()
 
 
 def test_an_environment_that_breaks_is_told_in_one_line(
@@ -189,10 +193,10 @@ class TestLive:
     def test_a_run_goes_on_while_a_process_is_there(self, going: RunFolder, catch: Path) -> None:
         """However long ago it has written something; one that has ended says that."""
         os.utime(going.status_file, (0, 0))
-        assert not Reader(going).read(time.time()).ended
-        assert Reader(RunFolder.open(catch)).read(time.time()).ended
+        assert not Reader(going).read().ended
+        assert Reader(RunFolder.open(catch)).read().ended
         going.status_file.unlink()
-        assert not Reader(going).read(time.time()).ended  # it has just been started
+        assert not Reader(going).read().ended  # it has just been started
 
     def test_it_is_followed_to_its_end(
         self, going: RunFolder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -220,20 +224,19 @@ class TestLive:
     def test_what_is_shown_is_what_the_files_say(self, going: RunFolder) -> None:
         """Steps and speed of the status, scores of the evaluator, staleness of the supervisor's newest row."""
         reader = Reader(going)
-        summary = reader.read(time.time())
+        summary = reader.read()
 
         rows = [json.loads(line) for line in going.evaluator_file.read_text().splitlines()]
         assert (summary.steps, summary.total_steps, summary.steps_per_second) == (300, 600, 50.0)
-        assert summary.evaluation == rows[-1]["mean"]
-        assert summary.best_score == max(row["mean"] for row in rows)
-        assert reader.evaluations == [row["mean"] for row in rows]
-        assert reader.curves["evaluations"].startswith(f"{sparkline(reader.evaluations)}  ")
+        means = [row["mean"] for row in rows]
+        assert (summary.evaluation, summary.best_score) == (means[-1], max(means))
+        assert reader.curves["evaluations"].startswith(f"{sparkline(means)}  ")
         assert (reader.title, len(summary.worker_silence), summary.ended) == ("a3c on Catch", 2, False)
 
     def test_a_damaged_status_is_waited_for(self, going: RunFolder) -> None:
         """It is replaced as a whole, but by another program on another file system it need not be."""
         going.status_file.write_text("{")
-        assert Reader(going).read(time.time()).steps == 0
+        assert Reader(going).read().steps == 0
 
 
 def test_a_curve_of_letters_goes_from_the_lowest_to_the_highest() -> None:

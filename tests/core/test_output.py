@@ -16,7 +16,7 @@ from asyncrl.commands.program import run_command
 from asyncrl.commands.watch import Reader
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import clean
-from asyncrl.runtime.terminal import View, panel
+from asyncrl.runtime.terminal import TerminalView, panel
 from asyncrl.storage.run_folder import RunFolder
 from tests.support import the_run
 
@@ -84,8 +84,8 @@ def test_what_a_strangers_folder_says_is_clean(tmp_path: Path, capfd: pytest.Cap
         assert main(words) == 2
     console = Console(force_terminal=True, color_system=None)
     reader = Reader(RunFolder(run))
-    console.print(panel(reader.read(0.0), reader.title, reader.curves))
-    View(False, ATTACK).say(ATTACK)
+    console.print(panel(reader.read(), reader.title, reader.curves))
+    TerminalView(ATTACK).say(ATTACK)
     said = "".join(capfd.readouterr())
     assert UNSAFE.sub("", said) == said
     assert "]0;owned" in said

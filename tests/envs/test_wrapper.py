@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncrl.api.films import Film, Filmed
+from asyncrl.api.films import Filmed
 from asyncrl.envs.environment import Environment, Rebuilding, Wrapper, restore_all, states_of
 from asyncrl.envs.spec import EnvSpec
 
 AROUND: list[Callable[[Environment], Environment]] = [
     Wrapper,
     lambda inner: Rebuilding(lambda number: inner, False, print),
-    lambda inner: Filmed(inner, Film(Path("film.mp4"), 30.0)),
+    lambda inner: Filmed(inner, lambda step: None),
     lambda inner: Wrapper(Rebuilding(lambda number: Wrapper(inner), False, print)),
 ]
 

@@ -26,8 +26,8 @@ SHORT = ("--env-id", "Catch", "--workers", "2", "--evaluation-episodes", "1", "-
 
 FAILING = """
 import errno, os
-from asyncrl.storage import backlog, checkpoints
-append, replace, rename, calls = backlog.append_whole, os.replace, os.rename, [0, 0, 0]
+from asyncrl.storage import checkpoints, files
+append, replace, rename, calls = files.append_whole, os.replace, os.rename, [0, 0, 0]
 def fails(which, every):
     calls[which] += 1
     if calls[which] % every == 1:
@@ -41,8 +41,8 @@ def failing_replace(source, target):
 def failing_rename(source, target):
     if ".saving" in str(source): fails(2, 2)
     rename(source, target)
-backlog.append_whole, os.replace, os.rename = failing_append, failing_replace, failing_rename
-backlog.PAUSE_SECONDS = 0.1
+files.append_whole, os.replace, os.rename = failing_append, failing_replace, failing_rename
+files.PAUSE_SECONDS = 0.1
 """
 
 

@@ -290,14 +290,14 @@ def test_the_best_checkpoint_is_kept_and_is_there_before_its_row(
     """Scores 1, 3, 2, 3: the first and second are saved, what is worse or equal is not."""
     run = make_run(tmp_path)
     saved = []
-    save_best = checkpoints.save_best
+    really_save = checkpoints.save
 
-    def save(folder: Path, checkpoint: checkpoints.Checkpoint) -> Path:
+    def save(folder: Path, checkpoint: checkpoints.Checkpoint, kind: str) -> Path:
         rows = len(read_records(run.spec.folder.evaluator_file))
         saved.append((checkpoint.steps, rows, checkpoint.facts["best_score"]))
-        return save_best(folder, checkpoint)
+        return really_save(folder, checkpoint, kind=kind)
 
-    monkeypatch.setattr(checkpoints, "save_best", save)
+    monkeypatch.setattr(checkpoints, "save", save)
     evaluator = evaluate(run, 1.0, 3.0, 2.0, 3.0)
     for _ in range(4):
         run.handles.clock.count(0, 10)
@@ -308,7 +308,7 @@ def test_the_best_checkpoint_is_kept_and_is_there_before_its_row(
 
     assert saved == [(10, 0, 1.0), (20, 1, 3.0)]
     assert [row["best"] for row in read_records(run.spec.folder.evaluator_file)] == [True, True, False, False]
-    best, skipped = checkpoints.load_best(run.spec.folder.checkpoints)
+    best, skipped = checkpoints.load_newest(run.spec.folder.checkpoints, "best")
     assert (best.steps, skipped) == (20, [])
     assert torch.equal(torch.cat([best.parameters[name].flatten() for name, _ in run.spec.layout]), theta)
 
@@ -330,7 +330,7 @@ def test_the_best_checkpoint_has_the_moments_it_was_scored_with(
     with Evaluator(run) as evaluator:
         row = evaluator.evaluate()
 
-    best, _ = checkpoints.load_best(run.spec.folder.checkpoints)
+    best, _ = checkpoints.load_newest(run.spec.folder.checkpoints, "best")
     assert best.tensors["observation_moments"].tolist() == [10.0, *[1.0] * 4, *[0.0] * 4]
     assert row is not None
     assert best.updates == row["updates"] == 0
@@ -357,7 +357,7 @@ def test_the_best_checkpoint_repeats_bit_by_bit_what_the_network_saw(
             moments.add(0, 2 + torch.randn(samples, 4, generator=generator))
             evaluator.evaluate()
 
-    best, _ = checkpoints.load_best(run.spec.folder.checkpoints)
+    best, _ = checkpoints.load_newest(run.spec.folder.checkpoints, "best")
     assert (best.facts["best_score"], best.tensors["observation_moments"][0]) == (2.0, 1000.0)
     again = make_run(tmp_path / "again", env_id="CartPole-v1", normalize_observations=True)
     restore(again.handles, flat_parameters(best, again.spec.layout), best)
@@ -418,7 +418,7 @@ def test_a_best_checkpoint_without_its_row_is_not_replaced_by_a_worse_one(
 
     assert row is not None
     assert row["best"] is False
-    best, _ = checkpoints.load_best(run.spec.folder.checkpoints)
+    best, _ = checkpoints.load_newest(run.spec.folder.checkpoints, "best")
     assert (best.steps, best.facts["best_score"]) == (0, 5.0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def evaluation(mean: float | None, steps: int = 10) -> dict[str, Any]:
 
 def write(file: Path, *rows: dict[str, Any]) -> None:
     """Append rows to somebody's records."""
-    with RecordWriter(file) as writer:
+    with closing(RecordWriter(file)) as writer:
         for one in rows:
             writer.write(one)
 
@@ -81,22 +82,6 @@ def monitor(run: Run, clock: list[float]) -> Iterator[Monitor]:
     monitor.begin()
     yield monitor
     monitor.end()
-
-
-def test_an_episode_of_training_that_was_cut_is_remarked_once(run: Run, clock: list[float]) -> None:
-    """And again below an evaluation that had nothing to cut; not where the run was given a limit of its own."""
-    worker = run.spec.folder.worker_file(0)
-    limited = replace(run, spec=replace(run.spec, environment=replace(run.spec.environment, max_episode_steps=100_000)))
-    for of, said in ((run, "an episode of training had not ended after 100,000 steps"), (limited, "")):
-        monitor = Monitor(of)
-        write(worker, row(episodes=[[1.0, 9], [2.0, 100_000], [3.0, 100_000]]))
-        monitor.look(now=True)
-        assert monitor.summary.remark.startswith(said)
-        assert monitor.summary.remark.count("100,000") == (1 if said else 0)
-        write(run.spec.folder.evaluator_file, evaluation(1.0))
-        monitor.look(now=True)
-        assert bool(monitor.summary.remark) == bool(said)
-        monitor.end()
 
 
 def test_a_mean_over_workers_counts_each_update_once() -> None:
@@ -552,20 +537,3 @@ def test_losses_are_told_in_the_status_the_records_and_tensorboard(
     assert {tag: points(run.spec.folder.tensorboard, f"workers/{tag}") for tag in tags} == {
         tag: [(64, value)] for tag, value in tags.items()
     }
-
-
-@pytest.mark.parametrize(
-    ("interval", "evaluated", "due"), [(0, [], 1000), (300, [], 300), (300, [310], 600), (300, [310, 905], 1000)]
-)
-def test_the_next_evaluation_is_due_at_the_next_multiple_of_its_interval(
-    tmp_path: Path, interval: int, evaluated: list[int], due: int
-) -> None:
-    """Or at the end."""
-    run = make_run(tmp_path, total_steps=1000, evaluation_interval_steps=interval)
-    monitor = Monitor(run)
-    write(run.spec.folder.evaluator_file, *(evaluation(0.0, steps) for steps in evaluated))
-
-    monitor.look_at_evaluations()
-    monitor.end()
-
-    assert monitor.summary.evaluation_due == due

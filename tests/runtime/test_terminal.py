@@ -14,9 +14,9 @@ from rich.console import Console
 
 from asyncrl.core.output import duration
 from asyncrl.runtime import terminal
-from asyncrl.runtime.monitor import Summary
+from asyncrl.runtime.monitor import Summary, View
 from asyncrl.runtime.terminal import (
-    View,
+    TerminalView,
     number,
     one_line,
     panel,
@@ -180,12 +180,11 @@ def test_the_view_suits_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     """A panel on a terminal, lines in a pipe or file, next to nothing under --quiet; no output is no crash."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", FakeTerminal())
-    assert View(quiet=False).live is not None
-    assert View(quiet=True).live is None
+    assert TerminalView("").live is not None
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert View(quiet=False).live is None
+    assert TerminalView("").live is None
     monkeypatch.setattr(sys, "stdout", None)
-    assert View(quiet=False).live is None
+    assert TerminalView("").live is None
 
 
 @pytest.mark.parametrize(("term", "encoding"), [("dumb", "utf-8"), ("unknown", "utf-8"), ("xterm", "latin-1")])
@@ -202,14 +201,14 @@ def test_a_terminal_that_cannot_draw_a_panel_gets_lines(
     monkeypatch.setenv("TERM", term)
     monkeypatch.setattr(sys, "stdout", Plain())
 
-    assert View(quiet=False).live is None
+    assert TerminalView("").live is None
 
 
 def test_lines_come_every_ten_seconds(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """However often the view is renewed; the last state is always told."""
     now = 0.0
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
-    view = View(quiet=False)
+    view = TerminalView("")
     for now in range(0, 26, 2):
         view.show(replace(PONG, seconds=now))
     view.close(replace(PONG, seconds=25.0, ended=True))
@@ -234,7 +233,7 @@ def test_the_live_view_leaves_its_last_panel_on_the_screen(monkeypatch: pytest.M
         monkeypatch.setattr(sys, "stdout", screen)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", "80")
-        view = View(False, "a3c on Catch")
+        view = TerminalView("a3c on Catch")
         view.say("run folder: [here]")
         for _ in range(looks):
             view.show(PONG)
@@ -264,7 +263,7 @@ def test_a_terminal_that_goes_away_does_not_end_the_run(monkeypatch: pytest.Monk
     with os.fdopen(slave, "w") as terminal_left:
         monkeypatch.setattr(sys, "stdout", terminal_left)
         monkeypatch.setenv("TERM", "xterm")
-        view = View(False, "a3c on Catch")
+        view = TerminalView("a3c on Catch")
         view.show(PONG)
         os.close(master)
 
@@ -284,32 +283,13 @@ def test_other_mistakes_in_saying_are_not_hidden(monkeypatch: pytest.MonkeyPatch
         say("never")
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"evaluation_due": None}, ""),
-        ({"evaluation_due": 10_000_000}, ", next at the end"),
-        ({"evaluation_due": PONG.steps}, ", next now"),
-        ({"evaluation_due": PONG.steps + 6000, "steps_per_second": 100.0}, ", next in 1:00"),
-        ({"evaluation_due": PONG.steps + 6000, "steps_per_second": 0.0}, ""),
-        ({"evaluation_due": PONG.steps + 6000, "ended": True}, ""),
-    ],
-)
-def test_it_says_when_the_next_evaluation_is_due(changes: dict[str, Any], said: str) -> None:
-    """By the present speed, behind the score of the last one."""
-    summary = replace(PONG, **changes)
-
-    assert f"(best {terminal.number(PONG.best_score)}){said} |" in one_line(summary)
-    assert any(f"){said} " in line for line in drawn(summary) if "(best" in line)
-
-
 def test_workers_are_counted_until_all_are_ready(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A line every five seconds in a log; nothing if they are ready before."""
     times = iter([0.0, 1.0, 6.0, 7.0, 12.0, 18.0])
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(times))
-    view = View(quiet=False)
+    view = TerminalView("")
     for ready in (0, 2, 3, 3, 4):
         view.count(ready, 4)
 

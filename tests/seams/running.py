@@ -6,9 +6,8 @@ from typing import Any
 
 from asyncrl.api.training import conclude, follow
 from asyncrl.backends.outcome import Outcome, Signals
-from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.monitor import Monitor, View
 from asyncrl.runtime.run import Run
-from asyncrl.runtime.terminal import View
 from asyncrl.storage.checkpoints import load_newest
 from tests.support import evaluations_of
 

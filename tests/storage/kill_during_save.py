@@ -45,14 +45,10 @@ def die_at(last: int) -> None:
 def save(folder: Path, kind: str, steps: int) -> None:
     parameters = {"w": torch.full((3,), float(steps))}
     checkpoint = Checkpoint(steps, 0, 0.0, parameters, {"s": torch.ones(2)}, {})
-    if kind == "best":
-        checkpoints.save_best(folder, checkpoint)
-    else:
-        checkpoints.save(folder, checkpoint, keep=1)
+    checkpoints.save(folder, checkpoint, keep=1, kind=kind)
 
 
 def main(root: Path, kind: str) -> None:
-    load = checkpoints.load_best if kind == "best" else checkpoints.load_newest
     for again in (False, True):  # saving further steps, saving the same step again
         killed = 0
         while True:
@@ -65,7 +61,7 @@ def main(root: Path, kind: str) -> None:
                 save(folder, kind, 100 if again else 200)
                 os._exit(0)
             status = os.waitpid(child, 0)[1]
-            found, skipped = load(folder)
+            found, skipped = checkpoints.load_newest(folder, kind)
             assert skipped == [], skipped
             assert found.steps in (100, 200)
             assert found.parameters["w"].tolist() == [found.steps] * 3
@@ -75,7 +71,7 @@ def main(root: Path, kind: str) -> None:
             killed += 1
             # The next one of this kind takes the litter away, and so does `clean`.
             save(folder, kind, 300)
-            assert load(folder)[0].steps == 300
+            assert checkpoints.load_newest(folder, kind)[0].steps == 300
             checkpoints.clean(folder)
             assert os.listdir(folder) == [f"{kind}_000000000300"], os.listdir(folder)
             shutil.rmtree(folder)

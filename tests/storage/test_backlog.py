@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.storage import backlog
-from asyncrl.storage.backlog import Backlog, Growing
-from asyncrl.storage.files import append_whole, disk_trouble
+from asyncrl.storage import files
+from asyncrl.storage.files import AppendedFile, Backlog, append_whole, disk_trouble
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(files, "PAUSE_SECONDS", 0.0)
 
 
 def failure(number: int) -> OSError:
@@ -63,8 +62,8 @@ def test_a_mistake_of_ours_is_raised() -> None:
 
 def test_a_handle_that_has_become_stale_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a restart of the file server: the old handle fails for ever."""
-    file = Growing(tmp_path / "rows", join=b"\n")
-    file.append(b"1\n")
+    file = AppendedFile(tmp_path / "rows")
+    file.put(b"1\n")
     stale = file._file
 
     def append(handle: FileIO, content: bytes) -> None:
@@ -72,18 +71,18 @@ def test_a_handle_that_has_become_stale_is_opened_again(tmp_path: Path, monkeypa
             raise failure(errno.ESTALE)
         append_whole(handle, content)
 
-    monkeypatch.setattr(backlog, "append_whole", append)
-    file.append(b"2\n")
-    assert file.backlog.missing == 1
-    file.append(b"3\n")
+    monkeypatch.setattr(files, "append_whole", append)
+    file.put(b"2\n")
+    assert file.missing == 1
+    file.put(b"3\n")
     file.close()
     assert (tmp_path / "rows").read_bytes() == b"1\n2\n3\n"
 
 
 def test_part_of_a_piece_never_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even if the disk fails in the middle of it and does not let it be cut off then."""
-    file = Growing(tmp_path / "rows")
-    file.append(b"1\n")
+    file = AppendedFile(tmp_path / "rows")
+    file.put(b"1\n")
     fails = True
 
     def append(handle: FileIO, content: bytes) -> None:
@@ -92,11 +91,11 @@ def test_part_of_a_piece_never_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise failure(errno.EIO)
         append_whole(handle, content)
 
-    monkeypatch.setattr(backlog, "append_whole", append)
-    file.append(b"two\n")
-    file.append(b"three\n")
+    monkeypatch.setattr(files, "append_whole", append)
+    file.put(b"two\n")
+    file.put(b"three\n")
     fails = False
-    file.append(b"4\n")
+    file.put(b"4\n")
     file.close()
     assert (tmp_path / "rows").read_bytes() == b"1\ntwo\nthree\n4\n"
 

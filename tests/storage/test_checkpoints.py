@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from asyncrl.storage import backlog, checkpoints, files
+from asyncrl.storage import checkpoints, files
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from tests.storage.limits import no_file_beyond
 
@@ -184,9 +184,9 @@ def test_what_else_lies_in_the_folder_is_left_alone(tmp_path: Path) -> None:
 def test_the_best_is_one_and_apart_from_the_others(tmp_path: Path) -> None:
     checkpoints.save(tmp_path, make(50), keep=1)
     for steps in (100, 300, 200):  # a resumed run may find its best at an earlier step
-        path = checkpoints.save_best(tmp_path, make(steps))
+        path = checkpoints.save(tmp_path, make(steps), kind="best")
         assert names(tmp_path) == [path.name, "step_000000000050"]
-        best, skipped = checkpoints.load_best(tmp_path)
+        best, skipped = checkpoints.load_newest(tmp_path, "best")
         assert (best.steps, skipped) == (steps, [])
     checkpoints.save(tmp_path, make(60), keep=1)
     assert names(tmp_path) == ["best_000000000200", "step_000000000060"]
@@ -301,7 +301,7 @@ def test_no_checkpoint_at_all_is_said_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(BadCheckpoint, match=r"no valid checkpoint$"):
             checkpoints.load_newest(folder)
         with pytest.raises(BadCheckpoint, match=r"no valid checkpoint$"):
-            checkpoints.load_best(folder)
+            checkpoints.load_newest(folder, "best")
         assert checkpoints.find(folder) == []
         checkpoints.clean(folder)
 
@@ -333,7 +333,7 @@ PUBLISHED = 7  # mkdir, sync of three files and of the folder, rename: from here
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A save is tried once."""
-    monkeypatch.setattr(backlog, "TRIES", 1)
+    monkeypatch.setattr(files, "TRIES", 1)
 
 
 @pytest.mark.parametrize("call", range(1, 8))
@@ -357,7 +357,7 @@ def test_a_failure_that_passes_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, number: int
 ) -> None:
     """The save is tried again; one that only could not delete its predecessor has succeeded."""
-    monkeypatch.setattr(backlog, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(files, "PAUSE_SECONDS", 0.0)
     checkpoints.save(tmp_path, make(100), keep=1)
     with monkeypatch.context() as patch:
         FailingCalls(patch, call, number)
@@ -370,7 +370,7 @@ def test_a_failure_that_passes_costs_nothing(
 def test_a_disk_that_keeps_failing_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After three tries, with the steps and the reason; the pauses are some seconds together."""
     pauses: list[float] = []
-    monkeypatch.setattr(backlog.time, "sleep", pauses.append)
+    monkeypatch.setattr(files.time, "sleep", pauses.append)
 
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from asyncrl.storage import holding
-from asyncrl.storage.holding import Held, Hold, Lease, is_held
+from asyncrl.storage.holding import Held, Hold, is_held, lease
 from asyncrl.storage.run_folder import read_status
 
-ELSEWHERE = Lease("another-machine", 1, "token")
+ELSEWHERE = ("another-machine", "token")
 
 
 @pytest.fixture
@@ -161,9 +161,9 @@ def test_another_machine_that_shares_the_folder_is_seen(file: Path, quick: None)
         beat = 0
         while not over.wait(0.05):
             beat += 1
-            file.write_bytes(ELSEWHERE.line(beat))
+            file.write_bytes(lease(*ELSEWHERE, beat))
 
-    file.write_bytes(ELSEWHERE.line(0))
+    file.write_bytes(lease(*ELSEWHERE, 0))
     other = threading.Thread(target=renew)
     other.start()
     try:
@@ -181,7 +181,7 @@ def test_another_machine_that_shares_the_folder_is_seen(file: Path, quick: None)
 
 def test_whoever_waits_for_a_strangers_lease_can_be_interrupted(file: Path) -> None:
     """By Ctrl-C, say."""
-    file.write_bytes(ELSEWHERE.line(0))
+    file.write_bytes(lease(*ELSEWHERE, 0))
     with pytest.raises(KeyboardInterrupt), holding.holding(file, lambda _: None, lambda: True):
         pass
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from asyncrl.storage import backlog
+from asyncrl.storage import files
 from asyncrl.storage.records import RecordReader, RecordWriter, read_records
 from tests.storage.limits import no_file_beyond
 
@@ -22,7 +23,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def write(path: Path, *rows: dict[str, Any]) -> None:
-    with RecordWriter(path) as writer:
+    with closing(RecordWriter(path)) as writer:
         for row in rows:
             writer.write(row)
 
@@ -48,7 +49,7 @@ def test_a_number_that_is_not_finite_is_written_as_null(path: Path) -> None:
 
 
 def test_a_row_that_is_not_plain_leaves_the_file_as_it_was(path: Path) -> None:
-    with RecordWriter(path) as writer:
+    with closing(RecordWriter(path)) as writer:
         writer.write({"steps": 1})
         with pytest.raises(TypeError, match="not plain data"):
             writer.write({"array": np.zeros(3)})
@@ -131,13 +132,13 @@ def test_a_reader_starts_again_with_a_file_that_was_replaced(path: Path) -> None
 
 def test_a_full_disk_tears_no_row_and_costs_none(path: Path) -> None:
     """The part of a row that still fits is taken away again. Once there is room, all rows are there, in order."""
-    with RecordWriter(path) as writer:
+    with closing(RecordWriter(path)) as writer:
         writer.write({"steps": 1})
         with no_file_beyond(20):
             writer.write({"text": "x" * 100})
             writer.write({"steps": 2})
             assert path.read_bytes() == b'{"steps":1}\n'
-            assert (writer.missing, writer.backlog.trouble) == (2, "No space left on device")
+            assert (writer.missing, writer.trouble) == (2, "No space left on device")
         writer.write({"steps": 3})
         assert writer.missing == 0
     assert read_records(path) == [{"steps": 1}, {"text": "x" * 100}, {"steps": 2}, {"steps": 3}]
@@ -147,8 +148,8 @@ def test_a_folder_that_does_not_exist_loses_rows_and_raises_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody has deleted it: whoever supervises the run says so, once, instead of every process with a traceback."""
-    monkeypatch.setattr(backlog, "PAUSE_SECONDS", 0.0)
-    with RecordWriter(tmp_path / "absent" / "worker-00.jsonl") as writer:
+    monkeypatch.setattr(files, "PAUSE_SECONDS", 0.0)
+    with closing(RecordWriter(tmp_path / "absent" / "worker-00.jsonl")) as writer:
         writer.write({"steps": 1})
     assert (writer.missing, os.listdir(tmp_path)) == (1, [])
 

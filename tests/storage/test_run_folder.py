@@ -213,7 +213,7 @@ def test_host_facts_name_the_processor_and_its_instruction_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], cpu: str | None, instructions: list[str]
 ) -> None:
     """What kernels are chosen by, and with it how sums are rounded; as x86 and as ARM tell it."""
-    (tmp_path / "cpuinfo").write_text("\n".join(f"{line}\n" for line in lines))
+    (tmp_path / "cpuinfo").write_text("".join(f"{line}\n" for line in lines))
     monkeypatch.setattr("asyncrl.storage.run_folder._CPU_INFO", tmp_path / "cpuinfo")
 
     facts = host_facts()

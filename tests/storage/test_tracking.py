@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 import asyncrl
-from asyncrl.storage import backlog
-from asyncrl.storage.tracking import Careful, Tracker
+from asyncrl.storage import files
+from asyncrl.storage.tracking import Tracker
 from tests.support import status_of
 
 TINY: dict[str, Any] = {
@@ -152,26 +152,26 @@ def test_a_tracker_that_fails_for_a_while_is_told_all(monkeypatch: pytest.Monkey
     told: list[int] = []
     down = True
     now = [0.0]
-    monkeypatch.setattr(backlog.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(files.time, "monotonic", lambda: now[0])
 
-    class Remote:
-        def scalars(self, values: Mapping[str, float], step: int) -> None:
+    class Remote(Tracker):
+        def _scalars(self, values: Mapping[str, float], step: int) -> None:
             if down or step == 2:
                 raise ConnectionError("nobody is there")
             told.append(step)
 
-    careful = Careful("remote", cast(Tracker, Remote()))
-    careful.scalars({}, 1)
+    remote = Remote("", "", Path(), None)
+    remote.scalars({}, 1)
     down = False
-    careful.scalars({}, 2)
+    remote.scalars({}, 2)
     assert told == []
     tried = []
     for step in range(3, 100):
         now[0] += 10.0
-        careful.scalars({}, step)
+        remote.scalars({}, step)
         tried.append(len(told))
     assert told == [1, *range(3, 100)]
-    assert careful.backlog.missing == 1
+    assert remote.missing == 1
     assert len(set(tried)) < 97  # there were pauses
 
 

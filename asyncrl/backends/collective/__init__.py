@@ -40,11 +40,10 @@ from asyncrl.config.groups import flag
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.agreement import NOTHING, OVER
 from asyncrl.runtime.clock import ENDED, LEAVE, RUNNING, polling
-from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.monitor import Monitor, View
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import EVALUATOR, name_of
 from asyncrl.runtime.run import Run, build_learner, build_worker
-from asyncrl.runtime.terminal import View
 from asyncrl.storage.records import RecordWriter
 
 SILENT_SECONDS = 3.5
