@@ -61,7 +61,7 @@ def who(backend: str) -> str:
 
 
 @dataclass(frozen=True)
-class Results:
+class SpeedupResults:
     """Everything that the report shows."""
 
     measurements: Sequence[Measurement]
@@ -118,7 +118,7 @@ class Results:
 def write_report(study: Study, price_per_core_hour: float = 0.0) -> Path:
     """Read all runs of the study and write RUNS_DIR/report/; returns the path of report.md."""
     measurements = measure_all(study)
-    results = Results(measurements, make_points(measurements), price_per_core_hour)
+    results = SpeedupResults(measurements, make_points(measurements), price_per_core_hour)
     folder = study.runs_dir / "report"
     folder.mkdir(exist_ok=True)
     write_csv(folder / "table.csv", [table_row(point, price_per_core_hour) for point in results.points])
@@ -147,7 +147,7 @@ def write_report(study: Study, price_per_core_hour: float = 0.0) -> Path:
 # ---------------------------------------------------------------------------------------------------------- tables
 
 
-def summary(results: Results, series: Series) -> dict[str, Any]:
+def summary(results: SpeedupResults, series: Series) -> dict[str, Any]:
     """What the largest number of workers needs and makes, and what keeps its throughput below the ideal."""
     data = [pair for pair in results.estimates(series, "data", results.data_backend) if pair[0].workers > 1]
     speed = results.estimates(series, "throughput", results.clock_backend)
@@ -194,7 +194,7 @@ def times_per_step(one: Point, many: Point) -> tuple[str, str]:
     return f"{together / alone:.2f}", "{} ({:.3f} to {:.3f})".format(grown, *times[grown])
 
 
-def _tables(results: Results) -> list[Block]:
+def _tables(results: SpeedupResults) -> list[Block]:
     """A table for each kind and backend: rows are series and environments, columns numbers of workers."""
     blocks = []
     for kind, (_, told) in KINDS.items():
@@ -224,7 +224,7 @@ def _cell(point: Point, kind: str) -> str:
     return told + (" *" if point.is_crowded else "") + (f" ({lost} of {len(point.runs)} censored)" if lost else "")
 
 
-def laws_of(results: Results, series: Series, kind: str) -> tuple[Law | None, Law | None]:
+def laws_of(results: SpeedupResults, series: Series, kind: str) -> tuple[Law | None, Law | None]:
     """Amdahl's and the Universal law fitted to a series' means, from the points with a core for each worker."""
     pairs = [
         (point.workers, estimate.value)
@@ -239,7 +239,7 @@ def laws_of(results: Results, series: Series, kind: str) -> tuple[Law | None, La
 # --------------------------------------------------------------------------------------------------------- figures
 
 
-def draw_speedups(results: Results) -> Figure | None:
+def draw_speedups(results: SpeedupResults) -> Figure | None:
     """Speed-ups in throughput, data and time, a panel each, and the time promised with a core for each worker."""
     clock, best = results.clock_backend, results.data_backend
     wanted = [
@@ -256,7 +256,7 @@ def draw_speedups(results: Results) -> Figure | None:
     return draw([panels[i : i + 2] for i in range(0, len(panels), 2)], height=4.0) if panels else None
 
 
-def _speedup_panel(results: Results, kind: str, backend: str, title: str, projected: bool) -> Panel:
+def _speedup_panel(results: SpeedupResults, kind: str, backend: str, title: str, projected: bool) -> Panel:
     """One kind of speed-up of every series; `projected`: times the number of workers."""
     counts = results.counts(backend)
     marks = [Line(counts, [1 if kind == "data" and not projected else n for n in counts], BLACK, "ideal", width=1)]
@@ -279,14 +279,14 @@ def _speedup_panel(results: Results, kind: str, backend: str, title: str, projec
     return results.over_workers(marks, title, "times one worker", backend, y_scale="log2")
 
 
-def draw_laws(results: Results) -> Figure | None:
+def draw_laws(results: SpeedupResults) -> Figure | None:
     """Measured throughput and time speed-ups with the laws through them: rows are kinds, columns series."""
     kinds = [k for k in ("throughput", "time") if any(laws_of(results, series, k)[0] for series in results.series)]
     grid = [[_law_panel(results, series, kind) for series in results.series] for kind in kinds]
     return draw(grid, share_x="all", share_y="all") if grid else None
 
 
-def _law_panel(results: Results, series: Series, kind: str) -> Panel:
+def _law_panel(results: SpeedupResults, series: Series, kind: str) -> Panel:
     backend = results.clock_backend
     n = np.geomspace(1, max(results.counts(backend)), 60)
     marks, title = [Line(n, n, BLACK, "ideal", width=1)], name_of(series)
@@ -302,7 +302,7 @@ def _law_panel(results: Results, series: Series, kind: str) -> Panel:
     return results.over_workers(marks, title, f"{kind} speed-up", backend, y_scale="log2")
 
 
-def draw_reach(results: Results) -> Figure | None:
+def draw_reach(results: SpeedupResults) -> Figure | None:
     """Every run's steps to the reference score, censored ones as arrows, and their medians; a panel per environment."""
     backend, grid = results.data_backend, list[list[Panel]]()
     for env_id in results.env_ids:
@@ -324,7 +324,7 @@ def draw_reach(results: Results) -> Figure | None:
     return draw(grid, height=3.5) if grid else None
 
 
-def draw_scores(results: Results, axis: Literal["minutes", "steps"]) -> Figure | None:
+def draw_scores(results: SpeedupResults, axis: Literal["minutes", "steps"]) -> Figure | None:
     """Learning curves by number of workers: rows are environments, columns series."""
     backend = results.clock_backend if axis == "minutes" else results.data_backend
     counts = results.counts(backend)
@@ -344,7 +344,7 @@ def draw_scores(results: Results, axis: Literal["minutes", "steps"]) -> Figure |
     return draw(grid, share_y="row")
 
 
-def draw_staleness(results: Results) -> Figure | None:
+def draw_staleness(results: SpeedupResults) -> Figure | None:
     """Shares of updates by staleness: rows are series, columns numbers of workers."""
     grid = list[list[Panel]]()
     for series in results.series:
@@ -363,7 +363,7 @@ def draw_staleness(results: Results) -> Figure | None:
     return draw(grid, height=1.9, share_y="all") if any(grid) else None
 
 
-def draw_time_split(results: Results) -> Figure | None:
+def draw_time_split(results: SpeedupResults) -> Figure | None:
     """Milliseconds per step of a worker, by phase and number of workers; a panel per series."""
     backend, row = results.clock_backend, list[Panel]()
     phases = dict.fromkeys(phase for run in results.measurements for phase, seconds in run.phases.items() if seconds)
@@ -380,7 +380,7 @@ def draw_time_split(results: Results) -> Figure | None:
     return draw([row], height=3.0, share_y="all") if phases and results.counts(backend) else None
 
 
-def draw_cost(results: Results) -> Figure | None:
+def draw_cost(results: SpeedupResults) -> Figure | None:
     """Money until the reference score over workers, a panel per environment."""
     price, backend, row = results.price_per_core_hour, results.clock_backend, []
     for env_id in results.env_ids if price else ():
@@ -395,7 +395,7 @@ def draw_cost(results: Results) -> Figure | None:
     return draw([row], height=3.0) if row else None
 
 
-FIGURES: dict[str, tuple[Callable[[Results], Figure | None], str]] = {
+FIGURES: dict[str, tuple[Callable[[SpeedupResults], Figure | None], str]] = {
     "speedup": (
         draw_speedups,
         "Speed-up over the number of workers: mean over environments, bars are 95 % bootstrap intervals over seeds, "

@@ -30,7 +30,7 @@ CAPTIONS = {
 }
 
 
-class Results:
+class SweepResults:
     """Everything that the report shows."""
 
     def __init__(self, runs: Sequence[Measurement], variants: Mapping[str, Point]) -> None:
@@ -82,7 +82,7 @@ def write_report(study: Study, say: Callable[[str], None]) -> Path:
     """
     folder = study.runs_dir / "report"
     folder.mkdir(exist_ok=True)
-    results = Results(measure_all(study), study.variants)
+    results = SweepResults(measure_all(study), study.variants)
     rows = [results.row(run) for run in results.runs]
     write_csv(folder / "table.csv", rows)
     marked = set()
@@ -111,7 +111,7 @@ def write_report(study: Study, say: Callable[[str], None]) -> Path:
     return write_pages(folder, "Sweep", blocks)
 
 
-def shares_of(results: Results) -> dict[str, dict[str, float]]:
+def shares_of(results: SweepResults) -> dict[str, dict[str, float]]:
     """The importance of each setting, by method and environment, if there are enough runs."""
     groups: dict[str, list[tuple[Point, float]]] = {}
     for run in results.runs:
@@ -133,7 +133,7 @@ def draw_importances(shares: Mapping[str, Mapping[str, float]]) -> Figure:
     return draw(grid, 0.7 + 0.4 * max(map(len, shares.values())), 6.0)
 
 
-def draw_parallel(results: Results) -> Figure:
+def draw_parallel(results: SweepResults) -> Figure:
     """Parallel coordinates: a vertical axis per setting, the best score at the right; a panel per environment."""
     colours, grid = shades(256), []
     for env_id in results.env_ids:
@@ -173,7 +173,7 @@ def height_of(value: str, values: Sequence[str]) -> float:
     return (own - low) / (high - low)
 
 
-def draw_scores(results: Results) -> Figure:
+def draw_scores(results: SweepResults) -> Figure:
     """Final score over the setting with the most values: a panel per environment, a colour per method and the rest.
 
     Numbers that span more than a factor of 8 are on a logarithmic axis (the paper's Figure 2).

@@ -14,7 +14,7 @@ import pytest
 from asyncrl.studies.documents import write_csv, write_runs
 from asyncrl.studies.measure import Evaluation, Measurement, measure_all
 from asyncrl.studies.speedup import MEAN, Law, Point, choose_reference, fit_law, make_points, table_row
-from asyncrl.studies.speedup_report import Results, draw_time_split, summary
+from asyncrl.studies.speedup_report import SpeedupResults, draw_time_split, summary
 from asyncrl.studies.study import Cell, Reference
 from tests.studies.made_up import make_study
 
@@ -71,7 +71,7 @@ def test_the_clock_of_ranks_counts(tmp_path: Path) -> None:
     eight = find(points, "a3c", "Catch", "collective", 8)
     assert values(eight) == {"throughput": pytest.approx(8.0), "data": 1.0, "time": pytest.approx(8.0)}
     assert (eight.is_crowded, find(points, "a3c", "Catch", "collective", 4).is_crowded) == (True, False)
-    results = Results(runs, points)
+    results = SpeedupResults(runs, points)
     assert (results.clock_backend, results.data_backend) == RANKS * 2
     split = draw_time_split(results)
     assert split is not None

@@ -17,7 +17,7 @@ from asyncrl.plots.figures import COLOURS, align, colours_of
 from asyncrl.studies.measure import measure_all
 from asyncrl.studies.speedup import make_points
 from asyncrl.studies.speedup_report import FIGURES as DRAWN
-from asyncrl.studies.speedup_report import Results, draw_speedups, summary, write_report
+from asyncrl.studies.speedup_report import SpeedupResults, draw_speedups, summary, write_report
 from asyncrl.studies.study import Cell, Study
 from tests.studies.made_up import make_study
 
@@ -64,10 +64,10 @@ def test_a_report_has_everything_as_png_and_svg(runs_dir: Path) -> None:
         assert float(picture.std()) > 0.02, name
 
 
-def results_of(file: Study, price_per_core_hour: float = 0.0) -> Results:
+def results_of(file: Study, price_per_core_hour: float = 0.0) -> SpeedupResults:
     """What the report of a study shows."""
     runs = measure_all(file)
-    return Results(runs, make_points(runs), price_per_core_hour)
+    return SpeedupResults(runs, make_points(runs), price_per_core_hour)
 
 
 def test_the_report_says_what_was_found(runs_dir: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from asyncrl.commands.sweep import main, make_plan, understand
 from asyncrl.studies.measure import Evaluation, Measurement
 from asyncrl.studies.study import Cell
-from asyncrl.studies.sweep_report import Results, draw_scores, final_score
+from asyncrl.studies.sweep_report import SweepResults, draw_scores, final_score
 from tests.support import run_command
 
 RATES = ("--learning-rates", "4", "log-uniform", "1e-4", "1e-2")
@@ -98,7 +98,7 @@ def test_the_figure_is_the_papers_scatter(tmp_path: Path, capsys: pytest.Capture
     plan = make_plan(config, axes, ())
     runs = [Measurement(cell, "finished", evaluations=(Evaluation(1000, 1.0, 1.0),)) for cell in plan.cells]
 
-    figure = draw_scores(Results(runs, plan.variants))
+    figure = draw_scores(SweepResults(runs, plan.variants))
 
     assert [panel.get_title() for panel in figure.axes] == ["Catch", "Chain"]
     for panel in figure.axes:
