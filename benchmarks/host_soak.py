@@ -40,7 +40,7 @@ from soak import NAME, WORKERS, names_in, speeds, status_of
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from asyncrl.backends.ray import VARIABLES
+from asyncrl.backends.ray.connection import VARIABLES
 from asyncrl.storage.records import RecordWriter, read_records
 
 HOSTS, ROW_SECONDS, LONGEST = 2, 10.0, 120.0

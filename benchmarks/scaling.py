@@ -39,7 +39,7 @@ import numpy as np
 import psutil
 from matplotlib.axes import Axes
 
-from asyncrl.backends.ray import VARIABLES
+from asyncrl.backends.ray.connection import VARIABLES
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
 
@@ -50,7 +50,7 @@ RUNS = [
     *(("impala", hosts, 1, env_id, SMALL) for hosts in (1, 2) for env_id in (CART_POLE, PONG)),
 ]
 CALLS_AT_MOST, CALLS_AT_LEAST = 50.0, 1.0
-"""Exchanges of a host per second (backends/exchange.py)."""
+"""Exchanges of a host per second (backends/ray/to_shards.py)."""
 ACTORS = {"SavedShard": "shard", "Host": "host", "LearnerHost": "learner"}
 """Classes of Ray's actors, and what they are called here."""
 SHARDS = (1, 2, 4, 8)

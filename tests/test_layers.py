@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "parameters": {"parameters", "runtime", "core"},
     "experience": {"experience", "runtime", "envs", "core"},
     "backends": RUNTIME | {"backends", "parameters", "experience"},
-    "doctor": {"doctor", "base", "backends", "runtime", "envs", "config", "core"},
+    "doctor": RUNTIME | {"doctor", "backends", "parameters"},
     "plots": {"plots", "storage", "catalog", "core"},
     "studies": {"studies", "plots", "storage", "catalog", "core"},
     "catalog": set(),
@@ -96,10 +96,11 @@ def test_a_local_run_loads_nothing_of_other_backends(tmp_path: Path) -> None:
     loaded = {name.removeprefix("asyncrl.") for name in ended.stdout.split()}
 
     assert "backends.local" in loaded
-    apart = "collective ray host exchange forwarding reports cluster keepers serial"
+    apart = "collective group launch ranks seals ray serial"
     assert not loaded & {f"backends.{name}" for name in apart.split()}
+    assert "runtime.link" not in loaded
     assert not loaded & {"parameters.shards", "parameters.replicas", "parameters.outbox", "parameters.mirror"}
-    assert not loaded & {"experience.gathered", "experience.landing", "experience.credit"}
+    assert not loaded & {"experience.gathered"}
 
 
 KNOWN = {"envs"}

@@ -108,9 +108,9 @@ def test_a_call_that_raises_is_not_taken_for_a_lost_one(monkeypatch: pytest.Monk
     """A keeper that is gone, or not filled yet, is asked again; one that raises would raise for ever."""
     import ray
 
-    from asyncrl.backends.actors import RayWire
+    from asyncrl.backends.ray.actors import RayWire
     from asyncrl.core.errors import DiskFull
-    from asyncrl.parameters.shards import Empty
+    from asyncrl.runtime.link import Empty
 
     def receive(error: Exception) -> list[tuple[Any, Any]]:
         def get(call: object, timeout: float | None) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from asyncrl.backends.survey import Machine, on_all_interfaces
 from asyncrl.commands.doctor import main
 from asyncrl.doctor import Finding
-from asyncrl.doctor.hosts import judge_machines
+from asyncrl.doctor.hosts import Machine, judge_machines, on_all_interfaces
 
 PARAMETERS = 1_000_000
 GOOD = Machine(

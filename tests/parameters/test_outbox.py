@@ -13,8 +13,9 @@ import torch
 
 from asyncrl.core.updates import Descent, UpdateRule
 from asyncrl.parameters.outbox import Outbox, Postman
-from asyncrl.parameters.shards import Judged, Pusher, Shard, beginning, slices
+from asyncrl.parameters.shards import Exchanged, Judged, Pusher, Shard, beginning, slices
 from asyncrl.runtime.clock import LEAVE, Clock
+from asyncrl.runtime.link import Caller
 from asyncrl.runtime.protocols import LEARNER, NOT_FINITE, STALE, UNDER_WAY, Counts, Receipt, Update
 from tests.support import push
 
@@ -128,6 +129,14 @@ def test_who_must_leave_does_not_wait() -> None:
     assert box.posts.tolist() == [0, 0, 0, 1]
 
 
+def deliver(server: Shard, pusher: Pusher) -> Exchanged:
+    """Deliver the call that waits, until it is settled."""
+    while pusher.caller.waiting:
+        exchanged = pusher.accept(server.exchange(pusher.caller.waiting[0]))
+    assert exchanged is not None
+    return exchanged
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_theta_is_what_the_shards_make_of_the_gradients(shards: int) -> None:
     """Two writers' gradients in one call to each shard: theta <- 0 - 0.5 (1, 2) - 0.5 (2, 1)."""
@@ -137,21 +146,20 @@ def test_theta_is_what_the_shards_make_of_the_gradients(shards: int) -> None:
         server = Shard(1, lambda state: None, descent=DESCENT)
         size = part.stop - part.start
         server.begin(server.life(), 1, beginning(np.zeros(size, np.float32), np.zeros((1, size), np.float32), 10))
-        pusher = Pusher(0, 1, box.theta.numpy()[part])
+        pusher = Pusher(Caller(0, 1), box.theta.numpy()[part])
         servers.append(server)
         pushers.append(pusher)
         box.see(len(servers) - 1, 10)
-        pusher.accept(server.exchange(pusher.call()))
+        pusher.push()
+        deliver(server, pusher)
     box.pull(torch.zeros(2))
     first, second = (Update(worker, torch.tensor(own), 10, 1) for worker, own in ((0, [1.0, 2.0]), (1, [2.0, 1.0])))
     with pushing(box, first, second) as receipts:
         for number, (server, pusher) in enumerate(zip(servers, pushers, strict=True)):
             rows = postman.waiting(number)
-            answer = server.exchange(pusher.call(postman.gradients(number, rows)))
-            exchanged = pusher.accept(answer)
-            assert exchanged is not None
-            assert exchanged.judged is not None
-            box.see(number, answer.updates)
+            pusher.push(postman.gradients(number, rows))
+            exchanged = deliver(server, pusher)
+            box.see(number, server.updates)
             postman.tell(number, rows, exchanged.judged)
 
     assert box.theta.tolist() == [-1.5, -1.5]

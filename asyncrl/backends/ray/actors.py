@@ -1,8 +1,7 @@
 """A run on Ray: the cluster's machines, the processes on them, each an actor, and the wire between them.
 
 Ray places, monitors and restarts processes, and carries their calls, but repeats none. Its actors are instances of
-ordinary classes: `backends/host.py`, `backends/learner_host.py`, `backends/replay_host.py`, and shards
-(`parameters/shards.py`), which save themselves here.
+ordinary classes: `host.py`, `learner.py`, `memory.py`, and shards (`parameters/shards.py`), which save themselves here.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from asyncrl.backends.reports import KINDS, Keeper
+from asyncrl.backends.ray.reports import KINDS, OnMachine
 from asyncrl.core.errors import DiskFull
 from asyncrl.core.updates import Descent
-from asyncrl.parameters.shards import Empty, Ledger, Shard, State
+from asyncrl.parameters.shards import Ledger, Shard, State
+from asyncrl.runtime.link import Empty
 from asyncrl.runtime.threads import enforce_one_thread
 from asyncrl.storage.files import disk_is_full, replace_file
 
@@ -32,7 +32,7 @@ PUSHES_SAVED_EVERY = 500
 SILENT_SECONDS = 75.0
 """An actor that has not answered for this long is replaced; earlier with a shorter `--hang-seconds`.
 
-Ray finds a dead machine after about 65 seconds, and a host waits for 120 seconds for the keepers of theta.
+Ray finds a dead machine after about 65 seconds, and a host waits for 120 seconds for the servers.
 """
 
 
@@ -58,7 +58,7 @@ def placed(kind: type, node: dict[str, Any] | None, soft: bool = False, **option
     return ray.remote(kind).options(num_cpus=0, max_task_retries=0, **options)
 
 
-class SavedShard(Shard, Keeper):
+class SavedShard(Shard, OnMachine):
     """A shard that saves its state to a file, from which its next process recovers."""
 
     def __init__(
@@ -95,19 +95,19 @@ class SavedShard(Shard, Keeper):
 
 
 class RayWire:
-    """A connection to keepers, of a host, or of the learner to its replay hosts."""
+    """The connection of a host to servers, or of the learner to its replay hosts."""
 
-    def __init__(self, keepers: Sequence[Any]) -> None:
-        self._keepers = keepers
+    def __init__(self, servers: Sequence[Any]) -> None:
+        self._servers = servers
 
-    def send(self, shard: int, call: Any) -> Any:
+    def send(self, server: int, call: Any) -> Any:
         """Make a call; returns its handle, for `receive`."""
-        return self._keepers[shard].exchange.remote(call)
+        return self._servers[server].exchange.remote(call)
 
     def receive(self, calls: Sequence[Any], seconds: float) -> list[tuple[Any, Any]]:
         """Wait up to `seconds` for any of `calls`; returns the ended ones, each with its answer, None if it is lost.
 
-        Raises what a keeper has raised, but for Empty.
+        Raises what a server has raised, but for Empty.
         """
         ready, _ = ray.wait(list(calls), timeout=seconds)
         return [(call, _answer(call)) for call in ready]
@@ -126,11 +126,11 @@ def get(call: Any, seconds: float | None = None) -> Any:
 def _answer(call: Any) -> Any:
     try:
         return get(call)
-    except Empty:  # the keeper waits to be filled
+    except Empty:  # the server waits to be filled
         return None
     except ray.exceptions.RayTaskError:  # an error within the call: the same call would raise it again
         raise
-    except ray.exceptions.RayError:  # the keeper is gone, or cannot be reached
+    except ray.exceptions.RayError:  # the server is gone, or cannot be reached
         return None
 
 

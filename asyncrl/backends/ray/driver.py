@@ -19,11 +19,11 @@ from typing import Any, cast
 
 import ray
 
-from asyncrl.backends.actors import RayWire, in_words, living_nodes, patience, placed
-from asyncrl.backends.host import Host
-from asyncrl.backends.keepers import CALL_SECONDS, Keepers, Learner, Memories, Shards
-from asyncrl.backends.member import Beginning
-from asyncrl.backends.reports import LEFT, Place, Seen
+from asyncrl.backends.ray.actors import RayWire, in_words, living_nodes, patience, placed
+from asyncrl.backends.ray.host import Host
+from asyncrl.backends.ray.member import Beginning
+from asyncrl.backends.ray.reports import LEFT, Place, Seen
+from asyncrl.backends.ray.servers import CALL_SECONDS, Keepers, Learner, Memories, Shards
 from asyncrl.backends.supervisor import READY_SECONDS
 from asyncrl.parameters.mirror import Mirror
 from asyncrl.parameters.shards import State

@@ -18,17 +18,18 @@ import ray
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.backends.actors import RayWire, SavedShard, get, patience, placed
-from asyncrl.backends.learner_host import LearnerHost, filling
-from asyncrl.backends.replay_host import ReplayHost
-from asyncrl.backends.reports import KINDS, LEFT, Place, Seen
+from asyncrl.backends.ray.actors import RayWire, SavedShard, get, patience, placed
+from asyncrl.backends.ray.learner import LearnerHost, filling
+from asyncrl.backends.ray.memory import ReplayHost
+from asyncrl.backends.ray.reports import KINDS, LEFT, Place, Seen
 from asyncrl.backends.supervisor import READY_SECONDS
 from asyncrl.core.devices import CPU
 from asyncrl.core.errors import DiskFull
 from asyncrl.core.moments import merge
 from asyncrl.parameters.mirror import Mirror
-from asyncrl.parameters.shards import NEVER, Account, Empty, Ledger, State, beginning, slices
+from asyncrl.parameters.shards import Account, Ledger, State, beginning, slices
 from asyncrl.runtime.clock import RUNNING, Silences, Watch
+from asyncrl.runtime.link import NEVER, Empty
 from asyncrl.runtime.protocols import LEARNER, Counts, in_theta
 from asyncrl.runtime.run import Run
 

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.backends.host import Host
-from asyncrl.backends.learner_host import LearnerHost, filling
-from asyncrl.backends.reports import LEFT, Seen
-from asyncrl.experience.landing import Landing
+from asyncrl.backends.ray.arrivals import Arrivals
+from asyncrl.backends.ray.host import Host
+from asyncrl.backends.ray.learner import LearnerHost, filling
+from asyncrl.backends.ray.reports import LEFT, Seen
 from asyncrl.experience.replay import Replay
-from asyncrl.parameters.shards import Empty, State, beginning
+from asyncrl.parameters.shards import State, beginning
 from asyncrl.runtime.clock import FINISH, GO_ON, READY
+from asyncrl.runtime.link import Empty
 from asyncrl.runtime.protocols import Counts
 from asyncrl.runtime.run import Run
 from tests.backends.test_host import beginning_of
@@ -115,9 +116,9 @@ class Driving:
             host.close()
 
 
-def landing_of(learner: LearnerHost) -> Landing:
+def arrivals_of(learner: LearnerHost) -> Arrivals:
     """Where rollouts of hosts arrive."""
-    assert isinstance(learner._experience, Landing)
+    assert isinstance(learner._experience, Arrivals)
     return learner._experience
 
 
@@ -166,7 +167,7 @@ def test_steps_of_two_hosts_are_in_the_learners_memory(tmp_path: Path) -> None:
     drive.finish()
 
     steps = steps_of(learner)
-    replay = landing_of(learner).experience
+    replay = arrivals_of(learner).experience
     assert isinstance(replay, Replay)
     each = run.spec.config.envs_per_worker
     assert replay.steps.put.tolist() == [count // each for count in steps for _ in range(each)]
@@ -220,16 +221,16 @@ def test_actors_wait_for_a_learner_that_does_not_learn(tmp_path: Path) -> None:
     host = Host(beginning_of(run, 0), ThreadWire(learner))
     drive = Driving([host], learner)
     drive.until(lambda: host.joined.is_set())
-    landing = landing_of(learner)
-    landing.take = lambda learner: None  # type: ignore[method-assign, assignment, misc]
+    arrivals = arrivals_of(learner)
+    arrivals.take = lambda learner: None  # type: ignore[method-assign, assignment, misc]
     drive.until(lambda: host.handles.experience is not None and not host.handles.experience.has_room(0))
     full = host.handles.clock.steps
-    parcels: list[int] = []
-    drive.until(lambda: len(parcels) > 50 or parcels.append(len(landing._inlet)))  # type: ignore[func-returns-value]
+    waiting: list[int] = []
+    drive.until(lambda: len(waiting) > 50 or waiting.append(len(arrivals._queues[0])))  # type: ignore[func-returns-value]
 
     assert host.handles.clock.steps == full
-    assert max(parcels) == 0  # all are in the rings, which have as much room
-    del landing.take
+    assert max(waiting) == 0  # all are in the rings, which have as much room
+    del arrivals.take
     drive.until(lambda: host.handles.clock.steps > full)
     drive.finish()
     learner.forget()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from asyncrl.backends.outcome import Outcome
 from asyncrl.backends.supervisor import Restarts
@@ -112,21 +112,9 @@ class Told:
         """Does nothing."""
 
 
-class Keeper:
-    """A process that has a part of the run's state, as its driver sees it."""
+class OnMachine:
+    """A server, as the driver sees it."""
 
     def machine(self) -> str:
         """Name of the machine on which it runs."""
         return socket.gethostname()
-
-
-class Wire(Protocol):
-    """The transport of a host's calls to shards, or to the learner."""
-
-    def send(self, shard: int, call: Any) -> Any:
-        """Make a call; returns its handle, for `receive`."""
-        ...
-
-    def receive(self, calls: Sequence[Any], seconds: float) -> list[tuple[Any, Any]]:
-        """Wait up to `seconds` for any of `calls`; returns the ended ones, each with its answer, None if it failed."""
-        ...

@@ -1,60 +1,32 @@
 """Workers on several machines with Ray: the supervisor's part, in the command's own process.
 
 The evaluator, records, checkpoints and the end of the run are here, as with the local backend. The state of the hosts
-is in a mirror, shared memory that the driver (`backends/cluster.py`) writes. The driver is a child process: if it is
+is in a mirror, shared memory that the driver (`driver.py`) writes. The driver is a child process: if it is
 lost, and Ray with it, the run still ends with a checkpoint and the right exit code.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import multiprocessing
-import os
-import secrets
 import signal
-import socket
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from torch import Tensor
-
-from asyncrl.algorithm import GRADIENT, MEMORY
-from asyncrl.backends import sockets
-from asyncrl.backends.families import lead_session
-from asyncrl.backends.handles import clock_of
 from asyncrl.backends.local import await_last_evaluation, evaluator_process, learner_process, worker_process
 from asyncrl.backends.outcome import STOPPING, Outcome, Signals, failed, finished, stopped
 from asyncrl.backends.processes import POLL_SECONDS, end, end_of, start_child, start_context
+from asyncrl.backends.ray.connection import connect
 from asyncrl.backends.supervisor import Supervisor
-from asyncrl.catalog import command_of
-from asyncrl.config.groups import flag
-from asyncrl.core.devices import CPU
-from asyncrl.core.errors import UsageError
-from asyncrl.parameters.mirror import Mirror
 from asyncrl.runtime.clock import FINISH, LEAVE, UNKNOWN, Watch
 from asyncrl.runtime.monitor import Monitor
-from asyncrl.runtime.normalize import RunMoments
-from asyncrl.runtime.plan import Plan
-from asyncrl.runtime.run import Handles, Run, RunSpec
-from asyncrl.runtime.snapshots import keeps_replay
+from asyncrl.runtime.run import Run, RunSpec
 from asyncrl.runtime.terminal import View
 
 DRIVER = "driver"
 LEAVE_SECONDS = 30.0
 """Time for all hosts to leave and for Ray to end, before the driver is killed."""
-REACH_SECONDS = 5.0
-"""Time to open a connection to a port."""
-LONGEST_TMPDIR = 40
-"""Bytes in the path below which Ray makes a session's folder, since a socket's path there has 67 more."""
-VARIABLES = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # Ray's default of 15 would put workers behind everything else
-    "RAY_max_direct_call_object_size": "2000000",  # bytes; by way of Ray's store, from 100 kB on, a call costs twice
-    "RAY_task_events_max_num_task_in_gcs": "1000",  # calls the head remembers; Ray's 100,000 take 350 MB
-}
-"""For Ray's processes, unless they are set already."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +40,6 @@ class Seat:
     def spec(self) -> RunSpec:
         """The spec of the run."""
         return self.run.spec
-
-
-def require_ray() -> None:
-    """Raise UsageError if Ray is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise UsageError('--backend ray needs Ray: pip install "asyncrl[ray]"')
 
 
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
@@ -179,41 +145,6 @@ class Leader:
             self._view.say(line)
 
 
-def connect(address: str) -> None:
-    """Connect this process, a child of its own, to the cluster at `address`; empty: RAY_ADDRESS, or a new cluster.
-
-    Raises ConnectionError with one line.
-    """
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
-    for variable, value in VARIABLES.items():
-        os.environ.setdefault(variable, value)
-    if address == "local":  # private: only this run's processes may connect
-        os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
-        for folder in sockets.short_folders(LONGEST_TMPDIR)[:1]:  # of its sockets; by default it is that of TMPDIR
-            os.environ.setdefault("RAY_TMPDIR", folder)
-    host, _, port = address.rpartition(":")
-    if host and port.isdecimal() and not is_reached(host.strip("[]"), int(port)):  # Ray would end this process
-        raise ConnectionError(f"there is no Ray cluster at {address}: start one by ray start --head")
-    import ray  # reads the variables
-
-    own = {"num_cpus": 1, "include_dashboard": False} if address == "local" else {}
-    lead_session()  # so Ray's processes are in it too
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
-    except Exception as error:  # Ray raises ConnectionError, but also a plain Exception
-        what = "be started" if own else f"be reached at {address}"
-        raise ConnectionError(f"Ray could not {what}: {' '.join(str(error).split())[:300]}") from None
-
-
-def is_reached(host: str, port: int) -> bool:
-    """Whether a connection can be opened."""
-    try:
-        socket.create_connection((host, port), REACH_SECONDS).close()
-    except OSError:
-        return False
-    return True
-
-
 def driver_process(seat: Seat, _: int) -> None:
     """The driver's process: connect to Ray, or start it, and drive the run."""
     try:
@@ -223,7 +154,7 @@ def driver_process(seat: Seat, _: int) -> None:
         return
     import ray
 
-    from asyncrl.backends.cluster import Driver
+    from asyncrl.backends.ray.driver import Driver
 
     for number in STOPPING:  # Ray has set its own handlers for some
         signal.signal(number, signal.SIG_IGN)
@@ -231,33 +162,3 @@ def driver_process(seat: Seat, _: int) -> None:
         Driver(seat.run, seat.pipe).drive()
     finally:
         ray.shutdown()
-
-
-def refuse(plan: Plan) -> None:
-    """Raise UsageError for methods and settings that do not run on hosts, or if Ray is not installed."""
-    config, kind, command = plan.config, plan.method.experience, command_of(plan.algorithm)
-    if kind == MEMORY:
-        if keeps_replay(config):
-            raise UsageError("--checkpoint-replay is for one machine: the memory of hosts is not saved")
-        if config.hosts == "auto":
-            raise UsageError("--hosts auto is for methods without a memory, which hosts divide: give a number")
-        plan.on_one_machine(config.all_workers)  # whether the memory has room for the steps of all workers
-        if plan.replay_hosts and plan.learns_on_hosts:
-            which = "--layout bundled" if plan.bundled else "several --learners"
-            raise UsageError(f"--replay-hosts are for one learner; with {which} each host has a memory of its own")
-    for name in ("parameter_shards", "push"):
-        if getattr(config, name) != getattr(type(config), name) and not plan.learns_on_hosts:
-            several = "; several --learners or --layout bundled do so on each host" if hasattr(config, "layout") else ""
-            raise UsageError(f"{flag(name)} is for methods whose workers learn; in {command} one learner does{several}")
-    for name, plain in (("learner_resource", ""), ("learner_device", CPU)):
-        if getattr(config, name, plain) != plain and plan.learns_on_hosts:
-            who = "workers learn" if kind == GRADIENT else "each host has its own with these settings"
-            raise UsageError(f"{flag(name)} is for methods with a learner; in {command} {who}")
-    require_ray()
-
-
-def share(spec: RunSpec, theta: Tensor, steps: int = 0, seconds: float = 0.0) -> Handles:
-    """What the driver has; begun as `clock_of` says."""
-    clock = clock_of(spec, steps, seconds)
-    store = Mirror(theta, spec.config.descent, spec.config.all_workers, clock)
-    return Handles(store, clock, RunMoments(1, spec.moments_size))

@@ -23,17 +23,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.backends.exchange import LAST_SECONDS, Exchange
-from asyncrl.backends.forwarding import Forwarding
 from asyncrl.backends.local import evaluator_process, learner_process, worker_process
-from asyncrl.backends.member import Beginning, Member, build
 from asyncrl.backends.outcome import Outcome, Signals, failed
-from asyncrl.backends.reports import LEFT, Journal, Seen, Wire
+from asyncrl.backends.ray.member import LAST_SECONDS, Beginning, Member, build
+from asyncrl.backends.ray.reports import LEFT, Journal, Seen
+from asyncrl.backends.ray.to_learner import ToLearner
+from asyncrl.backends.ray.to_shards import ToShards
 from asyncrl.backends.supervisor import Slot, Supervisor
 from asyncrl.core.errors import DiskFull, NotFinite
 from asyncrl.experience.batches import Batches
-from asyncrl.parameters.shards import Retired
 from asyncrl.runtime.clock import BUILDING, ENDED, GO_ON, LEAVE
+from asyncrl.runtime.link import Retired, Wire
 from asyncrl.runtime.protocols import name_of
 from asyncrl.runtime.run import Handles, Run
 from asyncrl.runtime.threads import enforce_one_thread
@@ -213,7 +213,7 @@ class Host(Member):
             if self._outcome is not None:
                 return
             time.sleep(0.01)
-        (Exchange if self.learns else Forwarding)(self, self._wire).run()
+        (ToShards if self.learns else ToLearner)(self, self._wire).run()
         self._end(LEFT)
 
     @property

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import torch
 
+from asyncrl.backends.ray.arrivals import Arrivals, Delivery, Heard, Rollouts
 from asyncrl.core.rollout import Rollout
 from asyncrl.experience.batches import Batches
-from asyncrl.experience.blocks import RolloutShape
-from asyncrl.experience.credit import Numbered
-from asyncrl.experience.landing import Cargo, Landing
-from asyncrl.experience.messages import copied, packed
+from asyncrl.experience.blocks import RolloutShape, copied, packed
 from asyncrl.runtime.clock import RUNNING, Clock
+from asyncrl.runtime.link import Call, Callee
 from tests.support import COUNTING
 
 SHAPE = RolloutShape(steps=2, environments=1, spaces=COUNTING)
@@ -30,20 +32,25 @@ def rollout(number: float, truncated: bool = False) -> Rollout:
     )
 
 
-def landing(in_step: bool = False, hosts: int = 2, workers: int = 1) -> Landing:
+def arrivals(in_step: bool = False, hosts: int = 2, workers: int = 1) -> Arrivals:
     clock = Clock(hosts * workers, 10**9, learners=1)
     for worker in range(hosts * workers):
         clock.enter(worker, RUNNING)
-    return Landing(Batches(SHAPE, hosts * workers, clock, in_step, capacity=2), SHAPE, hosts, workers, epoch=1)
+    batches = Batches(SHAPE, hosts * workers, clock, in_step, capacity=2)
+    return Arrivals(batches, SHAPE, hosts, workers, Callee(hosts, (1, 0)))
 
 
-def parcel(number: int, *rewards: float, host: int = 0, incarnation: int = 1) -> Numbered[Cargo]:
-    """A parcel of rollouts of the host's first worker."""
+def hear(
+    place: Arrivals, number: int, *rewards: float, host: int = 0, incarnation: int = 1, seconds: float = 0.0
+) -> tuple[int, Heard]:
+    """A call with rollouts of the host's first worker arrives; what is taken of the host's calls, and its news."""
     messages = [(0, packed(SHAPE, rollout(reward), 5, 0).numpy()) for reward in rewards]
-    return Numbered(host, incarnation, 1, number, Cargo(host, incarnation, messages))
+    call = Call(host, incarnation, (1, 0), number, 1, Rollouts(messages, seconds=seconds))
+    heard = place.hear(call)
+    return place.answer(call, Delivery()).taken, heard
 
 
-def rewards_of(place: Landing) -> list[float]:
+def rewards_of(place: Arrivals) -> list[float]:
     batch = place.take()
     assert batch is not None
     assert set(batch.versions) == {5}
@@ -57,8 +64,8 @@ def test_a_rollout_crosses_the_wire_unchanged_with_its_truncated_episodes() -> N
     ring.put(0, rollout(3.0, truncated=True), 5)
     block = ring.rings[0].block(0)
     assert block is not None
-    place = landing()
-    place.deliver(Numbered(0, 1, 1, 1, Cargo(0, 1, [(0, copied(SHAPE, block).numpy())])))
+    place = arrivals()
+    place.hear(Call(0, 1, (1, 0), 1, 1, Rollouts([(0, copied(SHAPE, block).numpy())])))
 
     batch = place.take()
     assert batch is not None
@@ -72,22 +79,42 @@ def test_a_rollout_crosses_the_wire_unchanged_with_its_truncated_episodes() -> N
 
 def test_a_host_hears_what_the_learner_is_done_with_only_after_the_batch() -> None:
     """Until then the rollouts keep their places in the host's ring."""
-    place = landing()
-    assert place.deliver(parcel(1, 1.0, 2.0)).number == 1
-    assert place.done(0, 1) == [0]
+    place = arrivals()
+    taken, heard = hear(place, 1, 1.0, 2.0)
+    assert (taken, heard.done, heard.news) == (1, [0], 0)
     assert rewards_of(place) == [1.0, 2.0]
-    assert (place.done(0, 1), place.news) == ([0], 0)
+    assert place.done(0, 1) == [0]
     place.release()
 
-    assert (place.done(0, 1), place.done(1, 1), place.news) == ([2], [0], 1)
+    _, heard = hear(place, 2)
+    assert (heard.done, place.done(1, 1), heard.news) == ([2], [0], 1)
+
+
+def test_a_call_waits_for_news_until_the_next_one_of_its_host_arrives() -> None:
+    """Or until a batch is done; calls of other hosts change nothing."""
+    place, said = arrivals(), list[Heard]()
+    for ended in (lambda: hear(place, 2, 1.0), lambda: place.release()):
+        first = threading.Thread(target=lambda: said.append(hear(place, 1 + 2 * len(said), seconds=200.0)[1]))
+        first.start()
+        while place.callee.taken[0] < 1 + 2 * len(said):
+            time.sleep(0.001)
+        hear(place, 1 + len(said), host=1)
+        first.join(0.05)
+        assert first.is_alive()
+        if said:
+            assert rewards_of(place) == [1.0]
+        ended()
+        first.join(200)
+
+    assert [(one.newest, one.news, one.done) for one in said] == [(False, 0, [0]), (True, 1, [1])]
 
 
 def test_in_step_a_batch_is_one_rollout_of_every_host() -> None:
     """The other host's is waited for."""
-    place = landing(in_step=True)
-    place.deliver(parcel(1, 1.0, 2.0))
+    place = arrivals(in_step=True)
+    hear(place, 1, 1.0, 2.0)
     assert place.take() is None
-    place.deliver(parcel(1, 10.0, host=1))
+    hear(place, 1, 10.0, host=1)
 
     assert rewards_of(place) == [1.0, 10.0]
     place.release()
@@ -96,11 +123,11 @@ def test_in_step_a_batch_is_one_rollout_of_every_host() -> None:
 
 def test_what_a_host_has_left_behind_is_not_taken_for_its_successors() -> None:
     """The successor's rollouts wait for room, and only its own are reported to it."""
-    place = landing(hosts=1)
-    place.deliver(parcel(1, 1.0, 2.0))
-    assert place.deliver(parcel(1, 3.0, incarnation=2)).number == 1
-    assert place.deliver(parcel(2, 9.0)).retired
-    assert place.acknowledge(0, 2).number == 1
+    place = arrivals(hosts=1)
+    hear(place, 1, 1.0, 2.0)
+    assert hear(place, 1, 3.0, incarnation=2)[0] == 1
+    hear(place, 2, 9.0)
+    assert hear(place, 2, incarnation=2)[0] == 2
 
     for reward, done in ((1.0, 0), (2.0, 0), (3.0, 1)):
         assert rewards_of(place) == [reward]

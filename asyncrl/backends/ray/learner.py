@@ -24,22 +24,21 @@ import torch
 from numpy.typing import NDArray
 
 from asyncrl.algorithm import MEMORY
-from asyncrl.backends.calls import Answer, Question
 from asyncrl.backends.handles import rollout_shape, shared
 from asyncrl.backends.local import follow
 from asyncrl.backends.outcome import Outcome, failed
-from asyncrl.backends.remote_replay import RemoteReplay
-from asyncrl.backends.reports import KINDS, LEFT, Journal, Keeper, Seen, Told, Wire
+from asyncrl.backends.ray.arrivals import Arrivals, Delivery, Heard, Rollouts
+from asyncrl.backends.ray.memory import RemoteReplay
+from asyncrl.backends.ray.reports import KINDS, LEFT, Journal, OnMachine, Seen, Told
 from asyncrl.core.devices import CPU, require_device
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import merge
 from asyncrl.experience.batches import Batches
-from asyncrl.experience.credit import Numbered, Taken
-from asyncrl.experience.landing import Cargo, Landing
 from asyncrl.experience.replay import Replay
-from asyncrl.parameters.shards import Empty, Ledger, State
+from asyncrl.parameters.shards import Ledger, State
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import BUILDING, FINISH, GO_ON, LEAVE, Watch
+from asyncrl.runtime.link import Answer, Call, Callee, Empty, Wire
 from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import LEARNER, Counts, name_of
 from asyncrl.runtime.run import Handles, Run, RunSpec, build_learner
@@ -55,7 +54,7 @@ MOMENTS = ("observation_moments", "return_moments")
 CLOSE_SECONDS = 10.0
 
 
-class LearnerHost(Keeper):
+class LearnerHost(OnMachine):
     """The learner. Calls may come from several threads at once."""
 
     def __init__(self, spec: RunSpec) -> None:
@@ -82,7 +81,7 @@ class LearnerHost(Keeper):
         return self._life
 
     def connect(self, memories: Wire) -> None:
-        """Called before `begin` if there are replay hosts: these are its keepers."""
+        """Called before `begin` if there are replay hosts: these are on its wire."""
         self._memories = memories
 
     def begin(self, life: str, times: int, state: State) -> bool:
@@ -105,8 +104,8 @@ class LearnerHost(Keeper):
             self._ledger = Ledger(self._hosts, self._workers, KINDS, tuple(map(len, handles.moments.of_workers())))
             if "tallies" in state:
                 self._ledger.restore(state)
-            self._epoch = times
-            self._experience = self._make_experience(handles)
+            self._callee = Callee(self._hosts, (times, 0))
+            self._experience = self._make_experience(handles, times)
             self._count(handles)
             self._handles = replace(handles, experience=self._experience)
             self._thread = threading.Thread(target=self._learn, daemon=True, name=name_of(LEARNER))
@@ -156,41 +155,37 @@ class LearnerHost(Keeper):
 
     # ----------------------------------------------------------------------------------------------- called by hosts
 
-    def exchange(self, call: Numbered[Cargo] | Question) -> Taken | Answer:
-        """Take a parcel, or answer a question; with replay hosts only questions come here. Raises Empty."""
-        self._filled()
-        if isinstance(call, Question):
-            return self._answer(call)
-        assert isinstance(self._experience, Landing)
-        return self._experience.deliver(call)
-
-    def _answer(self, question: Question) -> Answer:
-        handles, experience = self._filled(), self._experience
-        host, incarnation = question.host, question.incarnation
+    def exchange(self, call: Call[Rollouts]) -> Answer:
+        """Take rollouts, unless replay hosts do, and answer with news and theta. Raises Empty."""
+        handles, experience, load = self._filled(), self._experience, call.load
         others = None
-        if question.report is not None:
+        if load.report is not None:
             with self._lock:
-                self._ledger.note(host, incarnation, question.report)
-                others = self._ledger.others(host)
+                self._ledger.note(call.host, call.incarnation, load.report)
+                others = self._ledger.others(call.host)
                 self._count(handles)
-        taken, news, done = Taken(self._epoch, 0), 0, list[int]()
-        if isinstance(experience, Landing):
-            taken, news, done = experience.hear(host, incarnation, question.news, question.seconds)
+        if isinstance(experience, Arrivals):
+            heard = experience.hear(call)
+        else:
+            with self._lock:
+                self._callee.admit(call)
+            heard = Heard(0, [], 0.0, True)
         # Theta after that, so that it has the updates of all batches that are done.
         counts, theta = handles.store.counts(), None
-        if question.epoch != taken.epoch or (question.theta and question.version != counts.updates):
+        if call.epoch != self._callee.epoch or (load.theta and heard.newest and load.version != counts.updates):
             theta, counts = self._copy(handles)
-        return Answer(taken, news, done, counts, theta, others)
+        with experience.lock if isinstance(experience, Arrivals) else self._lock:
+            return self._callee.answer(call, Delivery(heard.news, heard.done, heard.waited, counts, theta, others))
 
-    def _make_experience(self, handles: Handles) -> Landing | RemoteReplay:
+    def _make_experience(self, handles: Handles, times: int) -> Arrivals | RemoteReplay:
         """Where the learner takes its batches from: what hosts send here, or the replay hosts."""
         spec = self._spec
         if self._memories is not None:
             normalizer = make_normalizer(handles.moments, LEARNER, spec)
-            return RemoteReplay(self._memories, self._replay_hosts, self._epoch, handles.clock, normalizer)
-        shape = rollout_shape(spec)
+            return RemoteReplay(self._memories, self._replay_hosts, times, handles.clock, normalizer)
         rings_or_memory = cast(Batches | Replay, handles.experience)
-        return Landing(rings_or_memory, shape, self._hosts, self._workers, self._epoch)
+        shape = rollout_shape(spec)
+        return Arrivals(rings_or_memory, shape, self._hosts, self._workers, self._callee)
 
     def _filled(self) -> Handles:
         if self._handles is None:
