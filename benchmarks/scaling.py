@@ -51,7 +51,7 @@ RUNS = [
 ]
 CALLS_AT_MOST, CALLS_AT_LEAST = 50.0, 1.0
 """Exchanges of a host per second (backends/ray/to_shards.py)."""
-ACTORS = {"SavedShard": "shard", "Host": "host", "LearnerHost": "learner"}
+ACTORS = {"Shard": "shard", "Host": "host", "LearnerHost": "learner"}
 """Classes of Ray's actors, and what they are called here."""
 SHARDS = (1, 2, 4, 8)
 HOSTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -83,7 +83,7 @@ def part_of(process: psutil.Process) -> str:
     """What a process of a run on Ray is."""
     with suppress(psutil.Error):
         words = " ".join(process.cmdline()[:3])
-        if actor := re.match(r"ray::(SavedShard|Host|LearnerHost)\b", words):
+        if actor := re.match(r"ray::(Shard|Host|LearnerHost)\b", words):
             return ACTORS[actor[1]]
         if any(re.fullmatch(r"worker-\d+\.jsonl", Path(file.path).name) for file in process.open_files()):
             return "worker"

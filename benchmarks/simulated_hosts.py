@@ -28,9 +28,10 @@ import numpy as np
 import torch
 
 from asyncrl.backends import serial
+from asyncrl.backends.ray.exchange import Times
 from asyncrl.backends.ray.member import Beginning, Member, build
 from asyncrl.backends.ray.reports import KINDS
-from asyncrl.backends.ray.to_shards import Times, ToShards
+from asyncrl.backends.ray.to_shards import ToShards
 from asyncrl.catalog import module_of
 from asyncrl.commands.train import main as train
 from asyncrl.core.errors import UsageError
@@ -182,7 +183,7 @@ class Simulation:
         self._ledger = Ledger(plan.hosts, self._each, KINDS, tuple(len(row) for row in self._moments))
         self._parts = slices(self._store.theta.numel(), plan.shards)
         ledgers = [self._ledger, *[None] * (plan.shards - 1)]
-        self._shards = [Shard(plan.hosts, lambda state: None, ledger=ledger) for ledger in ledgers]
+        self._shards = [Shard(plan.hosts, ledger) for ledger in ledgers]
         wire = self._wire = SimulatedWire(self._shards, round(plan.delay * config.workers))
         times = Times(
             lambda: wire.turn / config.workers, "turns",
@@ -212,7 +213,7 @@ class Simulation:
         """Fill the shards, let all hosts take theta from there, and start their clocks."""
         theta = self._store.snapshot().numpy()
         for shard, part in zip(self._shards, self._parts, strict=True):
-            shard.begin(shard.life(), 1, beginning(theta[part]))
+            shard.begin(shard.who()[0], 1, beginning(theta[part]))
         while not all(host.joined.is_set() for host in self._hosts):
             self._exchange_all()
         for host in self._hosts:

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from asyncrl.backends.ray.connection import connect, is_reached
 from asyncrl.core.devices import usable_cores
 from asyncrl.doctor import Finding, advise, judge
 from asyncrl.doctor.room import size
-from asyncrl.parameters.shards import Change, Exchanger, beginning
+from asyncrl.parameters.shards import Change, Exchanger, Ledger, Shard, beginning
 from asyncrl.runtime.link import Link, receive
 from asyncrl.runtime.threads import enforce_one_thread
 from asyncrl.storage.run_folder import versions
@@ -107,7 +106,7 @@ class Probe:
         """Durations of calls that carry nothing."""
         import ray
 
-        return [_timed(lambda: ray.get(shard.life.remote())) for _ in range(REPEATS + 1)][1:]
+        return [_timed(lambda: ray.get(shard.who.remote())) for _ in range(REPEATS + 1)][1:]
 
     def time_exchanges(self, shard: Any, host: int, parameters: int) -> list[float]:
         """Durations of exchanges by host number `host`."""
@@ -191,19 +190,17 @@ def look_at_all(parameters: int) -> list[Machine]:
     """Look at each machine, one after the other, so that none disturbs the figures of another."""
     import ray
 
-    from asyncrl.backends.ray.actors import SavedShard, living_nodes, placed
+    from asyncrl.backends.ray.actors import living_nodes, placed
 
     nodes = living_nodes()
-    with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-") as folder:
-        file = Path(folder) / "shards" / "shard-0.safetensors"
-        shard = placed(SavedShard, nodes[0]).remote(str(file), len(nodes), 1, (), True)
-        life = ray.get(shard.life.remote(), timeout=ANSWER_SECONDS)
-        ray.get(shard.begin.remote(life, 1, beginning(np.zeros(parameters, np.float32))), timeout=ANSWER_SECONDS)
-        found = [
-            look_at(placed(Probe, node).remote(), number, nodes, shard, parameters) for number, node in enumerate(nodes)
-        ]
-        ray.kill(shard)
-        return found
+    shard = placed(Shard, nodes[0]).remote(len(nodes), Ledger(len(nodes), 1, 1))
+    life, _ = ray.get(shard.who.remote(), timeout=ANSWER_SECONDS)
+    ray.get(shard.begin.remote(life, 1, beginning(np.zeros(parameters, np.float32))), timeout=ANSWER_SECONDS)
+    found = [
+        look_at(placed(Probe, node).remote(), number, nodes, shard, parameters) for number, node in enumerate(nodes)
+    ]
+    ray.kill(shard)
+    return found
 
 
 def look_at(probe: Any, number: int, nodes: Sequence[dict[str, Any]], shard: Any, parameters: int) -> Machine:

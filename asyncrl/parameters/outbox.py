@@ -156,13 +156,20 @@ class Postman:
         """`[shards, N]` the newest post of each writer that a shard has judged."""
         self._applied = np.zeros((len(parts), writers), bool)
         self._staleness = np.zeros((len(parts), writers), np.int64)
-        self.split = 0
-        """Gradients that some shards have applied and others have found to be too old. They count as applied."""
+        self._split = 0
 
     @property
     def idle(self) -> bool:
         """Whether every gradient has been answered."""
         return bool((self._outbox.answered >= self._outbox.posts).all())
+
+    def take_split(self) -> int:
+        """Gradients, since the last call of this, that some shards have applied and others have found to be too old.
+
+        They count as applied.
+        """
+        split, self._split = self._split, 0
+        return split
 
     def waiting(self, shard: int) -> NDArray[np.intp]:
         """`[n]` the writers whose gradients the shard has not judged yet."""
@@ -182,5 +189,5 @@ class Postman:
         for row in rows.tolist():
             if (self._told[:, row] == box.posts[row]).all():
                 applied = self._applied[:, row]
-                self.split += bool(applied.any() and not applied.all())
+                self._split += bool(applied.any() and not applied.all())
                 box.answer(row, bool(applied.any()), int(self._staleness[:, row].max()))

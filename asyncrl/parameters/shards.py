@@ -10,8 +10,8 @@ workers instead, as they come, and takes theta as the shard answers it. The shar
 applies it by the optimiser, whose statistics live in the shard. Calls follow the rules of `asyncrl.runtime.link`, so
 that nothing is applied twice though calls are lost and repeated, and either side may die at any moment. Besides:
 
-- A shard that dies comes back from its checkpoint in a new epoch. It loses fewer than `every` acknowledged exchanges,
-  and no host sends them again.
+- A shard that dies begins empty and is filled with the newest copy that the driver has, in a new epoch. It has lost
+  what it acknowledged since that copy was made, and no host sends that again.
 - The number of updates in theta is saved with theta and falls with it. Each call says how many of its host's updates
   were acknowledged, so the shard knows how many it has lost. `Account` adds this up for the whole run.
 - Versions never decrease within an epoch, and epochs never decrease.
@@ -21,8 +21,7 @@ that nothing is applied twice though calls are lost and repeated, and either sid
 from __future__ import annotations
 
 import itertools
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +32,7 @@ from numpy.typing import NDArray
 from asyncrl.core.errors import NotFinite
 from asyncrl.core.moments import merge
 from asyncrl.core.updates import Descent
-from asyncrl.runtime.link import Answer, Call, Callee, Caller, Empty, Epoch
-
-State = dict[str, NDArray[np.generic]]
-"""The state of a shard, as arrays by name."""
+from asyncrl.runtime.link import Answer, Call, Callee, Caller, Empty, Server, State
 
 
 @dataclass(frozen=True)
@@ -168,22 +164,13 @@ class Ledger:
             rows[:] = state[f"moments.{number}"]
 
 
-class Shard:
+class Shard(Server):
     """A part of theta `[P]`, and who has contributed to it. Not for concurrent calls."""
 
-    def __init__(
-        self,
-        hosts: int,
-        save: Callable[[State], None],
-        every: int = 20,
-        ledger: Ledger | None = None,
-        descent: Descent | None = None,
-    ) -> None:
-        """Begins empty. `save` stores a state for `recover`; it is called before the first answer and every `every`
-        calls that change theta. One of the shards keeps the `ledger`. `descent`: how gradients are applied."""
-        self._life = uuid.uuid4().hex
+    def __init__(self, hosts: int, ledger: Ledger | None = None, descent: Descent | None = None) -> None:
+        """One of the shards keeps the `ledger`. `descent`: how gradients are applied."""
+        super().__init__()
         self.ledger = ledger
-        self._save, self._every = save, every
         self.callee = Callee(hosts)
         self._contributed = np.zeros((hosts, 2), np.int64)
         """`[H, 2]` updates in theta that each host has brought: its earlier incarnations, and the current one."""
@@ -196,36 +183,12 @@ class Shard:
         self.version = self.updates = 0
 
     @property
-    def epoch(self) -> Epoch:
-        """The shard's epoch."""
-        return self.callee.epoch
-
-    @property
     def empty(self) -> bool:
         """Whether it waits to be filled."""
         return self._theta is None
 
-    def life(self) -> str:
-        """Distinguishes this process of the shard from earlier ones."""
-        return self._life
-
-    def begin(self, life: str, times: int, state: State) -> bool:
-        """Fill an empty shard: at first with `beginning(theta)`, later with its newest known `state`.
-
-        `times` counts the attempts in this run, from 1. Returns whether the shard was filled now: a call for an earlier
-        `life`, or a repeated one, changes nothing.
-        """
-        if not self.empty or life != self._life:
-            return False
-        self._restore(state, (times, 0))
-        return True
-
-    def recover(self, state: State) -> None:
-        """Restore a saved state, in a new epoch."""
-        filled, times = (int(part) for part in state["epoch"])
-        self._restore(state, (filled, times + 1))
-
-    def _restore(self, state: State, epoch: Epoch) -> None:
+    def fill(self, epoch: int, state: State) -> None:
+        """Take over a state: at first `beginning(theta)`, later the newest known one."""
         theta = np.array(state["theta"], np.float32)
         if "taken" in state:
             self.callee.incarnations[:], self.callee.taken[:] = state["incarnations"], state["taken"]
@@ -234,15 +197,13 @@ class Shard:
                 Judged(np.array(state[f"applied.{host}"], bool), np.array(state[f"staleness.{host}"], np.int64))
                 for host in range(len(self._lost))
             ]
-        if "counts" in state:
-            self.version, self.updates = (int(count) for count in state["counts"])
+        self.version, self.updates = (int(count) for count in state["counts"])
         if self._descent is not None:
             shape = (self._descent.rule.statistics, len(theta))
             self._statistics = np.array(state.get("statistics", np.zeros(shape)), np.float32)
         if self.ledger is not None and "tallies" in state:
             self.ledger.restore(state)
         self.callee.epoch, self._theta = epoch, theta
-        self._save(self.state())
 
     def exchange(self, call: Call[Change]) -> Answer:
         """Apply the delta or the gradients unless that was done before or is for another epoch. Raises Empty."""
@@ -265,8 +226,6 @@ class Shard:
                 self.callee.receipts[host] = judged
                 self._contributed[host, 1] += self.updates - before
                 self.version += 1
-                if self.version % self._every == 0:
-                    self._save(self.state())
         others = None
         if self.ledger is not None and not self.callee.is_retired(call):
             if change.report is not None:
@@ -300,7 +259,6 @@ class Shard:
         receipts = [(host, receipt or _NONE) for host, receipt in enumerate(self.callee.receipts)]
         return {
             "theta": self._theta.copy(),
-            "epoch": np.array(self.epoch, np.int64),
             "counts": np.array([self.version, self.updates], np.int64),
             "incarnations": self.callee.incarnations.copy(),
             "taken": self.callee.taken.copy(),

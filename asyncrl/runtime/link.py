@@ -6,26 +6,32 @@ call or its answer may be lost, repeated, late, or out of order, and either side
 - A caller has at most `credit` calls that wait. It repeats each until an answer says that it was taken.
 - The server takes each call once, in the caller's order, and keeps what became of the newest one, its *receipt*. So an
   answer that was lost is given again.
-- A server that comes back in an earlier state, or with nothing, begins a new *epoch*. It takes only calls for its own
-  epoch. The caller sends what waits again, for the new epoch; what was taken and is lost is not sent again, and a late
-  call cannot bring it back.
+- A server that has died begins empty, until somebody fills it with the newest known copy of its state, or with less.
+  That is a new *epoch*. It takes only calls for its own epoch. The caller sends what waits again, for the new epoch;
+  what was taken and is lost is not sent again, and a late call cannot bring it back.
 - Whoever takes a caller's place is its next *incarnation*. Calls of earlier ones no longer count.
 - Answers are numbered. One that is older than another that was heard changes nothing.
 """
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-Epoch = tuple[int, int]
-"""How often a server was filled from outside, and how often it has recovered from its checkpoint since."""
-NEVER: Epoch = (0, 0)
-"""Before a server's first epoch."""
+from asyncrl.runtime.threads import enforce_one_thread
+
+NEVER = 0
+"""Before a server's first epoch. Epochs count how often it was filled."""
+State = dict[str, NDArray[np.generic]]
+"""The state of a server, as arrays by name."""
 ANSWER_SECONDS = 10.0
 """A call without an answer is repeated after this time."""
 PAUSE_SECONDS = 0.2
@@ -51,7 +57,7 @@ class Call(Generic[LoadT]):
     host: int
     incarnation: int
     """Counts the processes that have had the host's number, from 1."""
-    epoch: Epoch
+    epoch: int
     """The epoch in which it may be taken."""
     number: int
     """Counts this incarnation's calls, from 1; a repeated call keeps its number."""
@@ -64,7 +70,7 @@ class Call(Generic[LoadT]):
 class Answer:
     """A server's answer."""
 
-    epoch: Epoch
+    epoch: int
     order: int
     """Counts the server's answers in this epoch."""
     taken: int
@@ -80,7 +86,7 @@ class Answer:
 class Callee:
     """The server's side: which calls it has taken. Not for concurrent calls."""
 
-    def __init__(self, hosts: int, epoch: Epoch = NEVER) -> None:
+    def __init__(self, hosts: int, epoch: int = NEVER) -> None:
         self.epoch = epoch
         self.incarnations = np.zeros(hosts, np.int64)
         self.taken = np.zeros(hosts, np.int64)
@@ -110,6 +116,39 @@ class Callee:
         host, retired = call.host, self.is_retired(call)
         receipt, news = (None, None) if retired else (self.receipts[host], news)
         return Answer(self.epoch, self._order, int(self.taken[host]), retired, receipt, news)
+
+
+class Server:
+    """What is called. It begins empty, in the process that Ray has started; calls may come from several threads."""
+
+    def __init__(self) -> None:
+        enforce_one_thread()
+        self._life = uuid.uuid4().hex
+        self.lock = threading.Lock()
+
+    def who(self) -> tuple[str, str]:
+        """What distinguishes this process from earlier ones, and the name of its machine."""
+        return self._life, socket.gethostname()
+
+    @property
+    def empty(self) -> bool:
+        """Whether it waits to be filled."""
+        raise NotImplementedError
+
+    def begin(self, life: str, epoch: int, state: State) -> bool:
+        """Fill an empty server; `epoch` is greater than any of earlier ones.
+
+        Returns whether it was filled now: a call for an earlier `life`, or a repeated one, changes nothing.
+        """
+        with self.lock:
+            if not self.empty or life != self._life:
+                return False
+            self.fill(epoch, state)
+            return True
+
+    def fill(self, epoch: int, state: State) -> None:
+        """Take over a state."""
+        raise NotImplementedError
 
 
 class Caller(Generic[LoadT]):

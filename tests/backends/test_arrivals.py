@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from asyncrl.backends.ray.arrivals import Arrivals, Delivery, Heard, Rollouts
+from asyncrl.backends.ray.arrivals import Arrivals, Delivery, Rollouts
 from asyncrl.core.rollout import Rollout
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.blocks import RolloutShape, copied, packed
@@ -37,17 +37,17 @@ def arrivals(in_step: bool = False, hosts: int = 2, workers: int = 1) -> Arrival
     for worker in range(hosts * workers):
         clock.enter(worker, RUNNING)
     batches = Batches(SHAPE, hosts * workers, clock, in_step, capacity=2)
-    return Arrivals(batches, SHAPE, hosts, workers, Callee(hosts, (1, 0)))
+    return Arrivals(batches, SHAPE, hosts, workers, Callee(hosts, 1))
 
 
 def hear(
     place: Arrivals, number: int, *rewards: float, host: int = 0, incarnation: int = 1, seconds: float = 0.0
-) -> tuple[int, Heard]:
+) -> tuple[int, Delivery, bool]:
     """A call with rollouts of the host's first worker arrives; what is taken of the host's calls, and its news."""
     messages = [(0, packed(SHAPE, rollout(reward), 5, 0).numpy()) for reward in rewards]
-    call = Call(host, incarnation, (1, 0), number, 1, Rollouts(messages, seconds=seconds))
-    heard = place.hear(call)
-    return place.answer(call, Delivery()).taken, heard
+    call = Call(host, incarnation, 1, number, 1, Rollouts(messages, seconds=seconds))
+    delivery, newest = place.hear(call)
+    return place.answer(call, delivery).taken, delivery, newest
 
 
 def rewards_of(place: Arrivals) -> list[float]:
@@ -65,7 +65,7 @@ def test_a_rollout_crosses_the_wire_unchanged_with_its_truncated_episodes() -> N
     block = ring.rings[0].block(0)
     assert block is not None
     place = arrivals()
-    place.hear(Call(0, 1, (1, 0), 1, 1, Rollouts([(0, copied(SHAPE, block).numpy())])))
+    place.hear(Call(0, 1, 1, 1, 1, Rollouts([(0, copied(SHAPE, block).numpy())])))
 
     batch = place.take()
     assert batch is not None
@@ -80,21 +80,21 @@ def test_a_rollout_crosses_the_wire_unchanged_with_its_truncated_episodes() -> N
 def test_a_host_hears_what_the_learner_is_done_with_only_after_the_batch() -> None:
     """Until then the rollouts keep their places in the host's ring."""
     place = arrivals()
-    taken, heard = hear(place, 1, 1.0, 2.0)
+    taken, heard, _ = hear(place, 1, 1.0, 2.0)
     assert (taken, heard.done, heard.news) == (1, [0], 0)
     assert rewards_of(place) == [1.0, 2.0]
     assert place.done(0, 1) == [0]
     place.release()
 
-    _, heard = hear(place, 2)
+    _, heard, _ = hear(place, 2)
     assert (heard.done, place.done(1, 1), heard.news) == ([2], [0], 1)
 
 
 def test_a_call_waits_for_news_until_the_next_one_of_its_host_arrives() -> None:
     """Or until a batch is done; calls of other hosts change nothing."""
-    place, said = arrivals(), list[Heard]()
+    place, said = arrivals(), list[tuple[Delivery, bool]]()
     for ended in (lambda: hear(place, 2, 1.0), lambda: place.release()):
-        first = threading.Thread(target=lambda: said.append(hear(place, 1 + 2 * len(said), seconds=200.0)[1]))
+        first = threading.Thread(target=lambda: said.append(hear(place, 1 + 2 * len(said), seconds=200.0)[1:]))
         first.start()
         while place.callee.taken[0] < 1 + 2 * len(said):
             time.sleep(0.001)
@@ -106,7 +106,7 @@ def test_a_call_waits_for_news_until_the_next_one_of_its_host_arrives() -> None:
         ended()
         first.join(200)
 
-    assert [(one.newest, one.news, one.done) for one in said] == [(False, 0, [0]), (True, 1, [1])]
+    assert [(newest, one.news, one.done) for one, newest in said] == [(False, 0, [0]), (True, 1, [1])]
 
 
 def test_in_step_a_batch_is_one_rollout_of_every_host() -> None:

@@ -66,9 +66,9 @@ def shards_of(run: Run, count: int, hosts: int) -> list[Shard]:
         writers = config.workers + run.spec.learners // hosts
         ledger = Ledger(hosts, writers, KINDS, sizes) if number == 0 else None
         pushed = config.push == "every-update"
-        shard = Shard(hosts, lambda state: None, ledger=ledger, descent=config.descent if pushed else None)
+        shard = Shard(hosts, ledger, descent=config.descent if pushed else None)
         statistics = np.zeros((config.update_rule.statistics, part.stop - part.start), np.float32)
-        shard.begin(shard.life(), 1, beginning(theta[part], statistics if pushed else None))
+        shard.begin(shard.who()[0], 1, beginning(theta[part], statistics if pushed else None))
         found.append(shard)
     return found
 

@@ -69,7 +69,7 @@ def fill(learner: LearnerHost, run: Run, known: State | None = None, times: int 
     counts = store.counts() if known is None else Counts(*known["counts"].tolist())
     known = known or beginning(store.snapshot().numpy())
     moments = [np.zeros_like(row) for row in run.handles.moments.of_workers()]
-    assert learner.begin(learner.life(), times, filling(known, store.state(), moments, 0, 0.0, counts, 0))
+    assert learner.begin(learner.who()[0], times, filling(known, store.state(), moments, 0, 0.0, counts, 0))
 
 
 class Driving:

@@ -48,7 +48,7 @@ def two_memories(folder: Path, **settings: Any) -> Run:
 def begun(run: Run, number: int, times: int = 1) -> ReplayHost:
     """A replay host that has begun."""
     memory = ReplayHost(run.spec, number)
-    assert memory.begin(memory.life(), times, {})
+    assert memory.begin(memory.who()[0], times, {})
     return memory
 
 
@@ -160,7 +160,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def draw(memory: ReplayHost, number: int, learner: int = 1, epoch: int = 1, **what: Any) -> Answer:
     """The answer to a draw of a learner."""
-    return memory.exchange(Call(0, learner, (epoch, 0), number, number, Draw(**({"steps": 0, "seconds": 0.0} | what))))
+    return memory.exchange(Call(0, learner, epoch, number, number, Draw(**({"steps": 0, "seconds": 0.0} | what))))
 
 
 def test_memory_and_warm_up_are_divided_as_the_hosts_are(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_errors_change_priorities_only_in_the_memory_they_are_of(tmp_path: Path)
     assert isinstance(drew, Drew)
     assert drew.keys is not None
     assert isinstance(draw(after, 1, epoch=2).receipt, Drew)
-    feedback = Feedback((1, 0), drew.keys, np.full(len(drew.keys), 100.0, np.float32))
+    feedback = Feedback(1, drew.keys, np.full(len(drew.keys), 100.0, np.float32))
     keys = torch.from_numpy(drew.keys)
 
     for memory, epoch, changed in ((before, 1, True), (after, 2, False)):
@@ -275,7 +275,7 @@ def test_every_minibatch_that_is_due_is_learnt_once_and_a_lost_memory_is_done_wi
     taken = learn(remote, lambda: remote.lanes[0].empty > 0)
     assert taken == [0] * 5
 
-    assert another.begin(another.life(), 2, {})
+    assert another.begin(another.who()[0], 2, {})
     feed(another, 3)  # it warms up again
     taken = learn(remote, remote.drained)
     assert taken == [1] * 5
@@ -323,7 +323,7 @@ class Theta:
 
     def __init__(self, run: Run) -> None:
         self.theta = run.handles.store.snapshot().numpy()
-        self.callee = Callee(2, (1, 0))
+        self.callee = Callee(2, 1)
         self.asked: list[Call[Rollouts]] = []
 
     def exchange(self, call: Call[Rollouts]) -> Answer:
@@ -361,7 +361,7 @@ def test_a_host_asks_the_learner_for_theta_and_its_replay_host_gets_each_rollout
     another = ReplayHost(run.spec, 1)
     wire.replace(2, another)
     before = stored(memories[1])
-    assert another.begin(another.life(), 2, {})
+    assert another.begin(another.who()[0], 2, {})
     put(range(21, 41))
     bench.done.set()
     thread.join(timeout=200)
@@ -403,7 +403,7 @@ def test_a_learner_goes_on_from_the_other_memory_when_one_is_lost(tmp_path: Path
     before = learner.state()["counts"][0]
     drive.until(lambda: learner.state()["counts"][0] >= before + 20)
     assert replay_of(lost).learnt() < before + 20
-    assert another.begin(another.life(), 2, {})
+    assert another.begin(another.who()[0], 2, {})
     drive.until(lambda: replay_of(another).learnt() >= 5)
     drive.finish()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from asyncrl.backends.ray.reports import Place
 
+from asyncrl.backends.ray.actors import Place
 from asyncrl.backends.supervisor import BUDGET_SECONDS, Restarts
 from asyncrl.runtime.clock import Watch
 

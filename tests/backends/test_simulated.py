@@ -39,8 +39,8 @@ def end_of(run: Path) -> Checkpoint:
 
 def test_a_call_takes_half_of_the_delay_to_the_shard_and_the_answer_the_other_half() -> None:
     """With 4 turns: the shard has it at the second, the host the answer at the fourth."""
-    shard = Shard(1, lambda state: None)
-    shard.begin(shard.life(), 1, beginning(np.zeros(2, np.float32)))
+    shard = Shard(1)
+    shard.begin(shard.who()[0], 1, beginning(np.zeros(2, np.float32)))
     wire = SimulatedWire([shard], delay=4)
     letter = wire.send(0, Call(0, 1, shard.epoch, 1, 1, Change(np.ones(2, np.float32), updates=1)))
     seen = []
@@ -52,8 +52,8 @@ def test_a_call_takes_half_of_the_delay_to_the_shard_and_the_answer_the_other_ha
 
 def test_without_a_delay_the_answer_is_there_at_once() -> None:
     """In the very turn."""
-    shard = Shard(1, lambda state: None)
-    shard.begin(shard.life(), 1, beginning(np.zeros(2, np.float32)))
+    shard = Shard(1)
+    shard.begin(shard.who()[0], 1, beginning(np.zeros(2, np.float32)))
     wire = SimulatedWire([shard], delay=0)
     ((_, answer),) = wire.receive([wire.send(0, Call(0, 1, NEVER, 1, 1, Change()))], 0.0)
     assert answer.epoch == shard.epoch

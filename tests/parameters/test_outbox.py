@@ -88,7 +88,7 @@ def test_a_gradient_that_all_shards_have_found_too_old_is_stale_and_one_that_som
 
     assert [receipt and (receipt.reason, receipt.staleness) for receipt in receipts] == [(STALE, 3), ("", 3)]
     assert [box.counts(worker) for worker in (0, 1)] == [Counts(stale_gradients=1), Counts(updates=1)]
-    assert postman.split == 1
+    assert postman.take_split() == 1
 
 
 def test_versions_of_a_gradient_are_those_of_its_pull_in_each_part() -> None:
@@ -143,9 +143,9 @@ def test_theta_is_what_the_shards_make_of_the_gradients(shards: int) -> None:
     box, postman, _ = outbox(shards)
     servers, pushers = [], []
     for part in slices(2, shards):
-        server = Shard(1, lambda state: None, descent=DESCENT)
+        server = Shard(1, descent=DESCENT)
         size = part.stop - part.start
-        server.begin(server.life(), 1, beginning(np.zeros(size, np.float32), np.zeros((1, size), np.float32), 10))
+        server.begin(server.who()[0], 1, beginning(np.zeros(size, np.float32), np.zeros((1, size), np.float32), 10))
         pusher = Pusher(Caller(0, 1), box.theta.numpy()[part])
         servers.append(server)
         pushers.append(pusher)

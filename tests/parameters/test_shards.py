@@ -30,7 +30,7 @@ from asyncrl.parameters.shards import (
 )
 from asyncrl.runtime.link import NEVER, Answer, Call, Caller, Empty
 
-HOSTS, MOST_UPDATES, EVERY = 2, 60, 3
+HOSTS, MOST_UPDATES = 2, 60
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Host:
     made: int = 0
     sent: dict[int, set[int]] = field(default_factory=dict)
     """The updates in each of its deltas, by the call's number."""
-    heard: list[tuple[tuple[int, int], int]] = field(default_factory=list)
+    heard: list[tuple[int, int]] = field(default_factory=list)
     """Epoch and version of what it has accepted."""
 
 
@@ -57,7 +57,6 @@ class Exchanging(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.saved: State | None = None
         self.known: State | None = None
         """What who fills empty shards has last seen."""
         self.begun = self.next_update = 0
@@ -71,11 +70,11 @@ class Exchanging(RuleBasedStateMachine):
         self.account = Account()
         self.seen: set[int] = set()
         """Updates that have ever been in theta."""
-        self.newest_version: dict[tuple[int, int], int] = {}
-        self.newest_epoch = (0, 0)
+        self.newest_version: dict[int, int] = {}
+        self.newest_epoch = NEVER
         self.start_shard()
         first = beginning(np.zeros(MOST_UPDATES, np.float32))
-        self.begins: list[tuple[str, int, State]] = [(self.shard.life(), 1, first)]
+        self.begins: list[tuple[str, int, State]] = [(self.shard.who()[0], 1, first)]
         self.begin_arrives(0)
         for host in range(HOSTS):
             self.join(host)
@@ -83,12 +82,7 @@ class Exchanging(RuleBasedStateMachine):
             self.exchange(host)
 
     def start_shard(self) -> None:
-        self.shard = Shard(HOSTS, self.save, EVERY, Ledger(HOSTS, 1, 1), self.descent)
-        if self.saved is not None:
-            self.shard.recover(self.saved)
-
-    def save(self, state: State) -> None:
-        self.saved = state
+        self.shard = Shard(HOSTS, Ledger(HOSTS, 1, 1), self.descent)
 
     def join(self, host: int) -> None:
         self.incarnations[host] += 1
@@ -159,23 +153,11 @@ class Exchanging(RuleBasedStateMachine):
 
     def note_what_is_lost_already(self, answer: Answer) -> None:
         """The shard may have died since it sent this answer."""
-        if answer.epoch < self.shard.epoch:
-            self.note_losses(None)
+        if answer.epoch < self.shard.callee.epoch:
+            self.note_losses()
 
     @rule()
     def shard_dies(self) -> None:
-        """It loses less than EVERY exchanges of those it had acknowledged.
-
-        Whoever fills empty shards looks several times a second. So a shard that is back is seen before it dies again
-        with its disk: otherwise it would be filled with what was applied before its first death and given up since.
-        """
-        self.start_shard()
-        self.note_losses(EVERY - 1)
-        self.somebody_looks()
-
-    @rule()
-    def shard_dies_and_its_disk_too(self) -> None:
-        self.saved = None
         self.start_shard()
 
     def held(self, one: Host) -> set[int]:
@@ -186,14 +168,10 @@ class Exchanging(RuleBasedStateMachine):
         """Updates in theta, and lost ones, as the run reports them."""
         return self.account.balance([self.shard.state()], ended)
 
-    def note_losses(self, most: int | None) -> None:
-        if self.shard.empty:
-            return
-        theta = self.shard.state()["theta"]
-        gone = {update for update in self.acknowledged if not theta[update]} - self.lost
-        if most is not None:
-            assert len({self.acknowledged[update] for update in gone}) <= most
-        self.lost |= gone
+    def note_losses(self) -> None:
+        if not self.shard.empty:
+            theta = self.shard.state()["theta"]
+            self.lost |= {update for update in self.acknowledged if not theta[update]}
 
     @rule()
     def somebody_looks(self) -> None:
@@ -205,13 +183,13 @@ class Exchanging(RuleBasedStateMachine):
     def somebody_fills(self) -> None:
         """With the newest that is known; what was sent to an earlier life may still arrive."""
         self.begun += 1
-        self.begins.append((self.shard.life(), self.begun + 1, self.known or self.begins[0][2]))
+        self.begins.append((self.shard.who()[0], self.begun + 1, self.known or self.begins[0][2]))
 
     @rule(age=st.integers(0, 3))
     def begin_arrives(self, age: int) -> None:
         life, times, state = self.begins[max(0, len(self.begins) - 1 - age)]
         if self.shard.begin(life, times, state):
-            self.note_losses(None)
+            self.note_losses()
 
     @invariant()
     def no_update_is_applied_twice(self) -> None:
@@ -248,7 +226,7 @@ class Exchanging(RuleBasedStateMachine):
     @invariant()
     def versions_do_not_fall_within_an_epoch_nor_do_epochs(self) -> None:
         if not self.shard.empty:
-            epoch, version = self.shard.epoch, self.shard.version
+            epoch, version = self.shard.callee.epoch, self.shard.version
             assert epoch >= self.newest_epoch
             assert version >= self.newest_version.get(epoch, 0)
             self.newest_epoch, self.newest_version[epoch] = epoch, version
@@ -264,8 +242,8 @@ class Exchanging(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once calls arrive again, all hosts have the same theta within five rounds, and nothing is left unsent."""
         if self.shard.empty:
-            self.shard.begin(self.shard.life(), self.begun + 2, self.known or self.begins[0][2])
-            self.note_losses(None)
+            self.shard.begin(self.shard.who()[0], self.begun + 2, self.known or self.begins[0][2])
+            self.note_losses()
         for _ in range(5):
             for host in list(self.hosts):
                 self.hear(host, self.hosts[host].incarnation, self.shard.exchange(self.call_of(self.hosts[host])))
@@ -374,6 +352,12 @@ Pushing.TestCase.settings = settings(max_examples=20, stateful_step_count=50, de
 TestPushing = Pushing.TestCase
 
 
+def filled(shard: Shard, state: State, epoch: int = 1) -> Shard:
+    """The shard, no longer empty."""
+    assert shard.begin(shard.who()[0], epoch, state)
+    return shard
+
+
 def settle(shard: Shard, exchanger: Exchanger) -> Exchanged:
     """Deliver the call that waits, and its answer, until it is settled."""
     while exchanger.caller.waiting:
@@ -395,10 +379,9 @@ def joined(shard: Shard, host: int, incarnation: int = 1, size: int = 1) -> Exch
     return exchanger
 
 
-def pair(theta: list[float], every: int = 20) -> tuple[Shard, Exchanger, np.ndarray]:
+def pair(theta: list[float]) -> tuple[Shard, Exchanger, np.ndarray]:
     """A shard, and a host that has joined."""
-    shard = Shard(2, lambda state: None, every)
-    shard.begin(shard.life(), 1, beginning(np.array(theta, np.float32)))
+    shard = filled(Shard(2), beginning(np.array(theta, np.float32)))
     exchanger = joined(shard, 0, size=len(theta))
     return shard, exchanger, exchanger.live
 
@@ -439,25 +422,23 @@ def test_a_host_that_is_alone_is_never_written_to() -> None:
 
 
 def test_what_a_shard_has_lost_is_counted_and_not_sent_again() -> None:
-    """Saved after 2 of 3 exchanges of 4 updates: the third is lost, and so is its part of theta; work goes on there."""
-    saved: list[State] = []
-    shard = Shard(1, saved.append, every=2)
-    shard.begin(shard.life(), 1, beginning(np.zeros(1, np.float32)))
+    """Copied after 2 of 3 exchanges of 4 updates: the third is lost, also from theta; work goes on from there."""
+    shard = filled(Shard(1), beginning(np.zeros(1, np.float32)))
     exchanger = joined(shard, 0)
     for made in (4, 8, 12):
+        known = shard.state()
         exchanger.live += 1
         exchange(shard, exchanger, made)
     exchanger.live += 10
     late = exchanger.call(made=15)
 
-    successor = Shard(1, saved.append, every=2)
-    successor.recover(saved[-1])
+    successor = filled(Shard(1), known, epoch=2)
     exchanged = exchanger.accept(successor.exchange(late))
 
     assert exchanged is not None
     assert exchanged.lost == 4
     assert exchanger.live.tolist() == [12]
-    assert exchanger.caller.epoch == (1, 1)
+    assert exchanger.caller.epoch == 2
     settle(successor, exchanger)
     assert successor.state()["theta"].tolist() == [12]
     assert Account().balance([successor.state()]) == (11, 4)
@@ -489,43 +470,29 @@ def test_what_a_lost_host_has_brought_to_one_of_two_shards_is_lost() -> None:
 
 
 def test_a_loss_is_known_though_nobody_is_left_who_could_tell() -> None:
-    """By what was seen of the shard before: 9 updates, of which its checkpoint has 3."""
-    saved: list[State] = []
-    shard = Shard(1, saved.append, every=2)
-    shard.begin(shard.life(), 1, beginning(np.zeros(1, np.float32), updates=100))
+    """By what was seen of the shard before: 9 updates, of which it is filled with 3."""
+    shard = filled(Shard(1), beginning(np.zeros(1, np.float32), updates=100))
     exchanger, account = joined(shard, 0), Account()
+    states = []
     for made in (1, 3, 9):
         exchanger.live += 1
         exchange(shard, exchanger, made)
+        states.append(shard.state())
     assert account_of(shard, account=account) == (109, 0)
 
-    successor = Shard(1, saved.append, every=2)
-    successor.recover(saved[-1])
+    successor = filled(Shard(1), states[1], epoch=2)
 
     assert account_of(successor, account=account) == (103, 6)
 
 
-def test_a_shard_that_comes_back_twice_before_it_answers_has_two_epochs_more() -> None:
-    """The first of its lives saves before anybody can hear of it."""
-    saved: list[State] = []
-    shard = Shard(1, saved.append)
-    shard.begin(shard.life(), 1, beginning(np.zeros(1, np.float32)))
-    for _ in range(2):
-        shard = Shard(1, saved.append)
-        shard.recover(saved[-1])
-
-    assert shard.epoch == (1, 2)
-
-
 def test_a_begin_meant_for_an_earlier_life_does_not_fill_an_empty_shard() -> None:
     """It would put a run that has learnt back to its first parameters."""
-    first = Shard(1, lambda state: None)
-    second = Shard(1, lambda state: None)
+    first, second = Shard(1), Shard(1)
 
-    assert not second.begin(first.life(), 1, beginning(np.zeros(1, np.float32)))
+    assert not second.begin(first.who()[0], 1, beginning(np.zeros(1, np.float32)))
     assert second.empty
-    assert second.begin(second.life(), 2, beginning(np.ones(1, np.float32)))
-    assert not second.begin(second.life(), 2, beginning(np.zeros(1, np.float32)))
+    filled(second, beginning(np.ones(1, np.float32)), epoch=2)
+    assert not second.begin(second.who()[0], 2, beginning(np.zeros(1, np.float32)))
     assert second.state()["theta"].tolist() == [1]
 
 
@@ -539,9 +506,9 @@ def test_what_is_no_number_never_leaves_its_host() -> None:
 
 
 def applying(hosts: int = 2, **descent: Any) -> tuple[Shard, list[Pusher]]:
-    """A shard that applies gradients to theta (0, 0), saved with every call, and hosts that have joined."""
-    shard = Shard(hosts, lambda state: None, 1, descent=Descent(**descent))
-    shard.begin(shard.life(), 1, beginning(np.zeros(2, np.float32), np.zeros((1, 2), np.float32)))
+    """A shard that applies gradients to theta (0, 0), and hosts that have joined."""
+    first = beginning(np.zeros(2, np.float32), np.zeros((1, 2), np.float32))
+    shard = filled(Shard(hosts, descent=Descent(**descent)), first)
     pushers = [Pusher(Caller(host, 1), np.zeros(2, np.float32)) for host in range(hosts)]
     for pusher in pushers:
         push(shard, pusher, None)
@@ -592,16 +559,14 @@ def test_a_gradient_that_is_too_old_is_dropped_whatever_else_is_in_its_call() ->
 
 def test_a_shard_that_comes_back_has_its_statistics_and_judgements() -> None:
     """An answer that was lost with the shard is given by its successor, though in another epoch."""
-    saved: list[State] = []
     descent = Descent(UpdateRule("momentum-sgd", decay=0.5))
-    shard = Shard(1, saved.append, 1, descent=descent)
-    shard.begin(shard.life(), 1, beginning(np.zeros(2, np.float32), np.ones((1, 2), np.float32), updates=7))
+    first = beginning(np.zeros(2, np.float32), np.ones((1, 2), np.float32), updates=7)
+    shard = filled(Shard(1, descent=descent), first)
     pusher = Pusher(Caller(0, 1), np.zeros(2, np.float32))
     push(shard, pusher, None)
     shard.exchange(pusher.push(gradients_of(((1.0, 3.0), 1.0, 7))))
 
-    successor = Shard(1, saved.append, 1, descent=descent)
-    successor.recover(saved[-1])
+    successor = filled(Shard(1, descent=descent), shard.state(), epoch=2)
     exchanged = settle(successor, pusher)
 
     assert exchanged.judged.applied.tolist() == [True]

@@ -40,7 +40,7 @@ class Calling(RuleBasedStateMachine):
         """It comes back as it was saved, in a new epoch."""
         taken_before = set(self.got) if self.epoch else set()
         self.epoch += 1
-        self.server = Callee(HOSTS, (self.epoch, 0))
+        self.server = Callee(HOSTS, self.epoch)
         incarnations, taken, receipts, got = self.saved
         self.server.incarnations[:], self.server.taken[:], self.server.receipts = incarnations, taken, list(receipts)
         self.got: list[Load] = list(got)
@@ -100,7 +100,7 @@ class Calling(RuleBasedStateMachine):
         self.heard[host].append((answer.epoch, answer.news))
         if settled:
             assert answer.receipt == settled[-1].load
-        if answer.epoch == (self.epoch, 0):  # what is not sent again must have been taken
+        if answer.epoch == self.epoch:  # what is not sent again must have been taken
             assert {call.load for call in settled} <= set(self.got)
         else:  # by a server that has died since
             self.lost |= {call.load for call in settled} - set(self.got)
@@ -163,7 +163,7 @@ class DeafWire:
 
 def test_a_call_is_repeated_when_its_answer_is_late_or_it_failed_and_not_before() -> None:
     """By the clock of the link: after 10 s without an answer, or 0.2 s after a failure."""
-    wire, now = DeafWire(Callee(1, (1, 0))), [0.0]
+    wire, now = DeafWire(Callee(1, 1)), [0.0]
     link: Link[str] = Link(wire, 0, 0, 1, now=lambda: now[0])
     link.call("first")
 
@@ -186,13 +186,13 @@ def test_a_call_is_repeated_when_its_answer_is_late_or_it_failed_and_not_before(
     assert took == pytest.approx(0.7)
     assert link.accept(answer) == []  # it was for no epoch: it waits for the one it has heard of
     link.repeat()
-    assert wire.sent[-1].epoch == (1, 0)
+    assert wire.sent[-1].epoch == 1
     assert link.again == 3
 
 
 def test_a_host_whose_place_is_taken_is_told_so() -> None:
     """What it still sends is not taken."""
-    server, first, second = Callee(1, (1, 0)), Caller[str](0, 1), Caller[str](0, 2)
+    server, first, second = Callee(1, 1), Caller[str](0, 1), Caller[str](0, 2)
     for caller in (first, second):
         caller.call("hello")
         caller.accept(server.answer(caller.waiting[0]))

@@ -1,44 +1,32 @@
-"""A run on Ray: the cluster's machines, the processes on them, each an actor, and the wire between them.
+"""The machines of a Ray cluster, and the actors of a run as the driver sees them.
 
 Ray places, monitors and restarts processes, and carries their calls, but repeats none. Its actors are instances of
-ordinary classes: `host.py`, `learner.py`, `memory.py`, and shards (`parameters/shards.py`), which save themselves here.
+ordinary classes: `Host` (host.py), `Shard` (parameters/shards.py), `LearnerHost` (learner.py), `ReplayHost`
+(memory.py).
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import Any
 
 import ray
-import safetensors.numpy
-from numpy.typing import NDArray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from asyncrl.backends.ray.reports import KINDS, OnMachine
-from asyncrl.core.errors import DiskFull
-from asyncrl.core.updates import Descent
-from asyncrl.parameters.shards import Ledger, Shard, State
+from asyncrl.backends.ray.reports import Say
+from asyncrl.backends.supervisor import READY_SECONDS, Restarts
+from asyncrl.runtime.clock import Silences, Watch
 from asyncrl.runtime.link import Empty
-from asyncrl.runtime.threads import enforce_one_thread
-from asyncrl.storage.files import disk_is_full, replace_file
 
-SAVED_EVERY = 20
-"""Exchanges between two checkpoints of a shard."""
-PUSHES_SAVED_EVERY = 500
-"""The same for a shard that applies gradients, which are many more calls."""
 SILENT_SECONDS = 75.0
 """An actor that has not answered for this long is replaced; earlier with a shorter `--hang-seconds`.
 
 Ray finds a dead machine after about 65 seconds, and a host waits for 120 seconds for the servers.
 """
-
-
-def patience(hang_seconds: float) -> float:
-    """How long an actor may take to answer; without end if hangs are not to be noticed."""
-    return min(hang_seconds, SILENT_SECONDS) if hang_seconds else float("inf")
+CALL_SECONDS = 10.0
+"""A call without an answer is made again after this time."""
 
 
 def living_nodes() -> list[dict[str, Any]]:
@@ -58,40 +46,125 @@ def placed(kind: type, node: dict[str, Any] | None, soft: bool = False, **option
     return ray.remote(kind).options(num_cpus=0, max_task_retries=0, **options)
 
 
-class SavedShard(Shard, OnMachine):
-    """A shard that saves its state to a file, from which its next process recovers."""
+@dataclass(eq=False)
+class Place:
+    """An actor's place in a run. The driver calls the actor again and again, with at most one call pending."""
 
-    def __init__(
-        self, file: str, hosts: int, workers: int, sizes: tuple[int, ...], first: bool, descent: Descent | None = None
-    ) -> None:
-        """Saves to `file`, or elsewhere if this machine lacks the run's folder. `first`: keeps the ledger.
+    number: int
+    interval: float = 0.25
+    """Seconds between two calls."""
+    actor: Any = None
+    """None: the place is empty."""
+    machine: str = ""
+    """Its name."""
+    call: Any = None
+    """The pending one."""
+    called: float = 0.0
+    """When the newest call was made."""
+    answered: float = 0.0
+    """When the actor last answered, or was started."""
+    starting: bool = True
+    """Whether it has not answered since it was started."""
+    told: int = 0
+    """How many of its news are known."""
+    restarts: Restarts = field(default_factory=Restarts)
+    due: float = 0.0
+    """When the place may be filled again."""
+    cause: str = ""
+    """Of the last loss."""
+    gone: bool = False
+    """Whether it stays empty after too many losses."""
+    left: bool = False
+    """Whether its work is finished."""
 
-        `workers` are those of a host, with its learners. `descent`: it applies gradients.
+    @property
+    def name(self) -> str:
+        """What the actor is called, with its machine."""
+        raise NotImplementedError
+
+    def ask(self) -> Any:
+        """Make the call for news; returns Ray's handle."""
+        raise NotImplementedError
+
+    def take(self, answer: Any) -> None:
+        """Process an answer."""
+        raise NotImplementedError
+
+    def fail(self, error: Exception) -> None:
+        """A call has failed, by Ray's error or because the actor is Empty."""
+        raise NotImplementedError
+
+    def hang(self, cause: str) -> None:
+        """End an actor that does not answer."""
+        raise NotImplementedError
+
+    def started(self) -> None:
+        """An actor is being started here, or started again."""
+        self.call, self.answered, self.starting = None, time.monotonic(), True
+
+    def lose(self, cause: str, budget: int, watch: Watch) -> None:
+        """Note a loss; after more than `budget` of them the place stays empty."""
+        self.cause, pause = cause, self.restarts.lose(budget, watch)
+        self.gone, self.due = pause is None, time.monotonic() + (pause or 0.0)
+
+
+class Poller:
+    """Calls actors, and notices those that do not answer."""
+
+    def __init__(self, hang_seconds: float, say: Say) -> None:
+        """An actor may take as long as it needs if `hang_seconds` is 0."""
+        self._patience = min(hang_seconds, SILENT_SECONDS) if hang_seconds else float("inf")
+        self.watch = Watch(hang_seconds)
+        self._silences = Silences(say)
+
+    def poll(self, places: Sequence[Place], seconds: float, everyone: bool = False) -> list[Place]:
+        """Call those whose time has come, and wait up to `seconds` for any answer; `everyone`: all of both.
+
+        Returns the places of those that have answered.
         """
-        enforce_one_thread()
-        place = Path(file)
-        if not place.parent.parent.is_dir():  # the run's folder is on another machine
-            place = Path(tempfile.gettempdir()) / f"asyncrl-{place.parent.name}" / place.name
-        place.parent.mkdir(exist_ok=True)
-        self._file = place
-        ledger = Ledger(hosts, workers, KINDS, sizes) if first else None
-        every = SAVED_EVERY if descent is None else PUSHES_SAVED_EVERY
-        super().__init__(hosts, self._write, every, ledger, descent)
-        if place.is_file():
-            self.recover(cast(State, safetensors.numpy.load(place.read_bytes())))
+        self.watch.look()
+        now = time.monotonic()
+        for place in places:
+            if place.actor is not None and place.call is None and (everyone or now - place.called >= place.interval):
+                place.call, place.called = place.ask(), now
+        calls = [place.call for place in places if place.call is not None]
+        if not calls:
+            time.sleep(seconds)
+            return []
+        ended, _ = ray.wait(calls, num_returns=len(calls) if everyone else 1, timeout=seconds)
+        answered = []
+        for place in places:
+            if place.call in ended:
+                answered += [place] if self._receive(place) else []
+            elif place.call is not None:
+                self._await(place)
+        return answered
 
-    def _write(self, state: State) -> None:
+    def _receive(self, place: Place) -> bool:
+        """A call has ended. Returns whether with an answer."""
+        name, call, place.call = place.name, place.call, None
         try:
-            replace_file(self._file, safetensors.numpy.save(cast(dict[str, NDArray[Any]], state)))
-        except OSError as error:
-            if not disk_is_full(error):
-                raise
-            name = self._file.stem.replace("-", " ")
-            raise DiskFull(f"{name} could not save its state: the disk is full") from error
+            answer = ray.get(call)
+        except (Empty, ray.exceptions.RayError) as error:
+            place.fail(error)
+            if place.starting or place.actor is None:
+                self._silences.end(name, answers=False)
+            return False
+        place.answered, place.starting = time.monotonic(), False
+        self._silences.end(name, answers=True)
+        place.take(answer)
+        return True
 
-    def forget(self) -> None:
-        """Remove the saved state, at the end of the run."""
-        shutil.rmtree(self._file.parent, ignore_errors=True)
+    def _await(self, place: Place) -> None:
+        """An actor has not answered yet. One that is stopped, or hangs, is ended."""
+        if self.watch.silence(place.called) > CALL_SECONDS:
+            place.call = None
+        silence, allowed = self.watch.silence(place.answered), READY_SECONDS if place.starting else self._patience
+        if silence > allowed:
+            self._silences.end(place.name, answers=False)
+            place.hang(f"did not answer for {allowed:g} seconds")
+        elif not place.starting:
+            self._silences.note(place.name, silence)
 
 
 class RayWire:
@@ -113,19 +186,9 @@ class RayWire:
         return [(call, _answer(call)) for call in ready]
 
 
-def get(call: Any, seconds: float | None = None) -> Any:
-    """What a call returns, or raises. A full disk has one line to say, without Ray's traceback."""
-    try:
-        return ray.get(call, timeout=seconds)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, DiskFull):
-            raise error.cause from error
-        raise
-
-
 def _answer(call: Any) -> Any:
     try:
-        return get(call)
+        return ray.get(call)
     except Empty:  # the server waits to be filled
         return None
     except ray.exceptions.RayTaskError:  # an error within the call: the same call would raise it again

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -67,16 +66,6 @@ class Delivery:
     """Sums over all but this incarnation of the host, with tallies `[K]`, if it has reported."""
 
 
-class Heard(NamedTuple):
-    """What there is to say to a host."""
-
-    news: int
-    done: list[int]
-    waited: float
-    newest: bool
-    """Whether no later call of the host has arrived meanwhile."""
-
-
 class WithoutActors:
     """What an experience lacks if its actors are on hosts: it is for a learner alone, and saves nothing."""
 
@@ -120,8 +109,11 @@ class Arrivals(WithoutActors):
         """Notified when steps were stored in the memory."""
         self._news = [0] * hosts
 
-    def hear(self, call: Call[Rollouts]) -> Heard:
-        """Take a call's rollouts, and wait until there is news for its host, or a later call of it."""
+    def hear(self, call: Call[Rollouts]) -> tuple[Delivery, bool]:
+        """Take a call's rollouts, and wait until there is news for its host, or a later call of it.
+
+        Returns what there is to say to the host, and whether no later call of it has arrived meanwhile.
+        """
         host, load, began = call.host, call.load, time.monotonic()
         change, taken = self._changes[host], self.callee.taken
         with self.lock:
@@ -132,7 +124,8 @@ class Arrivals(WithoutActors):
                 change.notify_all()
             change.wait_for(lambda: self._news[host] != load.news or taken[host] != call.number, timeout=load.seconds)
             newest = int(taken[host]) == call.number and not self.callee.is_retired(call)
-            return Heard(self._news[host], self.done(host, call.incarnation), time.monotonic() - began, newest)
+            done = self.done(host, call.incarnation)
+            return Delivery(self._news[host], done, time.monotonic() - began), newest
 
     def answer(self, call: Call[Rollouts], news: Delivery) -> Answer:
         """The answer to a call that was heard."""

@@ -30,7 +30,7 @@ from asyncrl.backends.ray.reports import LEFT, Journal, Seen
 from asyncrl.backends.ray.to_learner import ToLearner
 from asyncrl.backends.ray.to_shards import ToShards
 from asyncrl.backends.supervisor import Slot, Supervisor
-from asyncrl.core.errors import DiskFull, NotFinite
+from asyncrl.core.errors import NotFinite
 from asyncrl.experience.batches import Batches
 from asyncrl.runtime.clock import BUILDING, ENDED, GO_ON, LEAVE
 from asyncrl.runtime.link import Retired, Wire
@@ -161,8 +161,6 @@ class Host(Member):
                 work()
             except Retired:
                 self._end(failed("another has taken this host's place"))
-            except DiskFull as error:
-                self._end(failed(str(error)))
             except NotFinite as error:
                 self._end(failed(f"host {self.beginning.host}: {error}"))
             except BaseException as error:  # of user code, SystemExit too: it would end the thread in silence

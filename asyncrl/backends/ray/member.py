@@ -22,10 +22,6 @@ from asyncrl.runtime.normalize import RunMoments
 from asyncrl.runtime.protocols import LEARNER, Counts
 from asyncrl.runtime.run import Handles, RunSpec
 
-ALONE_SECONDS = 120.0
-"""A host gives up if nobody has answered for this long: its own theta is of no use by then.
-
-A server that does not answer is replaced earlier."""
 LAST_SECONDS = 5.0
 """Time for the last calls, at the end."""
 ON_THE_WAY = 2

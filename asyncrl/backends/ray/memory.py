@@ -12,9 +12,7 @@ often as its own hosts' steps ask for, and a lost one makes nobody wait.
 from __future__ import annotations
 
 import math
-import threading
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -25,18 +23,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.backends.handles import memory_plan_of_host, rollout_shape
-from asyncrl.backends.ray.arrivals import Arrivals, Delivery, Rollouts, WithoutActors
+from asyncrl.backends.ray.arrivals import Arrivals, Rollouts, WithoutActors
 from asyncrl.backends.ray.member import LAST_SECONDS
-from asyncrl.backends.ray.reports import OnMachine
 from asyncrl.core.rollout import Transitions
 from asyncrl.experience.replay import Replay, normalized
-from asyncrl.parameters.shards import State
 from asyncrl.runtime.clock import Clock, Watch
-from asyncrl.runtime.link import Answer, Call, Callee, Empty, Epoch, Link, Wire, receive
+from asyncrl.runtime.link import NEVER, Answer, Call, Callee, Empty, Link, Server, State, Wire, receive
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.protocols import LEARNER, Batch
 from asyncrl.runtime.run import RunSpec
-from asyncrl.runtime.threads import enforce_one_thread
 
 LOOK_SECONDS = 0.005
 """How long a learner without a minibatch waits for one before it looks after other things."""
@@ -48,7 +43,7 @@ DUE_SECONDS = 0.25
 class Feedback:
     """A learner's newest errors of what it has drawn."""
 
-    epoch: Epoch
+    epoch: int
     """The epoch of the memory that it was drawn from."""
     keys: NDArray[np.int64]
     """`[B]`"""
@@ -85,43 +80,32 @@ def tensor_of(array: NDArray[np.generic]) -> Tensor:
     return torch.from_numpy(np.array(array))
 
 
-class ReplayHost(OnMachine):
-    """One part of the memory. Calls may come from several threads at once."""
+class ReplayHost(Server):
+    """One part of the memory."""
 
     def __init__(self, spec: RunSpec, number: int) -> None:
-        """`spec` is that of the whole run. The memory takes nothing until `begin`."""
-        enforce_one_thread()
-        self._life = uuid.uuid4().hex
+        """`spec` is that of the whole run."""
+        super().__init__()
         self._spec, self._number = spec, number
-        self._lock = threading.Lock()
-        """Held while it begins, and while a minibatch is drawn."""
         self._arrivals: Arrivals | None = None
         self._clock = Clock(1, 0)
         self._learner = Callee(1)
 
-    def life(self) -> str:
-        """Distinguishes this process from earlier ones."""
-        return self._life
+    @property
+    def empty(self) -> bool:
+        """Whether it waits to begin."""
+        return self._arrivals is None
 
-    def begin(self, life: str, times: int, state: State) -> bool:
-        """Begin with an empty memory; `times` counts the memories of this number in this run, from 1.
-
-        Returns whether it began now: a call for an earlier `life`, or a repeated one, changes nothing. Nothing of
-        `state` is needed.
-        """
-        with self._lock:
-            if self._arrivals is not None or life != self._life:
-                return False
-            spec, config = self._spec, self._spec.config
-            # Each memory of each part of the run has random numbers of its own.
-            place = spec.part, self._number, times
-            plan = memory_plan_of_host(spec, self._number, place)
-            self._clock = Clock(plan.actors, 0)
-            shape = rollout_shape(spec.on_one_machine(config.workers))
-            memory, hosts = Replay(plan, self._clock, lambda: None), plan.actors // config.workers
-            self._learner.epoch = times, 0
-            self._arrivals = Arrivals(memory, shape, hosts, config.workers, Callee(hosts, (times, 0)))
-            return True
+    def fill(self, epoch: int, state: State) -> None:
+        """Begin with an empty memory: nothing of `state` is needed."""
+        spec, workers = self._spec, self._spec.config.workers
+        # Each memory of each part of the run has random numbers of its own.
+        plan = memory_plan_of_host(spec, self._number, (spec.part, self._number, epoch))
+        self._clock = Clock(plan.actors, 0)
+        memory, hosts = Replay(plan, self._clock, lambda: None), plan.actors // workers
+        self._learner.epoch = epoch
+        shape = rollout_shape(spec.on_one_machine(workers))
+        self._arrivals = Arrivals(memory, shape, hosts, workers, Callee(hosts, epoch))
 
     def state(self) -> State:
         """How many steps are stored. Raises Empty."""
@@ -135,9 +119,9 @@ class ReplayHost(OnMachine):
         """
         arrivals = self._filled()
         if isinstance(call.load, Rollouts):
-            heard = arrivals.hear(call)
-            return arrivals.answer(call, Delivery(heard.news, heard.done, heard.waited))
-        with self._lock:
+            delivery, _ = arrivals.hear(call)
+            return arrivals.answer(call, delivery)
+        with self.lock:
             if self._learner.admit(call):
                 self._learner.receipts[0] = self._draw(arrivals, call.load)
             return self._learner.answer(call)
@@ -192,7 +176,7 @@ class RemoteReplay(WithoutActors):
         self.lanes: Sequence[Lane] = [Lane(Link(wire, memory, 0, learner)) for memory in range(memories)]
         self._next = 0
         """The memory whose minibatch is preferred: they take turns."""
-        self._taken: tuple[Lane, Epoch] = self.lanes[0], (0, 0)
+        self._taken: tuple[Lane, int] = self.lanes[0], NEVER
         """From which memory the minibatch is that is being learnt from, and the memory's epoch."""
         self._ending = math.inf
         self._watch = Watch(LAST_SECONDS)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.backends.outcome import Outcome
-from asyncrl.backends.supervisor import Restarts
-from asyncrl.runtime.clock import Watch
+from asyncrl.runtime.link import State
 from asyncrl.runtime.protocols import Counts
 
 KINDS = 1 + len(Counts._fields)
 """Number of counts per worker in a `Ledger`: steps, and what became of its updates."""
+Say = Callable[[str], None]
+"""Shows a line."""
+Tell = Callable[..., None]
+"""Tells the supervisor something."""
 LEFT = Outcome("finished", "", 0)
 """A host is done, and its shards or learner have all of its work; or the learner is done."""
 
@@ -36,38 +37,8 @@ class Seen:
     """Why it cannot go on, or LEFT."""
     version: int = 0
     """Updates in the host's copy of the learner's theta."""
-
-
-@dataclass
-class Place:
-    """The place of a host or of the learner in the run, on whichever machine."""
-
-    number: int
-    node: str = ""
-    name: str = ""
-    """Name of the machine."""
-    actor: Any = None
-    """None: the place is empty."""
-    incarnation: int = 0
-    look: Any = None
-    """A pending call of `Host.look`."""
-    looked: float = 0.0
-    told: int = 0
-    seen: Seen | None = None
-    restarts: Restarts = field(default_factory=Restarts)
-    due: float = 0.0
-    """When the place may be filled again."""
-    cause: str = ""
-    """Of the last loss."""
-    gone: bool = False
-    """Whether it stays empty after too many losses."""
-    left: bool = False
-    """Whether its work is finished."""
-
-    def lose(self, cause: str, budget: int, watch: Watch) -> None:
-        """Note a loss; after more than `budget` of them the place stays empty."""
-        self.cause, pause = cause, self.restarts.lose(budget, watch)
-        self.gone, self.due = pause is None, time.monotonic() + (pause or 0.0)
+    state: State = field(default_factory=dict)
+    """The learner's."""
 
 
 class Journal:
@@ -110,11 +81,3 @@ class Told:
 
     def close(self) -> None:
         """Does nothing."""
-
-
-class OnMachine:
-    """A server, as the driver sees it."""
-
-    def machine(self) -> str:
-        """Name of the machine on which it runs."""
-        return socket.gethostname()
