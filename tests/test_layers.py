@@ -99,7 +99,7 @@ def test_a_local_run_loads_nothing_of_other_backends(tmp_path: Path) -> None:
     apart = "collective group launch ranks seals ray serial"
     assert not loaded & {f"backends.{name}" for name in apart.split()}
     assert "runtime.link" not in loaded
-    assert not loaded & {"parameters.shards", "parameters.replicas", "parameters.outbox", "parameters.mirror"}
+    assert not loaded & {"parameters.shards", "parameters.replicas", "parameters.pushing", "parameters.mirror"}
     assert not loaded & {"experience.gathered"}
 
 

@@ -32,20 +32,20 @@ SECONDS = 200.0
 class ThreadWire:
     """Calls run in threads, as in an actor that takes several at once; every `faulty`-th answer is lost."""
 
-    def __init__(self, *keepers: Any, faulty: int = 0) -> None:
-        self.keepers, self.faulty, self.calls = list(keepers), faulty, 0
+    def __init__(self, *servers: Any, faulty: int = 0) -> None:
+        self.servers, self.faulty, self.calls = list(servers), faulty, 0
         self._threads = ThreadPoolExecutor(8)
         self._lock = threading.Lock()
 
     def send(self, shard: int, call: Any) -> Any:
         return self._threads.submit(self._answer, shard, call)
 
-    def _answer(self, keeper: int, call: Any) -> Any:
+    def _answer(self, server: int, call: Any) -> Any:
         with self._lock:
             self.calls += 1
             lost = self.faulty and self.calls % self.faulty == 0
         try:
-            answer = self.keepers[keeper].exchange(call)
+            answer = self.servers[server].exchange(call)
         except Empty:
             return None
         return None if lost else answer
@@ -149,8 +149,8 @@ def test_two_hosts_feed_one_learner(tmp_path: Path, algorithm: str) -> None:
     assert rollouts * each == sum(steps)
     assert row["rollout_age_mean"] >= 0
     assert not (state["theta"] == run.handles.store.snapshot().numpy()).all()
-    parcels = [row for file, row in drive.rows if file.startswith("host-")]
-    assert sum(row["rollouts"] for row in parcels) == rollouts
+    rows = [row for file, row in drive.rows if file.startswith("host-")]
+    assert sum(row["rollouts"] for row in rows) == rollouts
     learner.forget()
 
 
@@ -192,7 +192,7 @@ def test_a_learner_that_dies_is_followed_by_one_that_knows_what_was_known(tmp_pa
     first.forget()
     drive.look()
     second = LearnerHost(run.spec)
-    wire.keepers[0] = drive.learner = second  # empty at first
+    wire.servers[0] = drive.learner = second  # empty at first
     drive.learnt = None
     drive.until(lambda: drive.seen[0] is not None)
     before = drive.seen[0]

@@ -95,33 +95,33 @@ def feed(memory: ReplayHost, rollouts: int) -> None:
 class LossyWire:
     """Calls are carried out at once. Some are lost, or their answers, and some arrive once more, much later."""
 
-    def __init__(self, *keepers: Any, losing: float = 0.3, seed: int = 0) -> None:
-        self.keepers, self.losing = list(keepers), losing
+    def __init__(self, *servers: Any, losing: float = 0.3, seed: int = 0) -> None:
+        self.servers, self.losing = list(servers), losing
         self._random = random.Random(seed)
         self._past: list[tuple[int, Any]] = []
         self._lock = threading.Lock()
 
-    def replace(self, keeper: int, another: Any) -> None:
-        """Another takes a keeper's place, and what was on its way is lost."""
+    def replace(self, server: int, another: Any) -> None:
+        """Another takes a server's place, and what was on its way is lost."""
         with self._lock:
-            self.keepers[keeper], self._past = another, []
+            self.servers[server], self._past = another, []
 
-    def _carry_out(self, keeper: int, call: Any) -> Any:
+    def _carry_out(self, server: int, call: Any) -> Any:
         try:
-            return self.keepers[keeper].exchange(call)
+            return self.servers[server].exchange(call)
         except Empty:
             return None
 
-    def send(self, keeper: int, call: Any) -> Any:
+    def send(self, server: int, call: Any) -> Any:
         with self._lock:
             call = replace(call, load=replace(call.load, seconds=0.0))
             chance = self._random.random()
             if self._past and self._random.random() < self.losing / 3:
                 self._carry_out(*self._random.choice(self._past))
-            self._past = [*self._past[-5:], (keeper, call)]
+            self._past = [*self._past[-5:], (server, call)]
             if chance < self.losing / 2:
                 return _Handle(None)
-            answer = self._carry_out(keeper, call)
+            answer = self._carry_out(server, call)
             return _Handle(None if chance < self.losing else answer)
 
     def receive(self, calls: Sequence[Any], seconds: float) -> list[tuple[Any, Any]]:
@@ -137,10 +137,10 @@ class _Handle:
 
 
 class HalfDeaf(LossyWire):
-    """Calls without an answer are still pending, as are all to a keeper that is not there."""
+    """Calls without an answer are still pending, as are all to a server that is not there."""
 
-    def send(self, keeper: int, call: Any) -> Any:
-        return super().send(keeper, call) if keeper < len(self.keepers) else _Handle(None)
+    def send(self, server: int, call: Any) -> Any:
+        return super().send(server, call) if server < len(self.servers) else _Handle(None)
 
     def receive(self, calls: Sequence[Any], seconds: float) -> list[tuple[Any, Any]]:
         return [(call, call.answer) for call in calls if call.answer is not None]
@@ -399,7 +399,7 @@ def test_a_learner_goes_on_from_the_other_memory_when_one_is_lost(tmp_path: Path
     drive.until(lambda: min(replay_of(memory).learnt() for memory in memories) >= 5)
 
     lost, another = memories[1], ReplayHost(run.spec, 1)
-    drawn.keepers[1] = wires[0].keepers[2] = wires[1].keepers[2] = another
+    drawn.servers[1] = wires[0].servers[2] = wires[1].servers[2] = another
     before = learner.state()["counts"][0]
     drive.until(lambda: learner.state()["counts"][0] >= before + 20)
     assert replay_of(lost).learnt() < before + 20

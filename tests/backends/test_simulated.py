@@ -42,7 +42,7 @@ def test_a_call_takes_half_of_the_delay_to_the_shard_and_the_answer_the_other_ha
     shard = Shard(1)
     shard.begin(shard.who()[0], 1, beginning(np.zeros(2, np.float32)))
     wire = SimulatedWire([shard], delay=4)
-    letter = wire.send(0, Call(0, 1, shard.epoch, 1, 1, Change(np.ones(2, np.float32), updates=1)))
+    letter = wire.send(0, Call(0, 1, shard.callee.epoch, 1, 1, Change(np.ones(2, np.float32), updates=1)))
     seen = []
     for wire.turn in range(1, 5):
         wire.deliver()
@@ -56,7 +56,7 @@ def test_without_a_delay_the_answer_is_there_at_once() -> None:
     shard.begin(shard.who()[0], 1, beginning(np.zeros(2, np.float32)))
     wire = SimulatedWire([shard], delay=0)
     ((_, answer),) = wire.receive([wire.send(0, Call(0, 1, NEVER, 1, 1, Change()))], 0.0)
-    assert answer.epoch == shard.epoch
+    assert answer.epoch == shard.callee.epoch
 
 
 def test_a_single_simulated_host_learns_as_without_simulation(tmp_path: Path) -> None:

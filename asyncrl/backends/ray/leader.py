@@ -44,7 +44,7 @@ class Seat:
 
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """Follow the run to its end on a cluster. None of its processes is left on this machine when it returns."""
-    keeper = Supervisor(
+    supervisor = Supervisor(
         run, monitor, view, worker_process, evaluator_process, learner_process, workers=False, learners=False
     )  # fmt: skip
     here, there = multiprocessing.Pipe()
@@ -54,15 +54,15 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     there.close()
     leader = Leader(run, monitor, view, driver, here)
     try:
-        keeper.fill(keeper.evaluator)
-        outcome = leader.follow(keeper, signals)
+        supervisor.fill(supervisor.evaluator)
+        outcome = leader.follow(supervisor, signals)
         if outcome.state == "finished":
-            outcome = await_last_evaluation(keeper, monitor, view, signals) or outcome
+            outcome = await_last_evaluation(supervisor, monitor, view, signals) or outcome
         return outcome
     finally:
         run.handles.clock.stop(LEAVE)
         leader.dismiss(signals)
-        keeper.end(signals)
+        supervisor.end(signals)
 
 
 class Leader:
@@ -74,15 +74,15 @@ class Leader:
         self._ended = False
         self._failed: Outcome | None = None
 
-    def follow(self, keeper: Supervisor, signals: Signals) -> Outcome:
+    def follow(self, supervisor: Supervisor, signals: Signals) -> Outcome:
         """Follow the run until all hosts have ended, the driver is lost, or somebody asks the run to stop."""
         clock, monitor = self._run.handles.clock, self._monitor
         while True:
-            wait([self._driver.sentinel, self._pipe, *keeper.sentinels()], timeout=POLL_SECONDS)
+            wait([self._driver.sentinel, self._pipe, *supervisor.sentinels()], timeout=POLL_SECONDS)
             self._listen()
             if self._failed is not None:
                 return self._failed
-            if (outcome := keeper.tend()) is not None:
+            if (outcome := supervisor.tend()) is not None:
                 return outcome
             if clock.started() and monitor.look():
                 self._view.show(monitor.summary)

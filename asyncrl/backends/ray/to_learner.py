@@ -104,7 +104,7 @@ class ToLearner(Exchange):
         rollouts = self._pack() if link is self._taker else []
         wants = link is self._learner and now - self._renewed >= self._theta_seconds
         seconds = self._news_seconds if link is self._taker and link.joined and not self.is_ending else 0.0
-        self.figures.counts.update(parcels=bool(rollouts), rollouts=len(rollouts))
+        self.figures.counts.update(calls=bool(rollouts), rollouts=len(rollouts))
         link.call(Rollouts(rollouts, self._news, self._store.updates, wants, seconds, report))
 
     def _pack(self) -> list[Any]:
@@ -168,10 +168,10 @@ class ToLearner(Exchange):
         if not (again or counts.total()):
             return None
         return {
-            "parcels": counts["parcels"],
+            "calls": counts["calls"],
             "rollouts": counts["rollouts"],
-            **figures.of_durations("parcel_seconds"),
-            "parcels_again": again,
+            **figures.of_durations("call_seconds"),
+            "calls_again": again,
             "versions": counts["versions"],
             "rollouts_lost": counts["lost"],
         }

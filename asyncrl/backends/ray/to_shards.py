@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from asyncrl.backends.ray.exchange import SHORTEST_SECONDS, Exchange, Figures, Times
 from asyncrl.backends.ray.member import Member
-from asyncrl.parameters.outbox import Outbox, Postman
+from asyncrl.parameters.pushing import Pushes, PushingStore
 from asyncrl.parameters.shards import Exchanger, Pusher, slices
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.link import NEVER, Answer, Link, Wire
@@ -52,12 +52,12 @@ class ToShards(Exchange):
         who = beginning.host, beginning.incarnation
         links = [Link[Any](wire, shard, *who, now=times.now, seconds=times.answer) for shard in range(len(parts))]
         super().__init__(host, links, links, times)
-        self._postman = Postman(store, parts) if isinstance(store, Outbox) else None
+        self._pushes = Pushes(store, parts) if isinstance(store, PushingStore) else None
         """If hosts push every update."""
-        self.look_seconds = SHORTEST_SECONDS / 2 if self._postman is None else LOOK_SECONDS
+        self.look_seconds = SHORTEST_SECONDS / 2 if self._pushes is None else LOOK_SECONDS
         self._every = beginning.spec.config.exchange_updates * beginning.spec.config.workers
         """Updates of this host between two calls, if they send changes of theta."""
-        side = Exchanger if self._postman is None else Pusher
+        side = Exchanger if self._pushes is None else Pusher
         self._lanes = {
             link: Lane(shard, part, side(link, live[part]))
             for shard, (link, part) in enumerate(zip(links, parts, strict=True))
@@ -65,7 +65,7 @@ class ToShards(Exchange):
 
     def is_idle(self) -> bool:
         """Whether every gradient has been judged; a change of theta is whatever is there."""
-        return self._postman is None or self._postman.idle
+        return self._pushes is None or self._pushes.idle
 
     def is_due(self, link: Link[Any], now: float) -> bool:
         """Whether there are updates enough, or a gradient, or the last exchange was long ago."""
@@ -73,8 +73,8 @@ class ToShards(Exchange):
         waited = now - lane.since
         if waited > times.longest or not link.joined:
             return True
-        if self._postman is not None:
-            return len(self._postman.waiting(lane.shard)) > 0
+        if self._pushes is not None:
+            return len(self._pushes.waiting(lane.shard)) > 0
         return waited > times.shortest and self._store.counts(None).updates - lane.made >= self._every
 
     def call(self, link: Link[Any], now: float) -> None:
@@ -82,9 +82,9 @@ class ToShards(Exchange):
         lane = self._lanes[link]
         lane.since, lane.made = now, self._store.counts(None).updates
         report = self.host.report() if lane.shard == 0 else None
-        if isinstance(lane.exchanger, Pusher) and self._postman is not None:
-            lane.rows = self._postman.waiting(lane.shard) if link.joined else lane.rows
-            gradients = self._postman.gradients(lane.shard, lane.rows) if len(lane.rows) else None
+        if isinstance(lane.exchanger, Pusher) and self._pushes is not None:
+            lane.rows = self._pushes.waiting(lane.shard) if link.joined else lane.rows
+            gradients = self._pushes.gradients(lane.shard, lane.rows) if len(lane.rows) else None
             lane.exchanger.push(gradients, report)
         else:
             theta, counts = self._store.counted_copy(lane.part)
@@ -97,10 +97,10 @@ class ToShards(Exchange):
         if exchanged is None:
             return
         news, judged, lost = answer.news, exchanged.judged, exchanged.lost
-        if isinstance(self._store, Outbox) and self._postman is not None:
+        if isinstance(self._store, PushingStore) and self._pushes is not None:
             self._store.see(lane.shard, news.updates)
             if len(judged.applied):
-                self._postman.tell(lane.shard, lane.rows, judged)
+                self._pushes.tell(lane.shard, lane.rows, judged)
         self.figures.durations.append(took)
         self.figures.staleness += judged.staleness[judged.applied].tolist()
         self.figures.counts["lost"] += lost
@@ -123,6 +123,6 @@ class ToShards(Exchange):
             "exchange_staleness_max": max(figures.staleness, default=0),
             "updates_lost": figures.counts["lost"],
         }
-        if self._postman is not None:
-            row |= {"gradients": len(figures.staleness), "gradients_split": self._postman.take_split()}
+        if self._pushes is not None:
+            row |= {"gradients": len(figures.staleness), "gradients_split": self._pushes.take_split()}
         return row

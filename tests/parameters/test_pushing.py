@@ -1,4 +1,4 @@
-"""A host's outbox: gradients wait there until the shards have judged them."""
+"""The store of a host that pushes every update: gradients wait there until the shards have judged them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from asyncrl.core.updates import Descent, UpdateRule
-from asyncrl.parameters.outbox import Outbox, Postman
+from asyncrl.parameters.pushing import Pushes, PushingStore
 from asyncrl.parameters.shards import Exchanged, Judged, Pusher, Shard, beginning, slices
 from asyncrl.runtime.clock import LEAVE, Clock
 from asyncrl.runtime.link import Caller
@@ -22,26 +22,26 @@ from tests.support import push
 DESCENT = Descent(UpdateRule("momentum-sgd", decay=0.0), learning_rate=0.5, max_gradient_norm=5.0, max_staleness=1)
 
 
-def outbox(shards: int = 2, learners: int = 0) -> tuple[Outbox, Postman, Clock]:
+def store_of(shards: int = 2, learners: int = 0) -> tuple[PushingStore, Pushes, Clock]:
     """theta = 0 of two components, with a part for each shard, and two workers."""
     clock = Clock(2, total_steps=1000, learners=learners)
-    box = Outbox(torch.zeros(2), DESCENT, 2, clock, shards)
-    return box, Postman(box, slices(2, shards)), clock
+    store = PushingStore(torch.zeros(2), DESCENT, 2, clock, shards)
+    return store, Pushes(store, slices(2, shards)), clock
 
 
 @contextmanager
-def pushing(box: Outbox, *updates: Update) -> Iterator[list[Receipt | None]]:
+def pushing(store: PushingStore, *updates: Update) -> Iterator[list[Receipt | None]]:
     """Writers that push at the same time; their receipts, once they have them."""
     receipts: list[Receipt | None] = [None] * len(updates)
 
     def push_one(place: int) -> None:
-        receipts[place] = box.push(updates[place])
+        receipts[place] = store.push(updates[place])
 
     threads = [threading.Thread(target=push_one, args=(place,)) for place in range(len(updates))]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + 60
-    while box.posts.sum() - box.answered.sum() < len(updates):
+    while store.pushed.sum() - store.answered.sum() < len(updates):
         assert time.monotonic() < deadline
         time.sleep(0.001)
     yield receipts
@@ -57,76 +57,76 @@ def judged(*applied: bool, staleness: int = 0) -> Judged:
 
 def test_a_push_is_answered_once_all_shards_have_judged_it() -> None:
     """The gradient (6, 8) is clipped to (3, 4) and cut in two; T counts its steps at once."""
-    box, postman, clock = outbox()
-    with pushing(box, Update(1, torch.tensor([6.0, 8.0]), 0, 7)) as receipts:
+    store, pushes, clock = store_of()
+    with pushing(store, Update(1, torch.tensor([6.0, 8.0]), 0, 7)) as receipts:
         assert clock.steps == 7
-        assert [postman.waiting(shard).tolist() for shard in (0, 1)] == [[1], [1]]
-        parts = [postman.gradients(shard, np.array([1])) for shard in (0, 1)]
+        assert [pushes.waiting(shard).tolist() for shard in (0, 1)] == [[1], [1]]
+        parts = [pushes.gradients(shard, np.array([1])) for shard in (0, 1)]
         assert [part.values.tolist() for part in parts] == [[[3.0]], [[4.0]]]
         assert [part.rates.tolist() for part in parts] == [[0.5], [0.5]]
-        postman.tell(0, np.array([1]), judged(True, staleness=1))
-        assert postman.waiting(0).tolist() == []
-        assert box.answered.tolist() == [0, 0, 0]
-        assert not postman.idle
-        box.see(0, 3)
-        postman.tell(1, np.array([1]), judged(True))
+        pushes.tell(0, np.array([1]), judged(True, staleness=1))
+        assert pushes.waiting(0).tolist() == []
+        assert store.answered.tolist() == [0, 0, 0]
+        assert not pushes.idle
+        store.see(0, 3)
+        pushes.tell(1, np.array([1]), judged(True))
 
     (receipt,) = receipts
     assert receipt == Receipt(True, "", 10.0, 1, 0.5, 7, False)
-    assert postman.idle
-    assert box.counts(1) == Counts(updates=1)
-    assert box.updates == 3
+    assert pushes.idle
+    assert store.counts(1) == Counts(updates=1)
+    assert store.updates == 3
 
 
 def test_a_gradient_that_all_shards_have_found_too_old_is_stale_and_one_that_some_have_is_split() -> None:
     """The latter is in a part of theta, so it is an update."""
-    box, postman, _ = outbox()
+    store, pushes, _ = store_of()
     rows = np.array([0, 1])
-    with pushing(box, *(Update(worker, torch.ones(2), 0, 1) for worker in (0, 1))) as receipts:
-        postman.tell(0, rows, judged(False, True, staleness=2))
-        postman.tell(1, rows, judged(False, False, staleness=3))
+    with pushing(store, *(Update(worker, torch.ones(2), 0, 1) for worker in (0, 1))) as receipts:
+        pushes.tell(0, rows, judged(False, True, staleness=2))
+        pushes.tell(1, rows, judged(False, False, staleness=3))
 
     assert [receipt and (receipt.reason, receipt.staleness) for receipt in receipts] == [(STALE, 3), ("", 3)]
-    assert [box.counts(worker) for worker in (0, 1)] == [Counts(stale_gradients=1), Counts(updates=1)]
-    assert postman.take_split() == 1
+    assert [store.counts(worker) for worker in (0, 1)] == [Counts(stale_gradients=1), Counts(updates=1)]
+    assert pushes.take_split() == 1
 
 
 def test_versions_of_a_gradient_are_those_of_its_pull_in_each_part() -> None:
     """What comes between pull and push makes it stale."""
-    box, postman, _ = outbox()
-    box.see(0, 4)
-    box.see(1, 6)
-    assert box.pull(torch.zeros(2)) == 4
-    box.see(0, 5)
-    with pushing(box, Update(0, torch.ones(2), 4, 1)):
-        rows = postman.waiting(0)
-        assert [postman.gradients(shard, rows).versions.tolist() for shard in (0, 1)] == [[4], [6]]
+    store, pushes, _ = store_of()
+    store.see(0, 4)
+    store.see(1, 6)
+    assert store.pull(torch.zeros(2)) == 4
+    store.see(0, 5)
+    with pushing(store, Update(0, torch.ones(2), 4, 1)):
+        rows = pushes.waiting(0)
+        assert [pushes.gradients(shard, rows).versions.tolist() for shard in (0, 1)] == [[4], [6]]
         for shard in (0, 1):
-            postman.tell(shard, rows, judged(True))
+            pushes.tell(shard, rows, judged(True))
 
 
 def test_what_is_not_finite_never_leaves_the_host() -> None:
     """Nobody waits for an answer."""
-    box, postman, clock = outbox()
+    store, pushes, clock = store_of()
 
-    receipt = push(box, 0, torch.tensor([float("nan"), 1.0]), 0, steps=3)
+    receipt = push(store, 0, torch.tensor([float("nan"), 1.0]), 0, steps=3)
 
     assert (receipt.applied, receipt.reason) == (False, NOT_FINITE)
-    assert postman.waiting(0).tolist() == []
-    assert box.counts(0) == Counts(dropped_gradients=1)
+    assert pushes.waiting(0).tolist() == []
+    assert store.counts(0) == Counts(dropped_gradients=1)
     assert clock.steps == 3
 
 
 def test_who_must_leave_does_not_wait() -> None:
-    """And its successor waits for the answer to what it has left before it posts its own."""
-    box, postman, clock = outbox(shards=1, learners=2)
+    """And its successor waits for the answer to what it has left before it pushes its own."""
+    store, pushes, clock = store_of(shards=1, learners=2)
     clock.stop(LEAVE)
-    receipt = push(box, LEARNER - 1, torch.ones(2), 0)
+    receipt = push(store, LEARNER - 1, torch.ones(2), 0)
 
     assert (receipt.applied, receipt.reason) == (False, UNDER_WAY)
-    assert postman.waiting(0).tolist() == [3]
-    assert push(box, LEARNER - 1, torch.ones(2), 0).reason == UNDER_WAY
-    assert box.posts.tolist() == [0, 0, 0, 1]
+    assert pushes.waiting(0).tolist() == [3]
+    assert push(store, LEARNER - 1, torch.ones(2), 0).reason == UNDER_WAY
+    assert store.pushed.tolist() == [0, 0, 0, 1]
 
 
 def deliver(server: Shard, pusher: Pusher) -> Exchanged:
@@ -140,28 +140,28 @@ def deliver(server: Shard, pusher: Pusher) -> Exchanged:
 @pytest.mark.parametrize("shards", [1, 2])
 def test_theta_is_what_the_shards_make_of_the_gradients(shards: int) -> None:
     """Two writers' gradients in one call to each shard: theta <- 0 - 0.5 (1, 2) - 0.5 (2, 1)."""
-    box, postman, _ = outbox(shards)
+    store, pushes, _ = store_of(shards)
     servers, pushers = [], []
     for part in slices(2, shards):
         server = Shard(1, descent=DESCENT)
         size = part.stop - part.start
         server.begin(server.who()[0], 1, beginning(np.zeros(size, np.float32), np.zeros((1, size), np.float32), 10))
-        pusher = Pusher(Caller(0, 1), box.theta.numpy()[part])
+        pusher = Pusher(Caller(0, 1), store.theta.numpy()[part])
         servers.append(server)
         pushers.append(pusher)
-        box.see(len(servers) - 1, 10)
+        store.see(len(servers) - 1, 10)
         pusher.push()
         deliver(server, pusher)
-    box.pull(torch.zeros(2))
+    store.pull(torch.zeros(2))
     first, second = (Update(worker, torch.tensor(own), 10, 1) for worker, own in ((0, [1.0, 2.0]), (1, [2.0, 1.0])))
-    with pushing(box, first, second) as receipts:
+    with pushing(store, first, second) as receipts:
         for number, (server, pusher) in enumerate(zip(servers, pushers, strict=True)):
-            rows = postman.waiting(number)
-            pusher.push(postman.gradients(number, rows))
+            rows = pushes.waiting(number)
+            pusher.push(pushes.gradients(number, rows))
             exchanged = deliver(server, pusher)
-            box.see(number, server.updates)
-            postman.tell(number, rows, exchanged.judged)
+            store.see(number, server.updates)
+            pushes.tell(number, rows, exchanged.judged)
 
-    assert box.theta.tolist() == [-1.5, -1.5]
+    assert store.theta.tolist() == [-1.5, -1.5]
     assert [receipt and receipt.staleness for receipt in receipts] == [0, 1]
-    assert box.updates == 12
+    assert store.updates == 12
