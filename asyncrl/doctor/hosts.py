@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import psutil
 
 from asyncrl.backends.processes import end, no_main_module
 from asyncrl.backends.ray.connection import connect, is_reached
@@ -41,8 +42,6 @@ LEAVE_SECONDS = 20.0
 SHARED_MEMORY = Path("/dev/shm")
 PORTS = ("NodeManagerPort", "ObjectManagerPort")
 """Ray's names for the ports of a machine to which the others connect."""
-LISTENS = "0A"
-"""The state of a listening socket in Linux's tables."""
 SLOW_CALL_SECONDS = 0.05
 SLOW_EXCHANGE_SECONDS = 0.5
 """Half of the longest interval between two exchanges."""
@@ -134,17 +133,12 @@ def _timed(act: Any) -> float:
     return time.perf_counter() - began
 
 
-def on_all_interfaces(tables: Sequence[Path] = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))) -> set[int]:
+def on_all_interfaces() -> set[int]:
     """The TCP ports at which some program listens on all interfaces; empty if the system does not say."""
-    ports = set()
-    for table in tables:
-        with contextlib.suppress(OSError):
-            for line in table.read_text().splitlines()[1:]:
-                _, local, _, state, *_ = line.split()
-                address, port = local.rsplit(":", 1)
-                if state == LISTENS and not address.strip("0"):
-                    ports.add(int(port, 16))
-    return ports
+    with contextlib.suppress(psutil.Error):
+        listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        return {one.laddr.port for one in listening if one.laddr.ip in ("0.0.0.0", "::")}
+    return set()
 
 
 def survey(context: BaseContext, address: str, parameters: int) -> list[Machine]:

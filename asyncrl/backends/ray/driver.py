@@ -33,8 +33,6 @@ from asyncrl.storage.records import RecordWriter
 
 POLL_SECONDS = 0.025
 """How long the driver waits for answers before it looks after other things."""
-STATISTICS_SECONDS = 10.0
-"""Interval between copies of a host's statistics."""
 NODES_SECONDS = 1.0
 """Interval between listings of the cluster's machines."""
 COME_SECONDS = 60.0
@@ -112,8 +110,7 @@ class Driver:
             about_hosts = self._orders_of_learner, self._hear, self._version
             self._servers = self._learner = Learner(run, self._tell, self._watch, self._memories, *about_hosts)
         self._everyone: list[Place] = [*self._places, *self._servers.places, *self._memories]
-        self._listed = self._copied = 0.0
-        self._statistics_call: Any = None
+        self._listed = 0.0
         self._writers: dict[str, RecordWriter] = {}
         self._ready = False
         self._began = self._inhabited = time.monotonic()
@@ -180,7 +177,6 @@ class Driver:
         answered = self._poller.poll(self._servers.places if everyone else self._everyone, seconds, everyone)
         if any(place in answered for place in self._servers.places):
             self._servers.show()
-        self._copy_statistics()
 
     def orders(self) -> tuple[bool, int]:
         """What hosts are told: whether the clock runs, and GO_ON, FINISH or LEAVE."""
@@ -209,6 +205,8 @@ class Driver:
     def _hear(self, place: Place, seen: Seen) -> None:
         """Process news of a host or of the learner."""
         place.told = seen.told
+        if seen.statistics is not None:
+            self._store.show_statistics(seen.statistics)
         for kind, *facts in seen.news:
             if kind == "row":
                 self._write(*facts)
@@ -225,8 +223,6 @@ class Driver:
             self._clock.vouch(self._first(place) + worker, min(phase, RUNNING), silence)
         if seen.outcome == LEFT:
             place.left = True
-            if self._learner is None:
-                self._servers.show_statistics(place.actor.state.remote())
             self._dismiss(place)
         elif seen.outcome is not None:
             self._dismiss(place)
@@ -246,16 +242,6 @@ class Driver:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(actor.close.remote(), timeout=CALL_SECONDS)
         ray.kill(actor)
-
-    def _copy_statistics(self) -> None:
-        """Copy a host's statistics from time to time, for checkpoints and for hosts that join."""
-        now = time.monotonic()
-        inhabited = [place for place in self._places if place.actor is not None and place.seen is not None]
-        if self._statistics_call is None and inhabited and now - self._copied >= STATISTICS_SECONDS:
-            self._statistics_call, self._copied = self._servers.statistics_of(inhabited[0].actor), now
-        if self._statistics_call is not None and ray.wait([self._statistics_call], timeout=0)[0]:
-            call, self._statistics_call = self._statistics_call, None
-            self._servers.show_statistics(call)
 
     # ------------------------------------------------------------------------------------------------- the supervisor
 
@@ -329,7 +315,6 @@ class Driver:
                 break
             self._poll()
             self._leaving = self._leaving or (time.monotonic() if self._order() == LEAVE else 0.0)
-        self._servers.show_statistics(learner.actor.statistics.remote())
 
     def _first(self, place: HostPlace) -> int:
         return place.number * self._spec.config.workers

@@ -20,13 +20,10 @@ from pathlib import Path
 from traceback import format_exc
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from asyncrl.backends.local import evaluator_process, learner_process, worker_process
 from asyncrl.backends.outcome import Outcome, Signals, failed
 from asyncrl.backends.ray.member import LAST_SECONDS, Beginning, Member, build
-from asyncrl.backends.ray.reports import LEFT, Journal, Seen
+from asyncrl.backends.ray.reports import LEFT, Journal, Seen, Statistics
 from asyncrl.backends.ray.to_learner import ToLearner
 from asyncrl.backends.ray.to_shards import ToShards
 from asyncrl.backends.supervisor import Slot, Supervisor
@@ -81,6 +78,7 @@ class Host(Member):
             first_learner=beginning.host * len(self.learners),
         )
         self._journal = Journal()
+        self._statistics = Statistics()
         self._readers = {who: RecordReader(self._file(who)) for who in (*range(config.workers), *self.learners)}
         self._handles: Handles | None = None
         self._order = GO_ON
@@ -106,14 +104,11 @@ class Host(Member):
         self._read_rows()
         news, told = self._journal.since(told)
         silence = [0.0 if clock is None else clock.heartbeat_age(worker) for worker in workers]
-        version = 0 if self._handles is None else self._handles.store.updates
-        return Seen(news, told, phases, silence, outcome, version)
-
-    def state(self) -> dict[str, NDArray[np.generic]] | None:
-        """Copies of the store's state besides theta; None before there is a store."""
         if self._handles is None:
-            return None
-        return {name: tensor.numpy() for name, tensor in self._handles.store.state().items()}
+            return Seen(news, told, phases, silence, outcome)
+        store = self._handles.store
+        statistics = self._statistics.of(store, ended=outcome is not None) if self.learns else None
+        return Seen(news, told, phases, silence, outcome, store.updates, statistics=statistics)
 
     def close(self) -> None:
         """Wait for the threads, and remove this host's files."""

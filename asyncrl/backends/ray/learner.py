@@ -28,7 +28,7 @@ from asyncrl.backends.local import follow
 from asyncrl.backends.outcome import Outcome, failed
 from asyncrl.backends.ray.arrivals import Arrivals, Delivery, Rollouts
 from asyncrl.backends.ray.memory import RemoteReplay
-from asyncrl.backends.ray.reports import KINDS, LEFT, Journal, Seen, Told
+from asyncrl.backends.ray.reports import KINDS, LEFT, Journal, Seen, Statistics, Told
 from asyncrl.core.devices import CPU, require_device
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import merge
@@ -67,6 +67,7 @@ class LearnerHost(Server):
         self._replay_hosts = spec.replay_hosts
         self._memories: Wire | None = None
         self._journal = Journal()
+        self._statistics = Statistics()
         self._handles: Handles | None = None
         self._outcome: Outcome | None = None
         self._watch = Watch(config.hang_seconds)
@@ -119,7 +120,8 @@ class LearnerHost(Server):
         outcome = self._outcome  # before the news, so that everything told by then is reported too
         news, told = self._journal.since(told)
         silence = self._watch.silence(time.monotonic() - clock.heartbeat_age(LEARNER))
-        return Seen(news, told, [clock.phase(LEARNER)], [silence], outcome, state=self.state())
+        statistics = self._statistics.of(self._filled().store, ended=outcome is not None)
+        return Seen(news, told, [clock.phase(LEARNER)], [silence], outcome, 0, self.state(), statistics)
 
     def state(self) -> State:
         """Theta, the counts of updates, and what hosts have reported. Raises Empty."""
@@ -128,10 +130,6 @@ class LearnerHost(Server):
             reported = self._ledger.state()
         theta, counts = self._copy(handles)
         return {"theta": theta, "counts": np.array(counts, np.int64), "lost": self._lost, **reported}
-
-    def statistics(self) -> State:
-        """The store's state besides theta. Raises Empty."""
-        return {name: tensor.numpy() for name, tensor in self._filled().store.state().items()}
 
     def forget(self) -> None:
         """End the learner, and remove its files."""

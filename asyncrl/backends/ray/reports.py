@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from asyncrl.backends.outcome import Outcome
 from asyncrl.runtime.link import State
-from asyncrl.runtime.protocols import Counts
+from asyncrl.runtime.protocols import Counts, Store
 
 KINDS = 1 + len(Counts._fields)
 """Number of counts per worker in a `Ledger`: steps, and what became of its updates."""
@@ -17,6 +18,8 @@ Say = Callable[[str], None]
 """Shows a line."""
 Tell = Callable[..., None]
 """Tells the supervisor something."""
+STATISTICS_SECONDS = 10.0
+"""Interval between copies of the optimiser's statistics."""
 LEFT = Outcome("finished", "", 0)
 """A host is done, and its shards or learner have all of its work; or the learner is done."""
 
@@ -39,6 +42,8 @@ class Seen:
     """Updates in the host's copy of the learner's theta."""
     state: State = field(default_factory=dict)
     """The learner's."""
+    statistics: State | None = None
+    """The store's state besides theta, from time to time and at the end."""
 
 
 class Journal:
@@ -81,3 +86,18 @@ class Told:
 
     def close(self) -> None:
         """Does nothing."""
+
+
+class Statistics:
+    """Copies the optimiser's statistics now and then, for checkpoints and for those that start later."""
+
+    def __init__(self) -> None:
+        self._copied = 0.0
+
+    def of(self, store: Store, ended: bool) -> State | None:
+        """The store's state besides theta, if it is time or the work has ended."""
+        now = time.monotonic()
+        if not ended and now - self._copied < STATISTICS_SECONDS:
+            return None
+        self._copied = now
+        return {name: tensor.numpy() for name, tensor in store.state().items()}

@@ -184,17 +184,6 @@ class Servers:
         """Start them on `nodes`, of which the first is the driver's."""
         raise NotImplementedError
 
-    def statistics_of(self, host: Any) -> Any:
-        """The call for the store's state besides theta, which a server has or a host."""
-        raise NotImplementedError
-
-    def show_statistics(self, call: Any) -> None:
-        """Copy what such a call returns, if it does."""
-        with contextlib.suppress(ray.exceptions.RayError, Empty):
-            state = ray.get(call, timeout=CALL_SECONDS)
-            if state is not None:
-                self._store.show_statistics(state)
-
     def show(self) -> None:
         """Copy the newest known theta and all counts to the memory shared with the supervisor."""
         states = [place.known for place in self.places]
@@ -254,10 +243,6 @@ class Shards(Servers):
         """Updates in every part of the newest known theta, and updates that were lost."""
         updates, lost = self._account.balance([place.known for place in self.places], self.ended)
         return updates, self.lost + lost
-
-    def statistics_of(self, host: Any) -> Any:
-        """The call for the store's state besides theta, which hosts have."""
-        return host.state.remote()
 
     def show(self) -> None:
         """The same with the optimiser's statistics, if the shards have them."""
@@ -368,10 +353,6 @@ class Learner(ServerPlace, Servers):
         hang = self._spec.config.hang_seconds
         if phase == RUNNING and hang and silence > hang and not self.trouble:
             self.hang(f"made no progress for {hang:g} seconds")
-
-    def statistics_of(self, host: Any) -> Any:
-        """The call for the store's state besides theta."""
-        return self.actor.statistics.remote()
 
     def _counts(self) -> Counts:
         """What became of the updates until the newest known copy of the learner's theta, with those that were lost."""
