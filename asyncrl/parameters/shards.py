@@ -20,6 +20,7 @@ that nothing is applied twice though calls are lost and repeated, and either sid
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -168,9 +169,9 @@ class Shard(Server):
     """A part of theta `[P]`, and who has contributed to it. Not for concurrent calls."""
 
     def __init__(self, hosts: int, ledger: Ledger | None = None, descent: Descent | None = None) -> None:
-        """One of the shards keeps the `ledger`. `descent`: how gradients are applied."""
+        """One of the shards keeps the `ledger`, an empty one. `descent`: how gradients are applied."""
         super().__init__()
-        self.ledger = ledger
+        self.ledger = copy.deepcopy(ledger)  # what has come over a transport may be read-only
         self.callee = Callee(hosts)
         self._contributed = np.zeros((hosts, 2), np.int64)
         """`[H, 2]` updates in theta that each host has brought: its earlier incarnations, and the current one."""
