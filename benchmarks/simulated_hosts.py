@@ -180,10 +180,9 @@ class Simulation:
         moments = handles.moments.state()
         self._moments = (moments["observation_moments"].numpy(), moments["return_moments"].numpy())
         """Moments from then."""
-        self._ledger = Ledger(plan.hosts, self._each, KINDS, tuple(len(row) for row in self._moments))
+        ledger = Ledger(plan.hosts, self._each, KINDS, tuple(len(row) for row in self._moments))
         self._parts = slices(self._store.theta.numel(), plan.shards)
-        ledgers = [self._ledger, *[None] * (plan.shards - 1)]
-        self._shards = [Shard(plan.hosts, ledger) for ledger in ledgers]
+        self._shards = [Shard(plan.hosts, one) for one in (ledger, *[None] * (plan.shards - 1))]
         wire = self._wire = SimulatedWire(self._shards, round(plan.delay * config.workers))
         times = Times(
             lambda: wire.turn / config.workers, "turns",
@@ -262,7 +261,9 @@ class Simulation:
         """Copy theta, counts, moments and one host's statistics to where evaluator, monitor and checkpoints look."""
         self._shown = self._wire.delivered
         theta = torch.from_numpy(np.concatenate([shard.state()["theta"] for shard in self._shards]))
-        reported = self._ledger.all()
+        ledger = self._shards[0].ledger
+        assert ledger is not None
+        reported = ledger.all()
         counts = [before + int(now) for before, now in zip(self._counted, reported.tallies[1:], strict=True)]
         self._store.restore(theta, self._store.state() | self._hosts[0].handles.store.state(), Counts(*counts))
         rows = zip(self._moments, reported.moments, strict=True)
