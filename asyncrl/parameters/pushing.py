@@ -152,6 +152,8 @@ class Pushes:
         """`parts` are the shards' parts of theta."""
         self._store, self._parts = store, parts
         writers = len(store.rates)
+        self._carried: list[NDArray[np.intp]] = [np.zeros(0, np.intp)] * len(parts)
+        """Whose gradients the newest call to each shard brings."""
         self._told = np.zeros((len(parts), writers), np.int64)
         """`[shards, N]` the newest push of each writer that a shard has judged."""
         self._applied = np.zeros((len(parts), writers), bool)
@@ -175,15 +177,18 @@ class Pushes:
         """`[n]` the writers whose gradients the shard has not judged yet."""
         return np.flatnonzero(self._store.pushed > self._told[shard])
 
-    def gradients(self, shard: int, rows: NDArray[np.intp]) -> Gradients:
-        """The shard's parts of the gradients of these writers `[n]`."""
+    def gradients(self, shard: int) -> Gradients | None:
+        """The shard's parts of all gradients that wait, for a call; None if none do."""
+        self._carried[shard] = rows = self.waiting(shard)
+        if not len(rows):
+            return None
         store, index = self._store, torch.from_numpy(rows)
         values = store.gradients[:, self._parts[shard]][index].numpy()  # an index copies
         return Gradients(values, store.rates[index].numpy(), store.versions[rows, shard])
 
-    def tell(self, shard: int, rows: NDArray[np.intp], judged: Judged) -> None:
-        """A shard has judged the gradients of these writers; those judged by all shards are answered."""
-        store = self._store
+    def tell(self, shard: int, judged: Judged) -> None:
+        """A shard has judged the gradients in the newest call to it; those judged by all shards are answered."""
+        store, rows = self._store, self._carried[shard]
         self._told[shard, rows] = store.pushed[rows]
         self._applied[shard, rows], self._staleness[shard, rows] = judged.applied, judged.staleness
         for row in rows.tolist():

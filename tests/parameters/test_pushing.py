@@ -61,15 +61,15 @@ def test_a_push_is_answered_once_all_shards_have_judged_it() -> None:
     with pushing(store, Update(1, torch.tensor([6.0, 8.0]), 0, 7)) as receipts:
         assert clock.steps == 7
         assert [pushes.waiting(shard).tolist() for shard in (0, 1)] == [[1], [1]]
-        parts = [pushes.gradients(shard, np.array([1])) for shard in (0, 1)]
-        assert [part.values.tolist() for part in parts] == [[[3.0]], [[4.0]]]
-        assert [part.rates.tolist() for part in parts] == [[0.5], [0.5]]
-        pushes.tell(0, np.array([1]), judged(True, staleness=1))
+        parts = [pushes.gradients(shard) for shard in (0, 1)]
+        assert [part and part.values.tolist() for part in parts] == [[[3.0]], [[4.0]]]
+        assert [part and part.rates.tolist() for part in parts] == [[0.5], [0.5]]
+        pushes.tell(0, judged(True, staleness=1))
         assert pushes.waiting(0).tolist() == []
         assert store.answered.tolist() == [0, 0, 0]
         assert not pushes.idle
         store.see(0, 3)
-        pushes.tell(1, np.array([1]), judged(True))
+        pushes.tell(1, judged(True))
 
     (receipt,) = receipts
     assert receipt == Receipt(True, "", 10.0, 1, 0.5, 7, False)
@@ -81,10 +81,11 @@ def test_a_push_is_answered_once_all_shards_have_judged_it() -> None:
 def test_a_gradient_that_all_shards_have_found_too_old_is_stale_and_one_that_some_have_is_split() -> None:
     """The latter is in a part of theta, so it is an update."""
     store, pushes, _ = store_of()
-    rows = np.array([0, 1])
     with pushing(store, *(Update(worker, torch.ones(2), 0, 1) for worker in (0, 1))) as receipts:
-        pushes.tell(0, rows, judged(False, True, staleness=2))
-        pushes.tell(1, rows, judged(False, False, staleness=3))
+        assert pushes.gradients(0)
+        pushes.tell(0, judged(False, True, staleness=2))
+        assert pushes.gradients(1)
+        pushes.tell(1, judged(False, False, staleness=3))
 
     assert [receipt and (receipt.reason, receipt.staleness) for receipt in receipts] == [(STALE, 3), ("", 3)]
     assert [store.counts(worker) for worker in (0, 1)] == [Counts(stale_gradients=1), Counts(updates=1)]
@@ -99,10 +100,10 @@ def test_versions_of_a_gradient_are_those_of_its_pull_in_each_part() -> None:
     assert store.pull(torch.zeros(2)) == 4
     store.see(0, 5)
     with pushing(store, Update(0, torch.ones(2), 4, 1)):
-        rows = pushes.waiting(0)
-        assert [pushes.gradients(shard, rows).versions.tolist() for shard in (0, 1)] == [[4], [6]]
+        parts = [pushes.gradients(shard) for shard in (0, 1)]
+        assert [part and part.versions.tolist() for part in parts] == [[4], [6]]
         for shard in (0, 1):
-            pushes.tell(shard, rows, judged(True))
+            pushes.tell(shard, judged(True))
 
 
 def test_what_is_not_finite_never_leaves_the_host() -> None:
@@ -156,11 +157,10 @@ def test_theta_is_what_the_shards_make_of_the_gradients(shards: int) -> None:
     first, second = (Update(worker, torch.tensor(own), 10, 1) for worker, own in ((0, [1.0, 2.0]), (1, [2.0, 1.0])))
     with pushing(store, first, second) as receipts:
         for number, (server, pusher) in enumerate(zip(servers, pushers, strict=True)):
-            rows = pushes.waiting(number)
-            pusher.push(pushes.gradients(number, rows))
+            pusher.push(pushes.gradients(number))
             exchanged = deliver(server, pusher)
             store.see(number, server.updates)
-            pushes.tell(number, rows, exchanged.judged)
+            pushes.tell(number, exchanged.judged)
 
     assert store.theta.tolist() == [-1.5, -1.5]
     assert [receipt and receipt.staleness for receipt in receipts] == [0, 1]

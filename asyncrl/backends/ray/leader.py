@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -21,25 +21,12 @@ from asyncrl.backends.ray.connection import connect
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.runtime.clock import FINISH, LEAVE, UNKNOWN, Watch
 from asyncrl.runtime.monitor import Monitor
-from asyncrl.runtime.run import Run, RunSpec
+from asyncrl.runtime.run import Run
 from asyncrl.runtime.terminal import View
 
 DRIVER = "driver"
 LEAVE_SECONDS = 30.0
 """Time for all hosts to leave and for Ray to end, before the driver is killed."""
-
-
-@dataclass(frozen=True)
-class Seat:
-    """What the driver's process receives."""
-
-    run: Run
-    pipe: Connection
-
-    @property
-    def spec(self) -> RunSpec:
-        """The spec of the run."""
-        return self.run.spec
 
 
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
@@ -48,9 +35,8 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
         run, monitor, view, worker_process, evaluator_process, learner_process, workers=False, learners=False
     )  # fmt: skip
     here, there = multiprocessing.Pipe()
-    driver = start_child(
-        start_context(run.spec.algorithm), driver_process, Seat(run, there), 0, run.handles.clock, DRIVER
-    )
+    context, drive = start_context(run.spec.algorithm), partial(driver_process, there)
+    driver = start_child(context, drive, run, 0, run.handles.clock, DRIVER)
     there.close()
     leader = Leader(run, monitor, view, driver, here)
     try:
@@ -145,12 +131,12 @@ class Leader:
             self._view.say(line)
 
 
-def driver_process(seat: Seat, _: int) -> None:
+def driver_process(pipe: Connection, run: Run, _: int) -> None:
     """The driver's process: connect to Ray, or start it, and drive the run."""
     try:
-        connect(seat.spec.config.address)
+        connect(run.spec.config.address)
     except ConnectionError as error:
-        seat.pipe.send(("failed", str(error), None))
+        pipe.send(("failed", str(error), None))
         return
     import ray
 
@@ -159,6 +145,6 @@ def driver_process(seat: Seat, _: int) -> None:
     for number in STOPPING:  # Ray has set its own handlers for some
         signal.signal(number, signal.SIG_IGN)
     try:
-        Driver(seat.run, seat.pipe).drive()
+        Driver(run, pipe).drive()
     finally:
         ray.shutdown()

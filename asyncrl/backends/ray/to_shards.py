@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from asyncrl.backends.ray.exchange import SHORTEST_SECONDS, Exchange, Figures, Times
 from asyncrl.backends.ray.member import Member
@@ -33,8 +30,6 @@ class Lane:
     """When the newest call was made."""
     made: int = 0
     """Updates of this host at the newest call."""
-    rows: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
-    """If hosts push every update: whose gradients the newest call brings."""
 
 
 class ToShards(Exchange):
@@ -83,9 +78,7 @@ class ToShards(Exchange):
         lane.since, lane.made = now, self._store.counts(None).updates
         report = self.host.report() if lane.shard == 0 else None
         if isinstance(lane.exchanger, Pusher) and self._pushes is not None:
-            lane.rows = self._pushes.waiting(lane.shard) if link.joined else lane.rows
-            gradients = self._pushes.gradients(lane.shard, lane.rows) if len(lane.rows) else None
-            lane.exchanger.push(gradients, report)
+            lane.exchanger.push(self._pushes.gradients(lane.shard) if link.joined else None, report)
         else:
             theta, counts = self._store.counted_copy(lane.part)
             lane.exchanger.call(counts.updates, report, theta.numpy())
@@ -100,7 +93,7 @@ class ToShards(Exchange):
         if isinstance(self._store, PushingStore) and self._pushes is not None:
             self._store.see(lane.shard, news.updates)
             if len(judged.applied):
-                self._pushes.tell(lane.shard, lane.rows, judged)
+                self._pushes.tell(lane.shard, judged)
         self.figures.durations.append(took)
         self.figures.staleness += judged.staleness[judged.applied].tolist()
         self.figures.counts["lost"] += lost
