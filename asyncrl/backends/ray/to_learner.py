@@ -58,13 +58,12 @@ class ToLearner(Exchange):
         self._rings = cast(Batches, handles.experience).rings
         self._store = cast(Mirror, handles.store)
         self._shape = rollout_shape(spec)
-        samples = spec.method.experience == MEMORY
-        self._pace, poll = (
-            (0.0, LOOK_SECONDS) if spec.method.experience == IN_STEP else (GATHER_SECONDS, GATHER_SECONDS)
-        )
-        self.look_seconds = self.wait_seconds = poll
-        self._theta_seconds = THETA_SECONDS if samples and self._taker is self._learner else 0.0
-        self._news_seconds = THETA_SECONDS if samples and self._taker is self._learner else NEWS_SECONDS
+        in_step = spec.method.experience == IN_STEP
+        self._pace = 0.0 if in_step else GATHER_SECONDS
+        self.look_seconds = self.wait_seconds = LOOK_SECONDS if in_step else GATHER_SECONDS
+        samples = spec.method.experience == MEMORY and self._taker is self._learner
+        self._theta_seconds = THETA_SECONDS if samples else 0.0
+        self._news_seconds = THETA_SECONDS if samples else NEWS_SECONDS
         self._called = dict.fromkeys(links, -math.inf)
         """When the newest call to each was made."""
         self._news = 0
