@@ -20,12 +20,12 @@ from asyncrl.algorithm import algorithm_of
 from asyncrl.api.narration import conclusion, introduction, what_next
 from asyncrl.api.resume import AUTO, differences, is_finished, is_resumed, load_for_resume, newest, stored_config
 from asyncrl.backends import sockets
-from asyncrl.backends.families import stopping_together
 from asyncrl.backends.handles import (
     restore,
 )
-from asyncrl.backends.looking import look
 from asyncrl.backends.outcome import Outcome, Signals, broken, failed
+from asyncrl.backends.probing import probe
+from asyncrl.backends.process_trees import stopping_together
 from asyncrl.catalog import short
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.core.errors import UsageError
@@ -123,7 +123,7 @@ def _backend(config: RunConfig) -> Any:
 
 def look_at(algorithm: str, config: RunConfig, spec: EnvSpec) -> Spaces:
     """The spaces of the environment. Raises UsageError if it cannot be used, or takes longer than --hang-seconds."""
-    return look(spec, algorithm, config.hang_seconds, here=config.backend == "serial")
+    return probe(spec, algorithm, config.hang_seconds, here=config.backend == "serial")
 
 
 def has_nothing_to_do(settled: Settled, resume: str) -> bool:
@@ -142,8 +142,8 @@ def carry_out(
     """Carry a run out, from its folder to its last status. Raises UsageError before the run begins, nothing after that.
 
     `signals` are being caught: the first one stops the run in order. Without `speaks` nothing at all is printed;
-    `--quiet` still prints the folder and the outcome. `meeting`, a `collective.Meeting`: the ranks that a launcher has
-    started, for the collective backend.
+    `--quiet` still prints the folder and the outcome. `meeting`, a `collective.board.Board`: the ranks that a launcher
+    has started, for the collective backend.
     """
     config = settled.config
     tell = say if speaks else _say_nothing

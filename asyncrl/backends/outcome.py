@@ -55,9 +55,7 @@ def broken(error: BaseException) -> Outcome:
     """An exception ended the run. Errors that the user can fix need one line, others a traceback."""
     if (trouble := disk_trouble(error)) is not None:
         return failed(f"{trouble}: {error}")
-    if isinstance(error, NotSaved):
-        return failed(str(error))
-    if isinstance(error, NotFinite | UsageError):
+    if isinstance(error, NotSaved | NotFinite | UsageError):
         return failed(str(error))
     return failed(f"{type(error).__name__}: {error}", "".join(format_exception(error)))
 

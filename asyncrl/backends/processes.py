@@ -13,24 +13,24 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol, TypeVar, cast
+from typing import Any, cast
 
 import torch.multiprocessing  # noqa: F401  (registers how shared tensors travel to a child)
 
-from asyncrl.backends import families, sockets
-from asyncrl.backends.memory import Kills
+from asyncrl.backends import process_trees, sockets
 from asyncrl.backends.outcome import STOPPING, Signals
 from asyncrl.core.errors import NotFinite
-from asyncrl.runtime.clock import DISK_FAILS, DISK_FULL, NOT_FINITE, RAISED, UNKNOWN, Clock, Watch
-from asyncrl.runtime.protocols import name_of
-from asyncrl.runtime.run import Run, RunSpec
-from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory
+from asyncrl.runtime.clock import DISK_FAILS, DISK_FULL, ENDED, NOT_FINITE, RAISED, UNKNOWN, Clock, polling
+from asyncrl.runtime.evaluator import Evaluator, serve
+from asyncrl.runtime.protocols import EVALUATOR, name_of
+from asyncrl.runtime.run import Role, Run, build_learner, build_worker
+from asyncrl.runtime.threads import compute_with, enforce_one_thread, keep_freed_memory
 from asyncrl.storage.checkpoints import NotSaved
 from asyncrl.storage.files import disk_is_full
 from asyncrl.storage.run_folder import RunFolder
@@ -38,6 +38,11 @@ from asyncrl.storage.run_folder import RunFolder
 LEAVE_SECONDS = 5.0
 """Time for a child to exit before it is killed."""
 POLL_SECONDS = 0.1
+SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.0001, 0.002
+"""Pauses of an actor that waits for room, or a learner that waits for a batch: longer and longer."""
+NICENESS = 5
+"""Priority of workers. With more workers than cores, an evaluation of seconds would otherwise take minutes;
+`--evaluation-cpu-share` bounds what the evaluator takes."""
 DUMP_SECONDS = 2.0
 """Time for a child that hangs to write its stack."""
 
@@ -45,21 +50,14 @@ LOST = 255
 """The exit code that multiprocessing reports when the fork server was killed, which would know the real one; also that
 of C's exit(-1)."""
 
+RECENT_SECONDS = 60.0
+"""A process that was killed for lack of memory has ended by then, however much it had."""
+GIB = 2**30
+
 if hasattr(signal, "SIGUSR2"):
     DUMP_SIGNAL = signal.SIGUSR2
 """Asks a child to write its stack."""
 
-
-class Part(Protocol):
-    """What a child receives: a run, or a part of it."""
-
-    @property
-    def spec(self) -> RunSpec:
-        """What run it is of."""
-        ...
-
-
-PartT = TypeVar("PartT", bound=Part)
 _without_main = threading.Lock()
 
 
@@ -74,8 +72,82 @@ class End:
     traceback: str | None = None
 
 
-KILLS = Kills()
-"""Of children of this process, and of others in its control group."""
+@dataclass(frozen=True)
+class Child:
+    """A child of a run as its parent and the child itself see it: who it is, and where it tells why it ends.
+
+    That is a cell of the clock which nobody else writes meanwhile, and a file in the run's folder.
+    """
+
+    who: int
+    """Whose row of the clock it has."""
+    name: str
+    """Of the process and of its files."""
+    clock: Clock
+    folder: RunFolder
+
+    @classmethod
+    def of(cls, run: Run, who: int) -> Child:
+        """A worker, a learner or the evaluator."""
+        return cls(who, name_of(who), run.handles.clock, run.spec.folder)
+
+    def start(self, context: BaseContext, target: Callable[..., None], *given: Any) -> BaseProcess:
+        """Start a process that calls `target(*given)`. Raises OSError or EOFError."""
+        self.clock.explain(self.who, UNKNOWN)
+        arguments = (self, process_trees.TOKEN, target, given)
+        process: BaseProcess = context.Process(target=_main, args=arguments, name=self.name)  # type: ignore[attr-defined]
+        start(process)
+        process_trees.add(process)
+        return process
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """The child: tell why it ends if the block raises.
+
+        Whatever closes environments is around such a block, since that may hang.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if self.clock.cause(self.who) == UNKNOWN:
+                with contextlib.suppress(OSError):
+                    self.folder.traceback_file(self.name).write_text(traceback.format_exc())
+                self.clock.explain(self.who, _kind_of(error))
+            raise
+
+    def end_of(self, process: BaseProcess) -> End:
+        """The parent: how its process came to its end."""
+        kind = self.clock.cause(self.who)
+        if kind == UNKNOWN:
+            return End(kind, how_it_died(process))
+        if kind in (DISK_FULL, DISK_FAILS):
+            return End(kind, f"could not save a checkpoint: the disk {'is full' if kind == DISK_FULL else 'fails'}")
+        try:
+            text = self.folder.traceback_file(self.name).read_text()
+        except OSError:
+            return End(kind, "raised, and could not say what")
+        return End(kind, f"raised {last_line(text)}", text)
+
+    def stack_of(self, process: BaseProcess) -> str | None:
+        """The parent: make a process that hangs write its stack; returns the name of the file, None if it did not."""
+        if process.pid is None or not hasattr(signal, "SIGUSR2"):
+            return None
+        file = self.folder.stack_file(self.name)
+        before = size = size_of(file)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, DUMP_SIGNAL)
+        for _ in polling(DUMP_SECONDS, POLL_SECONDS):
+            if before < (now := size_of(file)) == size:  # it grew, and has stopped growing
+                break
+            size = now
+        return file.name if size_of(file) > before else None
+
+
+def _kind_of(error: BaseException) -> int:
+    """What a process tells of an exception that ends it. Only a checkpoint that cannot be saved is due to the disk."""
+    if isinstance(error, NotSaved):
+        return DISK_FULL if disk_is_full(error) else DISK_FAILS
+    return NOT_FINITE if isinstance(error, NotFinite) else RAISED
 
 
 def start_context(algorithm: str) -> BaseContext:
@@ -96,132 +168,82 @@ def start_context(algorithm: str) -> BaseContext:
     return context
 
 
-def start(
-    context: BaseContext, target: Callable[[Run, int], None], run: Run, worker: int, incarnation: int = 0
-) -> BaseProcess:
-    """Start one child; `incarnation` counts its predecessors. Raises OSError or EOFError."""
-    part, clock = replace(run, spec=replace(run.spec, incarnation=incarnation)), run.handles.clock
-    return start_child(context, target, part, worker, clock)
+def start(process: BaseProcess) -> None:
+    """Start a child with the signals that stop a run blocked, and without this program's main module.
 
-
-def start_child(
-    context: BaseContext, target: Callable[[PartT, int], None], part: PartT, worker: int, clock: Clock, name: str = ""
-) -> BaseProcess:
-    """Start a child that calls `target(part, worker)`, named by what it is or by `name`. Raises OSError or EOFError.
-
-    In its row of `clock` it will tell why it ends.
+    Otherwise a Ctrl-C would end the fork server, or a child, while it still imports; signals that arrive here meanwhile
+    are delivered afterwards. And multiprocessing would run the main module a second time in each child, which needs
+    only data and functions that it can import.
     """
-    name = name or name_of(worker)
-    clock.explain(worker, UNKNOWN)
-    process: BaseProcess = context.Process(  # type: ignore[attr-defined]
-        target=child, args=(target, part, worker, name, clock, families.TOKEN), name=name
-    )
-    with no_main_module(), signals_held_back():
-        process.start()
-    families.add(process)
-    return process
-
-
-@contextlib.contextmanager
-def signals_held_back() -> Iterator[None]:
-    """Start processes with the signals that stop a run blocked.
-
-    Otherwise a Ctrl-C would end the fork server, or a child, while it still imports. Signals that arrive here meanwhile
-    are delivered afterwards.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    multiprocessing.resource_tracker.ensure_running()  # it would unblock some of them when it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def no_main_module() -> Iterator[None]:
-    """Keep multiprocessing from running the command's own module a second time in each child.
-
-    It is not needed there: children receive data, and functions they can import.
-    """
-    with _without_main:  # or another thread would take the empty one for the program's
-        main = sys.modules["__main__"]
+    with _without_main, contextlib.ExitStack() as stack:  # or another thread would take the empty one for the program's
+        stack.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
         sys.modules["__main__"] = ModuleType("__main__")
-        try:
-            yield
-        finally:
-            sys.modules["__main__"] = main
+        if hasattr(signal, "pthread_sigmask"):
+            multiprocessing.resource_tracker.ensure_running()  # it would unblock some of them when it starts
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+            stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        process.start()
 
 
 def begin(token: str) -> None:
-    """What every child process does first: signals, its family, the parent watch, and one thread."""
+    """What every child process does first: signals, its process tree, the parent watch, and one thread."""
     # The supervisor decides when to end; a signal to all processes of a job must not tear rollouts apart.
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    leave_with_parent(families.lead(token))
+    leave_with_parent(process_trees.lead(token))
     enforce_one_thread()
 
 
-def child(target: Callable[[PartT, int], None], part: PartT, worker: int, name: str, clock: Clock, token: str) -> None:
-    """The frame of every child of a run: how it begins, and a stack or traceback that survives it."""
+def _main(child: Child, token: str, target: Callable[..., None], given: Sequence[Any]) -> None:
+    """The main function of every child of a run: it leaves a stack or a traceback behind.
+
+    The stack of all threads is written on DUMP_SIGNAL, and when the process crashes (SIGSEGV and the like). A handler
+    in C writes it, so it works even if Python no longer runs.
+    """
     begin(token)
     keep_freed_memory()
     try:
-        with stack_on_request(part.spec.folder.stack_file(name)), explaining(part, worker, name, clock):
-            target(part, worker)
+        with child.explaining():
+            stack = open(child.folder.stack_file(child.name), "ab")  # noqa: SIM115  (until the process ends)
+            faulthandler.enable(stack)
+            if hasattr(faulthandler, "register"):
+                faulthandler.register(DUMP_SIGNAL, stack)
+            target(*given)
     except BaseException:
         os._exit(1)
 
 
-@contextlib.contextmanager
-def explaining(part: Part, worker: int, name: str, clock: Clock) -> Iterator[None]:
-    """Tell why this process ends if the block raises: in its row of the clock, with a traceback in the run's folder.
-
-    Whatever closes environments is around such a block, since that may hang.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if clock.cause(worker) == UNKNOWN:
-            cause = _kind_of(error)
-            with contextlib.suppress(OSError):
-                part.spec.folder.traceback_file(name).write_text(traceback.format_exc())
-            clock.explain(worker, cause)
-        raise
+def role_process(run: Run, who: int) -> None:
+    """The process of a worker, a learner or the evaluator; however it ends, its environments are closed."""
+    if who == EVALUATOR:
+        with Evaluator(run) as evaluator, Child.of(run, who).explaining():
+            serve(evaluator, run)
+        return
+    if who < 0:
+        compute_with(getattr(run.spec.config, "learner_threads", 1))
+    elif hasattr(os, "nice"):
+        os.nice(NICENESS)
+    role = build_worker(run, who) if who >= 0 else build_learner(run, who)
+    with contextlib.closing(role), Child.of(run, who).explaining():
+        follow(role, run.handles.clock, who)
 
 
-def _kind_of(error: BaseException) -> int:
-    """What a process tells of an exception that ends it. Only a checkpoint that cannot be saved is due to the disk."""
-    if isinstance(error, NotSaved):
-        return DISK_FULL if disk_is_full(error) else DISK_FAILS
-    return NOT_FINITE if isinstance(error, NotFinite) else RAISED
+def follow(role: Role, clock: Clock, worker: int) -> None:
+    """Run a role's loop from the start of the clock to its end."""
+    clock.await_start(worker)
+    pause = SHORTEST_WAIT_SECONDS
+    for worked in role.loop:
+        if worked:
+            pause = SHORTEST_WAIT_SECONDS
+        else:  # it waits for another process, which needs the core
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_WAIT_SECONDS)
+    clock.enter(worker, ENDED)
 
 
-@contextlib.contextmanager
-def stack_on_request(file: Path) -> Iterator[None]:
-    """Write the stack of all threads to `file` on DUMP_SIGNAL, and when the process crashes (SIGSEGV and the like).
-
-    A handler in C writes it, so it works even if Python no longer runs. An empty file is removed at the end, for a
-    killed child by the supervisor.
-    """
-    with open(file, "ab") as stack:
-        faulthandler.enable(stack)
-        if hasattr(faulthandler, "register"):
-            faulthandler.register(DUMP_SIGNAL, stack)
-        try:
-            yield
-        finally:
-            if hasattr(faulthandler, "unregister"):
-                faulthandler.unregister(DUMP_SIGNAL)
-            faulthandler.disable()
-            remove_if_empty(file)
-
-
-def leave_with_parent(family: str) -> None:
+def leave_with_parent(tree: str) -> None:
     """End this process and what it has started when the supervisor dies, however it dies.
 
     Only a thread that waits for the parent works under both spawn and forkserver: `daemon` does nothing on SIGKILL, and
@@ -233,24 +255,59 @@ def leave_with_parent(family: str) -> None:
     def watch() -> None:
         parent.join()
         sockets.remove_place()
-        families.end([family])
+        process_trees.end([tree])
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
 
 
-def end_of(process: BaseProcess, clock: Clock, worker: int, folder: RunFolder) -> End:
-    """How a child that `start_child` has started came to its end."""
-    kind = clock.cause(worker)
-    if kind == UNKNOWN:
-        return End(kind, how_it_died(process))
-    if kind in (DISK_FULL, DISK_FAILS):
-        return End(kind, f"could not save a checkpoint: the disk {'is full' if kind == DISK_FULL else 'fails'}")
-    try:
-        text = folder.traceback_file(process.name).read_text()
-    except OSError:
-        return End(kind, "raised, and could not say what")
-    return End(kind, f"raised {last_line(text)}", text)
+class Kills:
+    """Counts processes that the kernel has killed for lack of memory: in this control group, or on this machine."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        top, own = root / "sys/fs/cgroup", ""
+        with contextlib.suppress(OSError):  # version 2 of control groups has one line, 0::/PATH
+            own = (root / "proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
+        # In a container the group is mounted as the root, so that its own path need not exist.
+        self._group = next((group for group in (top / own, top) if (group / "memory.events").exists()), None)
+        self._file = self._group / "memory.events" if self._group else root / "proc/vmstat"
+        self._count = self._read()
+        self._risen: list[float] = []
+        """When each kill that nobody has claimed was seen, by the monotonic clock."""
+
+    def look(self) -> None:
+        """Note kills since the last look."""
+        now, count = time.monotonic(), self._read()
+        self._risen = [moment for moment in self._risen if now - moment < RECENT_SECONDS]
+        self._risen += [now] * (count - self._count)
+        self._count = count
+
+    def claim(self) -> str | None:
+        """If a process that was killed now was probably killed for lack of memory: the memory in use, in words.
+
+        None if there was no such kill. Each kill is claimed once.
+        """
+        self.look()
+        if not self._risen:
+            return None
+        self._risen.pop(0)
+        if self._group is None:
+            return ""
+        try:
+            used, limit = (int((self._group / name).read_text()) / GIB for name in ("memory.peak", "memory.max"))
+        except (OSError, ValueError):  # an older kernel, or no limit: `max`
+            return ""
+        return f"{used:.1f} GiB of {limit:.1f} GiB were used"
+
+    def _read(self) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            counts = dict(line.split()[:2] for line in self._file.read_text().splitlines())
+            return int(counts.get("oom_kill", 0))
+        return 0
+
+
+KILLS = Kills()
+"""Of children of this process, and of others in its control group."""
 
 
 def how_it_died(process: BaseProcess) -> str:
@@ -284,30 +341,8 @@ def last_line(traceback: str) -> str:
     return (traceback.strip().splitlines() or ["what could not be written down"])[-1]
 
 
-def dump_stack(process: BaseProcess, file: Path) -> bool:
-    """Make a hanging child write its stack to `file`; whether it did."""
-    if process.pid is None or not hasattr(signal, "SIGUSR2"):
-        return False
-    before = size_of(file)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, DUMP_SIGNAL)
-    watch, began = Watch(DUMP_SECONDS), time.monotonic()
-    size = before
-    while watch.silence(began) < DUMP_SECONDS:
-        time.sleep(POLL_SECONDS)
-        if before < (now := size_of(file)) == size:  # it grew, and has stopped growing
-            break
-        size = now
-    return size_of(file) > before
-
-
-def end(process: BaseProcess) -> None:
-    """Kill a child if it is alive, wait for its end, and kill whatever it has started."""
-    end_now([process])
-
-
-def end_now(processes: Sequence[BaseProcess]) -> None:
-    """The same for several."""
+def end(*processes: BaseProcess) -> None:
+    """Kill those children that are alive, wait for the end of all, and kill whatever they have started."""
     for process in processes:
         if process.exitcode is None:
             process.kill()
@@ -316,20 +351,23 @@ def end_now(processes: Sequence[BaseProcess]) -> None:
                 os.kill(cast(int, process.pid), signal.SIGKILL)
     for process in processes:
         process.join()
-    families.end_those_of([process.pid for process in processes if process.pid is not None])
+    process_trees.end_those_of([process.pid for process in processes if process.pid is not None])
 
 
-def end_all(processes: Sequence[BaseProcess], signals: Signals) -> None:
-    """Give each child some time to exit, then kill it; at once after a second signal.
+def end_all(processes: Sequence[BaseProcess], signals: Signals, folder: RunFolder) -> None:
+    """Give each child of a run some time to exit, then kill it; at once after a second signal.
 
-    All are joined, so there are no zombies.
+    All are joined, so there are no zombies. The files for stacks go in which nothing was written.
     """
-    watch, began = Watch(LEAVE_SECONDS), time.monotonic()
-    while (running := [process.sentinel for process in processes if process.exitcode is None]) and not signals.urgent:
-        if watch.silence(began) > LEAVE_SECONDS:
+    for _ in polling(LEAVE_SECONDS):
+        running = [process.sentinel for process in processes if process.exitcode is None]
+        if not running or signals.urgent:
             break
         wait(running, timeout=POLL_SECONDS)
-    end_now(processes)
+    end(*processes)
+    for file in folder.path.glob(folder.stack_file("*").name):
+        if size_of(file) == 0:
+            file.unlink(missing_ok=True)
 
 
 def size_of(file: Path) -> int:
@@ -338,10 +376,3 @@ def size_of(file: Path) -> int:
         return file.stat().st_size
     except OSError:
         return 0
-
-
-def remove_if_empty(file: Path) -> None:
-    """Remove a file in which nothing was written."""
-    with contextlib.suppress(OSError):
-        if size_of(file) == 0:
-            file.unlink()

@@ -137,12 +137,6 @@ def _take_turns(run: Run, turns: Turns, monitor: Monitor, view: View, signals: S
     return finished(reason)
 
 
-def round_robin(workers: int) -> Iterator[int]:
-    """0, 1, ..., N - 1, 0, 1, ...: N - 1 others push between two turns of a worker."""
-    while True:
-        yield from range(workers)
-
-
 def random_order(workers: int, seed: int) -> Iterator[int]:
     """Each turn goes to a worker sampled uniformly."""
     random = np.random.default_rng(seed)
@@ -164,9 +158,5 @@ def by_delays(workers: int, delays: Sequence[float]) -> Iterator[int]:
 
 
 def make_schedule(name: str, workers: int, seed: int, delays: Sequence[float]) -> Iterator[int]:
-    """The schedule of that name; `by_delays` if there are any."""
-    if delays:
-        return by_delays(workers, delays)
-    if name == "random":
-        return random_order(workers, seed)
-    return round_robin(workers)
+    """The schedule of that name; `by_delays` if there are any, and with equal ones it is round-robin."""
+    return random_order(workers, seed) if name == "random" and not delays else by_delays(workers, delays or (1.0,))

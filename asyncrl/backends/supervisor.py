@@ -2,32 +2,24 @@
 
 The parameters are in shared memory and outlive any worker, so a loss costs one rollout. What a replacement cannot fix
 ends the run instead: an exception would be raised again, a full disk stays full.
+
+Hosts are supervised elsewhere, by the same rules: how often somebody is replaced, after which pause, and who hangs.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
-from typing import Protocol
 
 from asyncrl.backends.outcome import Outcome, Signals, failed
-from asyncrl.backends.processes import (
-    KILLS,
-    LEAVE_SECONDS,
-    dump_stack,
-    end,
-    end_all,
-    end_of,
-    remove_if_empty,
-    start,
-    start_context,
-)
+from asyncrl.backends.processes import KILLS, LEAVE_SECONDS, Child, end, end_all, role_process, start_context
 from asyncrl.core.errors import UsageError
 from asyncrl.runtime.clock import BUILDING, DISK_FAILS, DISK_FULL, ENDED, NOT_FINITE, RAISED, RUNNING, UNKNOWN, Watch
-from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts, name_of
+from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import flat_parameters
 from asyncrl.storage import checkpoints
@@ -37,95 +29,80 @@ BACK_OFF_SECONDS = (1.0, 2.0, 4.0)
 BUDGET_SECONDS = 600.0
 """The time in which `--worker-restarts` are counted."""
 READY_SECONDS = 300.0
-"""Time for a process to build its environments."""
+"""Time to begin: for a process to build its environments, for a host to answer for the first time."""
+NEVER = math.inf
 PASSING_ERRORS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EINTR}
 """Errors of the system that may be over at the next attempt."""
+TROUBLES = {
+    BUILDING: "was not ready after {:.0f} seconds",
+    RUNNING: "made no progress for {:g} seconds",
+    ENDED: "did not leave at its end",
+}
+"""What is wrong with a process that was silent for too long, by phase."""
 
 
-class Restarts:
-    """The losses in one place: of a worker, a learner, the evaluator or a host. Too many, and nobody follows."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        """Their times, by the monotonic clock, within the budget's time."""
-
-    def lose(self, budget: int, watch: Watch) -> float | None:
-        """Note a loss. Returns the pause before a successor; None if there were more than `budget`."""
-        recent = [moment for moment in self.losses if watch.silence(moment) < BUDGET_SECONDS]
-        self.losses = [*recent, time.monotonic()]
-        if len(self.losses) > budget:
-            return None
-        return BACK_OFF_SECONDS[min(len(self.losses), len(BACK_OFF_SECONDS)) - 1]
+def tolerated(phase: int, hang_seconds: float) -> float:
+    """Seconds for which one in this phase may give no sign of life; 0 `hang_seconds`: for ever while it works."""
+    return {BUILDING: READY_SECONDS, RUNNING: hang_seconds or NEVER, ENDED: LEAVE_SECONDS}.get(phase, NEVER)
 
 
 @dataclass
-class Slot:
+class Restartable:
+    """The place of a worker, a learner, the evaluator or a host, in which one follows another after a loss."""
+
+    number: int
+    incarnation: int = 0
+    """Number of earlier ones in this place; each has its own random streams."""
+    due: float = 0.0
+    """When the place may be filled; NEVER: it is filled, or stays empty."""
+    gone: bool = False
+    """Whether it stays empty after too many losses."""
+    cause: str = ""
+    """Of the last loss."""
+    losses: list[float] = field(default_factory=list)
+    """Their times, by the monotonic clock, within the budget's time."""
+
+    def lose(self, cause: str, budget: int, watch: Watch) -> float | None:
+        """Note a loss. Returns the pause before a successor; None if there were more than `budget`: nobody follows."""
+        recent = [moment for moment in self.losses if watch.silence(moment) < BUDGET_SECONDS]
+        self.losses, self.cause = [*recent, time.monotonic()], cause
+        self.gone = len(self.losses) > budget
+        pause = NEVER if self.gone else BACK_OFF_SECONDS[min(len(self.losses), len(BACK_OFF_SECONDS)) - 1]
+        self.due = time.monotonic() + pause
+        return None if self.gone else pause
+
+
+@dataclass(kw_only=True)
+class Slot(Restartable):
     """The place of a worker, a learner or the evaluator, and its current process."""
 
-    worker: int
+    child: Child
     process: BaseProcess | None = None
-    incarnation: int = 0
-    """Number of earlier processes in this place; each has its own random streams."""
-    restarts: Restarts = field(default_factory=Restarts)
-    due: float | None = 0.0
-    """When to start a process; None: never."""
 
     @property
-    def name(self) -> str:
-        """Of the process and of its files."""
-        return name_of(self.worker)
-
-
-class Losses(Protocol):
-    """Who is told of losses: a `Monitor`."""
-
-    def note_loss(self, event: str, worker: int, cause: str) -> None:
-        """One of those that were at work is "restarted", "gone" for good, or "lost" at the end of the run."""
-        ...
-
-
-class Voice(Protocol):
-    """Where lines go that people read: a `View`."""
-
-    def say(self, line: str) -> None:
-        """Show one line."""
-        ...
+    def ended(self) -> bool:
+        """Whether nobody is here, or will be."""
+        return self.process is None and self.due == NEVER
 
 
 class Supervisor:
-    """Workers and evaluator of a run. `tend` is called often; it starts and replaces processes, or gives up."""
+    """Processes of a run. `tend` is called often; it starts and replaces processes, or gives up."""
 
     def __init__(
-        self,
-        run: Run,
-        monitor: Losses,
-        view: Voice,
-        work: Callable[[Run, int], None],
-        evaluate: Callable[[Run, int], None],
-        learn: Callable[[Run, int], None],
-        workers: bool = True,
-        learners: bool = True,
-        evaluator: bool = True,
+        self, run: Run, note_loss: Callable[[str, int, str], None], say: Callable[[str], None], who: Iterable[int]
     ) -> None:
-        """Supervises workers, learners and the evaluator, or only some of them if the others are elsewhere."""
-        self._run = run
-        self._monitor = monitor
-        self._view = view
-        self._targets = {EVALUATOR: evaluate} | dict.fromkeys(run.handles.clock.learners, learn)
-        self._work = work
-        self._context = start_context(run.spec.algorithm)
-        self.workers = [Slot(worker) for worker in range(run.spec.config.workers if workers else 0)]
-        self.learners = [Slot(learner) for learner in (run.handles.clock.learners if learners else ())]
-        self.evaluator = Slot(EVALUATOR, due=0.0 if evaluator else None)
-        tolerated = (LEAVE_SECONDS, run.spec.config.hang_seconds or LEAVE_SECONDS)
-        self._watch = Watch(min(tolerated))
-        self._gone: dict[int, str] = {}
-        """Of each worker and of a learner that is gone for good, what was the last of it."""
+        """Supervises those workers and learners, and the evaluator if it is among them.
 
-    @property
-    def slots(self) -> list[Slot]:
+        `note_loss` is told what has happened ("restarted", "gone" for good, or "lost" at the end of the run), to whom,
+        and why; `say` shows a line to people.
+        """
+        self._run, self._note_loss, self._say = run, note_loss, say
+        self._context = start_context(run.spec.algorithm)
+        self.slots = [Slot(one, child=Child.of(run, one)) for one in who]
         """All places."""
-        return [*self.learners, *self.workers, self.evaluator]
+        self.workers = [slot for slot in self.slots if slot.number >= 0]
+        self.learners = [slot for slot in self.slots if slot.number <= LEARNER]
+        self._watch = Watch(min(LEAVE_SECONDS, run.spec.config.hang_seconds or LEAVE_SECONDS))
 
     def sentinels(self) -> list[int]:
         """What becomes ready when one of those at work ends."""
@@ -133,25 +110,26 @@ class Supervisor:
 
     def all_ended(self) -> bool:
         """Whether no worker or learner is at work, or will be."""
-        return all(slot.process is None and slot.due is None for slot in (*self.learners, *self.workers))
+        return all(slot.ended for slot in self.slots if slot.number != EVALUATOR)
 
     def evaluator_ended(self) -> bool:
         """Whether the evaluator has done its last evaluation, or is lost for good."""
-        return self.evaluator.process is None and self.evaluator.due is None
+        return all(slot.ended for slot in self.slots if slot.number == EVALUATOR)
 
     def fill(self, slot: Slot) -> None:
         """Start a process in an empty place. Raises UsageError if the run cannot begin since that is sure to fail."""
-        self._run.handles.clock.enter(slot.worker, BUILDING)
-        slot.due = None
+        clock = self._run.handles.clock
+        clock.enter(slot.number, BUILDING)
+        slot.due = NEVER
+        run = replace(self._run, spec=replace(self._run.spec, incarnation=slot.incarnation))
         try:
-            target = self._targets.get(slot.worker, self._work)
-            slot.process = start(self._context, target, self._run, slot.worker, slot.incarnation)
+            slot.process = slot.child.start(self._context, role_process, run, slot.number)
         except (OSError, EOFError) as error:
             what = f"could not be started ({type(error).__name__}: {error})"
             # A fork server that dies while it is asked, or too many processes or files, may be over a second later.
             passes = isinstance(error, EOFError | ConnectionError) or error.errno in PASSING_ERRORS
-            if not passes and not self._run.handles.clock.started():
-                raise UsageError(f"{slot.name} {what}") from error
+            if not passes and not clock.started():
+                raise UsageError(f"{slot.child.name} {what}") from error
             self._lose(slot, what)
 
     def tend(self) -> Outcome | None:
@@ -159,113 +137,105 @@ class Supervisor:
         self._watch.look()
         KILLS.look()
         for slot in self.slots:
-            if slot.due is None:
+            if slot.due == NEVER:
                 continue
-            if slot is not self.evaluator and self._run.handles.clock.finished():
-                self._vacate(slot)  # there is nothing left to do
+            if self._over(slot):
+                self._close(slot)  # there is nothing left to do
             elif time.monotonic() >= slot.due:
                 self.fill(slot)
         ended = [slot for slot in self.slots if slot.process is not None and slot.process.exitcode is not None]
         # An exception explains more than a kill while the run was already breaking up.
-        for slot in sorted(ended, key=lambda slot: self._run.handles.clock.cause(slot.worker) != RAISED):
-            if (outcome := self._take_leave(slot)) is not None:
+        for slot in sorted(ended, key=lambda slot: self._run.handles.clock.cause(slot.number) != RAISED):
+            if (outcome := self._note_end(slot)) is not None:
                 return outcome
         for slot in self.slots:
             if slot.process is None or (trouble := self._trouble_with(slot)) is None:
                 continue
-            if (outcome := self._end_hanging(slot, trouble)) is not None:
+            if (outcome := self._end_hanging(slot, slot.process, trouble)) is not None:
                 return outcome
-        if self.learners and all(slot.worker in self._gone for slot in self.learners):
-            last = self.learners[-1].worker
-            return failed(f"the learner is gone for good: it {self._gone[last]}")
-        gone = {worker: cause for worker, cause in self._gone.items() if worker >= 0}
-        if 2 * len(gone) > len(self.workers):
-            worker, cause = list(gone.items())[-1]
-            return failed(f"{len(gone)} of {len(self.workers)} workers are gone for good: {name_of(worker)} {cause}")
-        return None
+        return self._too_many_gone()
 
     def end(self, signals: Signals) -> None:
         """Ask all processes to exit, kill those that do not, and wait for all."""
-        end_all([slot.process for slot in self.slots if slot.process is not None], signals)
-        self._mend()
-        for slot in self.slots:
-            remove_if_empty(self._run.spec.folder.stack_file(slot.name))
+        processes = [slot.process for slot in self.slots if slot.process is not None]
+        end_all(processes, signals, self._run.spec.folder)
+        self._restore_if_torn()
 
-    def _take_leave(self, slot: Slot) -> Outcome | None:
+    def _over(self, slot: Slot) -> bool:
+        """Whether nobody needs to follow here, because the run is at its end. The evaluator has its last one to do."""
+        return slot.number != EVALUATOR and self._run.handles.clock.finished()
+
+    def _too_many_gone(self) -> Outcome | None:
+        if self.learners and all(slot.gone for slot in self.learners):
+            return failed(f"the learner is gone for good: it {self.learners[-1].cause}")
+        gone = sorted((slot for slot in self.workers if slot.gone), key=lambda slot: slot.losses[-1])
+        if 2 * len(gone) > len(self.workers):
+            last = f"{gone[-1].child.name} {gone[-1].cause}"
+            return failed(f"{len(gone)} of {len(self.workers)} workers are gone for good: {last}")
+        return None
+
+    def _note_end(self, slot: Slot) -> Outcome | None:
         """Handle the end of a process."""
-        process = slot.process
-        assert process is not None
+        assert slot.process is not None
         clock, spec = self._run.handles.clock, self._run.spec
-        if process.exitcode == 0 and clock.phase(slot.worker) == ENDED:
-            self._vacate(slot)
+        if slot.process.exitcode == 0 and clock.phase(slot.number) == ENDED:
+            self._close(slot)
             return None
-        ended = end_of(process, clock, slot.worker, spec.folder)
-        stops = slot is not self.evaluator and spec.config.on_worker_error == "stop"
+        ended = slot.child.end_of(slot.process)
+        stops = slot.number != EVALUATOR and spec.config.on_worker_error == "stop"
         if ended.kind in (DISK_FULL, DISK_FAILS, NOT_FINITE) or (ended.kind == RAISED and stops):
-            return failed(f"{slot.name} {ended.cause}", ended.traceback if ended.kind == RAISED else None)
-        remove_if_empty(spec.folder.stack_file(slot.name))
+            return failed(f"{slot.child.name} {ended.cause}", ended.traceback if ended.kind == RAISED else None)
         self._lose(slot, ended.cause)
         return None
 
     def _trouble_with(self, slot: Slot) -> str | None:
         """Why a living process must be killed; None if it need not."""
-        clock, config = self._run.handles.clock, self._run.spec.config
-        phase, silent = clock.phase(slot.worker), self._watch.silence(clock.heartbeat(slot.worker))
-        if phase == BUILDING and silent > READY_SECONDS:
-            return f"was not ready after {READY_SECONDS:.0f} seconds"
-        if phase == RUNNING and config.hang_seconds and silent > config.hang_seconds:
-            return f"made no progress for {config.hang_seconds:g} seconds"
-        leaves = phase == ENDED or clock.cause(slot.worker) != UNKNOWN
-        if leaves and silent > LEAVE_SECONDS:
-            return "did not leave at its end"
-        return None
-
-    def _end_hanging(self, slot: Slot, trouble: str) -> Outcome | None:
-        """Save the stack of a process that hangs, and kill it; an Outcome if it has told what ends the run."""
-        assert slot.process is not None
-        file = self._run.spec.folder.stack_file(slot.name)
-        if dump_stack(slot.process, file):
-            trouble += f", its stack is in {file.name}"
         clock = self._run.handles.clock
-        end(slot.process)
-        remove_if_empty(file)
-        if clock.cause(slot.worker) != UNKNOWN:
-            return self._take_leave(slot)
-        if clock.phase(slot.worker) == ENDED:
-            self._vacate(slot)
+        phase = ENDED if clock.cause(slot.number) != UNKNOWN else clock.phase(slot.number)
+        limit = tolerated(phase, self._run.spec.config.hang_seconds)
+        return TROUBLES[phase].format(limit) if self._watch.silence(clock.heartbeat(slot.number)) > limit else None
+
+    def _end_hanging(self, slot: Slot, process: BaseProcess, trouble: str) -> Outcome | None:
+        """Save the stack of a process that hangs, and kill it; an Outcome if it has told what ends the run."""
+        if (file := slot.child.stack_of(process)) is not None:
+            trouble += f", its stack is in {file}"
+        end(process)
+        clock = self._run.handles.clock
+        if clock.cause(slot.number) != UNKNOWN:
+            return self._note_end(slot)
+        if clock.phase(slot.number) == ENDED:
+            self._close(slot)
         else:
             self._lose(slot, trouble)
         return None
 
-    def _vacate(self, slot: Slot) -> None:
+    def _close(self, slot: Slot) -> None:
         """This place stays empty."""
         if slot.process is not None:
             end(slot.process)
             slot.process.close()
-        slot.process, slot.due = None, None
-        self._run.handles.clock.enter(slot.worker, ENDED)
+        slot.process, slot.due = None, NEVER
+        self._run.handles.clock.enter(slot.number, ENDED)
 
     def _lose(self, slot: Slot, cause: str) -> None:
         """Note a loss: a successor starts after a pause, unless there were too many."""
-        self._vacate(slot)
+        self._close(slot)
         if slot in self.learners:
-            cause += self._mend()
+            cause += self._restore_if_torn()
         slot.incarnation += 1
         budget = self._run.spec.config.worker_restarts
-        pause = slot.restarts.lose(budget, self._watch)
-        if slot is not self.evaluator and self._run.handles.clock.finished():
-            self._tell(slot, cause, "lost", "at the end of the run, nobody follows")
-        elif pause is None:
-            self._tell(slot, cause, "gone", f"{budget} restarts in {BUDGET_SECONDS / 60:.0f} minutes are its limit")
-            if slot is not self.evaluator:
-                self._gone[slot.worker] = cause
+        if self._over(slot):
+            event, consequence = "lost", "at the end of the run, nobody follows"
+        elif (pause := slot.lose(cause, budget, self._watch)) is None:
+            event, consequence = "gone", f"{budget} restarts in {BUDGET_SECONDS / 60:.0f} minutes are its limit"
         else:
-            slot.due = time.monotonic() + pause
+            event, consequence = "restarted", f"a successor starts in {pause:g} s"
             # Not ENDED: those who wait for all workers to end must also wait for the successor.
-            self._run.handles.clock.enter(slot.worker, BUILDING)
-            self._tell(slot, cause, "restarted", f"a successor starts in {pause:g} s")
+            self._run.handles.clock.enter(slot.number, BUILDING)
+        self._note_loss(event, slot.number, cause)
+        self._say(f"{slot.child.name} {cause}; {consequence}")
 
-    def _mend(self) -> str:
+    def _restore_if_torn(self) -> str:
         """If the learner died during an update, restore the newest checkpoint and say so.
 
         Counts stay, and so do moments of observations, which no learner writes. What theta falls back by is lost.
@@ -281,7 +251,3 @@ class Supervisor:
         of_others = (count - own for count, own in zip(store.counts(), store.counts(LEARNER), strict=True))
         store.restore(flat_parameters(checkpoint, spec.layout), checkpoint.tensors, Counts(*of_others))
         return f" within an update; the parameters are those of step {checkpoint.steps} again"
-
-    def _tell(self, slot: Slot, cause: str, event: str, consequence: str) -> None:
-        self._monitor.note_loss(event, slot.worker, cause)
-        self._view.say(f"{slot.name} {cause}; {consequence}")

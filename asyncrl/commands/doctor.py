@@ -30,7 +30,7 @@ from asyncrl.backends.collective.board import RanksLost, first_line
 from asyncrl.backends.collective.exchanges import leave
 from asyncrl.backends.collective.launch import Launch, launched
 from asyncrl.backends.handles import experience_bytes
-from asyncrl.backends.looking import look
+from asyncrl.backends.probing import probe
 from asyncrl.backends.processes import start_context
 from asyncrl.backends.ray import require_ray
 from asyncrl.commands.program import prints_aside, run_command
@@ -168,7 +168,7 @@ def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Fi
     load(algorithm)
     spec = make_spec(RunConfig(env_id=config.env_id, env_kwargs=config.env_kwargs))
     # What it does when it is reset and stepped is for the checks to tell.
-    spaces = look(spec, algorithm, HANG_SECONDS, here=False, steps=False)
+    spaces = probe(spec, algorithm, HANG_SECONDS, here=False, steps=False)
     plan = Plan(algorithm, planned(config, algorithm, spaces), spec, spaces)
     plan.check()
     parameters = initial_parameters(plan)[0].numel()

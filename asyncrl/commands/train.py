@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from asyncrl.algorithm import algorithm_of, load
-from asyncrl.api.training import Settled, carry_out, has_nothing_to_do, make_spec, settle
+from asyncrl.api.training import Settled, carry_out, has_nothing_to_do, settle
 from asyncrl.backends.outcome import Signals
 from asyncrl.catalog import command_of
 from asyncrl.commands.program import run_command, version
@@ -25,7 +25,7 @@ from asyncrl.runtime.terminal import say
 from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory, request_one_thread
 
 if TYPE_CHECKING:
-    from asyncrl.backends.collective import Meeting
+    from asyncrl.backends.collective.board import Board
     from asyncrl.backends.collective.launch import Launch
 
 
@@ -55,7 +55,7 @@ def train(algorithm: str, words: Sequence[str]) -> int:
     from asyncrl.backends.collective.exchanges import leave
 
     if launch.rank != 0:
-        return ranks.attend_launched(launch, algorithm, words, make_spec)
+        return ranks.attend_launched(launch, algorithm, words)
     with collective.convened(launch, words) as meeting:
         code = train_here(algorithm, with_ranks(words, launch), meeting)
     leave(code)
@@ -117,7 +117,7 @@ def with_ranks(words: Sequence[str], launch: Launch) -> list[str]:
     return [*words, "--workers", size]
 
 
-def train_here(algorithm: str, words: Sequence[str], meeting: Meeting | None = None) -> int:
+def train_here(algorithm: str, words: Sequence[str], meeting: Board | None = None) -> int:
     """The same in the process that keeps the run: rank 0 of `meeting`, or the only one that was started."""
     settled = configure(algorithm, words)
     if has_nothing_to_do(settled, value_of("--resume", words)):

@@ -21,7 +21,7 @@ from typing import Any, cast
 import numpy as np
 import psutil
 
-from asyncrl.backends.processes import end, no_main_module
+from asyncrl.backends.processes import end, start
 from asyncrl.backends.ray.connection import connect, is_reached
 from asyncrl.core.devices import usable_cores
 from asyncrl.doctor import Finding, advise, judge
@@ -148,8 +148,7 @@ def survey(context: BaseContext, address: str, parameters: int) -> list[Machine]
     """
     here, there = multiprocessing.Pipe(duplex=False)
     child = context.Process(target=survey_process, args=(there, address, parameters))  # type: ignore[attr-defined]
-    with no_main_module():
-        child.start()
+    start(child)
     there.close()
     try:
         if not here.poll(SURVEY_SECONDS):

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithm import GRADIENT, MEMORY, algorithm_of
-from asyncrl.backends import processes
+from asyncrl.backends.processes import Child, end
 from asyncrl.core.flat import clip_by_norm
 from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout, Transitions
@@ -163,15 +163,14 @@ class Recorder:
         self._note(**event, counted=self._counted())
         return receipt
 
-    def _put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
+    def _put(self, actor: int, rollout: Rollout, version: int) -> None:
         """Note a rollout: its steps, and theta' with which it was made."""
         experience: Any = self._run.handles.experience
         remembered = algorithm_of(self._run.spec.algorithm).experience == MEMORY
         put = checksums(rollout, [] if remembered else [version])
-        receipt: Receipt = experience.put(actor, rollout, version)
+        experience.put(actor, rollout, version)
         made = {"version": version, "steps": rollout.steps, "local": self._replica.theta.clone()}
         self._note(put=put, **made, counted=self._counted())
-        return receipt
 
     def _take(self, learner: int = LEARNER) -> Batch | None:
         """Note the steps of a batch."""
@@ -306,7 +305,7 @@ def ask(
     children: list[BaseProcess] = []
     try:
         for who in everyone:
-            children.append(processes.start(context, partial(_answer, question), run, who))
+            children.append(Child.of(run, who).start(context, partial(_answer, question), run, who))
         deadline = time.monotonic() + seconds
         while (running := [child for child in children if child.exitcode is None]) and time.monotonic() < deadline:
             if any(child.exitcode for child in children):
@@ -314,12 +313,12 @@ def ask(
             running[0].join(0.02)
         for who, child in zip(everyone, children, strict=True):
             if child.exitcode:
-                raise NoAnswer(processes.end_of(child, run.handles.clock, who, run.spec.folder).cause)
+                raise NoAnswer(Child.of(run, who).end_of(child).cause)
         if any(child.exitcode is None for child in children):
             raise NoAnswer(f"gave no answer within {seconds:.0f} s")
         return [torch.load(answer_file(run, who), weights_only=True) for who in everyone]
     finally:
-        processes.end_now(children)
+        end(*children)
 
 
 def answer_file(run: Run, who: int) -> Path:

@@ -13,7 +13,7 @@ from asyncrl.core.rollout import Rollout
 from asyncrl.experience import blocks
 from asyncrl.experience.blocks import Ring, RolloutShape, ring_bytes
 from asyncrl.runtime.clock import BUILDING, ENDED, Clock, shared_zeros
-from asyncrl.runtime.protocols import LEARNER, Batch, Receipt
+from asyncrl.runtime.protocols import LEARNER, Batch
 
 PATIENCE_SECONDS = 10.0
 """How long an in-step batch waits for an actor that is running but late: it may hang."""
@@ -70,13 +70,12 @@ class Batches:
         """Whether the actor may make its next rollout."""
         return self.rings[actor].free() > 0
 
-    def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
+    def put(self, actor: int, rollout: Rollout, version: int) -> None:
         """Copy a rollout into the actor's ring, and count its steps."""
         ring = self.rings[actor]
         blocks.write(ring.begin(), rollout, version)
         ring.publish()
         self._clock.count(actor, rollout.steps)
-        return Receipt(True, steps=self._clock.steps, finished=self._clock.finished())
 
     def take(self, learner: int = LEARNER) -> Batch | None:
         """The learner's next batch; None if it is not ready."""

@@ -16,9 +16,9 @@ from torch import Tensor
 from asyncrl.core.rollout import Rollout
 from asyncrl.experience import blocks
 from asyncrl.experience.blocks import RolloutShape, block_of, header_of, packed
-from asyncrl.runtime.accord import Accord
+from asyncrl.runtime.agreement import Agreement
 from asyncrl.runtime.clock import Clock
-from asyncrl.runtime.protocols import LEARNER, Batch, Counts, Receipt
+from asyncrl.runtime.protocols import LEARNER, Batch, Counts
 
 REPLY = 3
 """Integers before all ranks' steps and theta: updates, dropped updates, the decision."""
@@ -57,11 +57,10 @@ class Kept:
         """Whether the actor may make its next rollout: once the learner is done with the last batch."""
         return not self._messages
 
-    def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
+    def put(self, actor: int, rollout: Rollout, version: int) -> None:
         """Hand over a copy of a rollout, and count its steps on this rank."""
         self._messages = [packed(self._shape, rollout, version, 0)]
         self._clock.count(actor, rollout.steps)
-        return Receipt(True, steps=self._clock.steps, finished=self._clock.finished())
 
     def take(self, learner: int = LEARNER) -> Batch | None:
         """The rollouts side by side; None if there are none."""
@@ -89,12 +88,12 @@ class Gathered(Kept):
     """One rank's side of the exchange. Only rank 0 has batches."""
 
     def __init__(
-        self, shape: RolloutShape, ranks: int, rank: int, clock: Clock, store: Adopting, accord: Accord
+        self, shape: RolloutShape, ranks: int, rank: int, clock: Clock, store: Adopting, agreement: Agreement
     ) -> None:
         super().__init__(shape, clock)
         self._ranks, self._rank = ranks, rank
         self._store = store
-        self._accord = accord
+        self._agreement = agreement
         self._transport: tuple[Gather, Broadcast] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,17 +103,16 @@ class Gathered(Kept):
         """Set the transport of rollouts to rank 0, and of theta back to the others."""
         self._transport = gather, broadcast
 
-    def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
+    def put(self, actor: int, rollout: Rollout, version: int) -> None:
         """Hand over a rollout together with all other ranks; all but rank 0 then wait for the new theta."""
         assert self._transport is not None
         began = time.perf_counter()
-        self._messages, waited = self._transport[0](packed(self._shape, rollout, version, self._accord.wish))
-        self._accord.note(waited, time.perf_counter() - began - waited)
+        self._messages, waited = self._transport[0](packed(self._shape, rollout, version, self._agreement.wish))
+        self._agreement.note(wait_for_ranks=waited, communicate=time.perf_counter() - began - waited)
         if self._rank == 0:
             self._count([header_of(message)[1] for message in self._messages])
         else:
             self._exchange_theta()
-        return Receipt(True, steps=self._clock.steps, finished=self._clock.finished())
 
     def release(self, learner: int = LEARNER) -> None:
         """Rank 0: the learner is done with the batch; send the others its theta, so that they go on."""
@@ -124,12 +122,12 @@ class Gathered(Kept):
     def _exchange_theta(self) -> None:
         """Broadcast rank 0's theta, counts and decision, and the steps of all ranks."""
         assert self._transport is not None
-        store, accord = self._store, self._accord
+        store, agreement = self._store, self._agreement
         numbers = torch.zeros(REPLY + self._ranks, dtype=torch.int64)
         if self._rank == 0:
             headers = [header_of(message) for message in self._messages]
             steps = [own for _, own, _ in headers]
-            decided = accord.settle([*(wish for _, _, wish in headers), accord.wish], self._clock)
+            decided = agreement.settle([*(wish for _, _, wish in headers), agreement.wish], self._clock)
             counts = store.counts()
             numbers.copy_(torch.tensor([counts.updates, counts.dropped_gradients, decided, *steps]))
         message = torch.cat([numbers.view(torch.uint8), store.theta.view(torch.uint8)])
@@ -137,14 +135,14 @@ class Gathered(Kept):
         self._transport[1](message)
         took = time.perf_counter() - began
         if self._rank == 0:
-            accord.note(communicating=took)
+            agreement.note(communicate=took)
             return
-        accord.note(learning=took)
+        agreement.note(wait=took)
         size = numbers.numel() * 8
         updates, dropped, decided, *steps = message[:size].view(torch.int64).tolist()
         store.theta.copy_(message[size:].clone().view(torch.float32))
         store.adopt(updates, dropped)
-        accord.settle([decided], self._clock)
+        agreement.settle([decided], self._clock)
         self._count(steps)
 
     def _count(self, steps: list[int]) -> None:

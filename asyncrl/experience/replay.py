@@ -25,7 +25,7 @@ from asyncrl.experience.priorities import Priorities
 from asyncrl.experience.steps import LEAST_PRIORITY, Numbers, Steps, StepShape, ranges
 from asyncrl.runtime.clock import Clock, shared_zeros
 from asyncrl.runtime.normalize import Normalizer
-from asyncrl.runtime.protocols import LEARNER, Batch, Receipt
+from asyncrl.runtime.protocols import LEARNER, Batch
 from asyncrl.runtime.seeding import REPLAY, generator
 
 _COLUMNS = 8  # int64 per row: no two learners share a cache line
@@ -135,11 +135,10 @@ class Replay:
         each = plan.t_max + plan.shape.n_step + plan.shape.stack
         return 1 + plan.ratio * each * streams
 
-    def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
+    def put(self, actor: int, rollout: Rollout, version: int) -> None:
         """Copy a rollout's steps into the actor's rings, and count them."""
         self.steps.add(actor, rollout)
         self._clock.count(actor, rollout.steps)
-        return Receipt(True, steps=self._clock.steps, finished=self._clock.finished())
 
     def take(self, learner: int = LEARNER) -> Batch | None:
         """A minibatch, normalised by the newest moments; None if none is due or there is nothing to sample."""

@@ -100,9 +100,8 @@ class PushingStore(SharedStore):
             self._counts[self._row(update.worker), COLUMN_OF[reason]] += 1
         else:
             reason, staleness = self._hand_over(update, eta)
-        steps = self._clock.steps
-        self._refresh_target(steps)
-        return Receipt(not reason, reason, norm, staleness, eta, steps, self._clock.finished())
+        self._refresh_target(self._clock.steps)
+        return Receipt(not reason, reason, norm, staleness, eta)
 
     def _hand_over(self, update: Update, eta: float) -> tuple[str, int]:
         """Why the gradient was dropped, if it was, and its staleness."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from asyncrl.core.flat import clip_by_norm
 from asyncrl.core.updates import Descent
 from asyncrl.parameters.shared import COLUMN_OF, EARLIER_UPDATES, UPDATES, SharedStore
-from asyncrl.runtime.accord import Accord
+from asyncrl.runtime.agreement import Agreement
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.protocols import LEARNER, UNDER_WAY, Counts, Receipt, Update
 from asyncrl.runtime.protocols import NOT_FINITE as IS_NOT_FINITE
@@ -54,7 +54,7 @@ class Replicas(SharedStore):
         ranks: int,
         rank: int,
         clock: Clock,
-        accord: Accord,
+        agreement: Agreement,
         check_interval: int = 0,
         learners: bool = False,
         overlap: bool = False,
@@ -66,7 +66,7 @@ class Replicas(SharedStore):
         """
         super().__init__(initial, descent, ranks, clock)
         self._rank = rank
-        self._accord = accord
+        self._agreement = agreement
         self._check_interval = check_interval
         self._vector = torch.zeros(initial.numel() + ranks * (LOW + 1))
         self._sums = self._vector[: initial.numel()]
@@ -106,7 +106,7 @@ class Replicas(SharedStore):
         self._begin(update)
         if not self._overlap or self._clock.finished():
             return replace(self._complete(), earlier=earlier)
-        return earlier or Receipt(False, UNDER_WAY, steps=self._clock.steps)
+        return earlier or Receipt(False, UNDER_WAY)
 
     def _begin(self, update: Update) -> None:
         """Start to reduce this rank's gradient with the others'."""
@@ -116,7 +116,7 @@ class Replicas(SharedStore):
         self._told.zero_()
         check = self._checksum() if self._check_interval and self.updates % self._check_interval == 0 else 0
         self._told[self._rank] = torch.tensor(
-            [update.steps + put, not finite, self._accord.wish, self._seconds, check // HALF, check % HALF]
+            [update.steps + put, not finite, self._agreement.wish, self._seconds, check // HALF, check % HALF]
         )
         self._told_steps += put
         self._sums.copy_(update.gradient) if finite else self._sums.zero_()
@@ -135,8 +135,8 @@ class Replicas(SharedStore):
         self._under_way = None
         told = self._told.tolist()
         self._compare([(row[HIGH], row[LOW]) for row in told])
-        self._accord.book([row[SECONDS] for row in told], self._rank)
-        self._accord.settle([int(row[WISH]) for row in told], self._clock)
+        self._agreement.book([row[SECONDS] for row in told], self._rank)
+        self._agreement.settle([int(row[WISH]) for row in told], self._clock)
         self._steps = [int(row[STEPS]) for row in told]
         if self._learners:
             self._steps[self._rank] = 0  # counted already

@@ -161,9 +161,8 @@ class SharedStore:
         if reason:
             counts[COLUMN_OF[reason]] += 1
         self._count(update)
-        steps = self._clock.steps
-        self._refresh_target(steps)
-        return Receipt(not reason, reason, norm, staleness, eta, steps, self._clock.finished())
+        self._refresh_target(self._clock.steps)
+        return Receipt(not reason, reason, norm, staleness, eta)
 
     def _made_by(self, workers: int | slice) -> int:
         """Updates of some workers, with those from before a resume, or by whoever had a host's number before.

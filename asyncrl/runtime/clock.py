@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ nothing because the disk is full."""
 GO_ON, FINISH, LEAVE = range(3)
 """Values of STOP: go on; end as finished, with a last evaluation; exit as soon as possible."""
 
+START_POLL_SECONDS = 0.005
 GAP_SECONDS = 5.0
 """A watcher that has not looked for longer was itself suspended: it looks several times a second."""
 NOTED_SECONDS = 5.0
@@ -167,7 +168,7 @@ class Clock:
             self._control[BASE_MILLISECONDS] = round(seconds * 1000)
 
     def tell(self, worker: int, steps: int) -> None:
-        """How many steps a worker of another host has counted; what is older than what is known says nothing."""
+        """How many steps a worker of another host has counted. Of reports that come out of order the largest counts."""
         row = self._table[worker]
         row[STEPS] = max(int(row[STEPS]), steps)
 
@@ -187,6 +188,13 @@ class Clock:
     def started(self) -> bool:
         """Whether the clock runs."""
         return bool(self._control[STARTED_AT])
+
+    def await_start(self, worker: int) -> None:
+        """A worker, a learner or EVALUATOR is ready: wait until the clock runs, or all are asked to exit."""
+        self.enter(worker, READY)
+        while not self.started() and not self.leaving():
+            time.sleep(START_POLL_SECONDS)
+        self.enter(worker, RUNNING)
 
     def stop(self, how: int) -> None:
         """The supervisor ends the run: FINISH or LEAVE. LEAVE is not taken back."""
@@ -228,6 +236,14 @@ class Watch:
         """Seconds since `heard`, by the monotonic clock, without those of suspensions that ended later."""
         self.look()
         return self._now() - heard - sum(seconds for ended, seconds in self._gaps if ended > heard)
+
+
+def polling(seconds: float, pause: float = 0.0) -> Iterator[None]:
+    """Yield every `pause` seconds, for so many seconds without those for which this process was suspended."""
+    watch, began = Watch(seconds), time.monotonic()
+    while watch.silence(began) <= seconds:
+        yield
+        time.sleep(pause)
 
 
 class Silences:

@@ -75,7 +75,7 @@ class Collector(Iterator[Rollout]):
         )
         self._rows = self._raw.numpy()
         # What the network sees: the same memory unless it is normalised.
-        changed = normalizer is not None and normalizer.observes
+        changed = normalizer is not None and normalizer.used is not None
         self._observations = torch.empty(self._raw.shape) if changed else self._raw
         # Views of the rows, made once: with one environment, indexing takes as long as the work itself.
         self._raw_rows, self._observation_rows = list(self._raw), list(self._observations)
@@ -99,6 +99,9 @@ class Collector(Iterator[Rollout]):
         self._look_ahead = look_ahead
         self._chosen: Tensor | None = None
         self._whole_episodes = whole_episodes
+        self._truncated: list[tuple[int, int]] = []
+        self._finals: list[Tensor] = []
+        """Where this rollout's episodes were cut, and the observations there."""
         for e in range(len(environments)):
             self._rows[-1, e] = self._reset(e)
         self._see(-1)
@@ -111,23 +114,19 @@ class Collector(Iterator[Rollout]):
         if self._normalizer is not None:
             self._normalizer.renew()
         self._see(0)
-        truncated: list[tuple[int, int]] = []
-        finals: list[Tensor] = []
-        lengths = None
-        if self._whole_episodes:
-            lengths = self._play_episodes(steps, truncated, finals)
-        else:
-            self._play(steps, truncated, finals)
+        self._truncated.clear()
+        self._finals.clear()
+        lengths = self._play(steps)
         if self._normalizer is not None:
             self._normalizer.share(self._raw[:-1] if lengths is None else played_of(self._raw, lengths)[:, None])
-        raw_finals = torch.stack(finals) if finals else None
+        raw_finals = torch.stack(self._finals) if self._finals else None
         rollout = Rollout(
             observations=self._observations,
             actions=self._actions,
             rewards=self._reward_tensor,
             discounts=self._discount_tensor,
             last=self._last_tensor,
-            truncated=places_of(truncated) if truncated else NOWHERE,
+            truncated=places_of(self._truncated) if self._truncated else NOWHERE,
             final_observations=None if raw_finals is None else self._seen(raw_finals),
             state=state_before,
             reward_scale=1.0 if self._normalizer is None else self._normalizer.reward_scale,
@@ -141,33 +140,21 @@ class Collector(Iterator[Rollout]):
         return rollout if lengths is None else shortened(rollout, lengths)
 
     @torch.inference_mode()
-    def _play(self, steps: int, truncated: list[tuple[int, int]], finals: list[Tensor]) -> None:
-        """Take t_max steps in all environments."""
-        for t in range(len(self._rewards)):
-            actions = self._choose(t, steps)
-            self._action_rows[t].copy_(actions)
-            acted = time.perf_counter()
-            for e, action in enumerate(for_environments(actions, self._spaces)):
-                self._step(t, e, action, truncated, finals)
-            self._see(t + 1)
-            if self._normalizer is not None:
-                self._normalizer.reward(self._rewards[t], self._last[t])
-            self._state = reset_state(self._agent, self._state, self._last[t])
-            self.environment_seconds += time.perf_counter() - acted
+    def _play(self, steps: int) -> Tensor | None:
+        """Take t_max steps in all environments.
 
-    @torch.inference_mode()
-    def _play_episodes(self, steps: int, truncated: list[tuple[int, int]], finals: list[Tensor]) -> Tensor:
-        """Play until every environment has ended an episode, at most t_max steps; returns the steps of each, `[E]`."""
-        lengths = torch.zeros(len(self._environments), dtype=torch.int64)
+        For whole episodes an environment stops at the end of its own, and the rollout when all have; returns the steps
+        of each, `[E]`.
+        """
         playing = np.ones(len(self._environments), np.bool_)
+        lengths = np.zeros(len(self._environments), np.int64)
         for t in range(len(self._rewards)):
             actions = self._choose(t, steps)
             self._action_rows[t].copy_(actions)
             acted = time.perf_counter()
             for e, action in enumerate(for_environments(actions, self._spaces)):
                 if playing[e]:
-                    self._step(t, e, action, truncated, finals)
-                    lengths[e] += 1
+                    self._step(t, e, action)
                 else:  # it is at the beginning of its next episode
                     self._rewards[t, e], self._discounts[t, e], self._last[t, e] = 0.0, 0.0, True
                     self._rows[t + 1, e] = self._rows[t, e]
@@ -175,12 +162,14 @@ class Collector(Iterator[Rollout]):
             if self._normalizer is not None:
                 self._normalizer.reward(self._rewards[t], self._last[t], playing)
             self._state = reset_state(self._agent, self._state, self._last[t])
-            playing = playing & ~self._last[t]
             self.environment_seconds += time.perf_counter() - acted
-            if not playing.any():
-                break
-        self._rows[-1] = self._rows[t + 1]
-        return lengths
+            if self._whole_episodes:
+                lengths += playing
+                playing &= ~self._last[t]
+                if not playing.any():
+                    self._rows[-1] = self._rows[t + 1]
+                    break
+        return torch.from_numpy(lengths) if self._whole_episodes else None
 
     def state(self) -> dict[str, Any] | None:
         """Everything the next rollouts depend on; None if an environment cannot save its state."""
@@ -229,7 +218,7 @@ class Collector(Iterator[Rollout]):
             self._chosen = self._choose(len(self._rewards), steps)
         return torch.cat([self._actions[1:], self._chosen[None]])
 
-    def _step(self, t: int, e: int, action: Any, truncated: list[tuple[int, int]], finals: list[Tensor]) -> None:
+    def _step(self, t: int, e: int, action: Any) -> None:
         """Step one environment into row t; the observation of row t + 1 begins a new episode where one ended."""
         self._beat()
         observation, reward, terminated, cut, life_lost = self._environments[e].step(action)
@@ -240,8 +229,8 @@ class Collector(Iterator[Rollout]):
         self._lengths[e] += 1
         if terminated or cut:
             if cut and not terminated:
-                truncated.append((t, e))
-                finals.append(torch.from_numpy(np.array(observation)))
+                self._truncated.append((t, e))
+                self._finals.append(torch.from_numpy(np.array(observation)))
             self.episodes.append(Episode(float(self._scores[e]), int(self._lengths[e])))
             self._scores[e], self._lengths[e] = 0.0, 0
             observation = self._reset(e)

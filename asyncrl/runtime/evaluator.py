@@ -14,7 +14,7 @@ import torch
 from asyncrl.core.devices import usable_cores
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import LONGEST_EPISODE, Environment, EpisodeLost, close_all, restore_all, states_of
-from asyncrl.runtime.clock import ENDED, READY, RUNNING
+from asyncrl.runtime.clock import ENDED
 from asyncrl.runtime.collect import Episode, for_environments, reset_state
 from asyncrl.runtime.normalize import Normalizer, make_normalizer
 from asyncrl.runtime.protocols import EVALUATOR, Agent
@@ -204,10 +204,7 @@ class Evaluator:
 def serve(evaluator: Evaluator, run: Run) -> None:
     """Evaluate whenever it is due until the run ends, then evaluate the final theta. The evaluator's process."""
     clock = run.handles.clock
-    clock.enter(EVALUATOR, READY)
-    while not clock.started() and not clock.leaving():
-        time.sleep(POLL_SECONDS / 5)
-    clock.enter(EVALUATOR, RUNNING)
+    clock.await_start(EVALUATOR)
     while not clock.finished():
         if evaluator.due() and evaluator.within_share():
             evaluator.evaluate()

@@ -166,7 +166,7 @@ def actor_learner(
             telemetry.lap("push")
             telemetry.update(receipt, pending.steps, metrics, pending.rollout, pending.version - pending.pulled)
     finally:
-        telemetry.close()
+        telemetry.write()
 
 
 def actor(
@@ -196,7 +196,7 @@ def actor(
             yield WORKED
             telemetry.lap("wait")
     finally:
-        telemetry.close()
+        telemetry.write()
 
 
 def learner(
@@ -245,7 +245,7 @@ def learner(
             yield WORKED
             telemetry.lap("wait")
     finally:
-        telemetry.close()
+        telemetry.write()
 
 
 def bundled(actor: Generator[bool], learner: Generator[bool]) -> Generator[bool]:

@@ -158,7 +158,7 @@ class Monitor:
             steps=run.handles.clock.steps,
             seconds=run.handles.clock.seconds,
             updates=in_theta(run.handles.store).updates,
-            staleness_mean=0.0 if run.handles.accord is None else None,
+            staleness_mean=0.0 if run.handles.agreement is None else None,
             worker_restarts=[0] * run.spec.config.all_workers,
         )
         self._writer = RecordWriter(run.spec.folder.supervisor_file)
@@ -391,7 +391,7 @@ class Monitor:
     def _write_row(self) -> None:
         """Everything since the last look as one row, in supervisor.jsonl and in TensorBoard."""
         rows, self._rows = self._rows, []
-        clock, summary, in_step = self.run.handles.clock, self.summary, self.run.handles.accord is not None
+        clock, summary, in_step = self.run.handles.clock, self.summary, self.run.handles.agreement is not None
         self._count()
         self._looked_at = time.monotonic()
         summary.steps_per_second = self._step_rate.of(summary.steps)

@@ -34,66 +34,62 @@ class RunMoments:
 
     def __init__(self, workers: int, observation_size: int = 0, rank: bool = False) -> None:
         """`observation_size` is how many components of an observation have moments; 0: they are not normalised."""
-        self._observation_rows = shared_zeros(workers + 1, 1 + 2 * observation_size, dtype=torch.float64)
-        self._return_rows = shared_zeros(workers + 1, 3, dtype=torch.float64)
-        size = self._observation_rows.shape[1]
-        self.gathered = torch.zeros(size + 3, dtype=torch.float64) if rank else None
+        sizes = {"observation": 1 + 2 * observation_size, "return": 3}
+        self._rows = {of: shared_zeros(workers + 1, size, dtype=torch.float64) for of, size in sizes.items()}
+        self.gathered = torch.zeros(sum(sizes.values()), dtype=torch.float64) if rank else None
         """A rank's own rows behind each other, of observations and of returns, those not published among them."""
-        self._own = (None, None) if self.gathered is None else (self.gathered[:size], self.gathered[size:])
+        self._observation_size = sizes["observation"]
 
     @property
     def observations(self) -> Moments:
         """Those of observations."""
-        return Moments(self._observation_rows, self._own[0])
+        return Moments(
+            self._rows["observation"], None if self.gathered is None else self.gathered[: self._observation_size]
+        )
 
     @property
     def returns(self) -> Moments:
         """Those of discounted returns."""
-        return Moments(self._return_rows, self._own[1])
+        return Moments(self._rows["return"], None if self.gathered is None else self.gathered[self._observation_size :])
 
     def publish(self, gathered: Sequence[Tensor]) -> None:
         """From now on all normalise with what each rank has gathered so far, in the order of ranks."""
-        size = self._observation_rows.shape[1]
         rows = torch.stack(list(gathered))
-        self._observation_rows[:-1] = rows[:, :size]
-        self._return_rows[:-1] = rows[:, size:]
+        self._rows["observation"][:-1] = rows[:, : self._observation_size]
+        self._rows["return"][:-1] = rows[:, self._observation_size :]
 
     def state(self) -> dict[str, Tensor]:
         """All rows merged, for a checkpoint."""
-        return {
-            "observation_moments": torch.from_numpy(self.observations.merged()),
-            "return_moments": torch.from_numpy(self.returns.merged()),
-        }
+        return {f"{of}_moments": torch.from_numpy(Moments(rows).merged()) for of, rows in self._rows.items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore a checkpoint's. Raises UsageError, naming the setting, if it does not fit."""
-        for name, rows in (("observation_moments", self._observation_rows), ("return_moments", self._return_rows)):
-            if name not in state:
+        for of, rows in self._rows.items():
+            if (name := f"{of}_moments") not in state:
                 raise UsageError(f"the checkpoint cannot be used: it lacks {name}")
             if state[name].shape != rows[-1].shape:
                 raise UsageError(
                     "--normalize-observations cannot change on resume: the network has learnt with or without"
                 )
-        self._observation_rows[-1] = state["observation_moments"]
-        self._return_rows[-1] = state["return_moments"]
+            rows[-1] = state[name]
 
     def of_workers(self) -> tuple[NDArray[np.float64], ...]:
         """What these workers have gathered, of observations and of returns, each merged to one row."""
-        return tuple(Moments(rows[:-1]).merged() for rows in (self._observation_rows, self._return_rows))
+        return tuple(Moments(rows[:-1]).merged() for rows in self._rows.values())
 
     def lay_down(self, earlier: Sequence[NDArray[np.float64]]) -> None:
         """Set the moments not gathered by these workers: before a resume, and on other hosts."""
-        for rows, row in zip((self._observation_rows, self._return_rows), earlier, strict=True):
+        for rows, row in zip(self._rows.values(), earlier, strict=True):
             rows[-1] = torch.from_numpy(row)
 
     def rows(self) -> dict[str, Tensor]:
         """Copies of all rows, for a run that resumes exactly."""
-        return {"observations": self._observation_rows.clone(), "returns": self._return_rows.clone()}
+        return {f"{of}s": rows.clone() for of, rows in self._rows.items()}
 
     def restore_rows(self, rows: Mapping[str, Tensor]) -> None:
         """Restore what `rows` returned."""
-        self._observation_rows.copy_(rows["observations"])
-        self._return_rows.copy_(rows["returns"])
+        for of, own in self._rows.items():
+            own.copy_(rows[f"{of}s"])
 
 
 def make_normalizer(moments: RunMoments, worker: int, plan: Plan) -> Normalizer | None:
@@ -174,11 +170,6 @@ class Normalizer:
             self._use(state["read"])
 
     @property
-    def observes(self) -> bool:
-        """Whether observations are changed at all."""
-        return self._observations is not None
-
-    @property
     def used(self) -> tuple[Tensor, Tensor] | None:
         """Mean and reciprocal deviation with which observations are normalised; None if they are not."""
         return (self._mean, self._scale) if self._observations is not None else None
@@ -189,15 +180,13 @@ class Normalizer:
             return observations
         return standardize(observations, self._mean, self._scale, out)
 
-    def reward(
-        self, rewards: NDArray[np.float32], ended: NDArray[np.bool_], played: NDArray[np.bool_] | None = None
-    ) -> None:
+    def reward(self, rewards: NDArray[np.float32], ended: NDArray[np.bool_], played: NDArray[np.bool_]) -> None:
         """Track the discounted return of each environment, `[E]` rewards at a time; not `played`: no step was made."""
         if self._returns is None:
             return
         before = np.zeros(len(rewards)) if self._discounted is None else self._discounted
         discounted = self._gamma * before + rewards
-        self._seen_returns.append(discounted if played is None else discounted[played])
+        self._seen_returns.append(discounted[played])
         self._discounted = np.where(ended, 0.0, discounted)
 
     def share(self, observations: Tensor) -> None:

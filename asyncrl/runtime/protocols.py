@@ -121,7 +121,7 @@ class Counts(NamedTuple):
 
 @dataclass(slots=True)
 class Receipt:
-    """What became of an update, or of a rollout that was put."""
+    """What became of an update."""
 
     applied: bool
     """False: it has been dropped."""
@@ -133,10 +133,6 @@ class Receipt:
     """Updates by others since the version the gradient is of."""
     learning_rate: float = 0.0
     """eta with which it was applied."""
-    steps: int = 0
-    """T afterwards."""
-    finished: bool = False
-    """Whether the run is over, so that no further rollout is wanted."""
     earlier: Receipt | None = None
     """Of the update before, if this push completed that one as well."""
 
@@ -220,7 +216,7 @@ class Experience(Protocol):
         """Whether the actor may make its next rollout."""
         ...
 
-    def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
+    def put(self, actor: int, rollout: Rollout, version: int) -> None:
         """Hand over a copy of a rollout made with theta of `version`, and count its steps."""
         ...
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import safetensors.torch
 import torch
@@ -21,7 +21,6 @@ from asyncrl.core.named import Parcel
 from asyncrl.core.rollout import Part
 from asyncrl.envs.rebuilding import Rebuilding
 from asyncrl.envs.spec import Environment, closed_on_error
-from asyncrl.runtime.accord import Accord
 from asyncrl.runtime.clock import BUILDING, Clock
 from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.loops import Pending, Replica, actor, actor_learner, bundled, learner
@@ -34,6 +33,9 @@ from asyncrl.runtime.threads import limit_threads, running_threads
 from asyncrl.storage.files import write_synced
 from asyncrl.storage.records import RecordWriter, Rows
 from asyncrl.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from asyncrl.runtime.agreement import Agreement
 
 Layout = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of each parameter, in the order of the flat vector."""
@@ -89,7 +91,7 @@ class Handles:
     moments: RunMoments
     experience: Experience | None = None
     """Where rollouts go; None if they go into gradients of the workers that made them."""
-    accord: Accord | None = None
+    agreement: Agreement | None = None
     """What ranks agree on, if workers are ranks in step."""
 
 
@@ -168,6 +170,8 @@ def build_environments(
 class Role:
     """What one process of a run does, ready to go: environments reset, memory allocated."""
 
+    who: int
+    clock: Clock
     loop: Generator[bool]
     agent: Agent
     writer: Rows
@@ -181,8 +185,12 @@ class Role:
         with contextlib.ExitStack() as stack:
             if self.collector is not None:
                 stack.callback(self.collector.close)
-            stack.callback(self.writer.close)
+            stack.callback(self._close_records)
             self.loop.close()
+
+    def _close_records(self) -> None:
+        self.writer.close()
+        self.clock.note_unwritten(self.who, self.writer.missing)
 
     def state(self) -> dict[str, Any] | None:
         """Everything its future depends on besides what all share; None if an environment cannot save its state."""
@@ -233,21 +241,15 @@ def build_worker(
         )
     threads = running_threads() - before
     writer.write({"worker": worker, "event": "ready", "exploration": agent.exploration, "threads": threads})
-    # Where nobody else learns from what actors put, each does so itself, and acts and learns with one theta'.
-    learns_too = handles.experience is not None and not handles.clock.learners
-    telemetry = Telemetry(
-        worker, handles.clock, writer, config.record_interval_seconds, collector, algorithm.private_copy,
-        partial(dump_culprit, spec.folder.culprit_file(name_of(worker)), agent),
-        handles.accord.spent if handles.accord is not None and config.reduce == "experience" else None, learns_too,
-    )  # fmt: skip
+    telemetry = telemetry_of(run, worker, agent, writer, collector)
     if handles.experience is not None:
         loop = actor(worker, replica, collector, handles.store, handles.experience, handles.clock, telemetry)
-        if learns_too:
+        if not handles.clock.learners:  # each learns itself from what it puts, and acts and learns with one theta'
             loop = bundled(loop, learning_loop(run, worker, agent, replica, writer))
-        return Role(loop, agent, writer, collector)
+        return Role(worker, handles.clock, loop, agent, writer, collector)
     pending = Pending(torch.empty_like(replica.theta), algorithm.private_copy)
     loop = actor_learner(worker, agent, replica, collector, handles.store, handles.clock, telemetry, pending)
-    return Role(loop, agent, writer, collector, pending)
+    return Role(worker, handles.clock, loop, agent, writer, collector, pending)
 
 
 def build_learner(
@@ -260,20 +262,25 @@ def build_learner(
     agent, replica = make_agent(run, learner)
     writer = make_writer(run.spec.folder.learner_file(name_of(learner)))
     writer.write({"worker": name_of(learner), "event": "ready"})
-    return Role(learning_loop(run, learner, agent, replica, writer), agent, writer)
+    return Role(learner, run.handles.clock, learning_loop(run, learner, agent, replica, writer), agent, writer)
 
 
 def learning_loop(run: Run, who: int, agent: Agent, replica: Replica, writer: Rows) -> Generator[bool]:
     """What a learner does."""
-    spec, handles = run.spec, run.handles
+    handles, telemetry = run.handles, telemetry_of(run, who, agent, writer)
     assert handles.experience is not None
-    reduces = spec.config.reduce == "gradients"
-    telemetry = Telemetry(
-        who, handles.clock, writer, spec.config.record_interval_seconds,
-        dump=partial(dump_culprit, spec.folder.culprit_file(name_of(who)), agent),
-        exchanging=handles.accord.spent if handles.accord is not None and reduces else None, shared=who >= 0,
-    )  # fmt: skip
     return learner(cast(Learning, agent), replica, handles.store, handles.experience, handles.clock, telemetry, who)
+
+
+def telemetry_of(run: Run, who: int, agent: Agent, writer: Rows, collector: Collector | None = None) -> Telemetry:
+    """What a worker, an actor or a learner records about itself; a learner has no `collector`."""
+    spec, agreement = run.spec, run.handles.agreement
+    exchanges = spec.config.reduce == ("gradients" if collector is None else "experience")
+    return Telemetry(
+        who, run.handles.clock, writer, spec.config.record_interval_seconds, collector, spec.method.private_copy,
+        partial(dump_culprit, spec.folder.culprit_file(name_of(who)), agent),
+        agreement.spent if agreement is not None and exchanges else None,
+    )  # fmt: skip
 
 
 def dump_culprit(file: Path, agent: Agent, part: Part) -> str:

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from torch import Tensor
-
 from asyncrl.core.errors import NotFinite
 from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Part
@@ -37,7 +35,6 @@ class Telemetry:
         private_copy: bool = True,
         dump: Callable[[Part], str] | None = None,
         exchanging: Callable[[], dict[str, float]] | None = None,
-        shared: bool = False,
     ) -> None:
         """`who` is a worker or LEARNER, which has no `collector`.
 
@@ -45,7 +42,6 @@ class Telemetry:
         copy a rollout began at an older theta than that of its gradient, so its age is recorded as well.
         `exchanging` returns how many seconds of the pushes or puts since the last call were exchanges with other ranks,
         by phase; the time in which a put had no room is in `wait`.
-        `shared` is a writer that an actor and a learner of one process share: they do not close it.
         """
         self._who = who
         self._clock = clock
@@ -55,7 +51,6 @@ class Telemetry:
         self._private_copy = private_copy
         self._dump = dump
         self._exchanging = exchanging
-        self._shared = shared
         self._dropped_in_a_row = 0
         self._metrics: Metrics = dict
         self._learning_rate = 0.0
@@ -111,9 +106,8 @@ class Telemetry:
             self._dropped[receipt.reason] += 1
             if self._dropped_in_a_row == MOST_DROPPED:
                 place = "" if self._dump is None or part is None else f"; {self._dump(part)}"
-                raise NotFinite(
-                    f"{MOST_DROPPED} gradients in a row were not finite; in the last {told(metrics())}{place}"
-                )
+                last = ", ".join(f"{name} was {float(value):.4g}" for name, value in metrics().items())
+                raise NotFinite(f"{MOST_DROPPED} gradients in a row were not finite; in the last {last}{place}")
 
     def handed_over(self, steps: int) -> None:
         """An actor has put a rollout; write a row if one is due."""
@@ -199,20 +193,6 @@ class Telemetry:
             for phase, spent in exchanging.items():
                 seconds[phase] = seconds.get(phase, 0.0) + spent
         return {phase: round(spent, 6) for phase, spent in (parts | seconds).items()}
-
-    def close(self) -> None:
-        """Write what is left, and close the file unless it is shared."""
-        try:
-            self.write()
-        finally:
-            if not self._shared:
-                self._writer.close()
-                self._clock.note_unwritten(self._who, self._writer.missing)
-
-
-def told(metrics: Mapping[str, Tensor]) -> str:
-    """Metrics in words."""
-    return ", ".join(f"{name} was {float(value):.4g}" for name, value in metrics.items())
 
 
 Pairs: TypeAlias = Sequence[tuple[float, float]]

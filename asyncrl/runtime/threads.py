@@ -7,7 +7,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _found: dict[str, str | None] = {}
@@ -53,35 +53,29 @@ def compute_with(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-class _Before:
-    """What a process that is not ours had, before the first of the blocks that now run in it."""
+def _restorer() -> Callable[[], None]:
+    """What puts the settings back that this process has now."""
+    import torch
 
-    def __init__(self) -> None:
-        self.variables = {variable: os.environ.get(variable) for variable in VARIABLES}
-        self.threads, self.opencv = _counts()
+    opencv = sys.modules.get("cv2")
+    variables = {variable: os.environ.get(variable) for variable in VARIABLES}
+    threads, drawing = torch.get_num_threads(), opencv.getNumThreads() if opencv else -1  # -1: its own default
 
-    def put_back(self) -> None:
-        """After the last of them."""
-        import torch
-
-        for variable, value in self.variables.items():
+    def restore() -> None:
+        for variable, value in variables.items():
             os.environ.pop(variable, None)
             if value is not None:
                 os.environ[variable] = value
-        torch.set_num_threads(self.threads)
+        torch.set_num_threads(threads)
         if "cv2" in sys.modules:
-            sys.modules["cv2"].setNumThreads(self.opencv)
+            sys.modules["cv2"].setNumThreads(drawing)
+
+    return restore
 
 
-def _counts() -> tuple[int, int]:
-    """The threads of torch and of OpenCV; -1: its own default."""
-    import torch
-
-    return torch.get_num_threads(), sys.modules["cv2"].getNumThreads() if "cv2" in sys.modules else -1
-
-
-_blocks, _before = 0, None
-_blocks_lock = threading.Lock()
+_blocks, _blocks_lock = 0, threading.Lock()
+_restore: Callable[[], None] = request_one_thread
+"""Puts back what was before the first of the blocks."""
 
 
 @contextlib.contextmanager
@@ -91,10 +85,10 @@ def one_thread() -> Iterator[None]:
     Several threads of a program may be in such a block at a time: the last one to leave puts back what was before the
     first.
     """
-    global _blocks, _before
+    global _blocks, _restore
     with _blocks_lock:
         if _blocks == 0:
-            _before = _Before()
+            _restore = _restorer()
             request_one_thread()
         _blocks += 1
         limit_threads()
@@ -103,8 +97,8 @@ def one_thread() -> Iterator[None]:
     finally:
         with _blocks_lock:
             _blocks -= 1
-            if _blocks == 0 and _before is not None:
-                _before.put_back()
+            if _blocks == 0:
+                _restore()
 
 
 def running_threads() -> int:

@@ -12,48 +12,35 @@ from typing import Any, cast
 import pytest
 import torch
 
-from asyncrl.backends import local
-from asyncrl.backends.outcome import Signals
-from asyncrl.backends.processes import end_of, explaining
+from asyncrl.backends.processes import Child
 from asyncrl.core.updates import UpdateRule
 from asyncrl.parameters.shared import SharedStore
-from asyncrl.runtime.clock import BUILDING, READY, UNKNOWN
+from asyncrl.runtime.clock import UNKNOWN
 from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.terminal import View
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import NotSaved
 from tests.seams.running import train
 from tests.support import make_run
 
 
-def test_the_workers_that_are_ready_are_counted_while_the_others_are_waited_for() -> None:
-    """At each look, without the learner, which comes last; the view decides what it shows of that."""
-    looks = iter([[BUILDING, BUILDING, BUILDING, READY], [READY, BUILDING, READY, READY], [READY, READY, READY, READY]])
-    clock = SimpleNamespace(phases=lambda: next(looks))
-    config = SimpleNamespace(workers=3)
-    run = SimpleNamespace(handles=SimpleNamespace(clock=clock), spec=SimpleNamespace(config=config))
-    supervisor = SimpleNamespace(sentinels=lambda: [], tend=lambda: None)
-    counts: list[tuple[int, int]] = []
-    view = SimpleNamespace(count=lambda *numbers: counts.append(numbers))
-
-    outcome = local._await_ready(cast(Any, run), cast(Any, supervisor), cast(Any, view), Signals())
-
-    assert outcome is None
-    assert counts == [(0, 3), (2, 3)]
-
-
-def test_the_first_checkpoint_is_of_a_run_that_has_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No worker has made a step and no learner has begun an update, however long the save takes."""
-    run = make_run(tmp_path, "a2c", backend="local", total_steps=400, evaluation_interval_steps=0)
-    save, saved = checkpoints.save, []
+def test_a_run_begins_when_all_are_ready_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The view is told how many workers are ready, the learner not among them. At the first checkpoint no worker has
+    made a step and no learner has begun an update, however long the save takes."""
+    run = make_run(tmp_path, "a2c", backend="local", workers=3, total_steps=400, evaluation_interval_steps=0)
+    save, saved, counts = checkpoints.save, list[bool](), list[tuple[int, int]]()
 
     def watched(*words: Any, **options: Any) -> Path:
         saved.append(run.handles.clock.started())
         return save(*words, **options)
 
     monkeypatch.setattr(checkpoints, "save", watched)
+    monkeypatch.setattr(View, "count", lambda view, *numbers: counts.append(numbers))
 
     train(run)
 
+    assert counts == sorted(counts)
+    assert {total for _, total in counts} == {3}
     assert saved == [False, True]
     first, _ = checkpoints.find(run.spec.folder.checkpoints)
     assert (checkpoints.load(first).steps, checkpoints.load(first).updates) == (0, 0)
@@ -94,13 +81,13 @@ def test_the_learner_computes_with_as_many_threads_as_it_is_given(
 def test_a_process_that_could_not_save_a_checkpoint_says_so(tmp_path: Path, number: int, told: str) -> None:
     """An evaluator saves the best one. Other errors of files are exceptions like any other."""
     run = make_run(tmp_path)
-    process, clock = SimpleNamespace(name="evaluator", exitcode=1), run.handles.clock
+    process, child = cast(Any, SimpleNamespace(exitcode=1)), Child.of(run, EVALUATOR)
     for error, cause in (
         (NotSaved(7, OSError(number, os.strerror(number))), f"could not save a checkpoint: the disk {told}"),
         (OSError(number, "of user code"), f"raised OSError: [Errno {number}] of user code"),
     ):
-        clock.explain(EVALUATOR, UNKNOWN)
-        with pytest.raises(OSError), explaining(run, EVALUATOR, "evaluator", clock):  # noqa: PT011
+        run.handles.clock.explain(EVALUATOR, UNKNOWN)
+        with pytest.raises(OSError), child.explaining():  # noqa: PT011
             raise error
 
-        assert end_of(process, clock, EVALUATOR, run.spec.folder).cause == cause  # type: ignore[arg-type]
+        assert child.end_of(process).cause == cause

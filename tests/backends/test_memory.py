@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from asyncrl.backends import memory, processes
-from asyncrl.backends.memory import Kills
+from asyncrl.backends import processes
+from asyncrl.backends.processes import Kills
 
 GIB = 2**30
 
@@ -68,7 +68,7 @@ def test_a_kill_of_long_ago_explains_nothing(tmp_path: Path, monkeypatch: pytest
     kills = Kills(tmp_path)
     machine(tmp_path, 1)
     kills.look()
-    monkeypatch.setattr(memory, "RECENT_SECONDS", 0.0)
+    monkeypatch.setattr(processes, "RECENT_SECONDS", 0.0)
 
     assert kills.claim() is None
 

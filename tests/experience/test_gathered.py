@@ -132,16 +132,16 @@ def test_all_leave_after_the_same_batch(tmp_path: Path, rank: int) -> None:
 
     def work(number: int) -> tuple[bool, int]:
         handles = ranks[number].handles
-        assert handles.accord is not None
+        assert handles.agreement is not None
         assert handles.experience is not None
         if number == rank:
-            handles.accord.wish = signal.SIGTERM
+            handles.agreement.wish = signal.SIGTERM
         handles.experience.put(number, recorded, 0)
         if number == 0:
             assert not handles.clock.leaving()  # not before the others know
             assert handles.experience.take() is not None
             handles.experience.release()
-        return handles.clock.leaving(), handles.accord.decided
+        return handles.clock.leaving(), handles.agreement.decided
 
     assert together.run(work) == [(True, signal.SIGTERM)] * 3
 

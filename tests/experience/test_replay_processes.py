@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.backends.processes import no_main_module, start_context
+from asyncrl.backends.processes import start, start_context
 from asyncrl.core.rollout import Rollout, Transitions
 from asyncrl.core.spaces import Spaces
 from asyncrl.experience.replay import Replay, ReplayPlan
@@ -74,9 +74,8 @@ def test_what_is_drawn_while_it_is_overwritten_is_of_one_piece(priorities: bool)
     """Neither side waits: the memory goes round three hundred times, and no drawn row is half of another."""
     memory = memory_of(priorities)
     memory.put(0, rollout_from(0), 0)
-    with no_main_module():
-        writer = start_context("asyncrl.apex").Process(target=write_on, args=(memory,))
-        writer.start()
+    writer = start_context("asyncrl.apex").Process(target=write_on, args=(memory,))
+    start(writer)
 
     newest, batches = 0, 0
     while True:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
-from asyncrl.backends.processes import no_main_module, start_context
+from asyncrl.backends.processes import start_context
 from asyncrl.core.errors import UsageError
 from asyncrl.experience.blocks import Block, BlockLayout, Ring, ring_bytes
 from asyncrl.runtime.clock import shared_zeros
@@ -375,9 +375,8 @@ def test_kills_lose_no_published_block_and_tear_none(victims: tuple[str, ...], c
 
     def start(role: str) -> BaseProcess:
         target, *arguments = roles[role]
-        with no_main_module():
-            process = context.Process(target=target, args=arguments, daemon=True)  # type: ignore[attr-defined]
-            process.start()
+        process = context.Process(target=target, args=arguments, daemon=True)  # type: ignore[attr-defined]
+        start(process)
         return process
 
     def wait_for_blocks(n: int) -> None:

@@ -15,7 +15,7 @@ from tempfile import gettempdir
 import psutil
 import pytest
 
-from asyncrl.backends import families
+from asyncrl.backends import process_trees
 from tests.faults.running import SECONDS, Running, environment_of, running
 
 pytestmark = pytest.mark.faults
@@ -96,9 +96,9 @@ def test_a_family_ends_alone() -> None:
     """Not those whose heads have ids that begin with the same digits, nor those of another command."""
     one, other = "a-99999912", "a-999999123"  # no process has such an id
     names = ["", f"{one};", f"b-9;{one};", f"{other};", "b-99999912;"]
-    started = [subprocess.Popen(["sleep", "1000"], env={families.VARIABLE: name}) for name in names]
+    started = [subprocess.Popen(["sleep", "1000"], env={process_trees.VARIABLE: name}) for name in names]
     try:
-        families.end([one])
+        process_trees.end([one])
 
         assert [process.wait(SECONDS) for process in started[1:3]] == [-signal.SIGKILL] * 2
         assert [process.poll() for process in (started[0], *started[3:])] == [None] * 3

@@ -72,7 +72,7 @@ def test_a_push_is_answered_once_all_shards_have_judged_it() -> None:
         pushes.tell(1, judged(True))
 
     (receipt,) = receipts
-    assert receipt == Receipt(True, "", 10.0, 1, 0.5, 7, False)
+    assert receipt == Receipt(True, "", 10.0, 1, 0.5)
     assert pushes.idle
     assert store.counts(1) == Counts(updates=1)
     assert store.updates == 3

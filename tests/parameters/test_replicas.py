@@ -16,7 +16,7 @@ from asyncrl.core.flat import gradient_of
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.updates import Descent, UpdateRule
 from asyncrl.parameters.replicas import Replicas, ReplicasDiffer
-from asyncrl.runtime.accord import NOTHING, OVER, Accord
+from asyncrl.runtime.agreement import NOTHING, OVER, Agreement
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.protocols import UNDER_WAY, Receipt, Update
 from asyncrl.runtime.run import Run, build_agent
@@ -52,10 +52,9 @@ def learn(run: Run, worker: int, rollouts: list[Rollout]) -> list[tuple[Tensor, 
         version = replica.pull(store)
         loss, _ = agent.loss(rollout)
         gradient_of(loss, parameters, gradient)
-        receipt = store.push(Update(worker, gradient, version, rollout.steps, loss.detach()))
-        course.append((store.snapshot(), store.state()["statistics"], receipt.steps, receipt.learning_rate))
-        if "target" in store.state():
-            course[-1] = (*course[-1][:2], receipt.steps, receipt.learning_rate + float(store.state()["target"].sum()))
+        rate = store.push(Update(worker, gradient, version, rollout.steps, loss.detach())).learning_rate
+        rate += float(store.state()["target"].sum()) if "target" in store.state() else 0.0
+        course.append((store.snapshot(), store.state()["statistics"], run.handles.clock.steps, rate))
     return course
 
 
@@ -111,7 +110,7 @@ def replicas(together: Together, check: int = 0, total_steps: int = 10**6) -> li
     stores = []
     for rank in range(together.ranks):
         store = Replicas(
-            torch.zeros(3), descent, together.ranks, rank, Clock(together.ranks, total_steps), Accord(), check
+            torch.zeros(3), descent, together.ranks, rank, Clock(together.ranks, total_steps), Agreement(), check
         )
         store.connect(together.reduce(rank))
         stores.append(store)
@@ -160,7 +159,8 @@ def test_a_gradient_that_is_not_finite_drops_the_update_for_all() -> None:
         lambda rank: stores[rank].push(Update(rank, torch.full((3,), [1.0, float("nan")][rank]), 0, 4 + rank))
     )
 
-    assert [(receipt.applied, receipt.reason, receipt.steps) for receipt in receipts] == [(False, "not finite", 9)] * 2
+    assert [(receipt.applied, receipt.reason) for receipt in receipts] == [(False, "not finite")] * 2
+    assert [store._clock.steps for store in stores] == [9, 9]
     assert all(torch.equal(store.theta, torch.zeros(3)) for store in stores)
     assert [(store.counts(), store.counts(0), store.counts(1)) for store in stores] == [((0, 1, 0, 0),) * 3] * 2
 
@@ -182,10 +182,11 @@ def test_all_leave_after_the_same_update(wishes: list[int], decided: int) -> Non
 
     def work(rank: int) -> tuple[bool, int, int]:
         store = stores[rank]
-        assert not store.push(Update(rank, torch.ones(3), 0, 5)).finished
-        store._accord.wish = wishes[rank]
-        receipt = store.push(Update(rank, torch.ones(3), 1, 5))
-        return receipt.finished, store._accord.decided, store.updates
+        store.push(Update(rank, torch.ones(3), 0, 5))
+        assert not store._clock.finished()
+        store._agreement.wish = wishes[rank]
+        store.push(Update(rank, torch.ones(3), 1, 5))
+        return store._clock.finished(), store._agreement.decided, store.updates
 
     assert together.run(work) == [(decided != NOTHING, decided, 2)] * 2
 
@@ -197,24 +198,23 @@ def test_all_finish_at_the_same_steps() -> None:
 
     def work(rank: int) -> list[int]:
         seen = []
-        while True:
-            receipt = stores[rank].push(Update(rank, torch.ones(3), 0, 5 * (rank + 1)))
-            seen.append(receipt.steps)
-            if receipt.finished:
-                return seen
+        while not stores[rank]._clock.finished():
+            stores[rank].push(Update(rank, torch.ones(3), 0, 5 * (rank + 1)))
+            seen.append(stores[rank]._clock.steps)
+        return seen
 
     assert together.run(work) == [[30, 60]] * 3
 
 
 def test_waiting_is_told_from_communicating() -> None:
     """The shortest is what the exchange itself takes."""
-    accord = Accord()
+    agreement = Agreement()
 
-    accord.book([0.5, 0.125, 0.25], rank=0)
-    accord.book([0.125, 0.125, 0.125], rank=0)
+    agreement.book([0.5, 0.125, 0.25], rank=0)
+    agreement.book([0.125, 0.125, 0.125], rank=0)
 
-    assert accord.spent() == {"wait_for_ranks": 0.375, "communicate": 0.25}
-    assert accord.spent() == {}
+    assert agreement.spent() == {"wait_for_ranks": 0.375, "communicate": 0.25}
+    assert agreement.spent() == {}
 
 
 def test_with_overlap_each_gradient_is_one_update_old_and_none_is_lost() -> None:
@@ -222,25 +222,26 @@ def test_with_overlap_each_gradient_is_one_update_old_and_none_is_lost() -> None
     together = Together(2)
     descent = Descent(UpdateRule("momentum-sgd", decay=0.0), 0.125)
     stores = [
-        Replicas(torch.zeros(1), descent, 2, rank, Clock(2, 40), Accord(), check_interval=1, overlap=True)
+        Replicas(torch.zeros(1), descent, 2, rank, Clock(2, 40), Agreement(), check_interval=1, overlap=True)
         for rank in range(2)
     ]
 
-    def work(rank: int) -> list[Receipt]:
-        store, receipts = stores[rank], list[Receipt]()
+    def work(rank: int) -> tuple[list[Receipt], list[int]]:
+        store, receipts, steps = stores[rank], list[Receipt](), list[int]()
         store.connect(together.reduce(rank))
         theta = torch.zeros(1)
-        while not receipts or not receipts[-1].finished:
+        while not store._clock.finished():
             version = store.pull(theta)
             receipts.append(store.push(Update(rank, theta + rank + 1, version, 5)))
-        return receipts
+            steps.append(store._clock.steps)
+        return receipts, steps
 
-    first, second = together.run(work)
+    (first, steps), (_, others) = together.run(work)
 
     assert [receipt.reason for receipt in first] == [UNDER_WAY, "", "", "", ""]
     assert [receipt.staleness for receipt in first] == [0, 0, 1, 1, 1]
-    assert [receipt.steps for receipt in first] == [0, 10, 20, 30, 50]
-    assert (first[-1].earlier is not None, first[-1].earlier and first[-1].earlier.steps) == (True, 40)
+    assert steps == others == [0, 10, 20, 30, 50]
+    assert first[-1].earlier is not None
     # Gradients theta + 1 and theta + 2, with theta of an update before: 0, 0, -3/16, ...
     expected, seen = 0.0, [0.0, 0.0]
     for _ in range(5):
@@ -248,4 +249,3 @@ def test_with_overlap_each_gradient_is_one_update_old_and_none_is_lost() -> None
         seen.append(expected)
     assert [float(store.theta) for store in stores] == [expected] * 2
     assert [store.updates for store in stores] == [5, 5]
-    assert [receipt.steps for receipt in second] == [receipt.steps for receipt in first]

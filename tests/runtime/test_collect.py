@@ -198,7 +198,7 @@ def test_rewards_are_not_blown_up_before_there_are_any() -> None:
     normalizer = Normalizer(RunMoments(1, observation_size=1), 0, (), returns=True, gamma=0.5)
 
     for _ in range(50):
-        normalizer.reward(np.zeros(2, np.float32), np.zeros(2, np.bool_))
+        normalizer.reward(np.zeros(2, np.float32), np.zeros(2, np.bool_), np.ones(2, np.bool_))
     normalizer.share(torch.zeros(50, 2, 1))
     normalizer.renew()
 

@@ -69,9 +69,14 @@ def learner_of(folder: Path, tape: list[str]) -> tuple[Iterator[bool], Batches, 
     clock = Clock(1, total_steps=10**6, learners=1)
     store, agent = TapedStore(tape, clock), TapedAgent(tape)
     experience = Batches(SHAPE, 1, clock, in_step=True)
-    telemetry = Telemetry(LEARNER, clock, RecordWriter(folder / "learner.jsonl"), 1e9)
     replica = Replica(store, agent.network, None, private_copy=False)
-    return learner(agent, replica, store, experience, clock, telemetry), experience, clock  # type: ignore[arg-type]
+
+    def loop() -> Iterator[bool]:
+        with RecordWriter(folder / "learner.jsonl") as writer:
+            telemetry = Telemetry(LEARNER, clock, writer, 1e9)
+            yield from learner(agent, replica, store, experience, clock, telemetry)  # type: ignore[arg-type]
+
+    return loop(), experience, clock
 
 
 def test_a_batch_begins_with_theta_as_it_is_and_so_does_every_part_of_it(tmp_path: Path) -> None:

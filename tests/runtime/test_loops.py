@@ -69,10 +69,10 @@ def worker_of(
             tape.append("rollout")
             yield rollout
 
-    writer = RecordWriter(folder / f"{rank}.jsonl")
-    telemetry = Telemetry(rank, clock, writer, 1e9, collector, private_copy)
-    turn = Pending(torch.empty_like(replica.theta), private_copy)
-    return actor_learner(rank, agent, replica, rollouts(), store, clock, telemetry, turn)
+    with RecordWriter(folder / f"{rank}.jsonl") as writer:
+        telemetry = Telemetry(rank, clock, writer, 1e9, collector, private_copy)
+        turn = Pending(torch.empty_like(replica.theta), private_copy)
+        yield from actor_learner(rank, agent, replica, rollouts(), store, clock, telemetry, turn)
 
 
 def test_the_loop_is_the_pseudo_code(tmp_path: Path) -> None:

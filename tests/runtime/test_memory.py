@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.backends.processes import no_main_module
+from asyncrl.backends.processes import start
 from asyncrl.runtime.clock import shared_zeros
 
 
@@ -34,11 +34,10 @@ def test_what_a_child_writes_is_seen_here() -> None:
     """Children of the fork server, which were not there when the memory was made; pieces of one storage too."""
     tensor = shared_zeros(3, 1000)
     context = multiprocessing.get_context("forkserver")
-    with no_main_module():
-        processes = [context.Process(target=add_own_number, args=(tensor, row)) for row in range(2)]
-        processes.append(context.Process(target=add_own_number, args=(tensor[2:], 0)))
-        for process in processes:
-            process.start()
+    processes = [context.Process(target=add_own_number, args=(tensor, row)) for row in range(2)]
+    processes.append(context.Process(target=add_own_number, args=(tensor[2:], 0)))
+    for process in processes:
+        start(process)
     for process in processes:
         process.join(200)
 

@@ -29,20 +29,20 @@ from asyncrl.backends.collective.board import (
 )
 from asyncrl.backends.collective.exchanges import LOOK_SECONDS, Exchanges, Interrupted
 from asyncrl.backends.collective.launch import LOOPBACK, Launch
-from asyncrl.backends.collective.ranks import Seat, beginning_of, connect, rank_process, updates
+from asyncrl.backends.collective.ranks import beginning_of, connect, rank_process, updates
 from asyncrl.backends.collective.ranks import share as share
-from asyncrl.backends.local import await_last_evaluation, evaluator_process, learner_process, worker_process
+from asyncrl.backends.local import await_last_evaluation
 from asyncrl.backends.outcome import Outcome, Signals, failed, finished, stopped
-from asyncrl.backends.processes import end_all, end_of, remove_if_empty, start_child, start_context
+from asyncrl.backends.processes import Child, end_all, start_context
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.catalog import command_of
 from asyncrl.config.groups import flag
 from asyncrl.core.errors import UsageError
-from asyncrl.runtime.accord import NOTHING, OVER
-from asyncrl.runtime.clock import ENDED, LEAVE, RUNNING, Watch
+from asyncrl.runtime.agreement import NOTHING, OVER
+from asyncrl.runtime.clock import ENDED, LEAVE, RUNNING, polling
 from asyncrl.runtime.monitor import Monitor
 from asyncrl.runtime.plan import Plan
-from asyncrl.runtime.protocols import name_of
+from asyncrl.runtime.protocols import EVALUATOR, name_of
 from asyncrl.runtime.run import Run, build_learner, build_worker
 from asyncrl.runtime.terminal import View
 from asyncrl.storage.records import RecordWriter
@@ -50,12 +50,9 @@ from asyncrl.storage.records import RecordWriter
 SILENT_SECONDS = 3.5
 """A rank without a heartbeat for this long is lost."""
 
-Meeting = Board
-"""Rank 0's board of ranks that a launcher has started."""
-
 
 @contextlib.contextmanager
-def convened(launch: Launch, words: Sequence[str]) -> Iterator[Meeting]:
+def convened(launch: Launch, words: Sequence[str]) -> Iterator[Board]:
     """Rank 0: wait for all ranks and compare their settings and versions. If the block raises, the ranks leave.
 
     Raises UsageError for ranks that do not join, or that have other settings or versions than this one.
@@ -80,8 +77,8 @@ def convened(launch: Launch, words: Sequence[str]) -> Iterator[Meeting]:
         board.close()
 
 
-def run(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Meeting | None = None) -> Outcome:
-    """Rank 0's part: work, and supervise the run. Without a `meeting` it starts the other ranks itself.
+def run(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Board | None = None) -> Outcome:
+    """Rank 0's part: work, and supervise the run. Without a `meeting` of launched ranks it starts the others itself.
 
     None of those is left when it returns; ranks of a launcher are told to leave.
     """
@@ -99,14 +96,12 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Meeti
 class Leader:
     """Rank 0 of a run."""
 
-    def __init__(self, run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Meeting | None) -> None:
+    def __init__(self, run: Run, monitor: Monitor, view: View, signals: Signals, meeting: Board | None) -> None:
         self._run, self._monitor, self._view, self._signals = run, monitor, view, signals
         self._secret = secrets.token_bytes(32)
         self._board = meeting or Board(LOOPBACK, 0, 0, run.spec.config.workers, self._secret, serve=True)
         self._launched = meeting is not None
-        self._supervisor = Supervisor(
-            run, monitor, view, worker_process, evaluator_process, learner_process, workers=False, learners=False
-        )  # fmt: skip
+        self._supervisor = Supervisor(run, monitor.note_loss, view.say, [EVALUATOR])
         self._ranks: dict[int, BaseProcess] = {}
         """The processes of other ranks that were started here."""
         self._hosts: dict[int, str] = {}
@@ -122,7 +117,7 @@ class Leader:
         board.beat()
         if not self._launched:
             self._start_ranks()
-        self._supervisor.fill(self._supervisor.evaluator)
+        self._supervisor.fill(self._supervisor.slots[0])
         hellos = board.await_hellos(self._see_that_all_live)
         self._hosts = {rank: hello["host"] for rank, hello in hellos.items()}
         board.put("answer", beginning_of(run))
@@ -146,11 +141,10 @@ class Leader:
     def explain(self, error: RanksLost) -> Outcome:
         """Which rank is lost, and why: it said so itself, its process has ended, or its heartbeat has stopped."""
         self._view.say("ranks are lost; looking for the cause")
-        before, watch, began = self._board.beats(), Watch(SILENT_SECONDS), time.monotonic()
-        while watch.silence(began) < SILENT_SECONDS:
+        before = self._board.beats()
+        for _ in polling(SILENT_SECONDS, POLL_SECONDS):
             if (outcome := self._reported_loss()) is not None:
                 return outcome
-            time.sleep(POLL_SECONDS)
         now, others = self._board.beats(), range(1, self._board.size)
         if silent := [rank for rank in others if now.get(rank) == before.get(rank)]:
             return failed(f"{self._names(silent)} gave no sign of life any more ({error})")
@@ -161,7 +155,7 @@ class Leader:
 
     def close(self) -> None:
         """End the run: tell the others, write their last rows, and end all processes that were started here."""
-        run, folder = self._run, self._run.spec.folder
+        run = self._run
         with contextlib.suppress(RuntimeError):
             self._board.put("over", True)
         with contextlib.suppress(RuntimeError):
@@ -171,20 +165,19 @@ class Leader:
             run.handles.clock.note_unwritten(rank, writer.missing)
         run.handles.clock.stop(LEAVE)
         self._supervisor.end(self._signals)
-        end_all(list(self._ranks.values()), self._signals)
+        end_all(list(self._ranks.values()), self._signals, run.spec.folder)
         if self._exchanges is not None:  # now no exchange waits for those that were started here
             self._exchanges.close()
-        for rank in self._ranks:
-            remove_if_empty(folder.stack_file(name_of(rank)))
         self._board.close()
 
     def _start_ranks(self) -> None:
         """Start the other ranks on this machine."""
         self._board.greet([])
         context = start_context(self._run.spec.algorithm)
-        seat = Seat(self._run.spec, self._board.port, self._secret)
         for rank in range(1, self._board.size):
-            self._ranks[rank] = start_child(context, rank_process, seat, rank, self._run.handles.clock)
+            self._ranks[rank] = Child.of(self._run, rank).start(
+                context, rank_process, self._run.spec, self._board.port, self._secret, rank
+            )
             self._hosts[rank] = socket.gethostname()
 
     def _reported_loss(self) -> Outcome | None:
@@ -197,7 +190,7 @@ class Leader:
         left = self._board.each("left")
         for rank, process in self._ranks.items():
             if process.exitcode is not None and rank not in left:
-                ended = end_of(process, self._run.handles.clock, rank, folder)
+                ended = Child.of(self._run, rank).end_of(process)
                 return failed(f"{self._names([rank])} {ended.cause}", ended.traceback)
         return None
 
@@ -213,13 +206,11 @@ class Leader:
 
     def _await_ready(self) -> Outcome | None:
         """Wait until every rank is ready; an Outcome if the run ended before it began."""
-        watch, began = Watch(JOIN_SECONDS), time.monotonic()
-        while missing := set(range(1, self._board.size)) - self._board.each("ready").keys():
+        for _ in polling(JOIN_SECONDS, POLL_SECONDS):
+            if not (missing := set(range(1, self._board.size)) - self._board.each("ready").keys()):
+                return self._supervisor.tend()
             self._see_that_all_live()
-            if watch.silence(began) > JOIN_SECONDS:
-                return failed(f"{self._names(sorted(missing))} was not ready after {JOIN_SECONDS:.0f} seconds")
-            time.sleep(POLL_SECONDS)
-        return self._supervisor.tend()
+        return failed(f"{self._names(sorted(missing))} was not ready after {JOIN_SECONDS:.0f} seconds")
 
     def _begin(self) -> None:
         clock, board = self._run.handles.clock, self._board
@@ -244,24 +235,24 @@ class Leader:
                 return outcome
         if monitor.look():
             self._view.show(monitor.summary)
-        accord = self._run.handles.accord
-        assert accord is not None
-        if accord.wish == NOTHING and monitor.verdict() is not None:
-            accord.wish = OVER
+        agreement = self._run.handles.agreement
+        assert agreement is not None
+        if agreement.wish == NOTHING and monitor.verdict() is not None:
+            agreement.wish = OVER
         return None
 
     def _end(self) -> Outcome:
         """All ranks have left after the same update: write their last rows, and wait for the last evaluation."""
-        clock, accord = self._run.handles.clock, self._run.handles.accord
-        assert accord is not None
+        clock, agreement = self._run.handles.clock, self._run.handles.agreement
+        assert agreement is not None
         self._board.await_ended()
         self._collect()
         for worker in [*range(self._board.size), *clock.learners]:
             clock.enter(worker, ENDED)
-        if accord.decided > 0:
-            return stopped(accord.decided)
+        if agreement.decided > 0:
+            return stopped(agreement.decided)
         outcome = finished(self._monitor.verdict() or "total_steps reached")
-        return await_last_evaluation(self._supervisor, self._monitor, self._view, self._signals) or outcome
+        return await_last_evaluation(outcome, self._supervisor, self._monitor, self._view, self._signals)
 
     def _collect(self) -> None:
         """Write the rows that other ranks have sent to their files."""

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any, cast
 
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
@@ -23,7 +24,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from asyncrl.backends.collective.launch import LOOPBACK, SECRET, Launch, own_address, tcp_address
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
-from asyncrl.runtime.clock import Watch
+from asyncrl.runtime.clock import Watch, polling
 from asyncrl.storage.run_folder import versions
 
 JOIN_SECONDS = 300.0
@@ -166,23 +167,22 @@ class Board(Sealed):
 
     def await_hellos(self, goes_on: Callable[[], None] = lambda: None) -> dict[int, dict[str, Any]]:
         """The greetings of all ranks. Meanwhile calls `goes_on`, which may raise. Raises UsageError for a late rank."""
-        watch, began = Watch(JOIN_SECONDS), time.monotonic()
         found: dict[int, dict[str, Any]] = {}
-        while len(found := found | self.each("hello")) < self.size:
+        for _ in polling(JOIN_SECONDS, POLL_SECONDS):
+            found |= self.each("hello")
+            if len(found) == self.size:
+                return dict(sorted(found.items()))
             goes_on()
             self.announce()
-            if watch.silence(began) > JOIN_SECONDS:
-                missing = ", ".join(str(rank) for rank in range(self.size) if rank not in found)
-                raise UsageError(f"after {JOIN_SECONDS:.0f} s rank {missing} of {self.size} has not joined")
-            time.sleep(POLL_SECONDS)
-        return dict(sorted(found.items()))
+        missing = ", ".join(str(rank) for rank in range(self.size) if rank not in found)
+        raise UsageError(f"after {JOIN_SECONDS:.0f} s rank {missing} of {self.size} has not joined")
 
     def await_ended(self) -> None:
         """Rank 0: wait for the others to leave, since they need the board; not for ever."""
-        watch, began = Watch(GRACE_SECONDS), time.monotonic()
         others = self.each("hello").keys() - {0}
-        while not others <= self.each("ended").keys() and watch.silence(began) < GRACE_SECONDS:
-            time.sleep(POLL_SECONDS)
+        for _ in polling(GRACE_SECONDS, POLL_SECONDS):
+            if others <= self.each("ended").keys():
+                return
 
     def close(self) -> None:
         """Stop the heartbeat."""
@@ -225,17 +225,16 @@ def board_of(launch: Launch) -> Board:
 def await_rank_0(store: Store, secret: bytes, key: str, place: str) -> Any:
     """Wait until rank 0 has written a value. Raises RanksLost if it does not, UsageError if it has another secret."""
     doubtful: list[float] = []
-    watch, began = Watch(DOUBT_SECONDS), time.monotonic()
+    watch = Watch(DOUBT_SECONDS)
     values = Sealed(store, secret, lambda _: doubtful.append(time.monotonic()))
-    while (value := values.get(key)) is None:
+    for _ in polling(JOIN_SECONDS, POLL_SECONDS):
+        if (value := values.get(key)) is not None:
+            return value
         if doubtful and watch.silence(doubtful[0]) > DOUBT_SECONDS:
             raise UsageError(
                 f"what rank 0 says at {place} does not carry this rank's secret: give all ranks the same {SECRET}"
             )
-        if watch.silence(began) > JOIN_SECONDS:
-            raise RanksLost(f"rank 0 did not come within {JOIN_SECONDS:.0f} s")
-        time.sleep(POLL_SECONDS)
-    return value
+    raise RanksLost(f"rank 0 did not come within {JOIN_SECONDS:.0f} s")
 
 
 def _serve_store(host: str, port: int) -> TCPStore:
@@ -263,11 +262,9 @@ def disagreement(rank: int, hello: Mapping[str, Any], first: Mapping[str, Any]) 
     for package, version in first["versions"].items():
         if hello["versions"].get(package) != version:
             return f"{who} has {package} {hello['versions'].get(package)}, rank 0 has {version}"
-    if hello["words"] != first["words"]:
-        here, there = first["words"], hello["words"]
-        place = next(
-            (i for i, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), min(len(here), len(there))
-        )
+    here, there = first["words"], hello["words"]
+    if here != there:
+        place = next(i for i, (a, b) in enumerate(zip_longest(here, there)) if a != b)
         shown = [" ".join(words[max(0, place - 1) : place + 2]) or "nothing" for words in (there, here)]
         return f"{who} has other settings than rank 0: {shown[0]!r} instead of {shown[1]!r}"
     return None

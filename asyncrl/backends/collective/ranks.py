@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import format_exception
 from typing import Any, cast
@@ -29,14 +28,14 @@ from asyncrl.backends.collective.exchanges import Exchanges, Interrupted, in_thr
 from asyncrl.backends.collective.launch import LOOPBACK, Launch
 from asyncrl.backends.handles import clock_of, rollout_shape
 from asyncrl.backends.outcome import Signals
-from asyncrl.config.run_config import RunConfig, from_plain, to_plain
+from asyncrl.config.run_config import from_plain, to_plain
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.gathered import Gathered, Kept
 from asyncrl.parameters.replicas import Replicas
-from asyncrl.runtime.accord import Accord
+from asyncrl.runtime.agreement import Agreement
 from asyncrl.runtime.clock import ENDED, RUNNING
 from asyncrl.runtime.normalize import GROWTH, RunMoments
 from asyncrl.runtime.protocols import Counts
@@ -44,8 +43,6 @@ from asyncrl.runtime.run import Handles, Role, Run, RunSpec, build_learner, buil
 from asyncrl.storage.files import plain
 from asyncrl.storage.run_folder import RunFolder
 
-MakeSpec = Callable[[RunConfig], EnvSpec]
-"""Returns the environment that a configuration describes."""
 Beginning = Mapping[str, Any]
 """What rank 0 tells the others when a run begins, besides tensors."""
 
@@ -65,36 +62,27 @@ def beginning_of(run: Run) -> Beginning:
     }
 
 
-def spec_from(told: Beginning, algorithm: str, make_spec: MakeSpec) -> RunSpec:
+def spec_from(told: Beginning, algorithm: str) -> RunSpec:
     """The description of the run, for a rank that was started with the command of `algorithm`."""
     config = from_plain(algorithm_of(algorithm).Config, told["config"])
     layout = tuple((name, tuple(shape)) for name, shape in told["layout"])
     folder, spaces = RunFolder(Path(told["folder"])), from_plain(Spaces, told["spaces"])
-    return RunSpec(algorithm, config, make_spec(config), spaces, folder, layout, told["part"])
-
-
-@dataclass(frozen=True)
-class Seat:
-    """What the process of a rank receives that rank 0 starts itself."""
-
-    spec: RunSpec
-    port: int
-    secret: bytes = field(repr=False)
+    return RunSpec(algorithm, config, EnvSpec.of(config), spaces, folder, layout, told["part"])
 
 
 def share(spec: RunSpec, theta: Tensor, steps: int = 0, seconds: float = 0.0, rank: int = 0) -> Handles:
     """What one rank has, the transport still missing; begun as `clock_of` says."""
-    config, kind, clock, accord = spec.config, spec.method.experience, clock_of(spec, steps, seconds), Accord()
+    config, kind, clock, agreement = spec.config, spec.method.experience, clock_of(spec, steps, seconds), Agreement()
     reduces = config.reduce == "gradients" and kind != GRADIENT
     overlap = config.overlap and kind == GRADIENT
     store = Replicas(
-        theta, config.descent, config.workers, rank, clock, accord, config.check_replicas, reduces, overlap
+        theta, config.descent, config.workers, rank, clock, agreement, config.check_replicas, reduces, overlap
     )
     experience: Gathered | Kept | None = None
     if kind != GRADIENT:
         shape = rollout_shape(spec)
-        experience = Kept(shape, clock) if reduces else Gathered(shape, config.workers, rank, clock, store, accord)
-    return Handles(store, clock, RunMoments(config.workers, spec.moments_size, rank=True), experience, accord)
+        experience = Kept(shape, clock) if reduces else Gathered(shape, config.workers, rank, clock, store, agreement)
+    return Handles(store, clock, RunMoments(config.workers, spec.moments_size, rank=True), experience, agreement)
 
 
 def connect(handles: Handles, exchanges: Exchanges, rank: int, counts: Counts) -> None:
@@ -120,10 +108,10 @@ def updates(run: Run, roles: Sequence[Role], exchanges: Exchanges, signals: Sign
     Meanwhile it passes a signal on to the next exchange, and shares moments whenever T has grown enough.
     """
     config, handles, running, published = run.spec.config, run.handles, list(roles), -1
-    assert handles.accord is not None
+    assert handles.agreement is not None
     while running := [role for role in running if next(role.loop, ENDED) is not ENDED]:
         if signals.first is not None:
-            handles.accord.wish = signals.first
+            handles.agreement.wish = signals.first
         steps = handles.clock.steps
         if (config.normalize_observations or config.normalize_returns) and steps >= GROWTH * published:
             assert handles.moments.gathered is not None
@@ -151,20 +139,18 @@ class Mailbox:
         """Nothing is held."""
 
 
-def rank_process(seat: Seat, rank: int) -> None:
+def rank_process(spec: RunSpec, port: int, secret: bytes, rank: int) -> None:
     """The process of a rank that rank 0 has started. It ignores signals: rank 0 decides when to stop."""
-    size = seat.spec.config.workers
-    code = attend(rank, lambda: Board(LOOPBACK, seat.port, rank, size, seat.secret), [], Signals(), lambda _: seat.spec)
+    size = spec.config.workers
+    code = attend(rank, lambda: Board(LOOPBACK, port, rank, size, secret), [], Signals(), lambda _: spec)
     if code:
         os._exit(code)
 
 
-def attend_launched(launch: Launch, algorithm: str, words: Sequence[str], make_spec: MakeSpec) -> int:
+def attend_launched(launch: Launch, algorithm: str, words: Sequence[str]) -> int:
     """Run a rank other than 0 that a launcher has started; returns the exit code."""
     with Signals().caught() as signals:
-        code = attend(
-            launch.rank, lambda: board_of(launch), words, signals, lambda told: spec_from(told, algorithm, make_spec)
-        )
+        code = attend(launch.rank, lambda: board_of(launch), words, signals, lambda told: spec_from(told, algorithm))
     leave(code)
     return code
 
@@ -217,8 +203,8 @@ def _take_part(board: Board, signals: Signals, spec_of: Callable[[Beginning], Ru
 
 def _work(run: Run, board: Board, exchanges: Exchanges, signals: Signals) -> int:
     """Act and push until all ranks leave; returns the exit code."""
-    clock, accord = run.handles.clock, run.handles.accord
-    assert accord is not None
+    clock, agreement = run.handles.clock, run.handles.agreement
+    assert agreement is not None
     with contextlib.ExitStack() as stack:
         roles = [stack.enter_context(closing(build_worker(run, board.rank, make_writer=lambda _: Mailbox(board))))]
         if run.spec.config.reduce == "gradients":  # its learner's rows would only repeat rank 0's
@@ -231,7 +217,7 @@ def _work(run: Run, board: Board, exchanges: Exchanges, signals: Signals) -> int
         for _ in updates(run, roles, exchanges, signals):
             pass
     board.put(f"ended/{board.rank}", True)
-    return 128 + accord.decided if accord.decided > 0 else 0
+    return 128 + agreement.decided if agreement.decided > 0 else 0
 
 
 def _await_end(board: Board, error: Exception) -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from asyncrl.backends.ray.reports import Say
-from asyncrl.backends.supervisor import READY_SECONDS, Restarts
-from asyncrl.runtime.clock import Silences, Watch
+from asyncrl.backends.supervisor import Restartable, tolerated
+from asyncrl.runtime.clock import BUILDING, RUNNING, Silences, Watch
 from asyncrl.runtime.link import Empty
 
 SILENT_SECONDS = 75.0
@@ -47,10 +47,9 @@ def placed(kind: type, node: dict[str, Any] | None, soft: bool = False, **option
 
 
 @dataclass(eq=False)
-class Place:
+class Place(Restartable):
     """An actor's place in a run. The driver calls the actor again and again, with at most one call pending."""
 
-    number: int
     interval: float = 0.25
     """Seconds between two calls."""
     actor: Any = None
@@ -67,13 +66,6 @@ class Place:
     """Whether it has not answered since it was started."""
     told: int = 0
     """How many of its news are known."""
-    restarts: Restarts = field(default_factory=Restarts)
-    due: float = 0.0
-    """When the place may be filled again."""
-    cause: str = ""
-    """Of the last loss."""
-    gone: bool = False
-    """Whether it stays empty after too many losses."""
     left: bool = False
     """Whether its work is finished."""
 
@@ -102,18 +94,13 @@ class Place:
         """An actor is being started here, or started again."""
         self.call, self.answered, self.starting = None, time.monotonic(), True
 
-    def lose(self, cause: str, budget: int, watch: Watch) -> None:
-        """Note a loss; after more than `budget` of them the place stays empty."""
-        self.cause, pause = cause, self.restarts.lose(budget, watch)
-        self.gone, self.due = pause is None, time.monotonic() + (pause or 0.0)
-
 
 class Poller:
     """Calls actors, and notices those that do not answer."""
 
     def __init__(self, hang_seconds: float, say: Say) -> None:
         """An actor may take as long as it needs if `hang_seconds` is 0."""
-        self._patience = min(hang_seconds, SILENT_SECONDS) if hang_seconds else float("inf")
+        self._patience = min(hang_seconds, SILENT_SECONDS)
         self.watch = Watch(hang_seconds)
         self._silences = Silences(say)
 
@@ -159,7 +146,8 @@ class Poller:
         """An actor has not answered yet. One that is stopped, or hangs, is ended."""
         if self.watch.silence(place.called) > CALL_SECONDS:
             place.call = None
-        silence, allowed = self.watch.silence(place.answered), READY_SECONDS if place.starting else self._patience
+        silence = self.watch.silence(place.answered)
+        allowed = tolerated(BUILDING if place.starting else RUNNING, self._patience)
         if silence > allowed:
             self._silences.end(place.name, answers=False)
             place.hang(f"did not answer for {allowed:g} seconds")

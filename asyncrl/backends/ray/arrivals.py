@@ -25,7 +25,7 @@ from asyncrl.experience.blocks import FIRST, RolloutShape, block_of, header_of
 from asyncrl.experience.replay import Replay
 from asyncrl.parameters.shards import Report
 from asyncrl.runtime.link import Answer, Call, Callee
-from asyncrl.runtime.protocols import LEARNER, Batch, Counts, Receipt
+from asyncrl.runtime.protocols import LEARNER, Batch, Counts
 
 CREDIT = 2
 """Calls of one host that wait. One is under way while the other waits for news."""
@@ -73,7 +73,7 @@ class WithoutActors:
         """False: no actor is here."""
         return False
 
-    def put(self, actor: int, rollout: Rollout, version: int) -> Receipt:
+    def put(self, actor: int, rollout: Rollout, version: int) -> None:
         """Not for actors, which are on hosts."""
         raise NotImplementedError
 

@@ -8,7 +8,7 @@ import secrets
 import socket
 
 from asyncrl.backends import sockets
-from asyncrl.backends.families import lead_session
+from asyncrl.backends.process_trees import lead_session
 
 REACH_SECONDS = 5.0
 """Time to open a connection to a port."""

@@ -51,7 +51,6 @@ class HostPlace(Place):
         self._driver = driver
         self.node = ""
         """Of the machine, for Ray."""
-        self.incarnation = 0
         self.seen: Seen | None = None
 
     @property
@@ -259,7 +258,7 @@ class Driver:
         if self._learner is not None and self._learner.gone:
             return True
         if self._all_gone():
-            last = max((place for place in self._places if place.gone), key=lambda place: place.restarts.losses[-1])
+            last = max((place for place in self._places if place.gone), key=lambda place: place.losses[-1])
             reason = f"all hosts are gone for good: {last.name} is lost ({last.cause})"
             self._tell("failed", reason, None)
             return True

@@ -20,7 +20,6 @@ from pathlib import Path
 from traceback import format_exc
 from typing import Any
 
-from asyncrl.backends.local import evaluator_process, learner_process, worker_process
 from asyncrl.backends.outcome import Outcome, Signals, failed
 from asyncrl.backends.ray.member import LAST_SECONDS, Beginning, Member, build
 from asyncrl.backends.ray.reports import LEFT, Journal, Seen, Statistics
@@ -46,16 +45,15 @@ class Workers(Supervisor):
     """Supervises a host's workers and learners, and notes with which rollout each worker's process begins."""
 
     def __init__(self, run: Run, host: Host) -> None:
-        super().__init__(
-            run, host, host, worker_process, evaluator_process, learner_process, learners=host.learns, evaluator=False
-        )
+        learners = run.handles.clock.learners if host.learns else ()
+        super().__init__(run, host.note_loss, host.say, [*learners, *range(run.spec.config.workers)])
         self._rings = run.handles.experience.rings if isinstance(run.handles.experience, Batches) else []
         self._firsts = host.firsts
 
     def fill(self, slot: Slot) -> None:
         """Start a process in an empty place."""
-        if self._rings and slot.worker >= 0:
-            self._firsts[slot.worker].add(self._rings[slot.worker].written)
+        if self._rings and slot.number >= 0:
+            self._firsts[slot.number].add(self._rings[slot.number].written)
         super().fill(slot)
 
 
@@ -181,7 +179,7 @@ class Host(Member):
         signals = Signals()
         supervisor = Workers(run, self)
         try:
-            for slot in (*supervisor.workers, *supervisor.learners):
+            for slot in supervisor.slots:
                 slot.incarnation = INCARNATIONS * (self.beginning.incarnation - 1)
                 supervisor.fill(slot)
             while not supervisor.all_ended() and self._order != LEAVE:
@@ -197,7 +195,7 @@ class Host(Member):
             handles.clock.stop(LEAVE)
             supervisor.end(signals)
             for slot in supervisor.workers:
-                handles.clock.enter(slot.worker, ENDED)
+                handles.clock.enter(slot.number, ENDED)
             self.done.set()
 
     def _exchange(self) -> None:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from asyncrl.backends.local import await_last_evaluation, evaluator_process, learner_process, worker_process
+from asyncrl.backends.local import await_last_evaluation
 from asyncrl.backends.outcome import STOPPING, Outcome, Signals, failed, finished, stopped
-from asyncrl.backends.processes import POLL_SECONDS, end, end_of, start_child, start_context
+from asyncrl.backends.processes import POLL_SECONDS, Child, end, start_context
 from asyncrl.backends.ray.connection import connect
 from asyncrl.backends.supervisor import Supervisor
 from asyncrl.runtime.clock import FINISH, LEAVE, UNKNOWN, Watch
 from asyncrl.runtime.monitor import Monitor
+from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.terminal import View
 
@@ -31,24 +31,26 @@ LEAVE_SECONDS = 30.0
 
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
     """Follow the run to its end on a cluster. None of its processes is left on this machine when it returns."""
-    supervisor = Supervisor(
-        run, monitor, view, worker_process, evaluator_process, learner_process, workers=False, learners=False
-    )  # fmt: skip
+    supervisor = Supervisor(run, monitor.note_loss, view.say, [EVALUATOR])
     here, there = multiprocessing.Pipe()
-    context, drive = start_context(run.spec.algorithm), partial(driver_process, there)
-    driver = start_child(context, drive, run, 0, run.handles.clock, DRIVER)
+    driver = driver_of(run).start(start_context(run.spec.algorithm), driver_process, run, there)
     there.close()
     leader = Leader(run, monitor, view, driver, here)
     try:
-        supervisor.fill(supervisor.evaluator)
+        supervisor.fill(supervisor.slots[0])
         outcome = leader.follow(supervisor, signals)
         if outcome.state == "finished":
-            outcome = await_last_evaluation(supervisor, monitor, view, signals) or outcome
+            outcome = await_last_evaluation(outcome, supervisor, monitor, view, signals)
         return outcome
     finally:
         run.handles.clock.stop(LEAVE)
         leader.dismiss(signals)
         supervisor.end(signals)
+
+
+def driver_of(run: Run) -> Child:
+    """The driver as a child of this process."""
+    return Child(0, DRIVER, run.handles.clock, run.spec.folder)
 
 
 class Leader:
@@ -95,7 +97,7 @@ class Leader:
 
     def _without_driver(self) -> Outcome:
         """Why the driver ended: it raised, the disk was full, or Ray exited it as the head of the cluster was lost."""
-        ended = end_of(self._driver, self._run.handles.clock, 0, self._run.spec.folder)
+        ended = driver_of(self._run).end_of(self._driver)
         question = ": was the head of the cluster lost?" if ended.kind == UNKNOWN else ""
         return failed(f"Ray's driver {ended.cause}{question}", ended.traceback)
 
@@ -131,7 +133,7 @@ class Leader:
             self._view.say(line)
 
 
-def driver_process(pipe: Connection, run: Run, _: int) -> None:
+def driver_process(run: Run, pipe: Connection) -> None:
     """The driver's process: connect to Ray, or start it, and drive the run."""
     try:
         connect(run.spec.config.address)

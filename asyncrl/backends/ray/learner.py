@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from asyncrl.algorithm import MEMORY
 from asyncrl.backends.handles import rollout_shape, shared
-from asyncrl.backends.local import follow
 from asyncrl.backends.outcome import Outcome, failed
+from asyncrl.backends.processes import follow
 from asyncrl.backends.ray.arrivals import Arrivals, Delivery, Rollouts
 from asyncrl.backends.ray.memory import RemoteReplay
 from asyncrl.backends.ray.reports import KINDS, LEFT, Journal, Seen, Statistics, Told

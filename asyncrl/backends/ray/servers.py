@@ -45,7 +45,7 @@ class ServerPlace(Place):
 
     def __init__(self, number: int, known: State, interval: float, tell: Tell) -> None:
         """`known` is what it is filled with at first."""
-        super().__init__(number, interval)
+        super().__init__(number, interval=interval)
         self.known = known
         """The newest known state."""
         self.filled = 0

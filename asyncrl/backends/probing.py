@@ -1,4 +1,4 @@
-"""A first look at an environment, from a process of its own: whatever it does there is over with that process."""
+"""Probes an environment in a process of its own: whatever it does there is over with that process."""
 
 from __future__ import annotations
 
@@ -8,20 +8,12 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from asyncrl.backends import families
-from asyncrl.backends.processes import (
-    begin,
-    end,
-    how_it_died,
-    no_main_module,
-    signals_held_back,
-    start_context,
-)
+from asyncrl.backends import process_trees
+from asyncrl.backends.processes import begin, end, how_it_died, start, start_context
 from asyncrl.core.errors import UsageError
 from asyncrl.core.named import Parcel, parcels
 from asyncrl.core.spaces import Spaces
@@ -31,40 +23,22 @@ from asyncrl.envs.spec import EnvironmentNotice, EnvSpec, one_line
 POLL_SECONDS = 0.2
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What the look has found."""
-
-    spaces: Spaces
-    notices: tuple[str, ...]
-    """What there is to say about the environment."""
-
-
-def look(spec: EnvSpec, algorithm: str, seconds: float, here: bool, steps: bool = True) -> Spaces:
+def probe(spec: EnvSpec, algorithm: str, seconds: float, here: bool, steps: bool = True) -> Spaces:
     """What `spec.probe(steps)` returns. Raises UsageError if the environment cannot be used.
 
     `here`: in this process, where the run is going to have it. `seconds`: the longest that one call of it may take; 0:
-    any time. Otherwise the look shares the fork server with the processes of the run, which therefore start no later.
+    any time. Otherwise this shares the fork server with the processes of the run, which therefore start no later.
     """
     if here or sys.platform != "linux":  # where a process would have to import everything first
         with watched(seconds):
             return spec.probe(steps)
-    seen = _ask(spec, algorithm, seconds, steps)
-    for notice in seen.notices:
-        warnings.warn(notice, EnvironmentNotice, stacklevel=2)
-    return seen.spaces
-
-
-def _ask(spec: EnvSpec, algorithm: str, seconds: float, steps: bool) -> Seen:
-    """Start the process, and wait for its answer."""
     context = start_context(algorithm)
     receiver, sender = context.Pipe(duplex=False)
-    arguments = (sender, spec, parcels(spec.own_names), steps, families.TOKEN)
-    process: BaseProcess = context.Process(target=_look, args=arguments, name="look")  # type: ignore[attr-defined]
+    arguments = (sender, spec, parcels(spec.own_names), steps, process_trees.TOKEN)
+    process: BaseProcess = context.Process(target=_main, args=arguments, name="probe")  # type: ignore[attr-defined]
     with receiver, sender:
         try:
-            with no_main_module(), signals_held_back():
-                process.start()
+            start(process)
         except (OSError, EOFError) as error:
             raise UsageError(f"no process could be started: {one_line(error)}") from error
         try:
@@ -73,20 +47,23 @@ def _ask(spec: EnvSpec, algorithm: str, seconds: float, steps: bool) -> Seen:
             end(process)
 
 
-def _answer(receiver: Connection, process: BaseProcess, spec: EnvSpec, seconds: float) -> Seen:
-    """What the process has seen. Raises UsageError for what it complains of, and for a call without end."""
+def _answer(receiver: Connection, process: BaseProcess, spec: EnvSpec, seconds: float) -> Spaces:
+    """What the process has found. Raises UsageError for what it complains of, and for a call without end."""
     what, since, said = "", time.monotonic(), False
     while True:
         wait([receiver, process.sentinel], timeout=POLL_SECONDS)
         ended = process.exitcode is not None  # asked first, so that what it has said is heard
         waited = time.monotonic() - since
         if receiver.poll():
-            answer = receiver.recv()
-            if isinstance(answer, Seen):
-                return answer
-            if isinstance(answer, UsageError):
-                raise answer
-            what, since, said = answer, time.monotonic(), False
+            match receiver.recv():
+                case Spaces() as spaces:
+                    return spaces
+                case UsageError() as error:
+                    raise error
+                case EnvironmentNotice() as notice:
+                    warnings.warn(notice, stacklevel=3)
+                case str(now):
+                    what, since, said = now, time.monotonic(), False
         elif ended:
             raise UsageError(f"{what or spec.env_id}: its process {how_it_died(process)}")
         elif what and seconds and waited > seconds:
@@ -96,24 +73,24 @@ def _answer(receiver: Connection, process: BaseProcess, spec: EnvSpec, seconds: 
             say_waiting(what)
 
 
-def _look(sender: Connection, spec: EnvSpec, own: tuple[Parcel, ...], steps: bool, token: str) -> None:
-    """The main function of the process. Its Ctrl-C is for the process that waits."""
+def _main(sender: Connection, spec: EnvSpec, own: tuple[Parcel, ...], steps: bool, token: str) -> None:
+    """The main function of the process, which sends what it is calling and what there is to say about it, then Spaces
+    or UsageError. Its Ctrl-C is for the process that waits."""
     begin(token)
     os.dup2(2, 1)
-    notices: list[str] = []
     show: Callable[..., Any] = warnings.showwarning
 
     def note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, EnvironmentNotice):
-            notices.append(str(message))
+            sender.send(EnvironmentNotice(str(message)))
         else:
             show(message, category, *place, **more)
 
-    answer: Seen | UsageError
+    answer: Spaces | UsageError
     try:
         warnings.showwarning = note
         with told(sender.send):
-            answer = Seen(spec.probe(steps), tuple(notices))
+            answer = spec.probe(steps)
     except UsageError as error:
         answer = UsageError(str(error))
     except BaseException as error:

@@ -14,22 +14,22 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 
-VARIABLE = "ASYNCRL_FAMILIES"
-"""The families to which a process belongs, each with a semicolon: that of the child of a run, and of those above it."""
+VARIABLE = "ASYNCRL_PROCESS_TREES"
+"""The trees to which a process belongs, each with a semicolon: that of the child of a run, and of those above it."""
 TOKEN = secrets.token_hex(8)
 """Tells this process's children from those of all others, in other containers too."""
 MOST_ROUNDS = 5
-"""How often what is left of a family is looked for: its members may start others meanwhile."""
+"""How often what is left of a tree is looked for: its members may start others meanwhile."""
 PR_SET_PDEATHSIG = 1
 
 _children: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
-"""Children of this process that lead families."""
+"""Children of this process that are roots of trees."""
 
 
 def add(process: BaseProcess) -> None:
@@ -38,9 +38,9 @@ def add(process: BaseProcess) -> None:
 
 
 def lead(token: str) -> str:
-    """Make this process, a child, the head of a family; returns the family's name. `token` is the parent's TOKEN."""
-    family = f"{token}-{os.getpid()}"
-    os.environ[VARIABLE] = f"{os.environ.get(VARIABLE, '')}{family};"
+    """Make this process, a child, the root of a tree; returns the tree's name. `token` is the parent's TOKEN."""
+    tree = f"{token}-{os.getpid()}"
+    os.environ[VARIABLE] = f"{os.environ.get(VARIABLE, '')}{tree};"
     lead_session()
     if sys.platform == "linux":
         # A child that is stopped could not notice that the command is gone. The fork server notices, once no child
@@ -48,7 +48,7 @@ def lead(token: str) -> str:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
         with contextlib.suppress(AttributeError, TypeError, OSError):
             os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
-    return family
+    return tree
 
 
 def lead_session() -> None:
@@ -57,17 +57,17 @@ def lead_session() -> None:
         os.setsid()
 
 
-def end(families: Sequence[str]) -> None:
-    """Kill all members of families, the heads included. Does nothing on systems without process groups."""
+def end(trees: Sequence[str]) -> None:
+    """Kill all members of trees, the roots included. Does nothing on systems without process groups."""
     if not hasattr(os, "killpg"):
         return
     for _ in range(MOST_ROUNDS):
-        if not (found := _marked(families)):
+        if not (found := _marked(trees)):
             break
         for pid in found:
-            _send(pid, signal.SIGKILL)
-    for family in families:
-        _send_group(int(family.rpartition("-")[2]), signal.SIGKILL)
+            _send(os.kill, pid, signal.SIGKILL)
+    for tree in trees:
+        _send(os.killpg, int(tree.rpartition("-")[2]), signal.SIGKILL)
 
 
 def end_those_of(pids: Sequence[int]) -> None:
@@ -75,9 +75,9 @@ def end_those_of(pids: Sequence[int]) -> None:
     end([f"{TOKEN}-{pid}" for pid in pids])
 
 
-def _marked(families: Sequence[str]) -> list[int]:
-    """Living processes with the mark of one of these families, except this one."""
-    marks, found = [f"{family};".encode() for family in families], []
+def _marked(trees: Sequence[str]) -> list[int]:
+    """Living processes with the mark of one of these trees, except this one."""
+    marks, found = [f"{tree};".encode() for tree in trees], []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it is gone, or somebody else's
             variables = (folder / "environ").read_bytes()
@@ -86,14 +86,9 @@ def _marked(families: Sequence[str]) -> list[int]:
     return found
 
 
-def _send(pid: int, number: int) -> None:
+def _send(send: Callable[[int, int], None], whom: int, number: int) -> None:
     with contextlib.suppress(OSError):
-        os.kill(pid, number)
-
-
-def _send_group(leader: int, number: int) -> None:
-    with contextlib.suppress(OSError):
-        os.killpg(leader, number)
+        send(whom, number)
 
 
 @contextlib.contextmanager
@@ -116,7 +111,7 @@ def stopping_together() -> Iterator[None]:
         for child in list(_children):
             with contextlib.suppress(ValueError):  # it has been closed
                 if child.pid is not None:
-                    _send_group(child.pid, number)
+                    _send(os.killpg, child.pid, number)
 
     signal.signal(signal.SIGTSTP, stop)
     try:

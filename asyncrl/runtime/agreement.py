@@ -14,7 +14,7 @@ NOTHING, OVER = 0, -1
 """Wishes: none; that the run ends as finished. Any other is the number of a signal that asks to leave."""
 
 
-class Accord:
+class Agreement:
     """One rank's wish, what all decided, and where the time of exchanges went."""
 
     def __init__(self) -> None:
@@ -39,13 +39,12 @@ class Accord:
         of different hosts need not agree for this.
         """
         shortest = min(seconds)
-        self.note(waiting=seconds[rank] - shortest, communicating=shortest)
+        self.note(wait_for_ranks=seconds[rank] - shortest, communicate=shortest)
 
-    def note(self, waiting: float = 0.0, communicating: float = 0.0, learning: float = 0.0) -> None:
-        """Note the seconds this rank spent waiting for other ranks, in communication, and waiting for the learner."""
-        spent = {"wait_for_ranks": waiting, "communicate": communicating} | ({"wait": learning} if learning else {})
-        for phase, seconds in spent.items():
-            self._spent[phase] = self._spent.get(phase, 0.0) + seconds
+    def note(self, **seconds: float) -> None:
+        """Note what this rank spent in a phase: `wait_for_ranks`, `communicate`, or `wait` for the learner."""
+        for phase, spent in seconds.items():
+            self._spent[phase] = self._spent.get(phase, 0.0) + spent
 
     def spent(self) -> dict[str, float]:
         """Seconds since this was last asked, by phase."""
