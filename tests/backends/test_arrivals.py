@@ -12,7 +12,7 @@ from asyncrl.core.rollout import Rollout
 from asyncrl.experience.batches import Batches
 from asyncrl.experience.blocks import RolloutShape, copied, packed
 from asyncrl.runtime.clock import RUNNING, Clock
-from asyncrl.runtime.link import Call, Callee
+from asyncrl.runtime.link import Call, Callee, Caller
 from tests.support import COUNTING
 
 SHAPE = RolloutShape(steps=2, environments=1, spaces=COUNTING)
@@ -46,8 +46,8 @@ def hear(
     """A call with rollouts of the host's first worker arrives; what is taken of the host's calls, and its news."""
     messages = [(0, packed(SHAPE, rollout(reward), 5, 0).numpy()) for reward in rewards]
     call = Call(host, incarnation, 1, number, 1, Rollouts(messages, seconds=seconds))
-    delivery, newest = place.hear(call)
-    return place.answer(call, delivery).taken, delivery, newest
+    answer, newest = place.hear(call)
+    return answer.taken, answer.news, newest
 
 
 def rewards_of(place: Arrivals) -> list[float]:
@@ -107,6 +107,22 @@ def test_a_call_waits_for_news_until_the_next_one_of_its_host_arrives() -> None:
         first.join(200)
 
     assert [(newest, one.news, one.done) for one, newest in said] == [(False, 0, [0]), (True, 1, [1])]
+
+
+def test_an_answer_that_is_overtaken_by_a_later_one_frees_nothing() -> None:
+    """A call waits for news, the next one is answered after the batch; its answer is the first to come."""
+    place, caller = arrivals(), Caller[Rollouts](0, 1, credit=3)
+    caller.call(Rollouts())
+    while caller.waiting:  # the first call only tells it the epoch
+        caller.accept(place.hear(caller.waiting[0])[0])
+    first, _ = place.hear(caller.call(Rollouts([(0, packed(SHAPE, rollout(1.0), 5, 0).numpy())])))
+    assert rewards_of(place) == [1.0]
+    place.release()
+    second, _ = place.hear(caller.call(Rollouts()))
+
+    assert (first.news.done, second.news.done) == ([0], [1])
+    assert caller.accept(second) is not None
+    assert caller.accept(first) is None
 
 
 def test_in_step_a_batch_is_one_rollout_of_every_host() -> None:

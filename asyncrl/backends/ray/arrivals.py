@@ -109,10 +109,11 @@ class Arrivals(WithoutActors):
         """Notified when steps were stored in the memory."""
         self._news = [0] * hosts
 
-    def hear(self, call: Call[Rollouts]) -> tuple[Delivery, bool]:
+    def hear(self, call: Call[Rollouts]) -> tuple[Answer, bool]:
         """Take a call's rollouts, and wait until there is news for its host, or a later call of it.
 
-        Returns what there is to say to the host, and whether no later call of it has arrived meanwhile.
+        Returns the answer, with a `Delivery`, and whether no later call of the host has arrived meanwhile. Answers are
+        numbered in the order of what they say.
         """
         host, load, began = call.host, call.load, time.monotonic()
         change, taken = self._changes[host], self.callee.taken
@@ -124,13 +125,8 @@ class Arrivals(WithoutActors):
                 change.notify_all()
             change.wait_for(lambda: self._news[host] != load.news or taken[host] != call.number, timeout=load.seconds)
             newest = int(taken[host]) == call.number and not self.callee.is_retired(call)
-            done = self.done(host, call.incarnation)
-            return Delivery(self._news[host], done, time.monotonic() - began), newest
-
-    def answer(self, call: Call[Rollouts], news: Delivery) -> Answer:
-        """The answer to a call that was heard."""
-        with self.lock:
-            return self.callee.answer(call, news)
+            delivery = Delivery(self._news[host], self.done(host, call.incarnation), time.monotonic() - began)
+            return self.callee.answer(call, delivery), newest
 
     def done(self, host: int, incarnation: int) -> list[int]:
         """How many rollouts of this incarnation's workers the learner is done with."""

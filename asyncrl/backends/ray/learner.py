@@ -150,17 +150,18 @@ class LearnerHost(Server):
                 others = self._ledger.others(call.host)
                 self._count(handles)
         if isinstance(experience, Arrivals):
-            delivery, newest = experience.hear(call)
+            answer, newest = experience.hear(call)
         else:
-            delivery, newest = Delivery(), True
             with self.lock:
                 self._callee.admit(call)
+                answer, newest = self._callee.answer(call, Delivery()), True
         # Theta after that, so that it has the updates of all batches that are done.
         counts, theta = handles.store.counts(), None
-        if call.epoch != self._callee.epoch or (load.theta and newest and load.version != counts.updates):
+        if call.epoch != answer.epoch or (load.theta and newest and load.version != counts.updates):
             theta, counts = self._copy(handles)
-        with experience.lock if isinstance(experience, Arrivals) else self.lock:
-            return self._callee.answer(call, replace(delivery, counts=counts, theta=theta, others=others))
+        if answer.retired:
+            return answer
+        return replace(answer, news=replace(answer.news, counts=counts, theta=theta, others=others))
 
     def _make_experience(self, handles: Handles, times: int) -> Arrivals | RemoteReplay:
         """Where the learner takes its batches from: what hosts send here, or the replay hosts."""
