@@ -46,7 +46,7 @@ def tolerated(phase: int, hang_seconds: float) -> float:
     return {BUILDING: READY_SECONDS, RUNNING: hang_seconds or NEVER, ENDED: LEAVE_SECONDS}.get(phase, NEVER)
 
 
-@dataclass
+@dataclass(eq=False)
 class Restartable:
     """The place of a worker, a learner, the evaluator or a host, in which one follows another after a loss."""
 
@@ -72,7 +72,7 @@ class Restartable:
         return None if self.gone else pause
 
 
-@dataclass(kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class Slot(Restartable):
     """The place of a worker, a learner or the evaluator, and its current process."""
 

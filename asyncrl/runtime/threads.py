@@ -7,7 +7,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 _found: dict[str, str | None] = {}
@@ -53,28 +53,25 @@ def compute_with(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _restorer() -> Callable[[], None]:
-    """What puts the settings back that this process has now."""
+@contextlib.contextmanager
+def _put_back() -> Iterator[None]:
+    """What is set now in this process is so again after the block."""
     import torch
 
-    opencv = sys.modules.get("cv2")
-    variables = {variable: os.environ.get(variable) for variable in VARIABLES}
-    threads, drawing = torch.get_num_threads(), opencv.getNumThreads() if opencv else -1  # -1: its own default
-
-    def restore() -> None:
-        for variable, value in variables.items():
-            os.environ.pop(variable, None)
-            if value is not None:
-                os.environ[variable] = value
-        torch.set_num_threads(threads)
-        if "cv2" in sys.modules:
-            sys.modules["cv2"].setNumThreads(drawing)
-
-    return restore
+    variables, threads = {variable: os.environ.get(variable) for variable in VARIABLES}, torch.get_num_threads()
+    opencv = sys.modules["cv2"].getNumThreads() if "cv2" in sys.modules else -1  # -1: its own default
+    yield
+    for variable, value in variables.items():
+        os.environ.pop(variable, None)
+        if value is not None:
+            os.environ[variable] = value
+    torch.set_num_threads(threads)
+    if "cv2" in sys.modules:
+        sys.modules["cv2"].setNumThreads(opencv)
 
 
 _blocks, _blocks_lock = 0, threading.Lock()
-_restore: Callable[[], None] = request_one_thread
+_after_blocks = contextlib.ExitStack()
 """Puts back what was before the first of the blocks."""
 
 
@@ -85,10 +82,10 @@ def one_thread() -> Iterator[None]:
     Several threads of a program may be in such a block at a time: the last one to leave puts back what was before the
     first.
     """
-    global _blocks, _restore
+    global _blocks
     with _blocks_lock:
         if _blocks == 0:
-            _restore = _restorer()
+            _after_blocks.enter_context(_put_back())
             request_one_thread()
         _blocks += 1
         limit_threads()
@@ -98,7 +95,7 @@ def one_thread() -> Iterator[None]:
         with _blocks_lock:
             _blocks -= 1
             if _blocks == 0:
-                _restore()
+                _after_blocks.close()
 
 
 def running_threads() -> int:

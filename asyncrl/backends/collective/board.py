@@ -228,6 +228,7 @@ def await_rank_0(store: Store, secret: bytes, key: str, place: str) -> Any:
     watch = Watch(DOUBT_SECONDS)
     values = Sealed(store, secret, lambda _: doubtful.append(time.monotonic()))
     for _ in polling(JOIN_SECONDS, POLL_SECONDS):
+        watch.look()
         if (value := values.get(key)) is not None:
             return value
         if doubtful and watch.silence(doubtful[0]) > DOUBT_SECONDS:

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import ProcessGroupGloo, Work
 from asyncrl.backends.collective.board import Board, RanksLost, first_line
 from asyncrl.backends.collective.launch import LOOPBACK, own_address
 from asyncrl.backends.outcome import Signals
-from asyncrl.runtime.clock import Watch
+from asyncrl.runtime.clock import Watch, polling
 
 LOOK_SECONDS = 0.5
 """Longest time for which an exchange is waited for without a look at signals."""
@@ -144,19 +144,19 @@ class Exchanges:
 
     def _await(self, ended: Ended) -> None:
         """Wait for an exchange. Raises RanksLost if it fails, Interrupted after a signal if it takes too long."""
-        asked, began = None, time.monotonic()
-        watch = Watch(min(self._seconds, PATIENCE_SECONDS))
+        asked, watch = None, Watch(PATIENCE_SECONDS)
         try:
-            while not ended(min(LOOK_SECONDS, self._seconds / 8)):
-                waited = watch.silence(began)
+            for _ in polling(self._seconds):
+                if ended(min(LOOK_SECONDS, self._seconds / 8)):
+                    return
+                watch.look()
                 if self._signals.first is not None:
                     asked = asked or time.monotonic()
                     if self._signals.urgent or watch.silence(asked) > PATIENCE_SECONDS:
                         raise Interrupted
-                if waited > self._seconds:
-                    raise RanksLost(f"an exchange took longer than {self._seconds:g} seconds")
         except RuntimeError as error:
             raise RanksLost(first_line(error)) from None
+        raise RanksLost(f"an exchange took longer than {self._seconds:g} seconds")
 
 
 _abandoned: list[Any] = []
