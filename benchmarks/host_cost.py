@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from asyncrl.backends.ray import VARIABLES
+from asyncrl.backends.ray.connection import VARIABLES
 from asyncrl.storage.records import read_records
 
 PAPER, PUSHES = ("--preset", "paper"), ("--push", "every-update")

@@ -40,7 +40,7 @@ from soak import NAME, WORKERS, names_in, speeds, status_of
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from asyncrl.backends.ray import VARIABLES
+from asyncrl.backends.ray.connection import VARIABLES
 from asyncrl.storage.records import RecordWriter, read_records
 
 HOSTS, ROW_SECONDS, LONGEST = 2, 10.0, 120.0
@@ -112,7 +112,7 @@ FAULTS: dict[str, Callable[[Run, random.Random], Any]] = {
     "worker killed": lambda run, choose: one(run.workers(), choose).kill(),
     "host actor killed": lambda run, choose: one(run.named("ray::Host"), choose).kill(),
     "host actor stopped": lambda run, choose: one(run.named("ray::Host"), choose).suspend(),
-    "shard killed": lambda run, choose: one(run.named("ray::SavedShard"), choose).kill(),
+    "shard killed": lambda run, choose: one(run.named("ray::Shard"), choose).kill(),
     "raylet killed": lambda run, choose: one(run.named("raylet/raylet", "10.79.0.2"), choose).kill(),
     "command killed": lambda run, choose: run.kill_command(),
     "link cut, 5 s": lambda run, choose: cut(5),
@@ -206,7 +206,7 @@ def soak(options: argparse.Namespace) -> list[str]:
             if (code := run.process.wait(timeout=LONGEST)) != 143:
                 bad.append(f"exit code {code} after SIGTERM")
             time.sleep(70)
-            left = run.named("ray::Host") + run.named("ray::SavedShard") + run.workers() + run.named("asyncrl.")
+            left = run.named("ray::Host") + run.named("ray::Shard") + run.workers() + run.named("asyncrl.")
             bad += [f"left: process {process.pid} {' '.join(process.cmdline())[:80]}" for process in left]
         finally:
             with suppress(ProcessLookupError):

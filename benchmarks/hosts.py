@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from asyncrl.backends.ray import VARIABLES
+from asyncrl.backends.ray.connection import VARIABLES
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
 

@@ -39,7 +39,7 @@ import numpy as np
 import psutil
 from matplotlib.axes import Axes
 
-from asyncrl.backends.ray import VARIABLES
+from asyncrl.backends.ray.connection import VARIABLES
 from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
 
@@ -50,8 +50,8 @@ RUNS = [
     *(("impala", hosts, 1, env_id, SMALL) for hosts in (1, 2) for env_id in (CART_POLE, PONG)),
 ]
 CALLS_AT_MOST, CALLS_AT_LEAST = 50.0, 1.0
-"""Exchanges of a host per second (backends/exchange.py)."""
-ACTORS = {"SavedShard": "shard", "Host": "host", "LearnerHost": "learner"}
+"""Exchanges of a host per second (backends/ray/to_shards.py)."""
+ACTORS = {"Shard": "shard", "Host": "host", "LearnerHost": "learner"}
 """Classes of Ray's actors, and what they are called here."""
 SHARDS = (1, 2, 4, 8)
 HOSTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -83,7 +83,7 @@ def part_of(process: psutil.Process) -> str:
     """What a process of a run on Ray is."""
     with suppress(psutil.Error):
         words = " ".join(process.cmdline()[:3])
-        if actor := re.match(r"ray::(SavedShard|Host|LearnerHost)\b", words):
+        if actor := re.match(r"ray::(Shard|Host|LearnerHost)\b", words):
             return ACTORS[actor[1]]
         if any(re.fullmatch(r"worker-\d+\.jsonl", Path(file.path).name) for file in process.open_files()):
             return "worker"

@@ -4,7 +4,7 @@
 
 This is a run of the serial backend (its settings follow), but the workers are divided evenly among `--hosts` hosts,
 which have what hosts of the ray backend have: theta, the optimiser's statistics, moments and counters of their own.
-They exchange changes of theta with `--parameter-shards` shards by the code of real hosts (`backends/exchange.py`,
+They exchange changes of theta with `--parameter-shards` shards by the code of real hosts (`backends/ray/to_shards.py`,
 `parameters/shards.py`). Only the processes, the clock and the wire are simulated. The clock counts turns: one *turn of
 every worker* is as many turns as there are workers, which on real hosts act at the same time. `--exchange-delay` is the
 time from a call to its answer in this unit.
@@ -28,16 +28,18 @@ import numpy as np
 import torch
 
 from asyncrl.backends import serial
-from asyncrl.backends.exchange import Exchange, Times
-from asyncrl.backends.member import Beginning, Member, build
-from asyncrl.backends.reports import KINDS
+from asyncrl.backends.ray.exchange import Times
+from asyncrl.backends.ray.member import Beginning, Member, build
+from asyncrl.backends.ray.reports import KINDS
+from asyncrl.backends.ray.to_shards import ToShards
 from asyncrl.catalog import module_of
 from asyncrl.commands.train import main as train
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import merge
-from asyncrl.parameters.shards import Answer, Call, Ledger, Shard, beginning, slices
+from asyncrl.parameters.shards import Change, Ledger, Shard, beginning, slices
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import ENDED, FINISH, RUNNING
+from asyncrl.runtime.link import Answer, Call
 from asyncrl.runtime.protocols import Counts
 from asyncrl.runtime.run import Handles, Role, Run, RunSpec, build_worker
 from asyncrl.storage.records import RecordWriter
@@ -58,7 +60,7 @@ class Letter:
     """A call on its way, and the answer on its way back."""
 
     shard: int
-    call: Call
+    call: Call[Change]
     sent: int
     """Turn at which it was sent."""
     answer: Answer | None = None
@@ -79,7 +81,7 @@ class SimulatedWire:
         self._under_way: deque[Letter] = deque()
         """What has not reached its shard yet, in the order of sending."""
 
-    def send(self, shard: int, call: Call) -> Letter:
+    def send(self, shard: int, call: Call[Change]) -> Letter:
         """Send a call; returns the letter, for `receive`."""
         letter = Letter(shard, call, self.turn)
         self._under_way.append(letter)
@@ -121,7 +123,7 @@ class SimulatedHost(Member):
         self.spec: RunSpec = replace(one, first_worker=beginning.host * one.config.workers)
         self._handles = build(beginning, self.spec)
         self._writer = RecordWriter(whole.folder.exchange_file(beginning.host))
-        self.exchange = Exchange(self, wire, times)
+        self.exchange = ToShards(self, wire, times)
 
     @property
     def handles(self) -> Handles:
@@ -178,14 +180,13 @@ class Simulation:
         moments = handles.moments.state()
         self._moments = (moments["observation_moments"].numpy(), moments["return_moments"].numpy())
         """Moments from then."""
-        self._ledger = Ledger(plan.hosts, self._each, KINDS, tuple(len(row) for row in self._moments))
+        ledger = Ledger(plan.hosts, self._each, KINDS, tuple(len(row) for row in self._moments))
         self._parts = slices(self._store.theta.numel(), plan.shards)
-        ledgers = [self._ledger, *[None] * (plan.shards - 1)]
-        self._shards = [Shard(plan.hosts, lambda state: None, ledger=ledger) for ledger in ledgers]
+        self._shards = [Shard(plan.hosts, one) for one in (ledger, *[None] * (plan.shards - 1))]
         wire = self._wire = SimulatedWire(self._shards, round(plan.delay * config.workers))
         times = Times(
             lambda: wire.turn / config.workers, "turns",
-            shortest=0.0, longest=math.inf, answer=math.inf, pause=0.0, alone=math.inf, last=math.inf,
+            shortest=0.0, longest=math.inf, answer=math.inf, alone=math.inf, last=math.inf,
         )  # fmt: skip
         own = {name: tensor.numpy() for name, tensor in self._store.state().items()}
         begun = (self._clock.steps, self._clock.seconds, self._moments)
@@ -211,7 +212,7 @@ class Simulation:
         """Fill the shards, let all hosts take theta from there, and start their clocks."""
         theta = self._store.snapshot().numpy()
         for shard, part in zip(self._shards, self._parts, strict=True):
-            shard.begin(shard.life(), 1, beginning(theta[part]))
+            shard.begin(shard.who()[0], 1, beginning(theta[part]))
         while not all(host.joined.is_set() for host in self._hosts):
             self._exchange_all()
         for host in self._hosts:
@@ -260,7 +261,9 @@ class Simulation:
         """Copy theta, counts, moments and one host's statistics to where evaluator, monitor and checkpoints look."""
         self._shown = self._wire.delivered
         theta = torch.from_numpy(np.concatenate([shard.state()["theta"] for shard in self._shards]))
-        reported = self._ledger.all()
+        ledger = self._shards[0].ledger
+        assert ledger is not None
+        reported = ledger.all()
         counts = [before + int(now) for before, now in zip(self._counted, reported.tallies[1:], strict=True)]
         self._store.restore(theta, self._store.state() | self._hosts[0].handles.store.state(), Counts(*counts))
         rows = zip(self._moments, reported.moments, strict=True)

@@ -55,7 +55,7 @@ def proportional_memory(process: psutil.Process) -> float:
 def part_of(process: psutil.Process) -> str:
     """What a process of a run on Ray is; the actors are processes of our own."""
     words = " ".join(process.cmdline()[:3])  # not the search path of a host's fork server
-    if actor := re.match(r"ray::(Host|LearnerHost|ReplayHost|SavedShard)\b", words):
+    if actor := re.match(r"ray::(Host|LearnerHost|ReplayHost|Shard)\b", words):
         return actor[1]
     if words.startswith("ray::") or "/ray/" in words:
         return RAY

@@ -36,9 +36,9 @@ def shared(
     config, clock = spec.config, clock_of(spec, steps, seconds)
     lock_file = str(spec.folder.path / "store.lock") if config.update == "locked" else None
     if shards:
-        from asyncrl.parameters.outbox import Outbox
+        from asyncrl.parameters.pushing import PushingStore
 
-        store: SharedStore = Outbox(theta, config.descent, config.workers, clock, shards)
+        store: SharedStore = PushingStore(theta, config.descent, config.workers, clock, shards)
     else:
         store = SharedStore(theta, config.descent, config.workers, clock, lock_file)
     moments = RunMoments(config.workers, spec.moments_size)

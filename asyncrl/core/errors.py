@@ -11,10 +11,6 @@ class NotFinite(ValueError):
     """A NaN or an infinity with which training cannot go on. The message is one line that names the place."""
 
 
-class DiskFull(Exception):
-    """There is no room for what a run cannot do without. The message is one line that says what could not be saved."""
-
-
 def one_line(error: BaseException) -> str:
     """The type and message of an exception on one line, shortened for a terminal."""
     text = " ".join(f"{type(error).__name__}: {error}".split())

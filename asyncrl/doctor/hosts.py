@@ -1,19 +1,240 @@
-"""The machines of a Ray cluster: are they alike, do they reach each other, and how fast is an exchange with a shard?"""
+"""The machines of a Ray cluster: are they alike, do they reach each other, and how fast is an exchange with a shard?
+
+As in a run, one process of our own connects to Ray, and there is one actor per machine.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import os
+import shutil
 import statistics
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any, cast
 
-from asyncrl.backends.survey import Machine, survey
+import numpy as np
+import psutil
+
+from asyncrl.backends.processes import end, start
+from asyncrl.backends.ray.connection import connect, is_reached
+from asyncrl.core.devices import usable_cores
 from asyncrl.doctor import Finding, advise, judge
 from asyncrl.doctor.room import size
+from asyncrl.parameters.shards import Change, Exchanger, Ledger, Shard, beginning
+from asyncrl.runtime.link import Link, receive
+from asyncrl.runtime.threads import enforce_one_thread
+from asyncrl.storage.run_folder import versions
 
+REPEATS = 20
+"""Calls and exchanges that are timed on each machine, after one that is not."""
+ANSWER_SECONDS = 60.0
+"""Time for an actor to start and answer."""
+SURVEY_SECONDS = 300.0
+"""Time for everything."""
+LEAVE_SECONDS = 20.0
+"""Time for Ray to end."""
+SHARED_MEMORY = Path("/dev/shm")
+PORTS = ("NodeManagerPort", "ObjectManagerPort")
+"""Ray's names for the ports of a machine to which the others connect."""
 SLOW_CALL_SECONDS = 0.05
 SLOW_EXCHANGE_SECONDS = 0.5
 """Half of the longest interval between two exchanges."""
 CLOCK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was found on one machine."""
+
+    name: str
+    address: str
+    versions: dict[str, str | None]
+    cores: int
+    threads: int
+    """Threads of torch in an actor, after the settings that workers make."""
+    shared_bytes: int | None
+    """Free shared memory; None if the system does not say."""
+    token: bool
+    """Whether this machine's Ray requires a token."""
+    exposed: tuple[int, ...]
+    """Ports, among those of Ray that the others connect to, that listen on all interfaces."""
+    unreachable: tuple[str, ...]
+    """HOST:PORT of the other machines to which no connection could be opened."""
+    ahead_seconds: float
+    """How far its clock is ahead of that of the doctor's machine."""
+    uncertain_seconds: float
+    """The greatest error of that."""
+    call_seconds: tuple[float, ...]
+    """Durations of empty calls to a shard on the doctor's machine."""
+    exchange_seconds: tuple[float, ...]
+    """Durations of exchanges of all parameters with it."""
+
+
+class Probe:
+    """An actor that looks at its machine."""
+
+    def __init__(self) -> None:
+        enforce_one_thread()
+
+    def facts(self, ports: Sequence[int], others: Sequence[tuple[str, int]]) -> dict[str, Any]:
+        """Facts of this machine, whose Ray has `ports`, and which `others` of HOST and PORT it cannot reach."""
+        import ray
+        import torch
+
+        return {
+            "versions": versions() | {"ray": ray.__version__},
+            "cores": len(usable_cores()),
+            "threads": torch.get_num_threads(),
+            "shared_bytes": shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None,
+            "token": os.environ.get("RAY_AUTH_MODE", "").lower() == "token",
+            "exposed": tuple(sorted(set(ports) & on_all_interfaces())),
+            "unreachable": tuple(f"{host}:{port}" for host, port in others if not is_reached(host, port)),
+        }
+
+    def now(self) -> float:
+        """The time by this machine's clock."""
+        return time.time()
+
+    def time_calls(self, shard: Any) -> list[float]:
+        """Durations of calls that carry nothing."""
+        import ray
+
+        return [_timed(lambda: ray.get(shard.who.remote())) for _ in range(REPEATS + 1)][1:]
+
+    def time_exchanges(self, shard: Any, host: int, parameters: int) -> list[float]:
+        """Durations of exchanges by host number `host`."""
+        from asyncrl.backends.ray.actors import RayWire
+
+        link: Link[Change] = Link(RayWire([shard]), 0, host, 1, seconds=ANSWER_SECONDS)
+        exchanger = Exchanger(link, np.zeros(parameters, np.float32))
+
+        def exchange() -> None:
+            exchanger.call()
+            while link.waiting:
+                link.repeat()
+                answers = receive([link], ANSWER_SECONDS)
+                if not answers:
+                    raise ConnectionError("the shard did not answer")
+                for _, answer, _ in answers:
+                    exchanger.accept(answer)
+
+        return [_timed(exchange) for _ in range(REPEATS + 1)][1:]
+
+
+def _timed(act: Any) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def on_all_interfaces() -> set[int]:
+    """The TCP ports at which some program listens on all interfaces; empty if the system does not say."""
+    with contextlib.suppress(psutil.Error):
+        listening = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        return {one.laddr.port for one in listening if one.laddr.ip in ("0.0.0.0", "::")}
+    return set()
+
+
+def survey(context: BaseContext, address: str, parameters: int) -> list[Machine]:
+    """Look at each machine of the cluster at `address` (as in `connect`); the doctor's own is first.
+
+    Raises ConnectionError with one line if that fails.
+    """
+    here, there = multiprocessing.Pipe(duplex=False)
+    child = context.Process(target=survey_process, args=(there, address, parameters))  # type: ignore[attr-defined]
+    start(child)
+    there.close()
+    try:
+        if not here.poll(SURVEY_SECONDS):
+            raise ConnectionError(f"Ray gave no answer within {SURVEY_SECONDS:.0f} s")
+        found = here.recv()
+        child.join(LEAVE_SECONDS)
+    except EOFError:
+        raise ConnectionError("Ray ended the process that looked at the cluster: was its head lost?") from None
+    finally:
+        here.close()
+        end(child)
+    if isinstance(found, str):
+        raise ConnectionError(found)
+    return cast(list[Machine], found)
+
+
+def survey_process(pipe: Connection, address: str, parameters: int) -> None:
+    """Send the machines, or in one line why there are none."""
+    try:
+        connect(address)
+        import ray
+
+        try:
+            pipe.send(look_at_all(parameters))
+        finally:
+            ray.shutdown()
+    except Exception as error:
+        pipe.send(" ".join(f"{'' if type(error) is ConnectionError else type(error).__name__ + ': '}{error}".split()))
+
+
+def look_at_all(parameters: int) -> list[Machine]:
+    """Look at each machine, one after the other, so that none disturbs the figures of another."""
+    import ray
+
+    from asyncrl.backends.ray.actors import living_nodes, placed
+
+    nodes = living_nodes()
+    shard = placed(Shard, nodes[0]).remote(len(nodes), Ledger(len(nodes), 1, 1))
+    life, _ = ray.get(shard.who.remote(), timeout=ANSWER_SECONDS)
+    ray.get(shard.begin.remote(life, 1, beginning(np.zeros(parameters, np.float32))), timeout=ANSWER_SECONDS)
+    found = [
+        look_at(placed(Probe, node).remote(), number, nodes, shard, parameters) for number, node in enumerate(nodes)
+    ]
+    ray.kill(shard)
+    return found
+
+
+def look_at(probe: Any, number: int, nodes: Sequence[dict[str, Any]], shard: Any, parameters: int) -> Machine:
+    """Look at machine `number` of the nodes by a probe there. Raises ConnectionError if it does not answer."""
+    import ray
+
+    own = nodes[number]
+    others = [(node["NodeManagerAddress"], node[port]) for node in nodes if node is not own for port in PORTS]
+    try:
+        facts = ray.get(probe.facts.remote([own[port] for port in PORTS], others), timeout=ANSWER_SECONDS)
+        clock = min(_compare_clocks(probe) for _ in range(REPEATS))
+        calls = ray.get(probe.time_calls.remote(shard), timeout=ANSWER_SECONDS)
+        exchanges = ray.get(probe.time_exchanges.remote(shard, number, parameters), timeout=ANSWER_SECONDS)
+    except ray.exceptions.GetTimeoutError:
+        raise ConnectionError(
+            f"an actor on {own['NodeManagerHostname']} gave no answer within {ANSWER_SECONDS:.0f} s: do firewalls let "
+            "all ports of ray start --min-worker-port ... --max-worker-port through?"
+        ) from None
+    except ray.exceptions.RayError as error:  # its last line says what was raised there
+        last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        raise ConnectionError(f"an actor on {own['NodeManagerHostname']} failed: {last.strip()[:300]}") from None
+    ray.kill(probe)
+    return Machine(
+        name=own["NodeManagerHostname"],
+        address=own["NodeManagerAddress"],
+        ahead_seconds=clock[1],
+        uncertain_seconds=clock[0],
+        call_seconds=tuple(calls),
+        exchange_seconds=tuple(exchanges),
+        **facts,
+    )
+
+
+def _compare_clocks(probe: Any) -> tuple[float, float]:
+    """The greatest error, and how far the probe's clock is ahead of this machine's."""
+    import ray
+
+    asked = time.time()
+    there = ray.get(probe.now.remote(), timeout=ANSWER_SECONDS)
+    answered = time.time()
+    return (answered - asked) / 2, there - (asked + answered) / 2
 
 
 def examine(context: BaseContext, address: str, workers: int, needed: int, parameters: int) -> list[Finding]:

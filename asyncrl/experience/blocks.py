@@ -28,6 +28,11 @@ from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.runtime.clock import shared_zeros
 
+HEADER = 3
+"""Integers before a rollout as bytes: its number of truncated episodes, its steps, and its rank's wish or a host's
+mark."""
+FIRST = 1
+"""Mark of the first rollout of a worker's process."""
 Field: TypeAlias = tuple[str, tuple[int, ...], torch.dtype]
 """Name, shape and dtype of one tensor in a block."""
 Block: TypeAlias = dict[str, Tensor]
@@ -319,3 +324,34 @@ def _standardize_in_pieces(raw: Tensor, mean: Tensor, scale: Tensor, out: Tensor
     for begin in range(0, len(raw), rows):
         piece = slice(begin, begin + rows)
         standardize(raw[piece], mean, scale, out[piece])
+
+
+def packed(shape: RolloutShape, rollout: Rollout, version: int, wish: int) -> Tensor:
+    """A rollout as bytes, with exactly as many last observations as it has."""
+    message = _empty(shape, len(rollout.truncated[0]), rollout.steps, wish)
+    write(block_of(shape, message), rollout, version)
+    return message
+
+
+def copied(shape: RolloutShape, block: Block, mark: int = 0) -> Tensor:
+    """The same from a block of a ring, as it is: nothing is normalised."""
+    message = _empty(shape, finals_in(block), 0, mark)
+    copy(block, block_of(shape, message))
+    return message
+
+
+def block_of(shape: RolloutShape, message: Tensor) -> Block:
+    """The tensors of a message, as views."""
+    return shape.layout(header_of(message)[0]).views(message[8 * HEADER :])
+
+
+def header_of(message: Tensor) -> list[int]:
+    """The integers before a rollout, see HEADER."""
+    header: list[int] = message[: 8 * HEADER].view(torch.int64).tolist()
+    return header
+
+
+def _empty(shape: RolloutShape, finals: int, steps: int = 0, wish: int = 0) -> Tensor:
+    message = torch.zeros(8 * HEADER + shape.layout(finals).block_bytes, dtype=torch.uint8)
+    message[: 8 * HEADER].view(torch.int64).copy_(torch.tensor([finals, steps, wish]))
+    return message

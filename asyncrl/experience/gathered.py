@@ -15,8 +15,7 @@ from torch import Tensor
 
 from asyncrl.core.rollout import Rollout
 from asyncrl.experience import blocks
-from asyncrl.experience.blocks import RolloutShape
-from asyncrl.experience.messages import block_of, header_of, packed
+from asyncrl.experience.blocks import RolloutShape, block_of, header_of, packed
 from asyncrl.runtime.agreement import Agreement
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.protocols import LEARNER, Batch, Counts

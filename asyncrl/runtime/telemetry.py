@@ -241,10 +241,10 @@ SUMS: dict[str, dict[str, Callable[[Pairs], float]]] = {
         "hosts/exchange_turns_mean": mean,
         "hosts/updates_lost": total,
     },
-    "parcels": {
+    "calls": {
         "hosts/rollouts": total,
         "hosts/rollouts_lost": total,
-        "hosts/parcel_seconds_mean": mean,
+        "hosts/call_seconds_mean": mean,
     },
 }
 """By the entry of a row that is its weight: the tags that are made from such rows, and how; an entry's name is what

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.backends.host import Host
-from asyncrl.backends.member import Beginning
-from asyncrl.backends.reports import KINDS, LEFT, Seen
+from asyncrl.backends.ray.host import Host
+from asyncrl.backends.ray.member import Beginning
+from asyncrl.backends.ray.reports import KINDS, LEFT, Seen
 from asyncrl.config.run_config import RunConfig
-from asyncrl.parameters.shards import Account, Answer, Call, Ledger, Shard, State, beginning, slices
+from asyncrl.parameters.shards import Account, Change, Ledger, Shard, State, beginning, slices
 from asyncrl.runtime.clock import ENDED, FINISH, GO_ON, READY
+from asyncrl.runtime.link import Answer, Call
 from asyncrl.runtime.run import Run
 from tests.counting import updates_in
 from tests.support import make_run
@@ -27,15 +28,17 @@ class DirectWire:
     """Calls reach shards at once, but for each `faulty`-th, which is carried out and its answer lost."""
 
     def __init__(self, shards: list[Shard], faulty: int = 0) -> None:
-        self.shards, self.faulty, self.calls = shards, faulty, 0
+        self.shards, self.faulty = shards, faulty
+        self.answers: list[Answer | None] = []
 
-    def send(self, shard: int, call: Call) -> Any:
-        self.calls += 1
+    def send(self, shard: int, call: Call[Change]) -> int:
         answer = self.shards[shard].exchange(call)
-        return (self.calls, None if self.faulty and self.calls % self.faulty == 0 else answer)
+        lost = self.faulty and (len(self.answers) + 1) % self.faulty == 0
+        self.answers.append(None if lost else answer)
+        return len(self.answers) - 1
 
-    def receive(self, calls: Sequence[Any], seconds: float) -> list[tuple[Any, Answer | None]]:
-        return [(call, call[1]) for call in calls]
+    def receive(self, calls: Sequence[int], seconds: float) -> list[tuple[int, Answer | None]]:
+        return [(call, self.answers[call]) for call in calls]
 
 
 def test_the_optimiser_of_a_host_remembers_as_many_updates_of_the_run(tmp_path: Path) -> None:
@@ -63,9 +66,9 @@ def shards_of(run: Run, count: int, hosts: int) -> list[Shard]:
         writers = config.workers + run.spec.learners // hosts
         ledger = Ledger(hosts, writers, KINDS, sizes) if number == 0 else None
         pushed = config.push == "every-update"
-        shard = Shard(hosts, lambda state: None, ledger=ledger, descent=config.descent if pushed else None)
+        shard = Shard(hosts, ledger, descent=config.descent if pushed else None)
         statistics = np.zeros((config.update_rule.statistics, part.stop - part.start), np.float32)
-        shard.begin(shard.life(), 1, beginning(theta[part], statistics if pushed else None))
+        shard.begin(shard.who()[0], 1, beginning(theta[part], statistics if pushed else None))
         found.append(shard)
     return found
 

@@ -16,8 +16,8 @@ from asyncrl.backends.processes import Child
 from asyncrl.core.updates import UpdateRule
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import UNKNOWN
-from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.monitor import View
+from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import NotSaved
 from tests.seams.running import train

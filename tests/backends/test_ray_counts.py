@@ -67,7 +67,7 @@ def test_what_a_killed_shard_has_lost_is_counted_and_all_else_is_in_theta(
     """Twice the same shard: it comes back with fewer updates than it had, which are counted as lost."""
     with counting(tmp_path, "--push", push, "--parameter-shards", str(shards)) as run:
         for times in (1, 2):
-            actors("SavedShard")[-1].send_signal(signal.SIGKILL)
+            actors("Shard")[-1].send_signal(signal.SIGKILL)
             run.until(lambda: len(events_of(run, "shard_lost")) == times, "the shard's loss")  # noqa: B023
             further(run, 50)
         in_theta, updates, lost = stop(run)
@@ -134,7 +134,7 @@ def test_a_shard_that_does_not_answer_is_named_and_what_is_known_late_is_no_burs
     with counting(tmp_path, loud=True) as run:
         run.until(lambda: run.status["seconds"] > 8, "some seconds")
         before = max(row.get("time/fps", 0) for row in read_records(run.folder / "supervisor.jsonl"))
-        (shard,) = actors("SavedShard")
+        (shard,) = actors("Shard")
         out = tmp_path / "out"
         name = f"shard 0 on {os.uname().nodename}"
         shard.send_signal(signal.SIGSTOP)

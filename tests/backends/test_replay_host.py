@@ -14,24 +14,24 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.backends import forwarding, remote_replay
-from asyncrl.backends.calls import Answer, Draw, Drew, Feedback, Question
-from asyncrl.backends.forwarding import Forwarding
 from asyncrl.backends.handles import memory_plan_of_host
-from asyncrl.backends.host import Host
-from asyncrl.backends.learner_host import LearnerHost
-from asyncrl.backends.member import Member, build
-from asyncrl.backends.remote_replay import RemoteReplay
-from asyncrl.backends.replay_host import ReplayHost
+from asyncrl.backends.ray import memory as memories_of
+from asyncrl.backends.ray import to_learner
+from asyncrl.backends.ray.arrivals import Delivery, Rollouts
+from asyncrl.backends.ray.host import Host
+from asyncrl.backends.ray.learner import LearnerHost
+from asyncrl.backends.ray.member import Member, build
+from asyncrl.backends.ray.memory import Draw, Drew, Feedback, RemoteReplay, ReplayHost
+from asyncrl.backends.ray.to_learner import ToLearner
 from asyncrl.core.rollout import Rollout, Transitions
-from asyncrl.experience.credit import Taken
 from asyncrl.experience.replay import Replay
-from asyncrl.parameters.shards import Empty
+from asyncrl.runtime import link
 from asyncrl.runtime.clock import Clock
+from asyncrl.runtime.link import Answer, Call, Callee, Empty
 from asyncrl.runtime.protocols import Counts
 from asyncrl.runtime.run import Handles, Run
 from tests.backends.test_host import beginning_of
-from tests.backends.test_learner_host import Driving, ThreadWire, fill, run_of, steps_of
+from tests.backends.test_learner import Driving, ThreadWire, fill, run_of, steps_of
 
 T, E = 5, 2
 MEMORY = {
@@ -48,15 +48,15 @@ def two_memories(folder: Path, **settings: Any) -> Run:
 def begun(run: Run, number: int, times: int = 1) -> ReplayHost:
     """A replay host that has begun."""
     memory = ReplayHost(run.spec, number)
-    assert memory.begin(memory.life(), times, {})
+    assert memory.begin(memory.who()[0], times, {})
     return memory
 
 
 def replay_of(memory: ReplayHost) -> Replay:
     """What it stores."""
-    assert memory._landing is not None
-    assert isinstance(memory._landing.experience, Replay)
-    return memory._landing.experience
+    assert memory._arrivals is not None
+    assert isinstance(memory._arrivals.experience, Replay)
+    return memory._arrivals.experience
 
 
 def rollout(number: float) -> Rollout:
@@ -95,34 +95,33 @@ def feed(memory: ReplayHost, rollouts: int) -> None:
 class LossyWire:
     """Calls are carried out at once. Some are lost, or their answers, and some arrive once more, much later."""
 
-    def __init__(self, *keepers: Any, losing: float = 0.3, seed: int = 0) -> None:
-        self.keepers, self.losing = list(keepers), losing
+    def __init__(self, *servers: Any, losing: float = 0.3, seed: int = 0) -> None:
+        self.servers, self.losing = list(servers), losing
         self._random = random.Random(seed)
         self._past: list[tuple[int, Any]] = []
         self._lock = threading.Lock()
 
-    def replace(self, keeper: int, another: Any) -> None:
-        """Another takes a keeper's place, and what was on its way is lost."""
+    def replace(self, server: int, another: Any) -> None:
+        """Another takes a server's place, and what was on its way is lost."""
         with self._lock:
-            self.keepers[keeper], self._past = another, []
+            self.servers[server], self._past = another, []
 
-    def _carry_out(self, keeper: int, call: Any) -> Any:
+    def _carry_out(self, server: int, call: Any) -> Any:
         try:
-            return self.keepers[keeper].exchange(call)
+            return self.servers[server].exchange(call)
         except Empty:
             return None
 
-    def send(self, keeper: int, call: Any) -> Any:
+    def send(self, server: int, call: Any) -> Any:
         with self._lock:
-            if isinstance(call, Draw | Question):
-                call = replace(call, seconds=0.0)
+            call = replace(call, load=replace(call.load, seconds=0.0))
             chance = self._random.random()
             if self._past and self._random.random() < self.losing / 3:
                 self._carry_out(*self._random.choice(self._past))
-            self._past = [*self._past[-5:], (keeper, call)]
+            self._past = [*self._past[-5:], (server, call)]
             if chance < self.losing / 2:
                 return _Handle(None)
-            answer = self._carry_out(keeper, call)
+            answer = self._carry_out(server, call)
             return _Handle(None if chance < self.losing else answer)
 
     def receive(self, calls: Sequence[Any], seconds: float) -> list[tuple[Any, Any]]:
@@ -138,7 +137,10 @@ class _Handle:
 
 
 class HalfDeaf(LossyWire):
-    """Calls without an answer are still pending."""
+    """Calls without an answer are still pending, as are all to a server that is not there."""
+
+    def send(self, server: int, call: Any) -> Any:
+        return super().send(server, call) if server < len(self.servers) else _Handle(None)
 
     def receive(self, calls: Sequence[Any], seconds: float) -> list[tuple[Any, Any]]:
         return [(call, call.answer) for call in calls if call.answer is not None]
@@ -147,14 +149,18 @@ class HalfDeaf(LossyWire):
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that failed are repeated at once."""
-    monkeypatch.setattr(remote_replay, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(forwarding, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(forwarding, "AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr(forwarding, "GATHER_SECONDS", 0.001)
-    monkeypatch.setattr(forwarding, "THETA_SECONDS", 0.001)
+    monkeypatch.setattr(link, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(link, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(to_learner, "GATHER_SECONDS", 0.001)
+    monkeypatch.setattr(to_learner, "THETA_SECONDS", 0.001)
 
 
 # ----------------------------------------------------------------------------------------------------------- one memory
+
+
+def draw(memory: ReplayHost, number: int, learner: int = 1, epoch: int = 1, **what: Any) -> Answer:
+    """The answer to a draw of a learner."""
+    return memory.exchange(Call(0, learner, epoch, number, number, Draw(**({"steps": 0, "seconds": 0.0} | what))))
 
 
 def test_memory_and_warm_up_are_divided_as_the_hosts_are(tmp_path: Path) -> None:
@@ -174,19 +180,19 @@ def test_a_memory_gives_what_is_due_and_a_repeated_call_gets_the_same(tmp_path: 
     """Nothing during the warm-up; then by the replay ratio of its own steps; an earlier learner gets nothing."""
     memory = begun(two_memories(tmp_path), 0)
     feed(memory, 2)
-    assert memory.exchange(Draw(1, 1, 0, 0.0)) == Drew(1)  # 20 steps are the warm-up
+    assert draw(memory, 1).receipt is None  # 20 steps are the warm-up
     feed(memory, 1)  # 10 more are 5 updates
-    first = memory.exchange(Draw(1, 1, steps=1000, seconds=0.0))
+    first = draw(memory, 2, steps=1000).receipt
     assert isinstance(first, Drew)
-    assert memory.exchange(Draw(1, 1, 1000, 0.0)) is first
+    assert draw(memory, 2, steps=1000).receipt is first
     assert first.facts["sample_age"] == 1000
-    further = [memory.exchange(Draw(1, number, 0, 0.0)) for number in (2, 3, 4, 5, 6)]
+    further = [draw(memory, number).receipt for number in (3, 4, 5, 6, 7)]
 
-    assert [one.transitions is None for one in further if isinstance(one, Drew)] == [False] * 4 + [True]
+    assert [one is None for one in further] == [False] * 4 + [True]
     assert replay_of(memory).learnt() == 5
     feed(memory, 1)
-    assert isinstance(memory.exchange(Draw(2, 1, 0, 0.0)), Drew)  # of the learner's successor
-    assert memory.exchange(Draw(1, 6, 0, 0.0)) is None
+    assert isinstance(draw(memory, 1, learner=2).receipt, Drew)  # of the learner's successor
+    assert draw(memory, 8).retired
     assert replay_of(memory).learnt() == 6
 
 
@@ -196,33 +202,33 @@ def test_errors_change_priorities_only_in_the_memory_they_are_of(tmp_path: Path)
     before, after = begun(run, 0), begun(run, 0, times=2)
     for memory in (before, after):
         feed(memory, 4)
-    drew = before.exchange(Draw(1, 1, 0, 0.0))
+    drew = draw(before, 1).receipt
     assert isinstance(drew, Drew)
     assert drew.keys is not None
-    assert isinstance(after.exchange(Draw(1, 1, 0, 0.0)), Drew)
-    feedback = Feedback(drew.epoch, drew.keys, np.full(len(drew.keys), 100.0, np.float32))
+    assert isinstance(draw(after, 1, epoch=2).receipt, Drew)
+    feedback = Feedback(1, drew.keys, np.full(len(drew.keys), 100.0, np.float32))
 
-    for memory, changed in ((before, True), (after, False)):
-        memory.exchange(Draw(1, 2, 0, 0.0, feedback))
+    for memory, epoch, changed in ((before, 1, True), (after, 2, False)):
+        draw(memory, 2, epoch=epoch, feedback=feedback)
         steps = replay_of(memory).steps
         rows, streams = np.divmod(drew.keys, steps.streams)
         assert bool((steps.rows["priorities"][steps.place(streams, rows)] > 10).all()) is changed
 
 
-def test_a_draw_waits_until_a_parcel_brings_what_is_missing(tmp_path: Path) -> None:
+def test_a_draw_waits_until_a_call_brings_what_is_missing(tmp_path: Path) -> None:
     """The learner need not ask again and again."""
     memory = begun(two_memories(tmp_path), 0)
     feed(memory, 2)
     answers: list[Any] = []
-    asking = threading.Thread(target=lambda: answers.append(memory.exchange(Draw(1, 1, 0, 200.0))))
+    asking = threading.Thread(target=lambda: answers.append(draw(memory, 1, seconds=200.0)))
     asking.start()
-    assert memory._landing is not None
-    with memory._landing.changed:
+    assert memory._arrivals is not None
+    with memory._arrivals.lock:
         feed(memory, 1)
-        memory._landing._notify()
+        memory._arrivals.stored.notify_all()
     asking.join(timeout=200)
 
-    assert answers[0].transitions is not None
+    assert isinstance(answers[0].receipt, Drew)
 
 
 # ---------------------------------------------------------------------------------------------------------- the learner
@@ -270,7 +276,7 @@ def test_every_minibatch_that_is_due_is_learnt_once_and_a_lost_memory_is_done_wi
     taken = learn(remote, lambda: remote.lanes[0].empty > 0)
     assert taken == [0] * 5
 
-    assert another.begin(another.life(), 2, {})
+    assert another.begin(another.who()[0], 2, {})
     feed(another, 3)  # it warms up again
     taken = learn(remote, remote.drained)
     assert taken == [1] * 5
@@ -280,12 +286,11 @@ def test_a_memory_that_never_answers_does_not_keep_the_learner_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It learns from the other meanwhile, and at the end it waits only for a while."""
-    monkeypatch.setattr(remote_replay, "LAST_SECONDS", 0.05)
+    monkeypatch.setattr(memories_of, "LAST_SECONDS", 0.05)
     memory = begun(two_memories(tmp_path), 0)
     feed(memory, 4)
 
     remote = RemoteReplay(HalfDeaf(memory, losing=0.0), 2, 1, Clock(2, 10**9), None)
-    remote.lanes[1].call, remote.lanes[1].since = _Handle(None), time.monotonic()
 
     assert learn(remote, remote.drained) == [0] * 10
 
@@ -319,12 +324,14 @@ class Theta:
 
     def __init__(self, run: Run) -> None:
         self.theta = run.handles.store.snapshot().numpy()
-        self.asked: list[Question] = []
+        self.callee = Callee(2, 1)
+        self.asked: list[Call[Rollouts]] = []
 
-    def exchange(self, call: Any) -> Answer:
-        assert isinstance(call, Question)
+    def exchange(self, call: Call[Rollouts]) -> Answer:
+        assert call.load.rollouts == []
         self.asked.append(call)
-        return Answer(Taken(1, 0), counts=Counts(len(self.asked)), theta=self.theta)
+        self.callee.admit(call)
+        return self.callee.answer(call, Delivery(counts=Counts(len(self.asked)), theta=self.theta))
 
 
 @pytest.mark.usefixtures("hasty")
@@ -337,7 +344,7 @@ def test_a_host_asks_the_learner_for_theta_and_its_replay_host_gets_each_rollout
     learner, memories = Theta(run), [begun(run, number) for number in (0, 1)]
     bench = Bench(run, 1)
     wire = LossyWire(learner, *memories, seed=seed)
-    forward = Forwarding(bench, wire)  # type: ignore[arg-type]
+    forward = ToLearner(bench, wire)
     thread = threading.Thread(target=forward.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + 200
@@ -355,7 +362,7 @@ def test_a_host_asks_the_learner_for_theta_and_its_replay_host_gets_each_rollout
     another = ReplayHost(run.spec, 1)
     wire.replace(2, another)
     before = stored(memories[1])
-    assert another.begin(another.life(), 2, {})
+    assert another.begin(another.who()[0], 2, {})
     put(range(21, 41))
     bench.done.set()
     thread.join(timeout=200)
@@ -370,8 +377,8 @@ def test_a_host_asks_the_learner_for_theta_and_its_replay_host_gets_each_rollout
     assert line.startswith("there is a new replay host 1; ")
     assert bench.joined.is_set()
     assert bench.handles.store.updates > 0
-    assert all(question.host == 1 for question in learner.asked)
-    reports = [question.report for question in learner.asked if question.report is not None]
+    assert all(call.host == 1 for call in learner.asked)
+    reports = [call.load.report for call in learner.asked if call.load.report is not None]
     assert max(int(report.tallies[0, 0]) for report in reports) == 40 * T * E
 
 
@@ -393,11 +400,11 @@ def test_a_learner_goes_on_from_the_other_memory_when_one_is_lost(tmp_path: Path
     drive.until(lambda: min(replay_of(memory).learnt() for memory in memories) >= 5)
 
     lost, another = memories[1], ReplayHost(run.spec, 1)
-    drawn.keepers[1] = wires[0].keepers[2] = wires[1].keepers[2] = another
+    drawn.servers[1] = wires[0].servers[2] = wires[1].servers[2] = another
     before = learner.state()["counts"][0]
     drive.until(lambda: learner.state()["counts"][0] >= before + 20)
     assert replay_of(lost).learnt() < before + 20
-    assert another.begin(another.life(), 2, {})
+    assert another.begin(another.who()[0], 2, {})
     drive.until(lambda: replay_of(another).learnt() >= 5)
     drive.finish()
 

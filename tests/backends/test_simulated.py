@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from asyncrl.commands import train as command
-from asyncrl.parameters.shards import Call, Shard, beginning
+from asyncrl.parameters.shards import Change, Shard, beginning
+from asyncrl.runtime.link import NEVER, Call
 from asyncrl.storage.checkpoints import Checkpoint, load_newest
 from asyncrl.storage.records import read_records
 from benchmarks.simulated_hosts import SimulatedWire, main
@@ -38,10 +39,10 @@ def end_of(run: Path) -> Checkpoint:
 
 def test_a_call_takes_half_of_the_delay_to_the_shard_and_the_answer_the_other_half() -> None:
     """With 4 turns: the shard has it at the second, the host the answer at the fourth."""
-    shard = Shard(1, lambda state: None)
-    shard.begin(shard.life(), 1, beginning(np.zeros(2, np.float32)))
+    shard = Shard(1)
+    shard.begin(shard.who()[0], 1, beginning(np.zeros(2, np.float32)))
     wire = SimulatedWire([shard], delay=4)
-    letter = wire.send(0, Call(0, 1, 1, shard.epoch, np.ones(2, np.float32), updates=1))
+    letter = wire.send(0, Call(0, 1, shard.callee.epoch, 1, 1, Change(np.ones(2, np.float32), updates=1)))
     seen = []
     for wire.turn in range(1, 5):
         wire.deliver()
@@ -51,11 +52,11 @@ def test_a_call_takes_half_of_the_delay_to_the_shard_and_the_answer_the_other_ha
 
 def test_without_a_delay_the_answer_is_there_at_once() -> None:
     """In the very turn."""
-    shard = Shard(1, lambda state: None)
-    shard.begin(shard.life(), 1, beginning(np.zeros(2, np.float32)))
+    shard = Shard(1)
+    shard.begin(shard.who()[0], 1, beginning(np.zeros(2, np.float32)))
     wire = SimulatedWire([shard], delay=0)
-    ((_, answer),) = wire.receive([wire.send(0, Call(0, 1, 1))], 0.0)
-    assert answer.number == 1
+    ((_, answer),) = wire.receive([wire.send(0, Call(0, 1, NEVER, 1, 1, Change()))], 0.0)
+    assert answer.epoch == shard.callee.epoch
 
 
 def test_a_single_simulated_host_learns_as_without_simulation(tmp_path: Path) -> None:

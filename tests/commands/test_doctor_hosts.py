@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncrl.backends.survey import Machine, on_all_interfaces
 from asyncrl.commands.doctor import main
 from asyncrl.doctor import Finding
-from asyncrl.doctor.hosts import judge_machines
+from asyncrl.doctor.hosts import Machine, judge_machines, on_all_interfaces
 
 PARAMETERS = 1_000_000
 GOOD = Machine(
@@ -63,17 +62,13 @@ def test_a_machine_that_differs_is_named_with_what_to_do(
     assert all(one.verdict == "ok" for name, one in found.items() if name != check)
 
 
-def test_ports_that_listen_on_all_interfaces_are_found(tmp_path: Path) -> None:
-    """Not those on one address, nor connections."""
-    table = tmp_path / "tcp"
-    table.write_text(
-        "  sl  local_address rem_address   st tx_queue\n"
-        "   0: 00000000:18EB 00000000:0000 0A 00000000\n"
-        "   1: 0100007F:18EC 00000000:0000 0A 00000000\n"
-        "   2: 00000000:18ED 0100007F:1234 01 00000000\n"
-    )
-
-    assert on_all_interfaces([table, tmp_path / "missing"]) == {6379}
+def test_ports_that_listen_on_all_interfaces_are_found() -> None:
+    """Not those on one address, nor those at which nobody listens."""
+    with socket.create_server(("0.0.0.0", 0)) as wide, socket.create_server(("127.0.0.1", 0)) as own:
+        with socket.create_connection(own.getsockname()):
+            found = on_all_interfaces()
+        assert wide.getsockname()[1] in found
+        assert own.getsockname()[1] not in found
 
 
 def test_the_doctor_without_ray_says_how_to_get_it(

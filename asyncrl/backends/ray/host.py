@@ -20,19 +20,16 @@ from pathlib import Path
 from traceback import format_exc
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from asyncrl.backends.exchange import LAST_SECONDS, Exchange
-from asyncrl.backends.forwarding import Forwarding
-from asyncrl.backends.member import Beginning, Member, build
 from asyncrl.backends.outcome import Outcome, Signals, failed
-from asyncrl.backends.reports import LEFT, Journal, Seen, Wire
+from asyncrl.backends.ray.member import LAST_SECONDS, Beginning, Member, build
+from asyncrl.backends.ray.reports import LEFT, Journal, Seen, Statistics
+from asyncrl.backends.ray.to_learner import ToLearner
+from asyncrl.backends.ray.to_shards import ToShards
 from asyncrl.backends.supervisor import Slot, Supervisor
-from asyncrl.core.errors import DiskFull, NotFinite
+from asyncrl.core.errors import NotFinite
 from asyncrl.experience.batches import Batches
-from asyncrl.parameters.shards import Retired
 from asyncrl.runtime.clock import BUILDING, ENDED, GO_ON, LEAVE
+from asyncrl.runtime.link import Retired, Wire
 from asyncrl.runtime.protocols import name_of
 from asyncrl.runtime.run import Handles, Run
 from asyncrl.runtime.threads import enforce_one_thread
@@ -79,6 +76,7 @@ class Host(Member):
             first_learner=beginning.host * len(self.learners),
         )
         self._journal = Journal()
+        self._statistics = Statistics()
         self._readers = {who: RecordReader(self._file(who)) for who in (*range(config.workers), *self.learners)}
         self._handles: Handles | None = None
         self._order = GO_ON
@@ -104,14 +102,11 @@ class Host(Member):
         self._read_rows()
         news, told = self._journal.since(told)
         silence = [0.0 if clock is None else clock.heartbeat_age(worker) for worker in workers]
-        version = 0 if self._handles is None else self._handles.store.updates
-        return Seen(news, told, phases, silence, outcome, version)
-
-    def state(self) -> dict[str, NDArray[np.generic]] | None:
-        """Copies of the store's state besides theta; None before there is a store."""
         if self._handles is None:
-            return None
-        return {name: tensor.numpy() for name, tensor in self._handles.store.state().items()}
+            return Seen(news, told, phases, silence, outcome)
+        store = self._handles.store
+        statistics = self._statistics.of(store, ended=outcome is not None) if self.learns else None
+        return Seen(news, told, phases, silence, outcome, store.updates, statistics=statistics)
 
     def close(self) -> None:
         """Wait for the threads, and remove this host's files."""
@@ -159,8 +154,6 @@ class Host(Member):
                 work()
             except Retired:
                 self._end(failed("another has taken this host's place"))
-            except DiskFull as error:
-                self._end(failed(str(error)))
             except NotFinite as error:
                 self._end(failed(f"host {self.beginning.host}: {error}"))
             except BaseException as error:  # of user code, SystemExit too: it would end the thread in silence
@@ -211,7 +204,7 @@ class Host(Member):
             if self._outcome is not None:
                 return
             time.sleep(0.01)
-        (Exchange if self.learns else Forwarding)(self, self._wire).run()
+        (ToShards if self.learns else ToLearner)(self, self._wire).run()
         self._end(LEFT)
 
     @property

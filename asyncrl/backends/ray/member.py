@@ -22,6 +22,8 @@ from asyncrl.runtime.normalize import RunMoments
 from asyncrl.runtime.protocols import LEARNER, Counts
 from asyncrl.runtime.run import Handles, RunSpec
 
+LAST_SECONDS = 5.0
+"""Time for the last calls, at the end."""
 ON_THE_WAY = 2
 """Rollouts of each actor for which there is room on the way to a replay memory elsewhere."""
 

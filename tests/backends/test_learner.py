@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.backends.host import Host
-from asyncrl.backends.learner_host import LearnerHost, filling
-from asyncrl.backends.reports import LEFT, Seen
-from asyncrl.experience.landing import Landing
+from asyncrl.backends.ray.arrivals import Arrivals
+from asyncrl.backends.ray.host import Host
+from asyncrl.backends.ray.learner import LearnerHost, filling
+from asyncrl.backends.ray.reports import LEFT, Seen
 from asyncrl.experience.replay import Replay
-from asyncrl.parameters.shards import Empty, State, beginning
+from asyncrl.parameters.shards import State, beginning
 from asyncrl.runtime.clock import FINISH, GO_ON, READY
+from asyncrl.runtime.link import Empty
 from asyncrl.runtime.protocols import Counts
 from asyncrl.runtime.run import Run
 from tests.backends.test_host import beginning_of
@@ -31,20 +32,20 @@ SECONDS = 200.0
 class ThreadWire:
     """Calls run in threads, as in an actor that takes several at once; every `faulty`-th answer is lost."""
 
-    def __init__(self, *keepers: Any, faulty: int = 0) -> None:
-        self.keepers, self.faulty, self.calls = list(keepers), faulty, 0
+    def __init__(self, *servers: Any, faulty: int = 0) -> None:
+        self.servers, self.faulty, self.calls = list(servers), faulty, 0
         self._threads = ThreadPoolExecutor(8)
         self._lock = threading.Lock()
 
     def send(self, shard: int, call: Any) -> Any:
         return self._threads.submit(self._answer, shard, call)
 
-    def _answer(self, keeper: int, call: Any) -> Any:
+    def _answer(self, server: int, call: Any) -> Any:
         with self._lock:
             self.calls += 1
             lost = self.faulty and self.calls % self.faulty == 0
         try:
-            answer = self.keepers[keeper].exchange(call)
+            answer = self.servers[server].exchange(call)
         except Empty:
             return None
         return None if lost else answer
@@ -68,7 +69,7 @@ def fill(learner: LearnerHost, run: Run, known: State | None = None, times: int 
     counts = store.counts() if known is None else Counts(*known["counts"].tolist())
     known = known or beginning(store.snapshot().numpy())
     moments = [np.zeros_like(row) for row in run.handles.moments.of_workers()]
-    assert learner.begin(learner.life(), times, filling(known, store.state(), moments, 0, 0.0, counts, 0))
+    assert learner.begin(learner.who()[0], times, filling(known, store.state(), moments, 0, 0.0, counts, 0))
 
 
 class Driving:
@@ -115,9 +116,9 @@ class Driving:
             host.close()
 
 
-def landing_of(learner: LearnerHost) -> Landing:
+def arrivals_of(learner: LearnerHost) -> Arrivals:
     """Where rollouts of hosts arrive."""
-    assert isinstance(learner._experience, Landing)
+    assert isinstance(learner._experience, Arrivals)
     return learner._experience
 
 
@@ -148,8 +149,8 @@ def test_two_hosts_feed_one_learner(tmp_path: Path, algorithm: str) -> None:
     assert rollouts * each == sum(steps)
     assert row["rollout_age_mean"] >= 0
     assert not (state["theta"] == run.handles.store.snapshot().numpy()).all()
-    parcels = [row for file, row in drive.rows if file.startswith("host-")]
-    assert sum(row["rollouts"] for row in parcels) == rollouts
+    rows = [row for file, row in drive.rows if file.startswith("host-")]
+    assert sum(row["rollouts"] for row in rows) == rollouts
     learner.forget()
 
 
@@ -166,7 +167,7 @@ def test_steps_of_two_hosts_are_in_the_learners_memory(tmp_path: Path) -> None:
     drive.finish()
 
     steps = steps_of(learner)
-    replay = landing_of(learner).experience
+    replay = arrivals_of(learner).experience
     assert isinstance(replay, Replay)
     each = run.spec.config.envs_per_worker
     assert replay.steps.put.tolist() == [count // each for count in steps for _ in range(each)]
@@ -191,7 +192,7 @@ def test_a_learner_that_dies_is_followed_by_one_that_knows_what_was_known(tmp_pa
     first.forget()
     drive.look()
     second = LearnerHost(run.spec)
-    wire.keepers[0] = drive.learner = second  # empty at first
+    wire.servers[0] = drive.learner = second  # empty at first
     drive.learnt = None
     drive.until(lambda: drive.seen[0] is not None)
     before = drive.seen[0]
@@ -220,16 +221,16 @@ def test_actors_wait_for_a_learner_that_does_not_learn(tmp_path: Path) -> None:
     host = Host(beginning_of(run, 0), ThreadWire(learner))
     drive = Driving([host], learner)
     drive.until(lambda: host.joined.is_set())
-    landing = landing_of(learner)
-    landing.take = lambda learner: None  # type: ignore[method-assign, assignment, misc]
+    arrivals = arrivals_of(learner)
+    arrivals.take = lambda learner: None  # type: ignore[method-assign, assignment, misc]
     drive.until(lambda: host.handles.experience is not None and not host.handles.experience.has_room(0))
     full = host.handles.clock.steps
-    parcels: list[int] = []
-    drive.until(lambda: len(parcels) > 50 or parcels.append(len(landing._inlet)))  # type: ignore[func-returns-value]
+    waiting: list[int] = []
+    drive.until(lambda: len(waiting) > 50 or waiting.append(len(arrivals._queues[0])))  # type: ignore[func-returns-value]
 
     assert host.handles.clock.steps == full
-    assert max(parcels) == 0  # all are in the rings, which have as much room
-    del landing.take
+    assert max(waiting) == 0  # all are in the rings, which have as much room
+    del arrivals.take
     drive.until(lambda: host.handles.clock.steps > full)
     drive.finish()
     learner.forget()

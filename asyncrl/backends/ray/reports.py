@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from asyncrl.backends.outcome import Outcome
-from asyncrl.backends.supervisor import Restartable
-from asyncrl.runtime.protocols import Counts
+from asyncrl.runtime.link import State
+from asyncrl.runtime.protocols import Counts, Store
 
 KINDS = 1 + len(Counts._fields)
 """Number of counts per worker in a `Ledger`: steps, and what became of its updates."""
+Say = Callable[[str], None]
+"""Shows a line."""
+Tell = Callable[..., None]
+"""Tells the supervisor something."""
+STATISTICS_SECONDS = 10.0
+"""Interval between copies of the optimiser's statistics."""
 LEFT = Outcome("finished", "", 0)
 """A host is done, and its shards or learner have all of its work; or the learner is done."""
 
@@ -34,24 +40,10 @@ class Seen:
     """Why it cannot go on, or LEFT."""
     version: int = 0
     """Updates in the host's copy of the learner's theta."""
-
-
-@dataclass
-class Place(Restartable):
-    """The place of a host or of the learner in the run, on whichever machine."""
-
-    node: str = ""
-    name: str = ""
-    """Name of the machine."""
-    actor: Any = None
-    """None: the place is empty."""
-    look: Any = None
-    """A pending call of `Host.look`."""
-    looked: float = 0.0
-    told: int = 0
-    seen: Seen | None = None
-    left: bool = False
-    """Whether its work is finished."""
+    state: State = field(default_factory=dict)
+    """The learner's."""
+    statistics: State | None = None
+    """The store's state besides theta, from time to time and at the end."""
 
 
 class Journal:
@@ -96,21 +88,16 @@ class Told:
         """Does nothing."""
 
 
-class Keeper:
-    """A process that has a part of the run's state, as its driver sees it."""
+class Statistics:
+    """Copies the optimiser's statistics now and then, for checkpoints and for those that start later."""
 
-    def machine(self) -> str:
-        """Name of the machine on which it runs."""
-        return socket.gethostname()
+    def __init__(self) -> None:
+        self._copied = 0.0
 
-
-class Wire(Protocol):
-    """The transport of a host's calls to shards, or to the learner."""
-
-    def send(self, shard: int, call: Any) -> Any:
-        """Make a call; returns its handle, for `receive`."""
-        ...
-
-    def receive(self, calls: Sequence[Any], seconds: float) -> list[tuple[Any, Any]]:
-        """Wait up to `seconds` for any of `calls`; returns the ended ones, each with its answer, None if it failed."""
-        ...
+    def of(self, store: Store, ended: bool) -> State | None:
+        """The store's state besides theta, if it is time or the work has ended."""
+        now = time.monotonic()
+        if not ended and now - self._copied < STATISTICS_SECONDS:
+            return None
+        self._copied = now
+        return {name: tensor.numpy() for name, tensor in store.state().items()}

@@ -25,13 +25,13 @@ ANSWERED, APPLIED, STALENESS = range(3)
 _COLUMNS = 8  # int64 per row: no two writers share a cache line
 
 
-class Outbox(SharedStore):
+class PushingStore(SharedStore):
     """theta `[P]` in shared memory as a copy of the shards', and a place for each writer's gradient on its way there.
 
     A push leaves its gradient there, clipped and with its learning rate, and waits until the shards have judged it. So
     the next pull has the writer's own update, and each writer has at most one gradient under way. Gradients that are
     not finite, or of an unusual loss, are dropped here; those that are too old are dropped by the shards, which keep
-    the optimiser's statistics. The host's `Postman` carries gradients and answers.
+    the optimiser's statistics. The host's `Pushes` carries gradients and answers.
     """
 
     def __init__(self, initial: Tensor, descent: Descent, workers: int, clock: Clock, shards: int) -> None:
@@ -43,7 +43,7 @@ class Outbox(SharedStore):
         self.rates = shared_zeros(writers, dtype=torch.float64)
         """`[N]` eta of each gradient."""
         columns = -(-(1 + shards) // _COLUMNS) * _COLUMNS
-        self._posts = shared_zeros(writers, columns, dtype=torch.int64)
+        self._pushed = shared_zeros(writers, columns, dtype=torch.int64)
         self._answers = shared_zeros(writers, _COLUMNS, dtype=torch.int64)
         self._seen = shared_zeros(shards, dtype=torch.int64)
         self._pulled = np.zeros(shards, np.int64)
@@ -63,20 +63,20 @@ class Outbox(SharedStore):
         return False
 
     @property
-    def posts(self) -> NDArray[np.int64]:
-        """`[N]` how many gradients each writer has posted. The newest is complete, and stays until it is answered."""
-        own: NDArray[np.int64] = self._posts.numpy()[:, 0]
+    def pushed(self) -> NDArray[np.int64]:
+        """`[N]` how many gradients each writer has pushed. The newest is complete, and stays until it is answered."""
+        own: NDArray[np.int64] = self._pushed.numpy()[:, 0]
         return own
 
     @property
     def versions(self) -> NDArray[np.int64]:
         """`[N, shards]` updates in each part of theta when each gradient was computed."""
-        own: NDArray[np.int64] = self._posts.numpy()[:, 1 : 1 + len(self._seen)]
+        own: NDArray[np.int64] = self._pushed.numpy()[:, 1 : 1 + len(self._seen)]
         return own
 
     @property
     def answered(self) -> NDArray[np.int64]:
-        """`[N]` how many of the posted gradients have been answered."""
+        """`[N]` how many of them have been answered."""
         own: NDArray[np.int64] = self._answers.numpy()[:, ANSWERED]
         return own
 
@@ -99,11 +99,11 @@ class Outbox(SharedStore):
         if reason:
             self._counts[self._row(update.worker), COLUMN_OF[reason]] += 1
         else:
-            reason, staleness = self._post(update, eta)
+            reason, staleness = self._hand_over(update, eta)
         self._refresh_target(self._clock.steps)
         return Receipt(not reason, reason, norm, staleness, eta)
 
-    def _post(self, update: Update, eta: float) -> tuple[str, int]:
+    def _hand_over(self, update: Update, eta: float) -> tuple[str, int]:
         """Why the gradient was dropped, if it was, and its staleness."""
         row = self._row(update.worker)
         if not self._await_answer(update.worker, row):  # to one that a predecessor has left
@@ -111,7 +111,7 @@ class Outbox(SharedStore):
         self.gradients[row].copy_(update.gradient)
         self.rates[row] = eta
         self.versions[row] = self._pulled
-        self.posts[row] += 1
+        self.pushed[row] += 1
         if not self._await_answer(update.worker, row):
             return UNDER_WAY, 0
         answer = self._answers.numpy()[row]
@@ -120,7 +120,7 @@ class Outbox(SharedStore):
     def _await_answer(self, writer: int, row: int) -> bool:
         """Wait until the newest gradient is answered; False if the run is left before that."""
         pause = SHORTEST_WAIT_SECONDS
-        while self.answered[row] < self.posts[row]:
+        while self.answered[row] < self.pushed[row]:
             if self._clock.leaving():
                 return False
             self._clock.beat(writer)
@@ -133,7 +133,7 @@ class Outbox(SharedStore):
         self._counts[row, UPDATES if applied else COLUMN_OF[STALE]] += 1
         answer = self._answers.numpy()[row]
         answer[APPLIED], answer[STALENESS] = applied, staleness
-        answer[ANSWERED] = self.posts[row]
+        answer[ANSWERED] = self.pushed[row]
 
     def see(self, shard: int, updates: int) -> None:
         """A part of theta has been renewed, and contains so many updates."""
@@ -144,42 +144,54 @@ class Outbox(SharedStore):
         return {name: tensor for name, tensor in super().state().items() if name != "statistics"}
 
 
-class Postman:
-    """Carries gradients from an outbox to the shards, and what they say of them back. One per host."""
+class Pushes:
+    """Carries gradients from the store to the shards, and what they say of them back. One per host."""
 
-    def __init__(self, outbox: Outbox, parts: Sequence[slice]) -> None:
+    def __init__(self, store: PushingStore, parts: Sequence[slice]) -> None:
         """`parts` are the shards' parts of theta."""
-        self._outbox, self._parts = outbox, parts
-        writers = len(outbox.rates)
+        self._store, self._parts = store, parts
+        writers = len(store.rates)
+        self._carried: list[NDArray[np.intp]] = [np.zeros(0, np.intp)] * len(parts)
+        """Whose gradients the newest call to each shard brings."""
         self._told = np.zeros((len(parts), writers), np.int64)
-        """`[shards, N]` the newest post of each writer that a shard has judged."""
+        """`[shards, N]` the newest push of each writer that a shard has judged."""
         self._applied = np.zeros((len(parts), writers), bool)
         self._staleness = np.zeros((len(parts), writers), np.int64)
-        self.split = 0
-        """Gradients that some shards have applied and others have found to be too old. They count as applied."""
+        self._split = 0
 
     @property
     def idle(self) -> bool:
         """Whether every gradient has been answered."""
-        return bool((self._outbox.answered >= self._outbox.posts).all())
+        return bool((self._store.answered >= self._store.pushed).all())
+
+    def take_split(self) -> int:
+        """Gradients, since the last call of this, that some shards have applied and others have found to be too old.
+
+        They count as applied.
+        """
+        split, self._split = self._split, 0
+        return split
 
     def waiting(self, shard: int) -> NDArray[np.intp]:
         """`[n]` the writers whose gradients the shard has not judged yet."""
-        return np.flatnonzero(self._outbox.posts > self._told[shard])
+        return np.flatnonzero(self._store.pushed > self._told[shard])
 
-    def gradients(self, shard: int, rows: NDArray[np.intp]) -> Gradients:
-        """The shard's parts of the gradients of these writers `[n]`."""
-        box, index = self._outbox, torch.from_numpy(rows)
-        values = box.gradients[:, self._parts[shard]][index].numpy()  # an index copies
-        return Gradients(values, box.rates[index].numpy(), box.versions[rows, shard])
+    def gradients(self, shard: int) -> Gradients | None:
+        """The shard's parts of all gradients that wait, for a call; None if none do."""
+        self._carried[shard] = rows = self.waiting(shard)
+        if not len(rows):
+            return None
+        store, index = self._store, torch.from_numpy(rows)
+        values = store.gradients[:, self._parts[shard]][index].numpy()  # an index copies
+        return Gradients(values, store.rates[index].numpy(), store.versions[rows, shard])
 
-    def tell(self, shard: int, rows: NDArray[np.intp], judged: Judged) -> None:
-        """A shard has judged the gradients of these writers; those judged by all shards are answered."""
-        box = self._outbox
-        self._told[shard, rows] = box.posts[rows]
+    def tell(self, shard: int, judged: Judged) -> None:
+        """A shard has judged the gradients in the newest call to it; those judged by all shards are answered."""
+        store, rows = self._store, self._carried[shard]
+        self._told[shard, rows] = store.pushed[rows]
         self._applied[shard, rows], self._staleness[shard, rows] = judged.applied, judged.staleness
         for row in rows.tolist():
-            if (self._told[:, row] == box.posts[row]).all():
+            if (self._told[:, row] == store.pushed[row]).all():
                 applied = self._applied[:, row]
-                self.split += bool(applied.any() and not applied.all())
-                box.answer(row, bool(applied.any()), int(self._staleness[:, row].max()))
+                self._split += bool(applied.any() and not applied.all())
+                store.answer(row, bool(applied.any()), int(self._staleness[:, row].max()))

@@ -1,9 +1,8 @@
-"""The driver of a run on Ray, between hosts, shards or a learner, and the run's supervisor.
+"""The driver of a run on Ray, between hosts and servers, and the run's supervisor.
 
-Shards or the learner, whichever the algorithm has, are the *keepers* of theta. The driver is another process: when the
-head of a cluster dies, Ray exits the driver silently, and the supervisor must survive to report how the run ended. The
-driver copies the state of keepers and hosts into memory that it shares with the supervisor, which looks after the run
-as with any backend.
+The driver is another process: when the head of a cluster dies, Ray exits the driver silently, and the supervisor must
+survive to report how the run ended. The driver copies the state of servers and hosts into memory that it shares with
+the supervisor, which looks after the run as with any backend.
 
 One actor per host runs that host's workers as ordinary processes. Each actor is pinned to its own node by name. A
 placement group would need all of its nodes at once, but here hosts come and go.
@@ -19,23 +18,21 @@ from typing import Any, cast
 
 import ray
 
-from asyncrl.backends.actors import RayWire, in_words, living_nodes, patience, placed
-from asyncrl.backends.host import Host
-from asyncrl.backends.keepers import CALL_SECONDS, Keepers, Learner, Memories, Shards
-from asyncrl.backends.member import Beginning
-from asyncrl.backends.reports import LEFT, Place, Seen
-from asyncrl.backends.supervisor import tolerated
+from asyncrl.backends.ray import servers
+from asyncrl.backends.ray.actors import CALL_SECONDS, Place, Poller, RayWire, in_words, living_nodes, placed
+from asyncrl.backends.ray.host import Host
+from asyncrl.backends.ray.member import Beginning
+from asyncrl.backends.ray.reports import LEFT, Seen
+from asyncrl.backends.ray.servers import Learner, Servers, Shards
 from asyncrl.parameters.mirror import Mirror
-from asyncrl.parameters.shards import State
-from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, GO_ON, LEAVE, READY, RUNNING, Silences, Watch
+from asyncrl.runtime.clock import BUILDING, ENDED, FINISH, GO_ON, LEAVE, READY, RUNNING
+from asyncrl.runtime.link import State
 from asyncrl.runtime.run import Run
 from asyncrl.storage.files import append_whole
 from asyncrl.storage.records import RecordWriter
 
-LOOK_SECONDS = 0.25
-"""Interval between calls of `Host.look`."""
-STATISTICS_SECONDS = 10.0
-"""Interval between copies of a host's statistics."""
+POLL_SECONDS = 0.025
+"""How long the driver waits for answers before it looks after other things."""
 NODES_SECONDS = 1.0
 """Interval between listings of the cluster's machines."""
 COME_SECONDS = 60.0
@@ -44,6 +41,48 @@ LOST_SECONDS = 120.0
 """A run without any host for this long has failed."""
 LEAVE_SECONDS = 15.0
 """Time for all hosts to leave."""
+
+
+class HostPlace(Place):
+    """The place of a host, on whichever machine."""
+
+    def __init__(self, number: int, driver: Driver) -> None:
+        super().__init__(number)
+        self._driver = driver
+        self.node = ""
+        """Of the machine, for Ray."""
+        self.seen: Seen | None = None
+
+    @property
+    def name(self) -> str:
+        """The host, with its machine."""
+        return f"host {self.number} on {self.machine}"
+
+    def fill(self, node: dict[str, Any], begin: Beginning, wire: RayWire) -> None:
+        """Start a host on a machine."""
+        self.node, self.machine = node["NodeID"], node["NodeManagerHostname"]
+        self.incarnation, self.told, self.seen = begin.incarnation, 0, None
+        self.actor = placed(Host, node).remote(begin, wire)
+        self.started()
+
+    def ask(self) -> Any:
+        """Ask for its news, and pass on the orders."""
+        return self.actor.look.remote(self.told, *self._driver.orders())
+
+    def take(self, answer: Any) -> None:
+        """Pass on its news."""
+        self.seen = cast(Seen, answer)
+        self._driver.take(self, self.seen)
+
+    def fail(self, error: Exception) -> None:
+        """It is lost, unless the connection is broken: then Ray decides whether it is dead."""
+        if not isinstance(error, ray.exceptions.ActorUnavailableError):
+            self._driver.lose(self, in_words(error))
+
+    def hang(self, cause: str) -> None:
+        """Kill it."""
+        ray.kill(self.actor)
+        self._driver.lose(self, cause)
 
 
 class Driver:
@@ -56,19 +95,21 @@ class Driver:
         self._spec, self._clock = spec, handles.clock
         assert isinstance(handles.store, Mirror)
         self._store: Mirror = handles.store
-        self._places = [Place(number) for number in range(spec.config.most_hosts)]
+        self._places = [HostPlace(number, self) for number in range(spec.config.most_hosts)]
         self._wanted = len(self._places)
         """Number of hosts for which the run waits before it begins."""
-        shards = spec.learns_on_hosts
-        self._memories = Memories(run, self._tell)
-        self._keepers = Shards(run, self._tell) if shards else Learner(run, self._tell, self._places, self._memories)
-        self._learner = self._keepers.place if isinstance(self._keepers, Learner) else None
-        self._patience = patience(spec.config.hang_seconds)
-        self._watch = Watch(spec.config.hang_seconds)
-        self._silences = Silences(self._say)
-        self._listed = self._copied = 0.0
-        self._nodes: list[dict[str, Any]] = []
-        self._statistics_call: Any = None
+        self._poller = Poller(spec.config.hang_seconds, self._say)
+        self._watch = self._poller.watch
+        self._nodes = living_nodes()
+        self._memories = servers.start_memories(run, self._tell, self._nodes)
+        self._learner: Learner | None = None
+        if spec.learns_on_hosts:
+            self._servers: Servers = Shards(run, self._tell)
+        else:
+            about_hosts = self._orders_of_learner, self._hear, self._version
+            self._servers = self._learner = Learner(run, self._tell, self._watch, self._memories, *about_hosts)
+        self._everyone: list[Place] = [*self._places, *self._servers.places, *self._memories]
+        self._listed = 0.0
         self._writers: dict[str, RecordWriter] = {}
         self._ready = False
         self._began = self._inhabited = time.monotonic()
@@ -77,27 +118,20 @@ class Driver:
 
     def drive(self) -> None:
         """Follow the run to its end."""
-        self._list_nodes()
-        if isinstance(self._keepers, Learner) and (reason := self._keepers.lacks_resource()):
+        if self._learner is not None and (reason := self._learner.lacks_resource()):
             self._tell("failed", reason, None)
             return
-        everyone: tuple[Keepers, ...] = (self._memories, self._keepers)
-        for keepers in everyone:
-            keepers.start(self._nodes)
-        for keepers in everyone:
-            keepers.begin()
+        self._servers.start(self._nodes)
+        servers.begin([*self._memories, *self._servers.places])
         self._began = self._inhabited = time.monotonic()  # they may have taken minutes on a busy machine
         room = len(self._places)
         if self._spec.config.hosts == "auto":
             self._wanted = min(len(self._nodes), room)
         self._say(f"{len(self._nodes)} machines in the cluster, {self._wanted} hosts wanted, room for {room}")
         while not self._over():
-            self._watch.look()
             self._list_nodes()
             self._fill_places()
-            self._wait()
-            self._keepers.pull()
-            self._memories.pull()
+            self._poll()
             self._tell_ready()
         self._end()
 
@@ -123,62 +157,40 @@ class Driver:
             if place.actor is None and not place.gone and not place.left and now >= place.due and free:
                 self._fill(place, free.pop(0))
 
-    def _fill(self, place: Place, node: dict[str, Any]) -> None:
-        place.node, place.name = node["NodeID"], node["NodeManagerHostname"]
-        place.incarnation += 1
-        place.told, place.look, place.seen = 0, None, None
-        state = {name: tensor.numpy() for name, tensor in self._store.state().items()}
-        at, moments = self._keepers.steps, self._keepers.moments
+    def _fill(self, place: HostPlace, node: dict[str, Any]) -> None:
+        known, state = self._servers, {name: tensor.numpy() for name, tensor in self._store.state().items()}
         begin = Beginning(
-            self._spec, place.number, place.incarnation, at, self._clock.seconds, moments, cast(State, state),
-            self._keepers.updates,
+            self._spec, place.number, place.incarnation + 1, known.steps, self._clock.seconds, known.moments,
+            cast(State, state), known.updates,
         )  # fmt: skip
-        place.actor = placed(Host, node).remote(begin, RayWire([*self._keepers.actors, *self._memories.actors]))
+        place.fill(node, begin, RayWire([one.actor for one in (*known.places, *self._memories)]))
         self._enter(place, BUILDING)
         if self._ready or place.incarnation > 1:
-            self._say(f"host {place.number} joins, on {place.name}")
+            self._say(f"host {place.number} joins, on {place.machine}")
             self._tell("event", "host_joined", {"host": place.number})
 
-    def _wait(self) -> None:
-        """Call `look` of all hosts and of the learner, and process what they report."""
-        now = time.monotonic()
+    def _poll(self, seconds: float = POLL_SECONDS, everyone: bool = False) -> None:
+        """Call all whose time has come, and process what they report."""
         if any(place.actor is not None for place in self._places):
-            self._inhabited = now
-        everyone = self._places if self._learner is None else [*self._places, self._learner]
-        for place in everyone:
-            if place.actor is not None and place.look is None and now - place.looked >= LOOK_SECONDS:
-                place.look, place.looked = self._look(place), now
-        looks = [place.look for place in everyone if place.look is not None]
-        if not looks:
-            time.sleep(LOOK_SECONDS / 4)
-            return
-        ready, _ = ray.wait(looks, timeout=min(LOOK_SECONDS / 2, self._keepers.pull_seconds / 4))
-        for place in everyone:
-            if place.look in ready:
-                self._take(place)
-            elif place.look is not None and place is not self._learner:
-                self._check_silence(place)
-        self._copy_statistics()
+            self._inhabited = time.monotonic()
+        answered = self._poller.poll(self._servers.places if everyone else self._everyone, seconds, everyone)
+        if any(place in answered for place in self._servers.places):
+            self._servers.show()
 
-    def _check_silence(self, place: Place) -> None:
-        """Name a host that does not answer, and kill it if it is stopped, or hangs."""
-        seconds = tolerated(BUILDING if place.seen is None else RUNNING, self._patience)
-        silence = self._watch.silence(place.looked)
-        if place.seen is not None:
-            self._silences.note(f"host {place.number} on {place.name}", silence)
-        if silence > seconds:
-            place.look = None
-            ray.kill(place.actor)
-            self._lose(place, f"did not answer for {seconds:g} seconds")
+    def orders(self) -> tuple[bool, int]:
+        """What hosts are told: whether the clock runs, and GO_ON, FINISH or LEAVE."""
+        return self._clock.started(), self._order()
 
-    def _look(self, place: Place) -> Any:
-        """Ask a host or the learner for its news, and pass on the orders."""
-        started, order = self._clock.started(), self._order()
-        if place is not self._learner:
-            return place.actor.look.remote(place.told, started, order)
+    def _orders_of_learner(self) -> tuple[bool, int, list[int]]:
+        """The same for the learner, with the phases of all workers."""
+        started, order = self.orders()
         if order == FINISH and not self._all_left():
             order = GO_ON  # their last rollouts are still to be learnt from
-        return place.actor.look.remote(place.told, started, order, self._phases())
+        return started, order, self._phases()
+
+    def _version(self) -> int:
+        """The newest version of the learner's theta that a host has."""
+        return max((place.seen.version for place in self._places if place.seen is not None), default=0)
 
     def _phases(self) -> list[int]:
         """Phases of all workers, for the learner, which waits for those that run."""
@@ -189,65 +201,46 @@ class Driver:
             phases += [absent] * self._spec.config.workers if seen is None else seen.phases
         return phases
 
-    def _take(self, place: Place) -> None:
-        look, place.look = place.look, None
-        try:
-            seen = cast(Seen, ray.get(look))
-        except ray.exceptions.ActorUnavailableError:
-            return  # the connection is broken; Ray decides whether the host is dead
-        except ray.exceptions.RayError as error:
-            if place is not self._learner:  # Ray restarts that, and it is filled when it is found to be empty
-                self._lose(place, in_words(error))
-            return
-        fresh, place.told, place.seen = seen.news, seen.told, seen
-        self._silences.end(f"host {place.number} on {place.name}", answers=True)
-        for kind, *facts in fresh:
+    def _hear(self, place: Place, seen: Seen) -> None:
+        """Process news of a host or of the learner."""
+        place.told = seen.told
+        if seen.statistics is not None:
+            self._store.show_statistics(seen.statistics)
+        for kind, *facts in seen.news:
             if kind == "row":
                 self._write(*facts)
             elif kind == "file":
                 self._keep(*facts)
             else:
                 self._tell(kind, *facts)
-        if isinstance(self._keepers, Learner) and place is self._learner:
-            self._keepers.watch(seen)
-            return
+
+    def take(self, place: HostPlace, seen: Seen) -> None:
+        """Process what a host reports."""
+        self._hear(place, seen)
         for worker, (phase, silence) in enumerate(zip(seen.phases, seen.silence, strict=True)):
             # A worker counts as ended only once theta has all of its updates.
             self._clock.vouch(self._first(place) + worker, min(phase, RUNNING), silence)
         if seen.outcome == LEFT:
             place.left = True
-            if self._learner is None:
-                self._keepers.show_statistics(place.actor.state.remote())
             self._dismiss(place)
         elif seen.outcome is not None:
             self._dismiss(place)
             self._tell("failed", seen.outcome.reason, seen.outcome.traceback)
 
-    def _lose(self, place: Place, cause: str) -> None:
+    def lose(self, place: HostPlace, cause: str) -> None:
         """Note the loss of a host. Another will start on the same machine or a free one, unless too many were lost."""
-        place.actor = None
-        self._silences.end(f"host {place.number} on {place.name}", answers=False)
+        place.actor = place.call = None
         place.lose(cause, self._spec.config.worker_restarts, self._watch)
         self._enter(place, ENDED if place.gone else BUILDING)
         follows = "it is not replaced" if place.gone else "another will start on a free machine"
-        self._say(f"host {place.number} on {place.name} is lost ({cause}); {follows}")
+        self._say(f"{place.name} is lost ({cause}); {follows}")
         self._tell("event", "host_gone" if place.gone else "host_lost", {"host": place.number, "cause": cause})
 
-    def _dismiss(self, place: Place) -> None:
+    def _dismiss(self, place: HostPlace) -> None:
         actor, place.actor = place.actor, None
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(actor.close.remote(), timeout=CALL_SECONDS)
         ray.kill(actor)
-
-    def _copy_statistics(self) -> None:
-        """Copy a host's statistics from time to time, for checkpoints and for hosts that join."""
-        now = time.monotonic()
-        inhabited = [place for place in self._places if place.actor is not None and place.seen is not None]
-        if self._statistics_call is None and inhabited and now - self._copied >= STATISTICS_SECONDS:
-            self._statistics_call, self._copied = self._keepers.statistics_of(inhabited[0].actor), now
-        if self._statistics_call is not None and ray.wait([self._statistics_call], timeout=0)[0]:
-            call, self._statistics_call = self._statistics_call, None
-            self._keepers.show_statistics(call)
 
     # ------------------------------------------------------------------------------------------------- the supervisor
 
@@ -266,7 +259,7 @@ class Driver:
             return True
         if self._all_gone():
             last = max((place for place in self._places if place.gone), key=lambda place: place.losses[-1])
-            reason = f"all hosts are gone for good: host {last.number} on {last.name} is lost ({last.cause})"
+            reason = f"all hosts are gone for good: {last.name} is lost ({last.cause})"
             self._tell("failed", reason, None)
             return True
         if self._watch.silence(self._inhabited) > LOST_SECONDS:
@@ -301,31 +294,31 @@ class Driver:
         """All hosts are done: copy the last theta, and let the supervisor finish."""
         if self._learner is not None:
             self._await_learner(self._learner)
-        self._keepers.ended = True
-        self._keepers.pull(wait=True)
-        self._keepers.pull(wait=True)  # again: the first may have been pending before the hosts were done
+        self._servers.ended = True
+        for _ in range(2):  # the first call may have been pending before the hosts were done
+            self._poll(CALL_SECONDS, everyone=True)
         for place in self._places:
             self._enter(place, ENDED)
         self._tell("ended")
-        self._keepers.forget()
+        if self._learner is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(self._learner.actor.forget.remote(), timeout=CALL_SECONDS)
         for writer in self._writers.values():
             writer.close()
             self._clock.note_unwritten(0, writer.missing)  # this process writes for all hosts
 
-    def _await_learner(self, learner: Place) -> None:
+    def _await_learner(self, learner: Learner) -> None:
         """Let the learner learn from the last rollouts, unless it must leave."""
         while not (learner.left or learner.gone):
             if self._leaving and self._watch.silence(self._leaving) > LEAVE_SECONDS:
                 break
-            self._wait()
-            self._keepers.pull()
+            self._poll()
             self._leaving = self._leaving or (time.monotonic() if self._order() == LEAVE else 0.0)
-        self._keepers.show_statistics(learner.actor.statistics.remote())
 
-    def _first(self, place: Place) -> int:
+    def _first(self, place: HostPlace) -> int:
         return place.number * self._spec.config.workers
 
-    def _enter(self, place: Place, phase: int) -> None:
+    def _enter(self, place: HostPlace, phase: int) -> None:
         for worker in range(self._spec.config.workers):
             self._clock.vouch(self._first(place) + worker, phase, 0.0)
         if self._learner is None:  # the host's own, if it has any

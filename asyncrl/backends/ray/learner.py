@@ -12,7 +12,6 @@ import shutil
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,26 +23,25 @@ import torch
 from numpy.typing import NDArray
 
 from asyncrl.algorithm import MEMORY
-from asyncrl.backends.calls import Answer, Question
 from asyncrl.backends.handles import rollout_shape, shared
 from asyncrl.backends.outcome import Outcome, failed
 from asyncrl.backends.processes import follow
-from asyncrl.backends.remote_replay import RemoteReplay
-from asyncrl.backends.reports import KINDS, LEFT, Journal, Keeper, Seen, Told, Wire
+from asyncrl.backends.ray.arrivals import Arrivals, Delivery, Rollouts
+from asyncrl.backends.ray.memory import RemoteReplay
+from asyncrl.backends.ray.reports import KINDS, LEFT, Journal, Seen, Statistics, Told
 from asyncrl.core.devices import CPU, require_device
 from asyncrl.core.errors import UsageError
 from asyncrl.core.moments import merge
 from asyncrl.experience.batches import Batches
-from asyncrl.experience.credit import Numbered, Taken
-from asyncrl.experience.landing import Cargo, Landing
 from asyncrl.experience.replay import Replay
-from asyncrl.parameters.shards import Empty, Ledger, State
+from asyncrl.parameters.shards import Ledger
 from asyncrl.parameters.shared import SharedStore
-from asyncrl.runtime.clock import BUILDING, FINISH, GO_ON, LEAVE, Watch
+from asyncrl.runtime.clock import FINISH, GO_ON, LEAVE, Watch
+from asyncrl.runtime.link import Answer, Call, Callee, Empty, Server, State, Wire
 from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import LEARNER, Counts, name_of
 from asyncrl.runtime.run import Handles, Run, RunSpec, build_learner
-from asyncrl.runtime.threads import compute_with, enforce_one_thread
+from asyncrl.runtime.threads import compute_with
 from asyncrl.storage.run_folder import RunFolder
 
 ENDLESS = 2**62
@@ -55,14 +53,13 @@ MOMENTS = ("observation_moments", "return_moments")
 CLOSE_SECONDS = 10.0
 
 
-class LearnerHost(Keeper):
-    """The learner. Calls may come from several threads at once."""
+class LearnerHost(Server):
+    """The learner."""
 
     def __init__(self, spec: RunSpec) -> None:
         """`spec` is that of the whole run. The learner begins empty."""
-        enforce_one_thread()
+        super().__init__()
         config = spec.config
-        self._life = uuid.uuid4().hex
         self._hosts, self._workers = config.all_workers // config.workers, config.workers
         self._scratch = Path(tempfile.mkdtemp(prefix="asyncrl-"))
         self._spec = replace(spec.on_one_machine(config.all_workers), folder=RunFolder(self._scratch))
@@ -70,59 +67,49 @@ class LearnerHost(Keeper):
         self._replay_hosts = spec.replay_hosts
         self._memories: Wire | None = None
         self._journal = Journal()
-        self._lock = threading.Lock()
+        self._statistics = Statistics()
         self._handles: Handles | None = None
         self._outcome: Outcome | None = None
         self._watch = Watch(config.hang_seconds)
 
     # ------------------------------------------------------------------------------------------- called by the driver
 
-    def life(self) -> str:
-        """Distinguishes this process from earlier ones."""
-        return self._life
-
     def connect(self, memories: Wire) -> None:
-        """Called before `begin` if there are replay hosts: these are its keepers."""
+        """Called before `begin` if there are replay hosts: these are on its wire."""
         self._memories = memories
 
-    def begin(self, life: str, times: int, state: State) -> bool:
-        """Fill an empty learner and let it begin; `times` counts the attempts in this run, from 1.
+    @property
+    def empty(self) -> bool:
+        """Whether it waits to be filled."""
+        return self._handles is None
 
-        Returns whether it was filled now: a call for an earlier `life`, or a repeated one, changes nothing.
-        """
-        with self._lock:
-            if self._handles is not None or life != self._life:
-                return False
-            spec = self._spec
-            tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
-            theta = tensors.pop("theta")
-            begun = int(state["steps"][0]), float(state["seconds"][0])
-            handles = shared(spec, theta, *begun, self._memories is None)
-            handles.clock.total_steps = ENDLESS
-            handles.store.restore(theta, tensors, Counts(*(int(count) for count in state["counts"])))
-            self._lost = state["lost"]
-            self._earlier = [np.array(state[name], np.float64) for name in MOMENTS]
-            self._ledger = Ledger(self._hosts, self._workers, KINDS, tuple(map(len, handles.moments.of_workers())))
-            if "tallies" in state:
-                self._ledger.restore(state)
-            self._epoch = times
-            self._experience = self._make_experience(handles)
-            self._count(handles)
-            self._handles = replace(handles, experience=self._experience)
-            self._thread = threading.Thread(target=self._learn, daemon=True, name=name_of(LEARNER))
-            self._thread.start()
-            return True
+    def fill(self, epoch: int, state: State) -> None:
+        """Take over a state, see `filling`, and begin to learn."""
+        tensors = {name: torch.from_numpy(np.array(array)) for name, array in state.items()}
+        theta = tensors.pop("theta")
+        begun = int(state["steps"][0]), float(state["seconds"][0])
+        handles = shared(self._spec, theta, *begun, self._memories is None)
+        handles.clock.total_steps = ENDLESS
+        handles.store.restore(theta, tensors, Counts(*(int(count) for count in state["counts"])))
+        self._lost = state["lost"]
+        self._earlier = [np.array(state[name], np.float64) for name in MOMENTS]
+        self._ledger = Ledger(self._hosts, self._workers, KINDS, tuple(map(len, handles.moments.of_workers())))
+        if "tallies" in state:
+            self._ledger.restore(state)
+        self._callee = Callee(self._hosts, epoch)
+        self._experience = self._make_experience(handles, epoch)
+        self._count(handles)
+        self._handles = replace(handles, experience=self._experience)
+        self._thread = threading.Thread(target=self._learn, daemon=True, name=name_of(LEARNER))
+        self._thread.start()
 
     def look(self, told: int, start: bool, order: int, phases: list[int]) -> Seen:
         """News since number `told`, and the present state. `start`: the clock runs; `phases` are those of all workers.
 
-        `order` is GO_ON, FINISH after the hosts have left, or LEAVE.
+        `order` is GO_ON, FINISH after the hosts have left, or LEAVE. Raises Empty.
         """
-        handles = self._handles
+        clock = self._filled().clock
         self._watch.look()
-        if handles is None:
-            return Seen([], 0, [BUILDING], [0.0])
-        clock = handles.clock
         for worker, phase in enumerate(phases):
             clock.vouch(worker, phase, 0.0)
         if start and not clock.started():
@@ -133,19 +120,16 @@ class LearnerHost(Keeper):
         outcome = self._outcome  # before the news, so that everything told by then is reported too
         news, told = self._journal.since(told)
         silence = self._watch.silence(time.monotonic() - clock.heartbeat_age(LEARNER))
-        return Seen(news, told, [clock.phase(LEARNER)], [silence], outcome)
+        statistics = self._statistics.of(self._filled().store, ended=outcome is not None)
+        return Seen(news, told, [clock.phase(LEARNER)], [silence], outcome, 0, self.state(), statistics)
 
     def state(self) -> State:
         """Theta, the counts of updates, and what hosts have reported. Raises Empty."""
         handles = self._filled()
-        with self._lock:
+        with self.lock:
             reported = self._ledger.state()
         theta, counts = self._copy(handles)
         return {"theta": theta, "counts": np.array(counts, np.int64), "lost": self._lost, **reported}
-
-    def statistics(self) -> State:
-        """The store's state besides theta. Raises Empty."""
-        return {name: tensor.numpy() for name, tensor in self._filled().store.state().items()}
 
     def forget(self) -> None:
         """End the learner, and remove its files."""
@@ -156,41 +140,38 @@ class LearnerHost(Keeper):
 
     # ----------------------------------------------------------------------------------------------- called by hosts
 
-    def exchange(self, call: Numbered[Cargo] | Question) -> Taken | Answer:
-        """Take a parcel, or answer a question; with replay hosts only questions come here. Raises Empty."""
-        self._filled()
-        if isinstance(call, Question):
-            return self._answer(call)
-        assert isinstance(self._experience, Landing)
-        return self._experience.deliver(call)
-
-    def _answer(self, question: Question) -> Answer:
-        handles, experience = self._filled(), self._experience
-        host, incarnation = question.host, question.incarnation
+    def exchange(self, call: Call[Rollouts]) -> Answer:
+        """Take rollouts, unless replay hosts do, and answer with news and theta. Raises Empty."""
+        handles, experience, load = self._filled(), self._experience, call.load
         others = None
-        if question.report is not None:
-            with self._lock:
-                self._ledger.note(host, incarnation, question.report)
-                others = self._ledger.others(host)
+        if load.report is not None:
+            with self.lock:
+                self._ledger.note(call.host, call.incarnation, load.report)
+                others = self._ledger.others(call.host)
                 self._count(handles)
-        taken, news, done = Taken(self._epoch, 0), 0, list[int]()
-        if isinstance(experience, Landing):
-            taken, news, done = experience.hear(host, incarnation, question.news, question.seconds)
+        if isinstance(experience, Arrivals):
+            answer, newest = experience.hear(call)
+        else:
+            with self.lock:
+                self._callee.admit(call)
+                answer, newest = self._callee.answer(call, Delivery()), True
         # Theta after that, so that it has the updates of all batches that are done.
         counts, theta = handles.store.counts(), None
-        if question.epoch != taken.epoch or (question.theta and question.version != counts.updates):
+        if call.epoch != answer.epoch or (load.theta and newest and load.version != counts.updates):
             theta, counts = self._copy(handles)
-        return Answer(taken, news, done, counts, theta, others)
+        if answer.retired:
+            return answer
+        return replace(answer, news=replace(answer.news, counts=counts, theta=theta, others=others))
 
-    def _make_experience(self, handles: Handles) -> Landing | RemoteReplay:
+    def _make_experience(self, handles: Handles, times: int) -> Arrivals | RemoteReplay:
         """Where the learner takes its batches from: what hosts send here, or the replay hosts."""
         spec = self._spec
         if self._memories is not None:
             normalizer = make_normalizer(handles.moments, LEARNER, spec)
-            return RemoteReplay(self._memories, self._replay_hosts, self._epoch, handles.clock, normalizer)
-        shape = rollout_shape(spec)
+            return RemoteReplay(self._memories, self._replay_hosts, times, handles.clock, normalizer)
         rings_or_memory = cast(Batches | Replay, handles.experience)
-        return Landing(rings_or_memory, shape, self._hosts, self._workers, self._epoch)
+        shape = rollout_shape(spec)
+        return Arrivals(rings_or_memory, shape, self._hosts, self._workers, self._callee)
 
     def _filled(self) -> Handles:
         if self._handles is None:

@@ -1,0 +1,142 @@
+"""How the driver calls actors, without a cluster: calls are answered, fail, or stay without an answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from asyncrl.backends.ray.reports import Tell
+from asyncrl.runtime.clock import Watch
+from asyncrl.runtime.link import Empty, State
+
+ray = pytest.importorskip("ray")
+
+from asyncrl.backends.ray.actors import Place, Poller  # noqa: E402
+from asyncrl.backends.ray.servers import ServerPlace  # noqa: E402
+
+SILENT = object()
+"""In place of an answer: there is none yet."""
+
+
+class Cluster:
+    """Ray's part: what the newest call of each actor comes to, and the time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.lines: list[str] = []
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(time, "sleep", self.advance)
+        monkeypatch.setattr(ray, "wait", self.wait)
+        monkeypatch.setattr(ray, "get", self.get)
+        monkeypatch.setattr(ray, "kill", lambda actor, no_restart=True: None)
+
+    def poller(self, hang_seconds: float) -> Poller:
+        poller = Poller(hang_seconds, self.lines.append)
+        poller.watch = Watch(hang_seconds, lambda: self.now)
+        return poller
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+    def wait(self, calls: Sequence[Callable[[], Any]], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        ended = [call for call in calls if call() is not SILENT]
+        if not ended:
+            self.advance(timeout)
+        return ended, []
+
+    def get(self, call: Callable[[], Any], timeout: float | None = None) -> Any:
+        answer = call()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return Cluster(monkeypatch)
+
+
+class Remote:
+    """A method of an actor."""
+
+    def __init__(self, act: Callable[..., Any]) -> None:
+        self._act = act
+
+    def remote(self, *words: Any) -> Callable[[], Any]:
+        return lambda: self._act(*words)
+
+
+class Actor:
+    """A server whose state is as the test says."""
+
+    def __init__(self) -> None:
+        self.answer: Any = {"counts": [1, 2]}
+        self.begun: list[tuple[str, int, State]] = []
+        self.state, self.who = Remote(lambda: self.answer), Remote(lambda: ("its life", "its machine"))
+        self.begin = Remote(self._begin)
+
+    def _begin(self, life: str, epoch: int, state: State) -> bool:
+        if self.begun[-1:] != [(life, epoch, state)]:
+            self.begun.append((life, epoch, state))
+        return True
+
+
+class OfServer(ServerPlace):
+    kind = "server"
+
+    def __init__(self, tell: Tell) -> None:
+        super().__init__(0, {}, 0.1, tell)
+        self.actor, self.losses = Actor(), list[str]()
+
+    def note_loss(self, cause: str) -> None:
+        self.losses.append(cause)
+
+
+def polled(cluster: Cluster, place: Place, poller: Poller, seconds: float) -> None:
+    """Poll for so long."""
+    until = cluster.now + seconds
+    while cluster.now < until:
+        poller.poll([place], 0.25)
+        cluster.advance(0.05)
+
+
+def test_a_silent_server_is_named_then_replaced_and_filled_with_what_was_known(cluster: Cluster) -> None:
+    """Named after five seconds; killed after the time that hangs are allowed; the next one is found to be empty."""
+    place, poller = OfServer(lambda *_: None), cluster.poller(20.0)
+    place.fill()
+    polled(cluster, place, poller, 1.0)
+    assert {name: array.tolist() for name, array in place.known.items()} == {"counts": [1, 2]}
+
+    place.actor.answer = SILENT
+    polled(cluster, place, poller, 10.0)
+    assert cluster.lines == ["server 0 on its machine has not answered for 5 seconds"]
+    assert (place.losses, place.starting) == ([], False)
+    polled(cluster, place, poller, 12.0)
+    assert place.starting
+
+    place.actor.answer = ray.exceptions.ActorUnavailableError("it is being restarted", None)
+    polled(cluster, place, poller, 200.0)
+    place.actor.answer = Empty()
+    polled(cluster, place, poller, 0.2)
+    assert place.losses == ["did not answer for 20 seconds"]
+    assert [(epoch, sorted(state)) for _, epoch, state in place.actor.begun] == [(1, []), (2, ["counts"])]
+    assert len(cluster.lines) == 1
+
+
+def test_a_server_that_answers_again_is_said_to_and_no_call_is_waited_for_too_long(cluster: Cluster) -> None:
+    """A call without an answer is made again, and every call in its time."""
+    place, poller = OfServer(lambda *_: None), cluster.poller(60.0)
+    place.fill()
+    place.actor.answer = SILENT
+    polled(cluster, place, poller, 15.0)
+    before = place.called
+    assert cluster.now - before < 10.0
+    place.actor.answer = {"counts": [3, 4]}
+    polled(cluster, place, poller, 0.5)
+
+    assert cluster.lines[-1] == "server 0 on its machine answers again"
+    assert place.known["counts"].tolist() == [3, 4]
+    assert place.losses == []
