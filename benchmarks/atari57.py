@@ -122,7 +122,7 @@ def write_rows(file: Path, rows: Mapping[str, Row]) -> None:
 def print_table(rows: Mapping[str, Row]) -> None:
     """All games, and the medians over them."""
     known = published()
-    print("| game | score | lowest, highest | even player | human-normalised | A3C, no-op | PPO, 40M frames |")
+    print("| game | score | lowest, highest | uniform player | human-normalised | A3C, no-op | PPO, 40M frames |")
     print(f"|---|{'--:|' * 6}")
     for row in sorted(rows.values(), key=lambda row: -row.percent):
         theirs = [
@@ -136,7 +136,7 @@ def print_table(rows: Mapping[str, Row]) -> None:
     percents = [row.percent for row in rows.values()]
     better = sum(row.score > row.random for row in rows.values())
     print(f"\n{len(rows)} games: median {statistics.median(percents):.1f} %, mean {statistics.fmean(percents):.1f} %, "
-          f"{sum(one > 100 for one in percents)} above the human; {better} above the even player")  # fmt: skip
+          f"{sum(one > 100 for one in percents)} above the human; {better} above the uniform player")  # fmt: skip
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
