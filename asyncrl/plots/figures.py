@@ -144,7 +144,7 @@ def _draw_mark(axes: Axes, mark: Line | Bars) -> None:
             axes.bar(mark.x, mark.lengths, mark.width, mark.floor, color=mark.colour, label=mark.name)
         return
     axes.plot(
-        mark.x, mark.y, mark.style or "none", color=mark.colour, label=mark.name, linewidth=mark.width,
+        mark.x, mark.y, linestyle=mark.style or "none", color=mark.colour, label=mark.name, linewidth=mark.width,
         marker=mark.marker, markersize=mark.size, markeredgewidth=max(1.0, mark.width if mark.marker == "|" else 1.0),
         markerfacecolor=mark.colour if mark.filled else "white", alpha=mark.alpha,
     )  # fmt: skip
@@ -198,7 +198,9 @@ def align(curves: Sequence[Curve], whole: bool = True) -> tuple[NDArray[np.float
 def median_curve(curves: Sequence[Curve], colour: Any, name: str, whole: bool = True) -> Line:
     """The median of curves, and a band from the lowest to the highest."""
     x, scores = align(curves, whole)
-    return Line(x, np.median(scores, axis=0), colour, name, width=2, band=(scores.min(axis=0), scores.max(axis=0)))
+    marker = "." if len(x) == 1 else ""  # a line of one point is invisible
+    band = scores.min(axis=0), scores.max(axis=0)
+    return Line(x, np.median(scores, axis=0), colour, name, marker=marker, width=2, band=band)
 
 
 def unit_of(axis: str, most: float) -> tuple[str, float]:

@@ -106,6 +106,7 @@ def test_the_figure_is_the_papers_scatter(tmp_path: Path, capsys: pytest.Capture
         assert "raw return" in panel.get_ylabel()
         dots = [line for line in panel.lines if line.get_marker() == "o"]
         assert [len(np.asarray(line.get_xdata())) for line in dots] == [4, 4]
+        assert {line.get_linestyle() for line in dots} == {"None"}
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A3C", "n-step Q"]
     figure.draw_without_rendering()
     assert all(panel.get_position().height > 0.6 for panel in figure.axes)  # and no empty room below
