@@ -34,7 +34,8 @@ from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.experience.replay import Replay
 from asyncrl.runtime.plan import Plan
-from asyncrl.runtime.run import Run, RunSpec, build_learner, initial_parameters
+from asyncrl.runtime.roles import build_learner
+from asyncrl.runtime.run import Run, RunSpec, initial_parameters
 from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory, request_one_thread
 from asyncrl.storage.run_folder import RunFolder
 

@@ -41,7 +41,8 @@ from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import ENDED, FINISH, RUNNING
 from asyncrl.runtime.link import Answer, Call
 from asyncrl.runtime.protocols import Counts
-from asyncrl.runtime.run import Handles, Role, Run, RunSpec, build_worker
+from asyncrl.runtime.roles import Role, build_worker
+from asyncrl.runtime.run import Handles, Run, RunSpec
 from asyncrl.storage.records import RecordWriter
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.rollout import Rollout
-from asyncrl.runtime.run import Run, build_worker
+from asyncrl.runtime.roles import build_worker
+from asyncrl.runtime.run import Run
 
 
 class Together:

@@ -30,7 +30,8 @@ from asyncrl.runtime.evaluator import play, side_by_side
 from asyncrl.runtime.normalize import Normalizer, make_normalizer
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import EVALUATOR, Agent
-from asyncrl.runtime.run import Run, RunSpec, build_agent, build_environments, initial_parameters
+from asyncrl.runtime.roles import build_agent, build_environments
+from asyncrl.runtime.run import Run, RunSpec, initial_parameters
 from asyncrl.runtime.seeding import NO_PART
 from asyncrl.runtime.snapshots import check_fits, flat_parameters
 from asyncrl.storage import checkpoints

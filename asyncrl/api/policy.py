@@ -21,7 +21,7 @@ from asyncrl.core.rollout import State
 from asyncrl.core.spaces import Spaces
 from asyncrl.runtime.collect import for_environments, reset_state
 from asyncrl.runtime.protocols import EVALUATOR
-from asyncrl.runtime.run import build_environments
+from asyncrl.runtime.roles import build_environments
 from asyncrl.runtime.threads import one_thread
 from asyncrl.storage.stored import Permission
 

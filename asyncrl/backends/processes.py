@@ -19,7 +19,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.multiprocessing  # noqa: F401  (registers how shared tensors travel to a child)
 
@@ -27,13 +27,15 @@ from asyncrl.backends import process_trees, sockets
 from asyncrl.backends.outcome import STOPPING, Signals
 from asyncrl.core.errors import NotFinite
 from asyncrl.runtime.clock import DISK_FAILS, DISK_FULL, ENDED, NOT_FINITE, RAISED, UNKNOWN, Clock, polling
-from asyncrl.runtime.evaluator import Evaluator, serve
 from asyncrl.runtime.protocols import EVALUATOR, name_of
-from asyncrl.runtime.run import Role, Run, build_learner, build_worker
+from asyncrl.runtime.run import Run
 from asyncrl.runtime.threads import compute_with, enforce_one_thread, keep_freed_memory
 from asyncrl.storage.checkpoints import NotSaved
 from asyncrl.storage.files import disk_is_full
 from asyncrl.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from asyncrl.runtime.roles import Role
 
 LEAVE_SECONDS = 5.0
 """Time for a child to exit before it is killed."""
@@ -161,8 +163,8 @@ def start_context(algorithm: str) -> BaseContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [
-            "torch", "gymnasium", "ale_py", "cv2", algorithm, "asyncrl.backends.local", "asyncrl.envs.atari",
-            "asyncrl.backends.preloaded",
+            "torch", "gymnasium", "ale_py", "cv2", algorithm, "asyncrl.backends.local", "asyncrl.runtime.evaluator",
+            "asyncrl.runtime.roles", "asyncrl.envs.atari", "asyncrl.backends.preloaded",
         ]
     )  # fmt: skip
     return context
@@ -217,10 +219,15 @@ def _main(child: Child, token: str, target: Callable[..., None], given: Sequence
 
 def role_process(run: Run, who: int) -> None:
     """The process of a worker, a learner or the evaluator; however it ends, its environments are closed."""
+    # Only the run's own processes need these: the fork server imports them, the command does not.
     if who == EVALUATOR:
+        from asyncrl.runtime.evaluator import Evaluator, serve
+
         with Evaluator(run) as evaluator, Child.of(run, who).explaining():
             serve(evaluator, run)
         return
+    from asyncrl.runtime.roles import build_learner, build_worker
+
     if who < 0:
         compute_with(getattr(run.spec.config, "learner_threads", 1))
     elif hasattr(os, "nice"):

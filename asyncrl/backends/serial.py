@@ -19,7 +19,8 @@ from asyncrl.runtime.clock import ENDED, FINISH, RUNNING
 from asyncrl.runtime.evaluator import Evaluator
 from asyncrl.runtime.monitor import Monitor, View, no_state
 from asyncrl.runtime.plan import Plan
-from asyncrl.runtime.run import Role, Run, build_learner, build_worker
+from asyncrl.runtime.roles import Role, build_learner, build_worker
+from asyncrl.runtime.run import Run
 from asyncrl.runtime.seeding import SCHEDULE, derive
 from asyncrl.storage.checkpoints import Checkpoint
 from asyncrl.storage.files import plain

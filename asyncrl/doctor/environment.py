@@ -22,7 +22,8 @@ from asyncrl.doctor import Finding, advise, judge
 from asyncrl.envs.environment import Environment, restore_all, states_of
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.clock import RUNNING
-from asyncrl.runtime.run import Run, build_learner, build_worker
+from asyncrl.runtime.roles import build_learner, build_worker
+from asyncrl.runtime.run import Run
 from asyncrl.runtime.threads import running_threads
 
 LONGEST_SECONDS = 4.0

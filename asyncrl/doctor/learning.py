@@ -33,7 +33,8 @@ from asyncrl.core.schedules import crossed
 from asyncrl.doctor import Finding, judge
 from asyncrl.runtime.clock import RUNNING, shared_zeros
 from asyncrl.runtime.protocols import LEARNER, Agent, Batch, Receipt, Update
-from asyncrl.runtime.run import Run, build_agent, build_learner, build_worker
+from asyncrl.runtime.roles import build_agent, build_learner, build_worker
+from asyncrl.runtime.run import Run
 
 UPDATES = 3
 """Updates of each worker that learns: stale or summed gradients show from the second update on."""

@@ -19,7 +19,8 @@ from asyncrl.runtime.clock import ENDED
 from asyncrl.runtime.collect import Episode, for_environments, reset_state
 from asyncrl.runtime.normalize import Normalizer, make_normalizer
 from asyncrl.runtime.protocols import EVALUATOR, Agent
-from asyncrl.runtime.run import Run, build_agent, build_environments
+from asyncrl.runtime.roles import build_agent, build_environments
+from asyncrl.runtime.run import Run
 from asyncrl.runtime.snapshots import beside_theta, require_finite, take_checkpoint
 from asyncrl.storage import checkpoints
 from asyncrl.storage.records import RecordWriter, read_records

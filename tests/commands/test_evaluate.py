@@ -132,7 +132,7 @@ def test_no_stream_of_a_run_with_the_same_seed_is_used(tmp_path: Path, monkeypat
         return result
 
     monkeypatch.setattr(seeding, "derive", note)
-    monkeypatch.setattr("asyncrl.runtime.run.derive", note)
+    monkeypatch.setattr("asyncrl.runtime.roles.derive", note)
     run = make_run(tmp_path, "--seed", "0")
     assert train("asyncrl.a3c", ["--resume", str(run), "--total-steps", "1200"]) == 0
     of_the_run = set(drawn)

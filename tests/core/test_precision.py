@@ -15,7 +15,7 @@ from asyncrl.core.updates import UpdateRule
 from asyncrl.nets.trunk import Trunk, compute_in, make_body
 from asyncrl.runtime.loops import Replica
 from asyncrl.runtime.protocols import EVALUATOR
-from asyncrl.runtime.run import build_agent
+from asyncrl.runtime.roles import build_agent
 from tests.contracts.test_algorithms import BOARD, VECTOR, build, name_of, parts_of, rollout_of
 from tests.support import make_run, shared_store
 

@@ -15,7 +15,8 @@ from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.experience import blocks
 from asyncrl.experience.blocks import Ring, RolloutShape
-from asyncrl.runtime.run import Run, build_worker
+from asyncrl.runtime.roles import build_worker
+from asyncrl.runtime.run import Run
 from tests.support import make_run
 
 VECTOR = Spaces(observation_shape=(3,), observation_dtype="float32", actions=4)

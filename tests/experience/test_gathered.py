@@ -17,7 +17,8 @@ from asyncrl.experience.batches import Batches
 from asyncrl.experience.gathered import Gathered
 from asyncrl.parameters.replicas import Replicas
 from asyncrl.runtime.normalize import RunMoments
-from asyncrl.runtime.run import Role, Run, build_learner
+from asyncrl.runtime.roles import Role, build_learner
+from asyncrl.runtime.run import Run
 from asyncrl.storage.run_folder import RunFolder
 from tests.support import make_run
 from tests.together import Together, rollouts_of

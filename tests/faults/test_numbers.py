@@ -13,7 +13,7 @@ from asyncrl.commands.train import main
 from asyncrl.core.errors import NotFinite
 from asyncrl.runtime.evaluator import Evaluator
 from asyncrl.runtime.monitor import Monitor
-from asyncrl.runtime.run import build_worker
+from asyncrl.runtime.roles import build_worker
 from asyncrl.storage import checkpoints
 from tests.faults.running import CATCH
 from tests.support import make_run, status_of, the_run

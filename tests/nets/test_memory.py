@@ -12,7 +12,7 @@ from asyncrl.core.rollout import State, at_end, at_places
 from asyncrl.core.spaces import Spaces
 from asyncrl.nets.trunk import Memory, Trunk, make_body
 from asyncrl.runtime.collect import Collector
-from asyncrl.runtime.run import build_agent, build_environments
+from asyncrl.runtime.roles import build_agent, build_environments
 from tests.support import make_run
 
 

@@ -19,7 +19,7 @@ from asyncrl.nets.convolutions import CONVOLUTIONS, ConvolutionalBody
 from asyncrl.nets.trunk import compute_in, keep_activations
 from asyncrl.runtime import loops
 from asyncrl.runtime.loops import Replica
-from asyncrl.runtime.run import build_worker
+from asyncrl.runtime.roles import build_worker
 from tests.support import make_run, shared_store
 
 STEPS, ENVIRONMENTS = 5, 3

@@ -19,7 +19,8 @@ from asyncrl.parameters.replicas import Replicas, ReplicasDiffer
 from asyncrl.runtime.agreement import NOTHING, OVER, Agreement
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.protocols import UNDER_WAY, Receipt, Update
-from asyncrl.runtime.run import Run, build_agent
+from asyncrl.runtime.roles import build_agent
+from asyncrl.runtime.run import Run
 from tests.support import make_run
 from tests.together import Together, rollouts_of
 

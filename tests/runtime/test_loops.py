@@ -18,7 +18,7 @@ from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.loops import Pending, Replica, actor_learner
 from asyncrl.runtime.protocols import Receipt, Update
-from asyncrl.runtime.run import build_agent, build_environments
+from asyncrl.runtime.roles import build_agent, build_environments
 from asyncrl.runtime.telemetry import Telemetry
 from asyncrl.storage.records import RecordWriter, read_records
 from tests.support import COUNTING, Counting, FixedAgent, make_run

@@ -13,7 +13,8 @@ from asyncrl.core.devices import require_device
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import Rollout, on_device
 from asyncrl.runtime.protocols import LEARNER
-from asyncrl.runtime.run import Run, build_learner
+from asyncrl.runtime.roles import build_learner
+from asyncrl.runtime.run import Run
 from asyncrl.storage.checkpoints import load_newest
 from tests.seams.running import train
 from tests.support import make_run

@@ -43,7 +43,8 @@ from asyncrl.runtime.clock import ENDED, LEAVE, RUNNING, polling
 from asyncrl.runtime.monitor import Monitor, View
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import EVALUATOR, name_of
-from asyncrl.runtime.run import Run, build_learner, build_worker
+from asyncrl.runtime.roles import build_learner, build_worker
+from asyncrl.runtime.run import Run
 from asyncrl.storage.records import RecordWriter
 
 SILENT_SECONDS = 3.5

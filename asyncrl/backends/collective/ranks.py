@@ -39,7 +39,8 @@ from asyncrl.runtime.agreement import Agreement
 from asyncrl.runtime.clock import ENDED, RUNNING
 from asyncrl.runtime.normalize import GROWTH, RunMoments
 from asyncrl.runtime.protocols import Counts
-from asyncrl.runtime.run import Handles, Role, Run, RunSpec, build_learner, build_worker
+from asyncrl.runtime.roles import Role, build_learner, build_worker
+from asyncrl.runtime.run import Handles, Run, RunSpec
 from asyncrl.storage.files import plain
 from asyncrl.storage.run_folder import RunFolder
 

@@ -40,7 +40,8 @@ from asyncrl.runtime.clock import FINISH, GO_ON, LEAVE, Watch
 from asyncrl.runtime.link import Answer, Call, Callee, Empty, Server, State, Wire
 from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import LEARNER, Counts, name_of
-from asyncrl.runtime.run import Handles, Run, RunSpec, build_learner
+from asyncrl.runtime.roles import build_learner
+from asyncrl.runtime.run import Handles, Run, RunSpec
 from asyncrl.runtime.threads import compute_with
 from asyncrl.storage.run_folder import RunFolder
 
