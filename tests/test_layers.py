@@ -86,14 +86,14 @@ def test_nothing_is_unpickled(file: Path) -> None:
     assert not [call for call in calls if unsafe.match(call)]
 
 
-MOST_MODULES, MOST_LINES = 75, 10_800
+MOST_MODULES, MOST_LINES = 75, 9_500
 """Of this package, in the command's own process during a local run of A3C."""
 USED = {
     "backends": {"handles", "local", "outcome", "probing", "process_trees", "processes", "sockets", "supervisor"},
     "parameters": {"shared"},
     "api": {"request", "runs", "training"},
     "nets": {"actor_critic", "bodies", "trunk"},
-    "envs": {"spec"},
+    "envs": {"environment", "spec"},
 }
 """What such a run may load of these packages."""
 UNUSED = {"commands", "experience", "plots", "studies"}

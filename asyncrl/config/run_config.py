@@ -15,7 +15,9 @@ from asyncrl.config.groups import (
     OptimiserSettings,
     ParallelismSettings,
     RunSettings,
+    Settings,
 )
+from asyncrl.config.settings import settings_for
 from asyncrl.core.errors import UsageError
 from asyncrl.core.updates import Descent, UpdateRule
 
@@ -88,11 +90,12 @@ def to_plain(config: RunConfig) -> dict[str, Any]:
 def from_plain(cls: type[PlainT], data: dict[str, Any]) -> PlainT:
     """A configuration, or other plain data, from what JSON holds of it.
 
-    Raises UsageError for a field this version does not know.
+    Raises UsageError for a field this version does not know, or a setting of another type.
     """
     fields = {field.name: field for field in dataclasses.fields(cls)}
     unknown = sorted(set(data) - set(fields))
     if unknown:
         raise UsageError(f"the stored configuration has fields this version does not know: {', '.join(unknown)}")
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
-    return cls(**values)
+    if issubclass(cls, Settings):
+        return cls(**settings_for(cls, data))
+    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})

@@ -278,12 +278,13 @@ def test_the_newest_run_of_any_number_of_ranks_goes_on_by_itself(tmp_path: Path)
 def test_the_newest_run_is_the_last_one_that_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the one whose number of ranks begins with the largest digit."""
     monkeypatch.setattr(resume.checkpoints, "find", lambda path: ["a checkpoint"])
-    for name in ("w8-s1-20260101-120000", "w16-s1-20260601-120000", "w9-s1-20260301-120000"):
+    for month, name in enumerate(("w8-s1-20260101-120000", "w9-s1-20260301-120000", "w16-s1-20260601-120000"), 1):
         folder = tmp_path / "a3c" / "Catch" / name
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(
             json.dumps({"algorithm": "asyncrl.a3c", "config": {"backend": "collective"}})
         )
+        (folder / "status.json").write_text(json.dumps({"started": f"2026-0{month}-01T12:00:00+00:00"}))
 
     found = resume.newest("asyncrl.a3c", RunConfig(env_id="Catch", backend="collective", runs_dir=str(tmp_path)))
 

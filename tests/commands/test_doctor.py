@@ -326,9 +326,9 @@ def bytes_of(run: Run) -> int:
     handles = run.handles
     between = handles.experience
     rings = [between, between.steps] if isinstance(between, Replay) else [] if between is None else between.rings
-    holders = [handles.store, handles.clock, handles.moments, *rings]
-    tensors = [value for holder in holders for value in vars(holder).values() if isinstance(value, Tensor)]
-    return sum(tensor.nbytes for tensor in tensors)
+    values = [value for holder in (handles.store, handles.clock, *rings) for value in vars(holder).values()]
+    values += vars(handles.moments)["_rows"].values()
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
 def needed_by(run: Run) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -110,12 +111,12 @@ def test_a_nan_in_the_shared_memory_ends_the_run_in_one_line(tmp_path: Path, cap
 def test_the_dump_is_made_from_what_a_worker_really_has(tmp_path: Path) -> None:
     """Also with several workers: the one whose losses are NaN is named by the file."""
     run = make_run(tmp_path, total_steps=10**6)
-    worker = build_worker(run, 1).loop
-    next(worker)
-    for parameter in range(len(run.handles.store.theta)):
-        run.handles.store.theta[parameter] = torch.nan
+    with closing(build_worker(run, 1)) as worker:
+        next(worker.loop)
+        for parameter in range(len(run.handles.store.theta)):
+            run.handles.store.theta[parameter] = torch.nan
 
-    with pytest.raises(NotFinite, match=r"worker-01\.culprit\.safetensors"):
-        for _ in worker:
-            pass
+        with pytest.raises(NotFinite, match=r"worker-01\.culprit\.safetensors"):
+            for _ in worker.loop:
+                pass
     assert run.handles.store.counts().dropped_gradients >= 10

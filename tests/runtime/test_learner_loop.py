@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -72,7 +73,7 @@ def learner_of(folder: Path, tape: list[str]) -> tuple[Iterator[bool], Batches, 
     replica = Replica(store, agent.network, None, private_copy=False)
 
     def loop() -> Iterator[bool]:
-        with RecordWriter(folder / "learner.jsonl") as writer:
+        with closing(RecordWriter(folder / "learner.jsonl")) as writer:
             telemetry = Telemetry(LEARNER, clock, writer, 1e9)
             yield from learner(agent, replica, store, experience, clock, telemetry)  # type: ignore[arg-type]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def worker_of(
             tape.append("rollout")
             yield rollout
 
-    with RecordWriter(folder / f"{rank}.jsonl") as writer:
+    with closing(RecordWriter(folder / f"{rank}.jsonl")) as writer:
         telemetry = Telemetry(rank, clock, writer, 1e9, collector, private_copy)
         turn = Pending(torch.empty_like(replica.theta), private_copy)
         yield from actor_learner(rank, agent, replica, rollouts(), store, clock, telemetry, turn)

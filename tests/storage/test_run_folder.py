@@ -233,7 +233,6 @@ def test_nothing_but_checkpoints_imports_torch() -> None:
     """Commands that only read records start in a fraction of a second."""
     code = (
         "import sys, asyncrl.storage.files, asyncrl.storage.records, asyncrl.storage.run_folder as run_folder\n"
-        "import asyncrl.storage.tensorboard\n"
         "run_folder.host_facts()\n"
         "print([name for name in ('torch', 'numpy', 'gymnasium', 'tensorboard') if name in sys.modules])"
     )
