@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
-from asyncrl.backends.processes import start_context
+from asyncrl.backends.processes import start, start_context
 from asyncrl.core.errors import UsageError
 from asyncrl.experience.blocks import Block, BlockLayout, Ring, ring_bytes
 from asyncrl.runtime.clock import shared_zeros
@@ -373,7 +373,7 @@ def test_kills_lose_no_published_block_and_tear_none(victims: tuple[str, ...], c
     chance = random.Random(capacity)
     killed = dict.fromkeys(roles, 0)
 
-    def start(role: str) -> BaseProcess:
+    def launch(role: str) -> BaseProcess:
         target, *arguments = roles[role]
         process = context.Process(target=target, args=arguments, daemon=True)  # type: ignore[attr-defined]
         start(process)
@@ -386,7 +386,7 @@ def test_kills_lose_no_published_block_and_tear_none(victims: tuple[str, ...], c
             assert time.monotonic() < deadline, "nothing moves any more"
             time.sleep(0.001)
 
-    running = {role: start(role) for role in roles}
+    running = {role: launch(role) for role in roles}
     try:
         for _ in range(kills):
             wait_for_blocks(2 * capacity + 3)
@@ -395,7 +395,7 @@ def test_kills_lose_no_published_block_and_tear_none(victims: tuple[str, ...], c
             running[victim].kill()
             running[victim].join()
             killed[victim] += 1
-            running[victim] = start(victim)
+            running[victim] = launch(victim)
         wait_for_blocks(100)
     finally:
         for process in running.values():
