@@ -7,7 +7,10 @@ them: tables of contents, made of the links on the pages that list others, and l
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib
 import inspect
+import pkgutil
 import re
 import sys
 from typing import Any
@@ -108,8 +111,19 @@ def without_dead_links(app: Sphinx, page: str, template: str, context: dict[str,
         context["body"] = re.sub(r'<a class="viewcode-back" href="([^"#]*)#([^"]*)">.*?</a>', kept, context["body"])
 
 
+def import_types() -> None:
+    """Import what modules import for annotations alone, so that a signature names one class where two have its name."""
+    for found in pkgutil.walk_packages(asyncrl.__path__, "asyncrl."):
+        with contextlib.suppress(ImportError):  # it needs an extra, such as Ray, or is known to type checkers alone
+            module = importlib.import_module(found.name)
+            for node in ast.parse(inspect.getsource(module)).body:
+                if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                    exec(compile(ast.Module(node.body, []), found.name, "exec"), vars(module))
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    import_types()
     app.connect("viewcode-find-source", with_constants)
     app.connect("viewcode-follow-imported", where_listed)
     app.connect("html-page-context", without_dead_links)
