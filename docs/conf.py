@@ -74,11 +74,12 @@ def plain_text(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines:
 
 
 def where_listed(app: Sphinx, module: str, name: str) -> str | None:
-    """The module in whose listing a name is: a constant is of the module that has it, not of its type's."""
+    """The module in whose listing a name is: a constant, or another's class, is of the module that has it."""
     value: Any = sys.modules.get(module)
     for part in name.split("."):
         value = getattr(value, part, None)
-    return None if inspect.isclass(value) or inspect.isroutine(value) else module
+    ours = (inspect.isclass(value) or inspect.isroutine(value)) and str(value.__module__).startswith("asyncrl")
+    return None if ours else module
 
 
 def with_constants(app: Sphinx, module: str) -> tuple[str, dict[str, tuple[str, int, int]]] | None:
