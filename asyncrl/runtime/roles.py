@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import safetensors.torch
 import torch
@@ -23,17 +23,12 @@ from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.loops import Pending, Replica, actor, actor_learner, bundled, learner
 from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Agent, Learning, name_of
+from asyncrl.runtime.run import Run
 from asyncrl.runtime.seeding import ACTIONS, ENVIRONMENT, GLOBAL_GENERATOR, derive, generator
 from asyncrl.runtime.telemetry import Telemetry
 from asyncrl.runtime.threads import limit_threads, running_threads
 from asyncrl.storage.files import write_synced
 from asyncrl.storage.records import RecordWriter, Rows
-
-if TYPE_CHECKING:
-    pass
-
-
-from asyncrl.runtime.run import Run
 
 
 def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
