@@ -168,11 +168,12 @@ class Backlog(Generic[PieceT]):
         self._retry()
 
     def insist(self) -> bool:
-        """Write what waits at the end of the run, in several tries; False if some is left."""
-        for left in range(TRIES - 1, -1, -1):
+        """Write what waits at the end of the run, in several tries for each piece; False if some is left."""
+        self._failed = 0
+        self._retry()
+        while self._waiting and self._failed < TRIES:
+            time.sleep(PAUSE_SECONDS)
             self._retry()
-            if self._waiting and left:
-                time.sleep(PAUSE_SECONDS)
         return not self._waiting
 
     def _retry(self) -> None:

@@ -41,6 +41,29 @@ def test_pieces_that_fail_come_later_in_their_order(number: int) -> None:
     assert (written, book.missing, book.trouble) == (list(range(20)), 0, os.strerror(number))
 
 
+def test_the_end_of_a_run_gives_each_piece_its_tries() -> None:
+    """Many wait when a disk comes back that still fails now and then; one that fails for good gets three tries."""
+    written, calls, broken = [], 0, True
+
+    def write(piece: int) -> None:
+        nonlocal calls
+        calls += 1
+        if broken or calls % 2:
+            raise failure(errno.EIO)
+        written.append(piece)
+
+    book = Backlog[int](write)
+    for piece in range(9):
+        book.put(piece)
+    calls = 0
+    assert not book.insist()
+    assert calls == 3
+
+    broken = False
+    assert book.insist()
+    assert written == list(range(9))
+
+
 def test_too_many_pieces_cost_the_oldest() -> None:
     """A process that writes a row per update on a disk that stays full must not fill the memory instead."""
 
