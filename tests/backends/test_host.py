@@ -32,7 +32,8 @@ class DirectWire:
         self.answers: list[Answer | None] = []
 
     def send(self, shard: int, call: Call[Change]) -> int:
-        answer = self.shards[shard].exchange(call)
+        with self.shards[shard].lock:  # hosts are threads here; an actor takes one call after another
+            answer = self.shards[shard].exchange(call)
         lost = self.faulty and (len(self.answers) + 1) % self.faulty == 0
         self.answers.append(None if lost else answer)
         return len(self.answers) - 1

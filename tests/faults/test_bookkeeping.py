@@ -25,21 +25,21 @@ pytestmark = pytest.mark.faults
 SHORT = ("--env-id", "Catch", "--workers", "2", "--evaluation-episodes", "1", "--record-interval-seconds", "0.1")
 
 FAILING = """
-import errno, os
+import collections, errno, os
 from asyncrl.storage import checkpoints, files
-append, replace, rename, calls = files.append_whole, os.replace, os.rename, [0, 0, 0]
-def fails(which, every):
-    calls[which] += 1
-    if calls[which] % every == 1:
+append, replace, rename, calls = files.append_whole, os.replace, os.rename, collections.Counter()
+def fails(what, every):
+    calls[what] += 1
+    if calls[what] % every == 1:
         raise OSError({number}, os.strerror({number}))
 def failing_append(file, content):
-    fails(0, 3)
+    fails(file.name, 3)
     append(file, content)
 def failing_replace(source, target):
-    if str(target).endswith("status.json"): fails(1, 2)
+    if str(target).endswith("status.json"): fails("status", 2)
     replace(source, target)
 def failing_rename(source, target):
-    if ".saving" in str(source): fails(2, 2)
+    if ".saving" in str(source): fails("checkpoint", 2)
     rename(source, target)
 files.append_whole, os.replace, os.rename = failing_append, failing_replace, failing_rename
 files.PAUSE_SECONDS = 0.1
@@ -54,7 +54,7 @@ files.PAUSE_SECONDS = 0.1
     ],
 )
 def test_a_disk_that_fails_now_and_then_costs_nothing(tmp_path: Path, name: str, backend: str) -> None:
-    """Every third row or event, every second status, every second checkpoint: all there at the end, and told once."""
+    """Every third row or event of a file, every second status, every second checkpoint: all there at the end, and told once."""
     environment = broken_by(tmp_path, FAILING.format(number=f"errno.{name}"))
     result = run_command(*SHORT, "--total-steps", "20000", "--checkpoint-interval-steps", "5000", "--backend", backend,
                          "--runs-dir", str(tmp_path / "runs"), env=environment)  # fmt: skip
