@@ -54,7 +54,7 @@ files.PAUSE_SECONDS = 0.1
     ],
 )
 def test_a_disk_that_fails_now_and_then_costs_nothing(tmp_path: Path, name: str, backend: str) -> None:
-    """Every third row or event of a file, every second status, every second checkpoint: all there at the end, and told once."""
+    """Every third row of a file, every second status, every second checkpoint: all there at the end, and told once."""
     environment = broken_by(tmp_path, FAILING.format(number=f"errno.{name}"))
     result = run_command(*SHORT, "--total-steps", "20000", "--checkpoint-interval-steps", "5000", "--backend", backend,
                          "--runs-dir", str(tmp_path / "runs"), env=environment)  # fmt: skip
