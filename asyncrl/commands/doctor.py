@@ -100,29 +100,29 @@ PLAIN_SGD: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Config:
-    """Check learning, this machine and an environment. Takes some ten seconds."""
+    """Check learning, this machine and an environment. Takes about ten seconds."""
 
     algorithm: str = "a3c"
-    """Algorithm of the planned run, with which learning is checked."""
+    """Algorithm of the planned run, used to check learning."""
     env_id: str = "ALE/Pong-v5"
-    """Environment to check and measure: any that can be trained on, yours as module:factory."""
+    """Environment to check and measure, including your own as module:factory."""
     env_kwargs: tuple[str, ...] = ()
-    """Arguments of the environment, as key=value."""
+    """Keyword arguments of the environment, as key=value."""
     steps: int = 300
-    """Random steps in that environment."""
+    """Number of random steps in the environment."""
     seed: int = 1
     """Seed of the environment and of all actions."""
     workers: int = field(default_factory=default_workers)
-    """Workers of the planned run, for which there must be room. By default two per usable core."""
+    """Workers of the planned run; the machine must have room for them. By default two per usable core."""
     statistics: Literal["auto", "shared", "per-worker"] = "auto"
-    """Who owns the optimiser's statistics in the planned run."""
+    """Optimiser statistics of the planned run: shared, or one set per worker."""
     backend: Literal["local", "collective", "ray"] = "local"
     """Look first at ranks (collective: those that a launcher has started with this command, or --workers here) or at
     the machines of a Ray cluster (ray)."""
     address: str = ""
-    """Ray backend: the cluster to look at, HOST:PORT or auto; empty: RAY_ADDRESS, or a new cluster on this machine."""
+    """Ray backend: the cluster to check, HOST:PORT or auto; empty: RAY_ADDRESS, or a new cluster on this machine."""
     runs_dir: Path = Path("runs")
-    """Where the run will be written."""
+    """Folder in which the run will be stored."""
     json: bool = False
     """Print the results as JSON."""
 

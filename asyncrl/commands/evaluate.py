@@ -31,21 +31,21 @@ from asyncrl.studies.scores import SOURCES, Reference, Score, Total, human_norma
 
 @dataclass(frozen=True)
 class Config(PlaySettings):
-    """Play episodes with what runs have learnt, each in its own environment; their folders are only read."""
+    """Play evaluation episodes with the agents of runs. Run folders are only read."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of runs, or folders with runs somewhere below them."""
+    """Run folders, or folders that contain runs at any depth."""
     _: KW_ONLY
     checkpoint: str = "best"
-    """best, newest, all of them, or the name of one, such as step_000000500000."""
+    """best, newest, all, or the name of a checkpoint, such as step_000000500000."""
     protocol: Literal["as-trained", "no-op-starts"] = "as-trained"
-    """no-op-starts, Atari: 1 to 30 no-ops, no sticky actions, at most 108 000 frames, whatever the run had."""
+    """no-op-starts (Atari): 1 to 30 no-ops, no sticky actions, at most 108 000 frames, whatever the run used."""
     human: Reference = "no-op"
     """Reference scores for the human-normalised score of Atari games."""
     episodes: int = 10
-    """Whole episodes to play."""
+    """Number of episodes."""
     video: str = ""
-    """File for a film of the first episode: .gif, or .mp4 with imageio-ffmpeg, the extra [video]."""
+    """File for a film of the first episode: .gif, or .mp4 (needs the extra [video])."""
     json: bool = False
     """Print the results as JSON."""
 

@@ -33,18 +33,18 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class Config(PlaySettings):
-    """Film the agent of a run and what it thinks, or show a live view of an active run in the terminal."""
+    """Film the agent of a run with its values and policy, or show a live view of an active run in the terminal."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
     out: str = ""
-    """File for the film: .gif, or .mp4 with the extra [video]. Empty: watch.gif, or the terminal for an active run."""
+    """File for the film: .gif, or .mp4 (needs the extra [video]). Empty: watch.gif; for an active run, the terminal."""
     skip: int = 0
-    """Steps to leave out at the beginning of the episode."""
+    """Number of steps to skip at the start of the episode."""
     steps: int = 500
-    """Most steps to show; the end of the episode ends the film in any case."""
+    """Largest number of steps to show; the film also ends with the episode."""
     every: int = 1
-    """Show only every n-th step, at the same speed of the game."""
+    """Show only every n-th step; the game keeps its speed."""
     height: int = 400
     """Height of the picture in pixels."""
 
