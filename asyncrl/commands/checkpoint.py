@@ -53,7 +53,7 @@ class PlaySettings(CheckpointSettings):
     sampled: bool = False
     """Sample actions like the run's workers, as far as the evaluator can."""
     seed: int = 0
-    """Seed of environments and actions. A seed repeats its episodes; a run's own evaluations never play the same ones."""
+    """Seed of environments and actions. A seed repeats its episodes; a run's own evaluations never play them."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:

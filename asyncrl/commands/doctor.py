@@ -193,7 +193,7 @@ def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Fi
             small = dataclasses.replace(plan.config, workers=1, runs_dir=folder)
             alone = prepare(dataclasses.replace(plan, config=small))
         except UsageError as error:
-            return [*found, Finding("a run of one worker", "FAIL", str(error), "make the room that is missing")]
+            return [*found, Finding("a run of one worker", "FAIL", str(error), "free the missing resources")]
         return found + check_environment(context, alone, config)
 
 
@@ -204,7 +204,7 @@ def check_group(launch: Launch | None, ranks: int, words: Sequence[str], paramet
             launch = launch or stack.enter_context(group.started(ranks, words))
             return group.examine(stack.enter_context(group.gathered(launch)), launch.by, words, parameters)
     except RanksLost as error:
-        return [Finding("exchanges between ranks", "FAIL", first_line(error), "see what the other ranks say")]
+        return [Finding("exchanges between ranks", "FAIL", first_line(error), "read the messages of the other ranks")]
 
 
 def planned(config: Config, algorithm: str, spaces: Spaces) -> RunConfig:
@@ -241,7 +241,7 @@ def check_learning(context: BaseContext, algorithm: str, folder: str, statistics
             found.append(check_at_once(run, initial))
         return found
     except (NoAnswer, UsageError) as error:
-        remedy = f"see what it says; does `{catalog.command_of(algorithm)} --env-id Chain` run?"
+        remedy = f"read the message; does `{catalog.command_of(algorithm)} --env-id Chain` run?"
         return [Finding("a small run in Chain", "FAIL", str(error), remedy)]
 
 
@@ -255,11 +255,11 @@ def check_environment(context: BaseContext, run: Run, config: Config) -> list[Fi
             return [Finding(check, "FAIL", str(error), remedy)]
 
     made = "a worker's process makes it"
-    remedy = "nothing may depend on the command's own process; no step may block"
+    remedy = "it must not depend on the command's own process, and no step may block"
     found = asked(partial(inspect_own, config.steps, config.seed), made, remedy)
     if found[0].check != made:
         found = [Finding(made, "ok", config.env_id), *found]
-    return found + asked(measure_speed, "speed of one worker", "correct what the checks of the environment say")
+    return found + asked(measure_speed, "speed of one worker", "fix what the checks of the environment report")
 
 
 def show(findings: Sequence[Finding], config: Config) -> None:

@@ -68,7 +68,7 @@ def evaluate(config: Config) -> int:
     """Play, and print the results; returns the exit code. Raises UsageError."""
     chosen = choose(config)
     if config.video and len(chosen) > 1:
-        raise UsageError("--video films one checkpoint of one run: name it")
+        raise UsageError("--video films a single checkpoint of a single run: name it")
     with prints_aside():
         results = play_all(chosen, config) if len(chosen) > 1 else [play_what(*chosen[0], config)]
     rows = [judged(result, config) for result in results]
@@ -132,7 +132,7 @@ def play_what(run: Path, checkpoint: str, config: Config) -> Result:
 def no_op_starts(spec: EnvSpec) -> EnvSpec:
     """The game as it is evaluated in papers since Mnih et al. 2015. Raises UsageError for what is no Atari game."""
     if not spec.is_atari:
-        raise UsageError(f"--protocol no-op-starts is of Atari, and {spec.env_id} is none: leave it out")
+        raise UsageError(f"--protocol no-op-starts is for Atari, not for {spec.env_id}: leave it out")
     return dataclasses.replace(spec, noop_max=NOOP_MAX, sticky_actions=0.0, max_episode_steps=0)
 
 

@@ -33,7 +33,7 @@ class Config(CheckpointSettings):
     def __post_init__(self) -> None:
         files = [file for file in (self.onnx, self.torch, self.safetensors) if file]
         if not files:
-            raise UsageError("say what to write: --onnx FILE, --torch FILE or --safetensors FILE")
+            raise UsageError("name a file to write: --onnx FILE, --torch FILE or --safetensors FILE")
         for file in files:
             if not Path(file).absolute().parent.is_dir():
                 raise UsageError(f"{file}: there is no such folder")

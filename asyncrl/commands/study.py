@@ -71,7 +71,7 @@ def conduct(
         if config.report_only and elsewhere:
             study.add(elsewhere)
         if not study.cells:
-            raise UsageError(f"{config.runs_dir} holds no study to report on")
+            raise UsageError(f"{config.runs_dir} contains no study to report on")
         path = write_report(study)
     for failure in failures:
         print_line(f"failed: {failure}", error=True)

@@ -79,7 +79,7 @@ def sweep(words: Sequence[str], program: str) -> int:
     if config.trials:
         import_optuna()
         if config.print_jobs:
-            raise UsageError("--print-jobs is for sweeps without --trials: a search proposes one run after the other")
+            raise UsageError("--print-jobs is for sweeps without --trials: a search proposes one run after another")
         return search(config, axes, words)
     plan = make_plan(config, axes, words)
     if config.print_jobs:
@@ -188,7 +188,7 @@ def print_jobs(runs_dir: Path, plan: StudyPlan) -> None:
             continue
         if folder.exists():
             state = read_status(folder).get("state", "no status")
-            print_line(f"left out: {folder} was begun ({state})", error=True)
+            print_line(f"left out: {folder} was started ({state})", error=True)
         else:
             print_line(shlex.join(job.command(runs_dir)))
 

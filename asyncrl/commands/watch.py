@@ -1,4 +1,4 @@
-"""`python -m asyncrl watch RUN`: a film of the agent and what it thinks, or a live view of a run."""
+"""`python -m asyncrl watch RUN`: a film of the agent with its policy and values, or a live view of a run."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def film(config: Config, file: Path) -> None:
             return with_pictures(spec)
         except UsageError as error:
             shows = False
-            print_line(f"asyncrl watch: {error}; shown is what the agent sees", error=True)
+            print_line(f"asyncrl watch: {error}; showing the agent's observations instead", error=True)
             return spec
 
     loaded = config.play(config.run, change=change)
@@ -108,7 +108,7 @@ def film(config: Config, file: Path) -> None:
             agent, interrupted=lambda: newest is not None and newest.number >= last,
         )  # fmt: skip
     if newest is None or newest.number < config.skip:
-        raise UsageError(f"the episode has ended before step {config.skip}: give a smaller --skip")
+        raise UsageError(f"the episode ended before step {config.skip}: give a smaller --skip")
     print_line(f"steps {config.skip} to {newest.number} of an episode, score {newest.score + newest.reward:g}")
     print_line(f"{file} ({file.stat().st_size / 1e6:.1f} MB)")
 
@@ -151,7 +151,7 @@ def sparkline(values: Sequence[float], width: int = 48) -> str:
 def follow(folder: RunFolder) -> int:
     """Show the run until it has ended or died; returns the exit code."""
     reader = Reader(folder)
-    view = TerminalView(f"{reader.title} (Ctrl-C leaves, the run goes on)", reader.curves)
+    view = TerminalView(f"{reader.title} (Ctrl-C closes this view; the run continues)", reader.curves)
     summary = reader.read()
     try:
         while not summary.ended:

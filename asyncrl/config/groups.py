@@ -264,7 +264,7 @@ class ParallelismSettings(Settings):
                 if given and self.backend not in backends and name not in HARMLESS:
                     raise UsageError(f"{flag(name)} is for --backend {listed(backends)}")
         if self.delays and self.schedule != "round-robin":
-            raise UsageError(f"--delays and --schedule {self.schedule} both say whose turn is next: give only one")
+            raise UsageError(f"--delays and --schedule {self.schedule} both set the order of turns: give only one")
         fits = not self.init_method or self.init_method.startswith(("tcp://", "file://"))
         self._require("init_method", fits, "takes tcp://HOST:PORT or file://PATH")
 
