@@ -61,7 +61,7 @@ TRUST_HELP = "Import the code that the folder of --resume or --config names, eve
 SWITCH: Any = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 """A flag without --no-."""
 TEXTS = {
-    COMMON: "The most common settings. Those shown apply to the given --backend and --env-id.",
+    COMMON: "The most common settings, as they apply to the given environment and backend.",
     METHOD: "Settings of this method.",
 }
 
