@@ -191,6 +191,8 @@ class EnvironmentSettings(Settings):
     """How many of the newest images or vectors make an observation; 0: Atari 4, others 1."""
     image_size: int = limited(0, 16, 1_000, or_zero=True)
     """Convert images to grey and shrink them to this height and width in pixels; 0: Atari 42, others unchanged."""
+    action_masks: bool = False
+    """Choose only valid actions: those that the environment's info["action_mask"] allows, an array of 0 and 1."""
     sticky_actions: float = limited(0.0, 0, 1)
     """Probability, at each frame, that the last action is repeated, whatever the id's default."""
     noop_max: int = limited(30, 0, 10_000)

@@ -46,14 +46,14 @@ class Preprocessed(Wrapper):
         self._held: Any = None
         inner = environment.spaces
         if image_size and not (inner.kind == "screen" and inner.observation_shape[0] in (1, 3)):
+            what = inner.observed if inner.parts else f"a {inner.kind} {list(inner.observation_shape)}"
             raise UsageError(
-                f"--image-size is for grey and colour images of at least 36 rows; {environment.env_id} observes a "
-                f"{inner.kind} {list(inner.observation_shape)}"
+                f"--image-size is for grey and colour images of at least 36 rows; {environment.env_id} observes {what}"
             )
         single = (1, image_size, image_size) if image_size else inner.observation_shape
         self._one = single[0]
-        check_size((frame_stack * single[0], *single[1:]), environment.env_id)
         self._stack = np.zeros((frame_stack * single[0], *single[1:]), inner.observation_dtype)
+        check_size((*self._stack.shape, 1) if inner.parts else self._stack.shape, environment.env_id)
         self.spaces = replace(inner, observation_shape=self._stack.shape)
 
     def reset(self) -> NDArray[Any]:
