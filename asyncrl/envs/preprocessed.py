@@ -37,7 +37,9 @@ class Preprocessed(Wrapper):
         image_size: int = 0,
         frame_stack: int = 1,
     ) -> None:
-        """Raises `UsageError` if `image_size`, their height and width, is not 0 and there are no such images."""
+        """Raises `UsageError` if `image_size`, their height and width, is not 0 and there are no such images, or if
+        actions would be repeated that an action mask may no longer allow.
+        """
         super().__init__(environment)
         self._frame_skip = frame_skip
         self._sticky_actions = sticky_actions
@@ -45,8 +47,12 @@ class Preprocessed(Wrapper):
         self._random = np.random.default_rng((seed, _STICKY))
         self._held: Any = None
         inner = environment.spaces
+        if inner.masked and (frame_skip > 1 or sticky_actions > 0):
+            raise UsageError(
+                "--action-masks does not go with --frame-skip or --sticky-actions: a repeated action may be invalid"
+            )
         if image_size and not (inner.kind == "screen" and inner.observation_shape[0] in (1, 3)):
-            what = inner.observed if inner.parts else f"a {inner.kind} {list(inner.observation_shape)}"
+            what = "several parts" if inner.parts else f"a {inner.kind} {list(inner.observation_shape)}"
             raise UsageError(
                 f"--image-size is for grey and colour images of at least 36 rows; {environment.env_id} observes {what}"
             )

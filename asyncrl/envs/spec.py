@@ -55,10 +55,6 @@ class EnvSpec(EnvironmentSettings):
         super().check()
         self._given()
         self._refuse_meaningless_settings()
-        if self.action_masks and (self.frame_skip > 1 or self.sticky_actions > 0):
-            raise UsageError(
-                "--action-masks does not go with --frame-skip or --sticky-actions: a repeated action may be invalid"
-            )
 
     def _refuse_meaningless_settings(self) -> None:
         given = {"action-masks": self.action_masks and (self.is_atari or self.env_id in TOYS)}
@@ -211,8 +207,10 @@ class EnvSpec(EnvironmentSettings):
         actions = f"{len(spaces.action_low)} continuous" if spaces.is_continuous else str(spaces.actions)
         atari, skip, steps = self.is_atari, self.frames_per_step, self.step_cap
         size = f"images {self.pixels}x{self.pixels}"
+        seen = (f"{one.observation_dtype} {list(one.observation_shape)}" for one in spaces.parts or (spaces,))
         parts = {
-            f"observation {spaces.observed}": True,
+            f"observation {' and '.join(seen)}": True,
+            "action masks": spaces.masked,
             ("full" if self.full_action_space else "minimal") + " action set": atari,
             f"frame skip {skip}" + (" (maximum of the last 2)" if atari and skip > 1 else ""): atari or skip > 1,
             f"sticky actions {self.sticky_actions:g}": atari or self.sticky_actions > 0,
@@ -230,10 +228,9 @@ class EnvSpec(EnvironmentSettings):
         if spaces.is_continuous:
             action = np.clip(0.0, spaces.action_low, spaces.action_high).astype(np.float32)
         try:
-            observations = [environment.reset().copy()]
-            if spaces.masked:
-                action = int(observations[0][-spaces.actions :].argmax())
-            observations.append(environment.step(action)[0])
+            first = environment.reset()
+            action = int(first[-spaces.actions :].argmax()) if spaces.masked else action
+            observations = [first, environment.step(action)[0]]
         except BadEnvironment as error:
             raise UsageError(str(error)) from error
         except Exception as error:

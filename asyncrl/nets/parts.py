@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from asyncrl.core.spaces import Spaces
 from asyncrl.nets.bodies import Body, linear_layers, parameters_of
 
-MakeBody = Callable[[Spaces, tuple[int, ...]], Body]
-"""Makes the body for one part, with fully connected layers of these widths."""
+VECTOR_WIDTHS = (64, 64)
+"""Widths of the layers for the numbers beside images."""
 
 
 class PartsBody(Body):
@@ -24,16 +24,23 @@ class PartsBody(Body):
     """
 
     def __init__(
-        self, spaces: Spaces, widths: tuple[int, ...], vector_widths: tuple[int, ...], make_body: MakeBody
+        self, network: str, widths: tuple[int, ...], spaces: Spaces, normalized: bool, make_body: Callable[..., Body]
     ) -> None:
-        """`widths` are those of the only body, or of the layers that join several: then that of a vector has
-        `vector_widths` and those of images only their convolutions.
+        """`make_body` makes the body of a part from the same four arguments. Beside images, numbers have an "mlp".
+
+        `widths` are those of the only body, or of the layers that join several; then images have only convolutions.
         """
         super().__init__()
         self._spaces = spaces
-        parts, alone = stacked_parts(spaces), len(spaces.parts) == 1
+        alone = len(spaces.parts) == 1
         self.bodies = nn.ModuleList(
-            make_body(part, widths if alone else () if part.is_image else vector_widths) for part in parts
+            make_body(
+                network if part.is_image == spaces.is_image else "mlp",
+                widths if alone else () if part.is_image else VECTOR_WIDTHS,
+                part,
+                normalized,
+            )
+            for part in stacked_parts(spaces)
         )
         features = 0
         for body in self.bodies:

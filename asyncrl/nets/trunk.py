@@ -123,10 +123,7 @@ def make_body(network: str, widths: tuple[int, ...], spaces: Spaces, normalized:
     if spaces.parts:
         from asyncrl.nets.parts import PartsBody
 
-        def body_of(part: Spaces, widths: tuple[int, ...]) -> Body:
-            return make_body(network if part.is_image == spaces.is_image else "mlp", widths, part, normalized)
-
-        return PartsBody(spaces, widths, WIDTHS["mlp"], body_of)
+        return PartsBody(network, widths, spaces, normalized, make_body)
     name, shape = AUTO[spaces.kind] if network == "auto" else network, spaces.observation_shape
     if is_name(name):
         return OwnBody(name, shape)
