@@ -80,7 +80,7 @@ def test_numbers_come_first_and_then_the_pixels_of_each_image() -> None:
 
 
 def test_images_alone_stay_bytes_and_one_image_is_that_image() -> None:
-    two, one = (encoder_of(spaces.Dict({key: SCREEN for key in keys}), "X") for keys in ("ab", "a"))
+    two, one = (encoder_of(spaces.Dict(dict.fromkeys(keys, SCREEN)), "X") for keys in ("ab", "a"))
     assert (two.shape, two.dtype, len(two.parts)) == ((2 * 3 * 40 * 36,), "uint8", 2)
     assert (one.shape, one.dtype, one.parts) == ((3, 40, 36), "uint8", ())
     image = np.full((40, 36, 3), 7, np.uint8)
@@ -133,7 +133,7 @@ def test_an_image_beside_numbers_is_scaled_like_an_image_alone() -> None:
     """Pixels of 255 are 1 to the convolutions, in a float32 vector too."""
     parts = (PARTS[0], Spaces((3, 40, 40), "uint8", 0, kind="screen"))
     seen = Spaces((2 + 4800,), "float32", 2, kind="screen", parts=parts)
-    network: Any = a3c.A3C.make_network(a3c.A3C.Config(network="paper"), seen)
+    network: Any = a3c.A3C.make_network(a3c.A3C.Config(network="paper", normalize_observations=False), seen)
     image = torch.randint(256, (5, 3, 40, 40), dtype=torch.uint8)
     packed = torch.cat([torch.randn(5, 2), image.flatten(1).float()], -1)
     numbers, pixels = network.trunk.body.bodies
