@@ -15,11 +15,13 @@ from asyncrl.algorithm import Algorithm, algorithm_of
 from asyncrl.commands.train import main
 from asyncrl.core.exploration import Boltzmann, EpsilonGreedy
 from asyncrl.core.flat import flatten_parameters, gradient_of
+from asyncrl.core.losses import Metrics
 from asyncrl.core.masks import INVALID, ValidEpsilonGreedy, among_valid
 from asyncrl.core.rollout import Minibatch, Rollout, Transitions
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.doors import Doors
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.gorila import Gorila
 from tests.support import evaluations_of, the_run
 
 DOORS = "asyncrl.envs.doors:Doors"
@@ -186,6 +188,32 @@ def test_no_algorithm_ever_takes_an_invalid_action(tmp_path: Path, name: str, wo
     assert main(f"asyncrl.{name}", [*always, *short, *words]) == 0
 
     assert evaluations_of(the_run(tmp_path))[-1]["mean"] >= 0
+
+
+class Watching(Gorila):
+    """Looks at what it replays: the rooms are normalised, the masks are not."""
+
+    seen = 0
+
+    def loss(self, part: Transitions) -> tuple[Tensor, Metrics]:
+        for observations in (part.observations, part.following):
+            assert observations[:, -4:].sum(1).tolist() == [2.0] * len(observations)
+            assert set(observations[:, -4:].unique().tolist()) == {0.0, 1.0}
+            assert len(observations[:, :5].unique()) > 2
+        assert part.observations[:, -4:].gather(1, part.actions[:, None]).tolist() == [[1.0]] * len(part.actions)
+        rooms, next_rooms = part.observations[:, :5].argmax(1), part.following[:, :5].argmax(1)
+        assert torch.where(part.last.any(0), 0, rooms + 2).tolist() == next_rooms.tolist()
+        Watching.seen += 1
+        return super().loss(part)
+
+
+def test_a_replay_memory_has_the_masks_of_both_states(tmp_path: Path) -> None:
+    """Of the state in which the action was chosen, and of the one from which the return bootstraps, two steps later."""
+    words = ["--env-id", DOORS, "--action-masks", "--backend", "serial", "--workers", "2", "--n-step", "2", "--quiet"]
+    words += ["--warmup-steps", "200", "--memory-steps", "5000", "--normalize-observations", "--total-steps", "600"]
+
+    assert main("tests.algorithms.test_masks:Watching", [*words, "--runs-dir", str(tmp_path)]) == 0
+    assert Watching.seen > 50
 
 
 @pytest.mark.slow
