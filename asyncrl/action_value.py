@@ -30,6 +30,10 @@ class ActionValueMethod(Algorithm):
     ) -> None:
         super().__init__(config, network, target, who, number, generator)
         self.policy = config.exploration_of(number if who == "worker" else None)
+        if config.action_masks:
+            from asyncrl.core.masks import among_valid
+
+            self.policy = among_valid(self.policy)
         self.exploration = self.policy.facts()
 
     @classmethod
@@ -44,7 +48,10 @@ class ActionValueMethod(Algorithm):
         below = widths[:-1] if config.dueling and not cells else widths
         body = make_body(config.network, below, spaces, config.normalize_observations)
         width = widths[-1] if config.dueling else 0
-        return QNetwork(Trunk(body, cells), spaces.actions, initialisation_of(config), width)
+        made: type[QNetwork] = QNetwork
+        if spaces.masked:
+            from asyncrl.nets.masked import MaskedQNetwork as made
+        return made(Trunk(body, cells), spaces.actions, initialisation_of(config), width)
 
     def initial_state(self, environments: int) -> State:
         """The LSTM's state with which episodes begin, or None."""

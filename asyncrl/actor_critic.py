@@ -53,6 +53,10 @@ class ActorCriticMethod(Algorithm):
                 trunk(), trunk(), spaces.action_low, spaces.action_high,
                 config.mean, config.variance, config.first_deviation, initialisation,
             )  # fmt: skip
+        if spaces.masked:
+            from asyncrl.nets.masked import MaskedActorCritic
+
+            return MaskedActorCritic(trunk(), spaces.actions, initialisation)
         from asyncrl.nets.actor_critic import ActorCritic
 
         return ActorCritic(trunk(), spaces.actions, initialisation)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from asyncrl.api.drawing import CARD, CHOSEN, GAIN, LOSS, Look, draw, lengths_of
+from asyncrl.api.drawing import CARD, CHOSEN, GAIN, LOSS, Look, action_bars, draw, lengths_of
 from asyncrl.api.films import Film, Step
+from asyncrl.core.masks import INVALID
 
 LOOK = Look("a3c on Catch", ("left", "stay", "right"), height=400)
 
@@ -59,6 +60,16 @@ def test_the_best_action_value_has_the_longest_bar() -> None:
 
     assert lengths_of(scores) == pytest.approx([0.05, 1.0, 0.525])
     assert lengths_of(np.zeros(3)).tolist() == [1.0] * 3
+
+
+def test_actions_that_a_mask_rules_out_have_no_bar() -> None:
+    """Their values, the smallest float32, would make all others alike."""
+    outputs = {"q": np.array([-1.0, INVALID, 1.0]), "value": np.array(1.0)}
+    step = Step(None, np.zeros(4, np.float32), 2, 0.0, 0.0, 0)
+
+    _, bars = action_bars(step, outputs, LOOK)
+
+    assert [(bar.name, bar.end, bar.text) for bar in bars] == [("left", 0.05, "-1.00"), ("right", 1.0, "1.00")]
 
 
 def test_what_was_paid_is_marked_unless_nearly_every_step_pays() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from asyncrl.api.films import Step
 from asyncrl.api.playing import Loaded, outputs_of
+from asyncrl.core.masks import INVALID
 from asyncrl.core.rollout import State
 
 BACK, CARD, TEXT, DIM = (18, 20, 24), (30, 33, 39), (232, 234, 237), (140, 146, 156)
@@ -167,14 +168,16 @@ def action_bars(step: Step, outputs: Outputs, look: Look) -> tuple[str, list[Bar
     shown_bars = [
         Bar(look.names[i], 0.0, float(lengths[i]), CHOSEN if i == step.action else BAR, f"{scores[i]:.2f}")
         for i in sorted(np.argsort(-scores, kind="stable")[:MOST_BARS].tolist())
+        if scores[i] > INVALID
     ]
     return "probability" if likely else "value of action", shown_bars
 
 
 def lengths_of(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     """How long the bars of action values are: the best has all of it, the worst a twentieth."""
-    spread = scores.max() - scores.min()
-    return np.ones(len(scores)) if spread == 0 else 0.05 + 0.95 * (scores - scores.min()) / spread
+    worst = scores[scores > INVALID].min()
+    spread = scores.max() - worst
+    return np.ones(len(scores)) if spread == 0 else 0.05 + 0.95 * (scores - worst) / spread
 
 
 def component_bar(step: Step, outputs: Outputs, look: Look, i: int) -> Bar:

@@ -39,7 +39,9 @@ TOLERANCE = 1e-3
 class ExportedAgent(nn.Module):
     """From raw observations `[B, *shape]` and the recurrent state to what `outputs_of` returns and the next state.
 
-    The result is one tuple of tensors, with their names in `outputs`. The run must have been loaded with `greedy`.
+    An observation of several parts is as many inputs, and the action mask is another. The result is one tuple of
+    tensors, with their names in `outputs`, those of the arguments in `inputs`. The run must have been loaded with
+    `greedy`.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -53,13 +55,44 @@ class ExportedAgent(nn.Module):
         state = self.initial_state(2)
         with torch.inference_mode():
             outputs, after = self.decide(self.example(2), state)
-        self.inputs = ["observation", *(f"state_{i}" for i in range(len(state)))]
+        self.inputs = [*self._names(), *(f"state_{i}" for i in range(len(state)))]
         self.outputs = [*outputs, *(f"next_state_{i}" for i in range(len(after or ())))]
 
     def example(self, count: int) -> Tensor:
-        """Observations `[count, *shape]` of zeros."""
+        """Observations `[count, *shape]` of zeros; where there is an action mask, all are valid."""
         shape, dtype = self.spaces.observation_shape, getattr(torch, self.spaces.observation_dtype)
-        return torch.zeros((count, *shape), dtype=dtype)
+        zeros = torch.zeros((count, *shape), dtype=dtype)
+        if self.spaces.masked:
+            zeros[:, -self.spaces.actions :] = 1
+        return zeros
+
+    def _names(self) -> list[str]:
+        """Of the inputs that are observed: `numbers` and `image`, or `image_0` and so on, if there are several."""
+        parts = self.spaces.parts
+        images = [f"image_{i}" for i in range(sum(part.is_image for part in parts))]
+        images = images if len(images) > 1 else ["image"] * len(images)
+        numbers = ["numbers"] * (len(parts) > len(images))
+        return ([*numbers, *images] if len(parts) > 1 else ["observation"]) + ["action_mask"] * self.spaces.masked
+
+    def observed(self, observations: Tensor) -> list[Tensor]:
+        """Observations `[B, *shape]` as the inputs that are observed, in the order of `inputs`; a mask is bool."""
+        if not self.spaces.parts:
+            return [observations]
+        from asyncrl.nets.parts import stacked_parts, taken_apart
+
+        parts, mask = taken_apart(self.spaces, observations)
+        types = [getattr(torch, part.observation_dtype) for part in stacked_parts(self.spaces)]
+        whole = [part.to(dtype) for part, dtype in zip(parts, types, strict=True)]
+        return whole if mask is None else [*whole, mask != 0]
+
+    def _together(self, observed: Sequence[Tensor]) -> Tensor:
+        """The reverse of `observed`."""
+        if not self.spaces.parts:
+            return observed[0]
+        from asyncrl.nets.parts import put_together
+
+        parts = len(self.spaces.parts)
+        return put_together(self.spaces, observed[:parts], observed[parts] if self.spaces.masked else None)
 
     def initial_state(self, count: int) -> tuple[Tensor, ...]:
         """The state in which episodes begin, `[count, ...]` each; empty for a feed-forward network."""
@@ -70,9 +103,10 @@ class ExportedAgent(nn.Module):
         seen = observation if self.moments is None else standardize(observation, *self.moments)
         return outputs_of(self.network, self.spaces, seen, tuple(state) or None)
 
-    def forward(self, observation: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """The same as one tuple, in the order of `outputs`."""
-        outputs, after = self.decide(observation, state)
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The same as one tuple, in the order of `outputs`, from tensors in the order of `inputs`."""
+        seen = len(self._names())
+        outputs, after = self.decide(self._together(inputs[:seen]), inputs[seen:])
         return (*outputs.values(), *(after or ()))
 
 
@@ -92,11 +126,11 @@ def describe(loaded: Loaded) -> dict[str, str]:
 def export_program(model: ExportedAgent) -> torch.export.ExportedProgram:
     """The model exported by torch.export, for any number of observations. Raises UsageError if it cannot be traced."""
     batch = torch.export.Dim("batch", min=1)
-    state = model.initial_state(2)
-    shapes = ({0: batch}, *([tuple({0: batch} for _ in state)] if state else []))
+    inputs = (*model.observed(model.example(2)), *model.initial_state(2))
+    shapes = (tuple({0: batch} for _ in inputs),)
     try:
         with torch.no_grad():
-            return torch.export.export(model.eval(), (model.example(2), *state), dynamic_shapes=shapes)
+            return torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
     except Exception as error:  # torch's own have no common base
         raise UsageError(f"the network cannot be exported: {str(error).splitlines()[0]}") from error
 
@@ -206,7 +240,7 @@ class ComparedAgent:
         outputs, _ = self._model.decide(observations, state or ())
         seen = observations if normalizer is None else normalizer.observe(observations)
         chosen, after, extras = self._loaded.agent.act(seen, state, steps)
-        found = self._decide([observations.numpy(), *(part.numpy() for part in state or ())])
+        found = self._decide([one.numpy() for one in (*self._model.observed(observations), *(state or ()))])
         for expected, number in zip((*outputs.values(), *(after or ())), found, strict=True):
             if expected.is_floating_point():  # actions by number are counted
                 wanted = expected.numpy()

@@ -60,13 +60,21 @@ class Policy:
         environment.close()
         self._environment: Any = environment
 
-    def act(self, observation: Any, state: PolicyState | None = None) -> tuple[Any, PolicyState]:
+    def act(
+        self, observation: Any, state: PolicyState | None = None, *, action_masks: Any = None
+    ) -> tuple[Any, PolicyState]:
         """The action for one observation, or the actions `[B, ...]` for a batch `[B, ...]`, and the next state.
 
         A batch of Dict or Tuple observations is a Dict or Tuple of batches. Actions are as the environment takes them:
         an int, or an array of its action space. `state` is what the previous call returned, None at the beginning of an
-        episode. Raises UsageError for an observation that cannot be the environment's.
+        episode. A run with --action-masks needs `action_masks`, `[A]` or `[B, A]`: 1 for each valid action, 0 for the
+        others. Raises UsageError for an observation that cannot be the environment's.
         """
+        if (action_masks is not None) != self.spaces.masked:
+            what = "needs action_masks" if self.spaces.masked else "takes no action_masks"
+            raise UsageError(f"{self.env_id}: a run with{'' if self.spaces.masked else 'out'} --action-masks {what}")
+        if self.spaces.masked:
+            observation = {"observation": observation, "action_mask": action_masks}
         from asyncrl.envs.encoders import rows_of  # with all of Gymnasium, which starting a run need not wait for
 
         try:

@@ -191,6 +191,8 @@ class EnvironmentSettings(Settings):
     """Number of recent images or vectors stacked into an observation; 0: 4 on Atari, otherwise 1."""
     image_size: int = limited(0, 16, 1_000, or_zero=True)
     """Convert images to grey and resize them to this height and width in pixels; 0: 42 on Atari, else unchanged."""
+    action_masks: bool = False
+    """Choose only valid actions: those that the environment's info["action_mask"] allows, an array of 0 and 1."""
     sticky_actions: float = limited(0.0, 0, 1)
     """Probability, at each frame, of repeating the previous action; overrides the default of the id."""
     noop_max: int = limited(30, 0, 10_000)

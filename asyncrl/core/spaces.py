@@ -24,11 +24,15 @@ class Spaces:
     action_high: tuple[float, ...] = ()
     """Upper bound of each component of a continuous action."""
     kind: Kind = "vector"
-    """The kind of observation, for presets and networks; all but vectors are [C, H, W]."""
+    """The kind of observation, for presets and networks; without `parts`, all but vectors are [C, H, W]."""
+    parts: tuple[Spaces, ...] = ()
+    """What an observation `[n]` is made of, if it is not one image or vector: numbers, images, one after the other."""
+    masked: bool = False
+    """Whether it ends with the action mask, `[actions]`: 1 for each valid action, 0 for the others."""
 
     @property
     def is_image(self) -> bool:
-        """Whether an observation has channels, rows and columns."""
+        """Whether an observation has channels, rows and columns, or a part of it has."""
         return self.kind != "vector"
 
     @property

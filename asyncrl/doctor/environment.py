@@ -85,6 +85,13 @@ def _actions(spaces: Spaces, seed: int) -> Iterator[Any]:
             yield int(random.integers(spaces.actions))
 
 
+def _valid(action: Any, observation: NDArray[Any], spaces: Spaces) -> Any:
+    """A random action as it is, or another one that is valid after this observation."""
+    if not spaces.masked or observation[action - spaces.actions]:
+        return action
+    return int(np.resize(observation[-spaces.actions :].nonzero()[0], spaces.actions)[action])
+
+
 def _random_steps(environment: Environment, steps: int, seed: int, step_cap: int) -> Iterator[Finding]:
     """Gymnasium's own checks, what a worker gets, and ends of episodes."""
     spaces, native = spaces_of(environment), hasattr(environment, "wrap_native")
@@ -95,16 +102,20 @@ def _random_steps(environment: Environment, steps: int, seed: int, step_cap: int
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            problem = _problem(environment.reset(), spaces)
+            observation = environment.reset()
+            problem = _problem(observation, spaces)
             while done < steps and not problem and time.perf_counter() - began < LONGEST_SECONDS:
-                observation, reward, terminated, truncated, _ = environment.step(next(actions))
+                observation, reward, terminated, truncated, _ = environment.step(
+                    _valid(next(actions), observation, spaces)
+                )
                 done += 1
                 problem = _problem(observation, spaces) or ("" if math.isfinite(reward) else f"the reward is {reward}")
                 scores[-1] += reward
                 ends["terminated"] += terminated
                 ends["truncated"] += truncated and not terminated
                 if terminated or truncated:
-                    problem = problem or _problem(environment.reset(), spaces)
+                    observation = environment.reset()
+                    problem = problem or _problem(observation, spaces)
                     scores.append(0.0)
         except Exception as error:
             problem = one_line(error)
@@ -136,14 +147,16 @@ def _problem(observation: NDArray[Any], spaces: Spaces) -> str:
     return "" if np.isfinite(observation).all() else "the observation contains NaN or infinity"
 
 
-def _trace(environment: Environment, seed: int) -> list[tuple[Any, ...]]:
-    """What random steps return, with new episodes after each end."""
-    trace: list[tuple[Any, ...]] = []
-    for _, action in zip(range(REPLAYED_STEPS), _actions(spaces_of(environment), seed), strict=False):
+def _trace(environment: Environment, seed: int, observation: NDArray[Any]) -> list[tuple[Any, ...]]:
+    """What random steps after an observation return, with new episodes after each end."""
+    trace, spaces = list[tuple[Any, ...]](), spaces_of(environment)
+    for _, action in zip(range(REPLAYED_STEPS), _actions(spaces, seed), strict=False):
+        action = _valid(action, observation, spaces)
         observation, reward, terminated, truncated, life_lost = environment.step(action)
         trace.append((observation.tobytes(), reward, terminated, truncated, life_lost))
         if terminated or truncated:
-            trace.append((environment.reset().tobytes(),))
+            observation = environment.reset()
+            trace.append((observation.tobytes(),))
     return trace
 
 
@@ -159,9 +172,10 @@ def _repeating(spec: EnvSpec, seed: int) -> list[Finding]:
     traces, seconds = [], 0.0
     for _ in range(2):
         with closing(spec.make(seed, evaluation=False)) as environment:
-            first = (environment.reset().tobytes(),)
+            observation = environment.reset()
+            first = (observation.tobytes(),)
             began = time.perf_counter()
-            traces.append([first, *_trace(environment, seed)])
+            traces.append([first, *_trace(environment, seed, observation)])
             seconds += (time.perf_counter() - began) / (2 * REPLAYED_STEPS)
     remedy = "call super().reset(seed=seed) and draw everything random from self.np_random"
     speed = advise(
@@ -176,14 +190,14 @@ def _repeating(spec: EnvSpec, seed: int) -> list[Finding]:
 def _restoring(spec: EnvSpec, seed: int) -> Finding:
     """Whether a saved state can be restored."""
     with closing(spec.make(seed, evaluation=False)) as environment:
-        environment.reset()
+        observation = environment.reset().copy()
         taken = states_of([environment])
         if taken is None:
             return Finding("state can be restored", "note", "no", "resumed runs begin new episodes, which is harmless")
-        first = _trace(environment, seed)
+        first = _trace(environment, seed, observation)
         restore_all([environment], taken)
         remedy = "state() must contain everything that future steps depend on, including the random generator"
-        return _compare("state can be restored", "again", (first, _trace(environment, seed)), remedy)
+        return _compare("state can be restored", "again", (first, _trace(environment, seed, observation)), remedy)
 
 
 class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -4,15 +4,20 @@ Images and planes [rows, columns, channels] become [C, H, W] (uint8 stays uint8,
 vectors float32, Discrete, MultiDiscrete and MiniGrid's symbols one-hot float32, and a Dict or Tuple of these one vector
 of all its parts. An image with fewer than 3 rows or columns is a vector. Discrete actions count from 0 whatever the
 start of the space is; each combination of MultiDiscrete and MultiBinary actions is an action.
+
+With images among the parts of a Dict or Tuple, the vector has all numbers first and then the pixels of each image: so
+whatever holds observations holds these too, and the network takes the parts out again (`Spaces.parts`).
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import math
+import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -21,7 +26,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError, one_line
-from asyncrl.core.spaces import Kind
+from asyncrl.core.spaces import Kind, Spaces
 
 SMALLEST_SCREEN, NARROWEST_SCREEN = 36, 11
 """Images with fewer rows or columns are boards: the kernels for screens need 11."""
@@ -48,6 +53,19 @@ class Encoding(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     encode: Encoder
+    parts: tuple[Spaces, ...] = ()
+    """As in `Spaces`."""
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of observation; with several images, that of the largest."""
+        kinds = {part.kind for part in self.parts} or {kind_of(self.shape)}
+        return "screen" if "screen" in kinds else "board" if "board" in kinds else "vector"
+
+    @property
+    def spaces(self) -> tuple[Spaces, ...]:
+        """The parts, or the observation as the only one."""
+        return self.parts or (Spaces(self.shape, self.dtype, 0, kind=self.kind),)
 
 
 def encoder_of(space: spaces.Space[Any], env_id: str) -> Encoding:
@@ -174,31 +192,48 @@ def _vector_encoder(shape: tuple[int, ...], env_id: str) -> Encoding:
 
 
 def _parts_encoder(space: spaces.Dict | spaces.Tuple[Any], env_id: str) -> Encoding:
-    """Concatenate the parts of a Dict or Tuple, in the order of the space, to one vector."""
-    encoders = {}
-    size = 0
-    for key, part in _parts(space):
-        shape, _, encode = encoder_of(part, env_id)
-        if kind_of(shape) == "screen":
-            raise UsageError(
-                f"{env_id} observes a {type(space).__name__} with an image in {key!r}: give a module:factory that "
-                "wraps it to observe the image, or numbers, alone"
-            )
-        encoders[key] = encode
-        size += math.prod(shape)
-    if not encoders:
+    """Concatenate the parts of a Dict or Tuple, in the order of the space, to one vector: numbers before images."""
+    encodings = {path: encoder_of(part, env_id) for path, part in _leaves(space)}
+    if not encodings:
         raise UsageError(f"{env_id} observes a {type(space).__name__} without parts: there is nothing to learn from")
-    check_size((size,), env_id)
+    by_kind = sorted(encodings.items(), key=lambda item: item[1].kind != "vector")
+    paths, images = [path for path, _ in by_kind], [one for _, one in by_kind if one.kind != "vector"]
+    numbers = sum(math.prod(one.shape) for _, one in by_kind) - sum(math.prod(one.shape) for one in images)
 
-    def encode_all(observation: Any) -> NDArray[Any]:
+    def parts_of(observation: Any) -> list[NDArray[Any]]:
         try:
-            parts = [observation[key] for key in encoders]
+            parts = [functools.reduce(operator.getitem, path, observation) for path in paths]
         except (KeyError, IndexError, TypeError):
-            raise ValueError(f"the observation lacks some of the parts {', '.join(map(str, encoders))}") from None
-        encoded = [np.ravel(encode(part)) for encode, part in zip(encoders.values(), parts, strict=True)]
-        return np.concatenate(encoded, dtype=np.float32, casting="unsafe")
+            names = ", ".join(".".join(map(str, path)) for path in encodings)
+            raise ValueError(f"the observation lacks some of the parts {names}") from None
+        return [one.encode(part) for (_, one), part in zip(by_kind, parts, strict=True)]
 
-    return Encoding((size,), "float32", encode_all)
+    if images and len(paths) == 1:
+        return images[0]._replace(encode=lambda observation: parts_of(observation)[0])
+    if numbers or not images:
+        check_size((numbers,), env_id)
+    parts = [one for image in images for one in image.spaces]
+    parts = [Spaces((numbers,), "float32", 0), *parts] if numbers else parts
+    size = sum(math.prod(part.observation_shape) for part in parts)
+    check_size((size, 1), env_id)
+    # Bytes if all are: a replay memory is then a quarter as large.
+    dtype = _UINT8 if all(part.observation_dtype == "uint8" for part in parts) else _FLOAT32
+
+    def encode(observation: Any) -> NDArray[Any]:
+        return np.concatenate([np.ravel(part) for part in parts_of(observation)], dtype=dtype, casting="unsafe")
+
+    return Encoding((size,), dtype.name, encode, tuple(parts) if images else ())
+
+
+def _leaves(
+    space: spaces.Dict | spaces.Tuple[Any], path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], spaces.Space[Any]]]:
+    """Keys or indices that lead to each part that has no parts itself, and its space."""
+    for key, part in _parts(space):
+        if isinstance(part, spaces.Dict | spaces.Tuple):
+            yield from _leaves(part, (*path, key))
+        else:
+            yield (*path, key), part
 
 
 def _parts(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.Space[Any]]]:

@@ -26,7 +26,16 @@ from asyncrl.core.named import find
 from asyncrl.core.output import clean
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.user_code import Own, is_name, say, user_code, watched
-from asyncrl.envs.encoders import Encoder, actions_of, choices_of, encoder_of, kind_of, minigrid_encoder, refuse_old_gym
+from asyncrl.envs.action_masks import WithMask, with_mask
+from asyncrl.envs.encoders import (
+    Encoder,
+    Encoding,
+    actions_of,
+    choices_of,
+    encoder_of,
+    minigrid_encoder,
+    refuse_old_gym,
+)
 from asyncrl.envs.environment import LARGEST_REWARD, NOT_RUNNING, BadEnvironment, did_you_mean
 
 CLOSE_SECONDS = 3.0
@@ -55,14 +64,14 @@ class GymnasiumEnvironment:
         self._max_episode_steps = max_episode_steps
         self.notices = (*notices, *_notices_of(environment, env_id))
         """What to tell a user once: Gymnasium's warnings when the environment was made, and our own."""
-        space = _space_of(environment, "observation_space", env_id)
+        encoding = _encoding_of(environment, env_id)
         self._action_space = _space_of(environment, "action_space", env_id)
         self.encode: Encoder
         """Converts a Gymnasium observation to ours, which the next call may overwrite."""
-        symbols = minigrid_encoder(environment, env_id)
-        shape, dtype, self.encode = symbols or encoder_of(space, env_id)
+        shape, dtype, self.encode, parts = encoding
         actions, low, high = actions_of(self._action_space, env_id)
-        self.spaces = Spaces(shape, dtype, actions, low, high, kind_of(shape))
+        masked = isinstance(environment, WithMask)
+        self.spaces = Spaces(shape, dtype, actions, low, high, encoding.kind, parts, masked)
         self._choices = [] if self.spaces.is_continuous else choices_of(self._action_space)
         self._elapsed = 0
         self._running = False
@@ -243,6 +252,14 @@ class GymnasiumEnvironment:
         return BadEnvironment(f"{self.env_id} broke its contract in step {self._elapsed} of an episode: {what}")
 
 
+def _encoding_of(environment: gymnasium.Env[Any, Any], env_id: str) -> Encoding:
+    """How its observations are converted. Raises UsageError if no network can use them."""
+    if isinstance(environment, WithMask):
+        return with_mask(_encoding_of(environment.env, env_id), environment.actions)
+    space = _space_of(environment, "observation_space", env_id)
+    return minigrid_encoder(environment, env_id) or encoder_of(space, env_id)
+
+
 def _space_of(environment: gymnasium.Env[Any, Any], name: str, env_id: str) -> spaces.Space[Any]:
     """A space of an environment. Raises UsageError if it has none."""
     space: spaces.Space[Any] | None = getattr(environment, name, None)
@@ -281,10 +298,12 @@ def _time_limit(environment: gymnasium.Env[Any, Any]) -> gymnasium.wrappers.Time
     return None
 
 
-def make_gymnasium(env_id: str, seed: int, arguments: dict[str, Any], limit: int) -> GymnasiumEnvironment:
+def make_gymnasium(
+    env_id: str, seed: int, arguments: dict[str, Any], limit: int, masks: bool = False
+) -> GymnasiumEnvironment:
     """Make an environment whose episodes are truncated after `limit` frames (0: never), by its id or factory.
 
-    Raises `UsageError` if it cannot be made.
+    With `masks` its observations end with the action mask. Raises `UsageError` if it cannot be made.
     """
     notices: tuple[str, ...] = ()
     own: Own = {}
@@ -293,6 +312,7 @@ def make_gymnasium(env_id: str, seed: int, arguments: dict[str, Any], limit: int
     else:
         environment, notices = _from_registry(env_id, arguments, own)
     with user_code(f"{env_id}'s spaces", own=own):
+        environment = WithMask(environment, env_id) if masks else environment
         return GymnasiumEnvironment(environment, env_id, seed, limit, notices, own)
 
 

@@ -37,7 +37,9 @@ class Preprocessed(Wrapper):
         image_size: int = 0,
         frame_stack: int = 1,
     ) -> None:
-        """Raises `UsageError` if `image_size`, their height and width, is not 0 and there are no such images."""
+        """Raises `UsageError` if `image_size`, their height and width, is not 0 and there are no such images, or if
+        actions would be repeated that an action mask may no longer allow.
+        """
         super().__init__(environment)
         self._frame_skip = frame_skip
         self._sticky_actions = sticky_actions
@@ -45,15 +47,19 @@ class Preprocessed(Wrapper):
         self._random = np.random.default_rng((seed, _STICKY))
         self._held: Any = None
         inner = environment.spaces
-        if image_size and not (inner.kind == "screen" and inner.observation_shape[0] in (1, 3)):
+        if inner.masked and (frame_skip > 1 or sticky_actions > 0):
             raise UsageError(
-                f"--image-size is for grey and colour images of at least 36 rows; {environment.env_id} observes a "
-                f"{inner.kind} {list(inner.observation_shape)}"
+                "--action-masks does not go with --frame-skip or --sticky-actions: a repeated action may be invalid"
+            )
+        if image_size and not (inner.kind == "screen" and inner.observation_shape[0] in (1, 3)):
+            what = "several parts" if inner.parts else f"a {inner.kind} {list(inner.observation_shape)}"
+            raise UsageError(
+                f"--image-size is for grey and colour images of at least 36 rows; {environment.env_id} observes {what}"
             )
         single = (1, image_size, image_size) if image_size else inner.observation_shape
         self._one = single[0]
-        check_size((frame_stack * single[0], *single[1:]), environment.env_id)
         self._stack = np.zeros((frame_stack * single[0], *single[1:]), inner.observation_dtype)
+        check_size((*self._stack.shape, 1) if inner.parts else self._stack.shape, environment.env_id)
         self.spaces = replace(inner, observation_shape=self._stack.shape)
 
     def reset(self) -> NDArray[Any]:

@@ -57,13 +57,16 @@ class EnvSpec(EnvironmentSettings):
         self._refuse_meaningless_settings()
 
     def _refuse_meaningless_settings(self) -> None:
-        if self.is_atari:
-            return
-        given = {
-            "life-loss": self.life_loss,
-            "full-action-space": self.full_action_space,
-            "noop-max": self.noop_max != NOOP_MAX,
-        }
+        given = {"action-masks": self.action_masks and (self.is_atari or self.env_id in TOYS)}
+        given |= (
+            {}
+            if self.is_atari
+            else {
+                "life-loss": self.life_loss,
+                "full-action-space": self.full_action_space,
+                "noop-max": self.noop_max != NOOP_MAX,
+            }
+        )
         if self.env_id in TOYS:
             given |= {
                 "frame-skip": self.frame_skip > 1,
@@ -166,7 +169,7 @@ class EnvSpec(EnvironmentSettings):
 
         # An evaluation cuts endless episodes itself, and counts them. The environment counts frames.
         limit = (self.step_cap if evaluation else self.training_step_cap) * self.frames_per_step
-        environment = make_gymnasium(self.env_id, seed, self.arguments, limit)
+        environment = make_gymnasium(self.env_id, seed, self.arguments, limit, self.action_masks)
         if list(shown.values()) == [1, 0.0, 0, 1]:
             return environment
         from asyncrl.envs.preprocessed import Preprocessed
@@ -204,8 +207,10 @@ class EnvSpec(EnvironmentSettings):
         actions = f"{len(spaces.action_low)} continuous" if spaces.is_continuous else str(spaces.actions)
         atari, skip, steps = self.is_atari, self.frames_per_step, self.step_cap
         size = f"images {self.pixels}x{self.pixels}"
+        seen = (f"{one.observation_dtype} {list(one.observation_shape)}" for one in spaces.parts or (spaces,))
         parts = {
-            f"observation {spaces.observation_dtype} {list(spaces.observation_shape)}": True,
+            f"observation {' and '.join(seen)}": True,
+            "action masks": spaces.masked,
             ("full" if self.full_action_space else "minimal") + " action set": atari,
             f"frame skip {skip}" + (" (maximum of the last 2)" if atari and skip > 1 else ""): atari or skip > 1,
             f"sticky actions {self.sticky_actions:g}": atari or self.sticky_actions > 0,
@@ -223,7 +228,9 @@ class EnvSpec(EnvironmentSettings):
         if spaces.is_continuous:
             action = np.clip(0.0, spaces.action_low, spaces.action_high).astype(np.float32)
         try:
-            observations = [environment.reset(), environment.step(action)[0]]
+            first = environment.reset()
+            action = int(first[-spaces.actions :].argmax()) if spaces.masked else action
+            observations = [first, environment.step(action)[0]]
         except BadEnvironment as error:
             raise UsageError(str(error)) from error
         except Exception as error:

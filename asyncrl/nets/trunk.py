@@ -120,6 +120,10 @@ def make_body(network: str, widths: tuple[int, ...], spaces: Spaces, normalized:
 
     `normalized` observations are no longer pixels. Raises UsageError for a body that cannot take such observations.
     """
+    if spaces.parts:
+        from asyncrl.nets.parts import PartsBody
+
+        return PartsBody(network, widths, spaces, normalized, make_body)
     name, shape = AUTO[spaces.kind] if network == "auto" else network, spaces.observation_shape
     if is_name(name):
         return OwnBody(name, shape)

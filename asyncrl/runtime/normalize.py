@@ -104,6 +104,7 @@ def make_normalizer(moments: RunMoments, worker: int, plan: Plan) -> Normalizer 
         config.normalize_returns and worker != EVALUATOR,
         config.gamma,
         least_deviation=SMALLEST_GREY_DEVIATION if plan.environment.is_atari else 0.0,
+        kept=slice(-plan.spaces.actions, None) if plan.spaces.masked else slice(0),
     )
 
 
@@ -125,8 +126,10 @@ class Normalizer:
         returns: bool,
         gamma: float,
         least_deviation: float = 0.0,
+        kept: slice = slice(0),
     ) -> None:
-        """`shape` is that of the moments of observations, empty: no normalisation."""
+        """`shape` is that of the moments of observations, empty: no normalisation; `kept` is what stays as it is."""
+        self._kept = kept
         self._worker = worker
         self._gamma = gamma
         self._shape = shape
@@ -158,6 +161,7 @@ class Normalizer:
         mean, deviation = mean_and_deviation(read)
         self._mean = torch.from_numpy(mean).view(self._shape)
         self._scale = torch.from_numpy(deviation).clamp_min(self._least).reciprocal().view(self._shape)
+        self._mean[self._kept], self._scale[self._kept] = 0.0, 1.0  # an action mask
 
     def state(self) -> dict[str, Any]:
         """What it has read, and the returns it tracks: what `renew` would not restore."""

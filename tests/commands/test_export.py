@@ -113,6 +113,44 @@ def test_both_programs_do_what_any_agent_does(
     assert capsys.readouterr().out.count("1,000 of 1,000 actions the same") == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "env_id", "words", "inputs"),
+    [
+        (
+            "a3c", "tests.nets.test_parts:Agree",
+            ["--env-kwargs", "masks=True", "--action-masks", "--lstm-cells", "4", "--normalize-observations"],
+            ["numbers", "image", "action_mask", "state_0", "state_1"],
+        ),
+        (
+            "apex", "asyncrl.envs.doors:Doors", ["--action-masks", "--warmup-steps", "100"],
+            ["observation", "action_mask"],
+        ),
+        ("ppo", "tests.nets.test_parts:Agree", ["--frame-stack", "3"], ["numbers", "image"]),
+    ],
+)  # fmt: skip
+def test_parts_and_masks_are_inputs_of_both_programs(
+    tmp_path: Path, algorithm: str, env_id: str, words: list[str], inputs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They act as the agent does, and under a mask that leaves one action it is that action, whatever else is seen."""
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    run, onnx, program = make_run(tmp_path, algorithm, env_id, *words), tmp_path / "a.onnx", tmp_path / "a.pt2"
+
+    assert main([str(run), "--onnx", str(onnx), "--torch", str(program), "--trust"]) == 0
+
+    assert capsys.readouterr().out.count("1,000 of 1,000 actions the same") == 2
+    session = runtime.InferenceSession(str(onnx), providers=["CPUExecutionProvider"])
+    assert [one.name for one in session.get_inputs()] == inputs
+    if "action_mask" in inputs:
+        actions = session.get_inputs()[inputs.index("action_mask")].shape[1]
+        zeros = {one.name: np.zeros((actions, *one.shape[1:]), np.float32) for one in session.get_inputs()}
+        given = zeros | {"action_mask": np.eye(actions, dtype=bool)}
+        assert session.run(["action"], given)[0].tolist() == list(range(actions))
+        torch_program = torch.export.load(program).module()
+        assert torch_program(*(torch.from_numpy(given[name]) for name in inputs))[0].tolist() == list(range(actions))
+
+
 def test_the_weights_alone_are_enough_for_a_program_without_torch(
     cartpole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from tests.config.settings import ALGORITHMS, KINDS
 FLAGS = """
     env_id env_kwargs workers envs_per_worker t_max total_steps seed preset backend schedule delays update statistics
     overlap reduce init_method collective_timeout_seconds check_replicas hosts address parameter_shards exchange_updates
-    push learner_resource track track_project
+    push learner_resource track track_project action_masks
     runs_dir run_name resume quiet max_seconds stop_at_score on_worker_error on_env_error worker_restarts hang_seconds
     evaluation_interval_steps evaluation_episodes evaluation_policy evaluation_cpu_share checkpoint_interval_steps
     checkpoints_kept record_interval_seconds gamma optimizer learning_rate anneal_learning_rate optimizer_decay

@@ -395,7 +395,6 @@ def make_pictures() -> Any:
     return ImgObsWrapper(RGBImgPartialObsWrapper(gymnasium.make("MiniGrid-Empty-5x5-v0")))
 
 
-make_dict = with_space(spaces.Dict(a=UNIT, b=spaces.Box(0, 255, (40, 40, 3), np.uint8)))
 make_tuple = with_space(spaces.Tuple([UNIT, spaces.Text(5)]))
 make_empty = with_space(spaces.Dict())
 make_text = with_space(spaces.Text(5))
@@ -436,7 +435,6 @@ def test_a_factory_s_environment_takes_its_arguments() -> None:
         (f"{HERE}:make_trouble", r"make_trouble\(\) failed: OSError: no motor"),
         (f"{HERE}:make_nan", "broke its contract in step 1 of an episode: the observation contains NaN"),
         (f"{HERE}:make_crash", r"broke in step\(\) after 0 steps of an episode: KeyError: 'left'"),
-        (f"{HERE}:make_dict", "observes a Dict with an image in 'b': give a module:factory that wraps it"),
         (f"{HERE}:make_tuple", "observes a Text, which is not supported"),
         (f"{HERE}:make_empty", "observes a Dict without parts"),
         (f"{HERE}:make_text", "observes a Text, which is not supported"),
