@@ -414,7 +414,7 @@ def test_a_function_that_returns_false_ends_the_run_in_order(tmp_path: Path) -> 
     """With a last checkpoint, from which it could go on."""
     run = asyncrl.train("a3c", **ENDLESS, runs_dir=tmp_path, on_evaluation=lambda row: row["steps"] < 800)
 
-    assert (run.state, run.reason) == ("stopped", "the program asked for the end")
+    assert (run.state, run.reason) == ("stopped", "on_evaluation returned False")
     assert [row["steps"] // 400 for row in run.evaluations()] == [1, 2]
     assert list((run.path / "checkpoints").glob("step_*"))
 
@@ -430,6 +430,7 @@ def test_what_a_function_raises_ends_the_run_and_goes_on(tmp_path: Path) -> None
 
     (run,) = tmp_path.glob("*/*/*")
     assert status_of(run)["state"] == "stopped"
+    assert status_of(run)["reason"].startswith("on_evaluation raised ZeroDivisionError: 4")
 
 
 @pytest.mark.usefixtures("unchanged")

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +17,7 @@ import torch
 from asyncrl.api.request import ResolvedRun, backend_of
 from asyncrl.backends import sockets
 from asyncrl.backends.handles import restore
-from asyncrl.backends.outcome import Outcome, Signals, broken, failed
+from asyncrl.backends.outcome import ASKED, Outcome, Signals, broken, failed
 from asyncrl.backends.process_trees import stopping_together
 from asyncrl.catalog import short
 from asyncrl.config.groups import AUTO
@@ -164,7 +164,8 @@ def follow(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: An
         monitor.write_status("starting")
         with stopping_together():
             with_ranks = {} if meeting is None else {"meeting": meeting}
-            return cast(Outcome, backend_of(run.spec.config).run(run, monitor, view, signals, **with_ranks))
+            outcome = cast(Outcome, backend_of(run.spec.config).run(run, monitor, view, signals, **with_ranks))
+            return replace(outcome, reason=signals.reason) if outcome.reason == ASKED else outcome
     except BaseException as error:  # signals are caught, so that it is of user code even if it says KeyboardInterrupt
         return broken(error)
 
