@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import Tensor
 
 from asyncrl.api.request import ResolvedRun, backend_of
 from asyncrl.backends import sockets
@@ -75,7 +76,7 @@ def carry_out(
     with ExitStack() as stack:
         hold = partial(_hold, stack, tell, signals)
         held = hold(RunFolder.open(Path(config.resume))) if config.is_resumed else None
-        run = prepare(resolved)
+        run = prepare(resolved, view.say)
         folder = run.spec.folder
         held = held or hold(folder)
         checkpoints.clean(folder.checkpoints)  # left by a save that was killed
@@ -122,8 +123,11 @@ def _hold(stack: ExitStack, say: Callable[[str], None], signals: Signals, folder
     return stack.enter_context(folder.occupied(say, lambda: signals.first is not None))
 
 
-def prepare(plan: Plan) -> Run:
-    """Create folder, store and counters of a run, or restore them from the newest checkpoint. Raises UsageError."""
+def prepare(plan: Plan, say: Callable[[str], None] = _say_nothing) -> Run:
+    """Create folder, store and counters of a run, or restore them from the newest checkpoint. Raises UsageError.
+
+    `say` is called with a line about the weights of --load.
+    """
     algorithm, config = plan.algorithm, plan.config
     try:
         with watched(config.hang_seconds), user_code(f"{algorithm}'s network"):
@@ -137,6 +141,11 @@ def prepare(plan: Plan) -> Run:
         from asyncrl.api.resume import load_for_resume
 
         checkpoint = load_for_resume(algorithm, config, layout)
+    moments: dict[str, Tensor] = {}
+    if config.load and checkpoint is None:
+        from asyncrl.api.weights import taken_from
+
+        theta, moments = taken_from(plan, theta, layout, say)
     if config.backend != "serial":
         sockets.make_place()
     place = Path(config.resume if config.is_resumed else config.runs_dir)
@@ -155,6 +164,8 @@ def prepare(plan: Plan) -> Run:
     handles = backend_of(config).share(spec, theta, *begun)
     if checkpoint:
         restore(handles, theta, checkpoint)
+    elif moments:
+        handles.moments.restore(moments)
     return Run(spec, handles)
 
 
