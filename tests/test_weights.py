@@ -144,7 +144,11 @@ def test_the_command_says_it_and_refuses_what_does_not_fit(
     damaged.mkdir()
     (damaged / "manifest.json").write_text("{}")
     for load, more, line in [
-        (source.path, ["--hidden-sizes", "9"], "no layer of its network fits: trunk.body.linear.0 (9 x 4 here, 64 x 4 "),
+        (
+            source.path,
+            ["--hidden-sizes", "9"],
+            "no layer of its network fits: trunk.body.linear.0 (9 x 4 here",
+        ),
         (tmp_path, [], "is not a run: it holds no config.json"),
         (damaged, [], "not a checkpoint of asyncrl"),
     ]:
