@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from asyncrl.algorithm import Algorithm
     from asyncrl.api import train
     from asyncrl.api.background import Training, training
+    from asyncrl.api.callbacks import Callback, Episode, Running
     from asyncrl.api.playing import Result
     from asyncrl.api.policy import Policy, load
     from asyncrl.api.runs import Run, RunFailed
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from asyncrl.runtime.monitor import Summary as Progress
 
 __all__ = [
-    "Algorithm", "Evaluation", "Policy", "Progress", "Result", "Run", "RunFailed", "Training", "UsageError", "a2c",
-    "a3c", "apex", "gorila", "impala", "load", "n_step_q", "one_step_q", "one_step_sarsa", "ppo", "reinforce", "train",
-    "training",
+    "Algorithm", "Callback", "Episode", "Evaluation", "Policy", "Progress", "Result", "Run", "RunFailed", "Running",
+    "Training", "UsageError", "a2c", "a3c", "apex", "gorila", "impala", "load", "n_step_q", "one_step_q",
+    "one_step_sarsa", "ppo", "reinforce", "train", "training",
 ]  # fmt: skip
 
 
@@ -53,9 +54,11 @@ __version__ = "0.1.0"
 
 
 _MODULES = {
-    "Algorithm": "algorithm", "Evaluation": "runtime.evaluator", "Policy": "api.policy", "Progress": "runtime.monitor",
-    "Result": "api.playing", "Run": "api.runs", "RunFailed": "api.runs", "Training": "api.background",
-    "UsageError": "core.errors", "load": "api.policy", "train": "api", "training": "api.background",
+    "Algorithm": "algorithm", "Callback": "api.callbacks", "Episode": "api.callbacks",
+    "Evaluation": "runtime.evaluator", "Policy": "api.policy", "Progress": "runtime.monitor",
+    "Result": "api.playing", "Run": "api.runs", "RunFailed": "api.runs", "Running": "api.callbacks",
+    "Training": "api.background", "UsageError": "core.errors", "load": "api.policy", "train": "api",
+    "training": "api.background",
 }  # fmt: skip
 """Where the public names are, other than those of the algorithms' modules."""
 

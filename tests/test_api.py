@@ -414,7 +414,7 @@ def test_a_function_that_returns_false_ends_the_run_in_order(tmp_path: Path) -> 
     """With a last checkpoint, from which it could go on."""
     run = asyncrl.train("a3c", **ENDLESS, runs_dir=tmp_path, on_evaluation=lambda row: row["steps"] < 800)
 
-    assert (run.state, run.reason) == ("stopped", "the program asked the run to end")
+    assert (run.state, run.reason) == ("stopped", "on_evaluation returned False")
     assert [row["steps"] // 400 for row in run.evaluations()] == [1, 2]
     assert list((run.path / "checkpoints").glob("step_*"))
 
@@ -430,6 +430,7 @@ def test_what_a_function_raises_ends_the_run_and_goes_on(tmp_path: Path) -> None
 
     (run,) = tmp_path.glob("*/*/*")
     assert status_of(run)["state"] == "stopped"
+    assert status_of(run)["reason"].startswith("on_evaluation raised ZeroDivisionError: 4")
 
 
 @pytest.mark.usefixtures("unchanged")
@@ -659,6 +660,57 @@ def test_what_is_no_observation_is_refused(cartpole: asyncrl.Run) -> None:
         asyncrl.load(cartpole, checkpoint="none")
     with pytest.raises(asyncrl.UsageError, match="episodes must be at least 1"):
         cartpole.evaluate(episodes=0)
+
+
+@pytest.mark.parametrize("algorithm", ["a3c", "n_step_q"])
+def test_predict_has_the_signature_of_stable_baselines3(tmp_path: Path, algorithm: str) -> None:
+    """Best or drawn actions whichever way the policy was loaded; episodes begin where it is told so."""
+    settings = {"evaluation_policy": "sampled", "lstm_cells": 8, "frame_stack": 2}
+    settings |= {"evaluation_epsilon": 1.0} if algorithm == "n_step_q" else {}
+    run = asyncrl.train(algorithm, env_id="CartPole-v1", **TINY | settings, runs_dir=tmp_path)
+    policy, best = asyncrl.load(run), asyncrl.load(run, greedy=True)
+    observations = np.random.default_rng(1).normal(size=(200, 4)).astype(np.float32)
+
+    actions, state = policy.predict(observations, deterministic=True)
+    drawn = asyncrl.load(run).predict(observations)[0]
+    assert actions.tolist() == best.act(observations)[0].tolist() == best.predict(observations)[0].tolist()
+    assert drawn.tolist() == asyncrl.load(run).act(observations)[0].tolist()
+    assert drawn.tolist() == asyncrl.load(run, greedy=True).predict(observations, deterministic=False)[0].tolist()
+    assert drawn.tolist() != actions.tolist()
+    assert (policy.greedy, best.greedy) == (False, True)
+
+    begin = np.arange(200) < 100
+    _, again = policy.predict(observations, state, episode_start=begin, deterministic=True)
+    _, anew = policy.predict(observations, deterministic=True)
+    _, further = policy.predict(observations, state, np.zeros(200, bool), deterministic=True)
+    assert again.memory is not None
+    assert anew.memory is not None
+    assert further.memory is not None
+    for memory, first, later in zip(again.memory, anew.memory, further.memory, strict=True):
+        assert torch.allclose(memory[:100], first[:100])
+        assert torch.allclose(memory[100:], later[100:])
+    assert not again.seen[:100, 0].any()
+    assert again.seen[100:, 0].all()
+
+    action, alone = policy.predict(observations[0], None, True, deterministic=True)
+    assert action == actions[0]
+    assert len(policy.predict(observations[0], alone, episode_start=True)[1].seen) == 1
+
+
+def test_runs_and_policies_say_what_they_are(cartpole: asyncrl.Run) -> None:
+    """Also when the run's folder is gone."""
+    policy, status = asyncrl.load(cartpole), status_of(cartpole.path)
+
+    assert repr(cartpole) == (
+        f"<Run of a2c on CartPole-v1: finished after {status['steps']:,} steps, best score "
+        f"{cartpole.best_score:.1f}, in {cartpole.path}>"
+    )
+    assert repr(policy) == (
+        f"<Policy of a2c on CartPole-v1: greedy, best checkpoint after {policy.steps:,} steps, best score "
+        f"{cartpole.best_score:.1f}, in {cartpole.path}>"
+    )
+    gone = asyncrl.Run(Path("nowhere"), "stopped", "received SIGINT", None)
+    assert repr(gone) == "<Run of a folder that cannot be read: stopped, not evaluated, in nowhere>"
 
 
 def test_a_policy_that_draws_repeats_with_its_seed(tmp_path: Path) -> None:

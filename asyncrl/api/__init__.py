@@ -7,8 +7,7 @@ random numbers as they were.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,13 @@ from asyncrl.api.runs import Run, random_numbers_kept, run_in, run_of
 from asyncrl.api.training import carry_out
 from asyncrl.backends.outcome import PROGRAM, Signals
 from asyncrl.config.run_config import RunConfig
-from asyncrl.runtime.monitor import Listener
-from asyncrl.runtime.monitor import Summary as Progress
+from asyncrl.runtime.monitor import NOBODY
 from asyncrl.runtime.threads import one_thread
 
 if TYPE_CHECKING:
+    from asyncrl.api.callbacks import Callback
     from asyncrl.runtime.evaluator import Evaluation
+    from asyncrl.runtime.monitor import Summary as Progress
 
 
 def train(
@@ -32,6 +32,7 @@ def train(
     config: RunConfig | File | None = None,
     quiet: bool = True,
     trust: bool = False,
+    callback: Callback | Sequence[Callback] | None = None,
     on_evaluation: Callable[[Evaluation], Any] | None = None,
     on_progress: Callable[[Progress], Any] | None = None,
     **settings: Any,
@@ -45,15 +46,18 @@ def train(
     command prints. With `trust`, everything is imported that the folder behind `config` or `resume` names, whoever made
     it.
 
-    `on_evaluation` is called with each evaluation, `on_progress` every two seconds. If one returns False, the run stops
-    in order. If one raises, the run stops in order and the exception propagates.
+    `callback` is an `asyncrl.Callback` or a list of them. `on_evaluation` is called with each evaluation, `on_progress`
+    every two seconds. If one returns False, the run stops in order. If one raises, the run stops in order and the
+    exception propagates.
 
     Ctrl-C, or another signal that asks to stop, stops the run in order and is then handled as before the call: Ctrl-C
     raises KeyboardInterrupt. Raises UsageError before anything is created or started, and RunFailed if the run broke.
     """
-    signals = Signals()
-    calls = _Calls(signals)
-    listener = Listener(evaluated=partial(calls, on_evaluation), looked=partial(calls, on_progress))
+    signals, calls = Signals(), None
+    if any(given is not None for given in (callback, on_evaluation, on_progress)):
+        from asyncrl.api.callbacks import Calls
+
+        calls = Calls(signals, callback, on_evaluation, on_progress)
     with one_thread(), random_numbers_kept():
         request = request_for(algorithm, config, settings, trust, quiet)
         resolved = request.resolved()
@@ -61,28 +65,9 @@ def train(
         if request.has_nothing_to_do(resolved):
             return run_in(Path(resolved.config.resume))
         with signals.caught():
-            ended = carry_out(resolved, signals, speaks=not quiet, listener=listener)
-    if calls.raised is not None:
-        raise calls.raised
+            ended = carry_out(resolved, signals, speaks=not quiet, listener=calls.listener if calls else NOBODY)
+    if calls is not None:
+        calls.end(ended)
     if signals.first not in (None, PROGRAM):
         signal.raise_signal(signals.first)
     return run_of(ended)
-
-
-class _Calls:
-    """Calls a program's functions during its run. If one returns False or raises, the run stops in order."""
-
-    def __init__(self, signals: Signals) -> None:
-        self.raised: BaseException | None = None
-        self._signals = signals
-
-    def __call__(self, function: Callable[[Any], Any] | None, argument: Any) -> None:
-        """Call a function, if there is one and none has raised."""
-        if function is None or self.raised is not None:
-            return
-        try:
-            goes_on = function(argument) is not False
-        except BaseException as error:
-            self.raised, goes_on = error, False
-        if not goes_on:
-            self._signals.ask()

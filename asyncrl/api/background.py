@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from asyncrl.algorithm import Algorithm
+from asyncrl.api.callbacks import Callback, Calls
 from asyncrl.api.request import File, Request, refuse_launcher, request_for
 from asyncrl.api.runs import Run, random_numbers_kept, run_in, run_of
 from asyncrl.api.training import carry_out
@@ -29,13 +30,14 @@ def training(
     config: RunConfig | File | None = None,
     quiet: bool = True,
     trust: bool = False,
+    callback: Callback | Sequence[Callback] | None = None,
     **settings: Any,
 ) -> Training:
     """Start to train in the background, and return when the workers are running.
 
     Iterate over the result to get each evaluation as it is made, until the run has ended; its `run` is then what
     `train` would have returned. Arguments and errors are those of `train`. RunFailed is raised where you wait for the
-    run.
+    run, and so is what a callback has raised; callbacks are called in the thread that supervises the run.
 
         with asyncrl.training("ppo", env_id="CartPole-v1") as training:
             for evaluation in training:
@@ -43,7 +45,7 @@ def training(
                     break
         print(training.run.best_score)
     """
-    return Training(request_for(algorithm, config, settings, trust, quiet), speaks=not quiet)
+    return Training(request_for(algorithm, config, settings, trust, quiet), speaks=not quiet, callback=callback)
 
 
 class Training(Iterator[Evaluation]):
@@ -55,9 +57,9 @@ class Training(Iterator[Evaluation]):
     numerical libraries ask for one thread.
     """
 
-    def __init__(self, request: Request, speaks: bool) -> None:
+    def __init__(self, request: Request, speaks: bool, callback: Callback | Sequence[Callback] | None = None) -> None:
         """Start the run, and return when its workers are running. Raises UsageError, or RunFailed if it breaks."""
-        self._thread = _Thread(request, speaks)
+        self._thread = _Thread(request, speaks, callback)
         with random_numbers_kept():  # a run uses torch's global generator only until its workers are running
             self._thread.start()
             with self._stopping_on_interrupt():
@@ -117,7 +119,7 @@ class Training(Iterator[Evaluation]):
 class _Thread(threading.Thread):
     """The thread that supervises the run."""
 
-    def __init__(self, request: Request, speaks: bool) -> None:
+    def __init__(self, request: Request, speaks: bool, callback: Callback | Sequence[Callback] | None) -> None:
         # A daemon: for other threads Python waits at its exit, before it would let us stop the run.
         super().__init__(daemon=True, name="asyncrl-training")
         self.at_work = threading.Event()
@@ -129,6 +131,8 @@ class _Thread(threading.Thread):
         """The run, or what it raised."""
         self._request, self._speaks = request, speaks
         self._signals = Signals()
+        listener = Listener(lambda _: self.at_work.set(), self.evaluations.put, self._keep)
+        self._calls = Calls(self._signals, callback, first=listener)
         atexit.register(self.end)
 
     def run(self) -> None:
@@ -140,8 +144,9 @@ class _Thread(threading.Thread):
                 if self._request.has_nothing_to_do(resolved):
                     run = run_in(Path(resolved.config.resume))
                 else:
-                    listener = Listener(self.at_work.set, self.evaluations.put, self._keep)
-                    run = run_of(carry_out(resolved, self._signals, self._speaks, listener))
+                    ended = carry_out(resolved, self._signals, self._speaks, self._calls.listener)
+                    self._calls.end(ended)
+                    run = run_of(ended)
             self.ended.set_result(run)
         except BaseException as error:
             self.ended.set_exception(error)

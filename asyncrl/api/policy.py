@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +61,14 @@ class Policy:
         environment = build_environments(run, EVALUATOR, 1, evaluation=True)[0]
         environment.close()
         self._environment: Any = environment
+        self._loaded = loaded
+        self._other: Policy | None = None
+        """The same policy, sampling instead of greedy or the reverse; None until `predict` needs it."""
+
+    def __repr__(self) -> str:
+        from asyncrl.api.descriptions import describe_policy
+
+        return describe_policy(self._loaded)
 
     def act(
         self, observation: Any, state: PolicyState | None = None, *, action_masks: Any = None
@@ -93,6 +103,35 @@ class Policy:
             chosen, memory, _ = self._agent.act(observations, state.memory, self.steps)
         actions = [self._environment.native_action(one) for one in for_environments(chosen, self.spaces)]
         return (actions[0] if single else np.array(actions)), PolicyState(memory, seen)
+
+    def predict(
+        self,
+        observation: Any,
+        state: PolicyState | None = None,
+        episode_start: Any = None,
+        deterministic: bool | None = None,
+    ) -> tuple[Any, PolicyState]:
+        """`act` with the signature of Stable-Baselines3: the action or actions, and the next state.
+
+        `episode_start`, bool or `[B]` bool, says which observations begin an episode. `deterministic` True takes the
+        best action, False samples one; None acts as the policy was loaded. Raises UsageError as `act` does.
+        """
+        if state is not None and episode_start is not None and np.any(episode_start):
+            state = self.restart(state, np.broadcast_to(episode_start, len(state.seen)))
+        if deterministic in (None, self.greedy):
+            return self.act(observation, state)
+        if self._other is None:
+            self._other = self._with_greedy(not self.greedy)
+        return self._other.act(observation, state)
+
+    def _with_greedy(self, greedy: bool) -> Policy:
+        """This policy with the same network and random numbers, which takes the best action or samples."""
+        agent: Any = self._agent
+        config = dataclasses.replace(agent.config, evaluation_policy="greedy" if greedy else "sampled")
+        other = copy.copy(self)
+        other.greedy = greedy
+        other._agent = type(agent)(config, agent.network, agent.target, agent.who, agent.number, agent.generator)
+        return other
 
     def restart(self, state: PolicyState, ended: Any) -> PolicyState:
         """The state of a batch after the episodes of some environments have `ended`, `[B]` bool."""

@@ -69,7 +69,9 @@ def stored_config(algorithm: str, stored: Stored, permission: Permission, trains
 
 
 def differences(stored: RunConfig, config: RunConfig) -> list[str]:
-    """A line for each setting that differs in the resumed run, except for how much it prints."""
+    """A line for each setting that differs in the resumed run, except for how much it prints. Raises UsageError."""
+    if config.load != stored.load:
+        raise UsageError("--load is for a new run: a run that is resumed has its own weights")
     before, after = to_plain(stored), to_plain(config)
     names = [name for name in after if name not in ("resume", "quiet") and before[name] != after[name]]
     return [f"changed on resume: {flag(name)} {before[name]} -> {after[name]}" for name in names]

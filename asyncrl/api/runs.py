@@ -63,6 +63,11 @@ class Run:
     best_score: float | None
     """Mean of its best evaluation; None if there was none."""
 
+    def __repr__(self) -> str:
+        from asyncrl.api.descriptions import describe_run
+
+        return describe_run(self.path, self.state, self.best_score)
+
     def evaluate(
         self, episodes: int = 10, seed: int = 0, checkpoint: str = "best", greedy: bool | None = None
     ) -> Result:

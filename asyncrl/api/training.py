@@ -7,17 +7,18 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import Tensor
 
 from asyncrl.api.request import ResolvedRun, backend_of
 from asyncrl.backends import sockets
 from asyncrl.backends.handles import restore
-from asyncrl.backends.outcome import Outcome, Signals, broken, failed
+from asyncrl.backends.outcome import ASKED, Outcome, Signals, broken, failed
 from asyncrl.backends.process_trees import stopping_together
 from asyncrl.catalog import short
 from asyncrl.config.groups import AUTO
@@ -75,7 +76,7 @@ def carry_out(
     with ExitStack() as stack:
         hold = partial(_hold, stack, tell, signals)
         held = hold(RunFolder.open(Path(config.resume))) if config.is_resumed else None
-        run = prepare(resolved)
+        run = prepare(resolved, view.say)
         folder = run.spec.folder
         held = held or hold(folder)
         checkpoints.clean(folder.checkpoints)  # left by a save that was killed
@@ -122,8 +123,11 @@ def _hold(stack: ExitStack, say: Callable[[str], None], signals: Signals, folder
     return stack.enter_context(folder.occupied(say, lambda: signals.first is not None))
 
 
-def prepare(plan: Plan) -> Run:
-    """Create folder, store and counters of a run, or restore them from the newest checkpoint. Raises UsageError."""
+def prepare(plan: Plan, say: Callable[[str], None] = _say_nothing) -> Run:
+    """Create folder, store and counters of a run, or restore them from the newest checkpoint. Raises UsageError.
+
+    `say` is called with a line about the weights of --load.
+    """
     algorithm, config = plan.algorithm, plan.config
     try:
         with watched(config.hang_seconds), user_code(f"{algorithm}'s network"):
@@ -137,6 +141,11 @@ def prepare(plan: Plan) -> Run:
         from asyncrl.api.resume import load_for_resume
 
         checkpoint = load_for_resume(algorithm, config, layout)
+    moments: dict[str, Tensor] = {}
+    if config.load and checkpoint is None:
+        from asyncrl.api.weights import taken_from
+
+        theta, moments = taken_from(plan, theta, layout, say)
     if config.backend != "serial":
         sockets.make_place()
     place = Path(config.resume if config.is_resumed else config.runs_dir)
@@ -155,6 +164,8 @@ def prepare(plan: Plan) -> Run:
     handles = backend_of(config).share(spec, theta, *begun)
     if checkpoint:
         restore(handles, theta, checkpoint)
+    elif moments:
+        handles.moments.restore(moments)
     return Run(spec, handles)
 
 
@@ -164,7 +175,8 @@ def follow(run: Run, monitor: Monitor, view: View, signals: Signals, meeting: An
         monitor.write_status("starting")
         with stopping_together():
             with_ranks = {} if meeting is None else {"meeting": meeting}
-            return cast(Outcome, backend_of(run.spec.config).run(run, monitor, view, signals, **with_ranks))
+            outcome = cast(Outcome, backend_of(run.spec.config).run(run, monitor, view, signals, **with_ranks))
+            return replace(outcome, reason=signals.reason) if outcome.reason == ASKED else outcome
     except BaseException as error:  # signals are caught, so that it is of user code even if it says KeyboardInterrupt
         return broken(error)
 

@@ -23,6 +23,9 @@ PROGRAM = 1000
 """Instead of a signal's number, if the program that trains asked for the end."""
 
 
+ASKED = "the program asked the run to end"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The end of a run: its state, why, and the command's exit code."""
@@ -42,7 +45,7 @@ def finished(reason: str) -> Outcome:
 def stopped(number: int) -> Outcome:
     """A signal stopped the run: exit code 128 + its number, as shells expect. Or the program that trains did: 0."""
     if number == PROGRAM:
-        return Outcome("stopped", "the program asked the run to end", 0)
+        return Outcome("stopped", ASKED, 0)
     return Outcome("stopped", f"received {signal.Signals(number).name}", 128 + number)
 
 
@@ -65,6 +68,8 @@ class Signals:
     """Received signals, for loops to check: the first asks for an orderly end, a second one for an immediate end."""
 
     received: list[int] = field(default_factory=list)
+    reason: str = ASKED
+    """Why the program asked the run to end."""
 
     @property
     def first(self) -> int | None:
@@ -76,9 +81,10 @@ class Signals:
         """Whether a second signal has come."""
         return len(self.received) > 1
 
-    def ask(self) -> None:
+    def ask(self, reason: str = "") -> None:
         """Ask for an orderly end, as a signal would; asking again does not hurry it."""
         if not self.received:
+            self.reason = reason or ASKED
             self.received.append(PROGRAM)
 
     @contextmanager

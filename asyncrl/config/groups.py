@@ -151,6 +151,8 @@ class RunSettings(Settings):
     """Name of the run's folder; empty: built from workers, seed and time."""
     resume: str = ""
     """Folder of a run to resume from its newest checkpoint; auto: the newest run of the same name, or a new run."""
+    load: str = ""
+    """Begin with the weights of another run, its folder or a checkpoint's: layer by layer, where they fit."""
     quiet: bool = False
     """Print only the run folder, the outcome and errors."""
     track: tuple[str, ...] = ()

@@ -108,12 +108,14 @@ class Rate:
 class Listener:
     """What is called while a run goes on; by default nothing happens."""
 
-    begun: Callable[[], object] = lambda: None
+    begun: Callable[[Monitor], object] = lambda monitor: None
     """When the workers are at work."""
     evaluated: Callable[[Evaluation], object] = lambda evaluation: None
     """With each evaluation."""
     looked: Callable[[Summary], object] = lambda summary: None
     """With a copy of the summary, each time that it has been renewed."""
+    played: Callable[[int, float, int], object] = lambda worker, score, length: None
+    """With each training episode."""
 
 
 NOBODY = Listener()
@@ -208,7 +210,7 @@ class Monitor:
         self._looked_at = time.monotonic()
         # Speeds are of the training, not of the start before it.
         self._step_rate, self._update_rate = Rate(self.summary.steps), Rate(self.summary.updates)
-        self._listener.begun()
+        self._listener.begun(self)
         counts = Counter(exploration.values())
         lines = ["exploration: " + ", ".join(f"{count} x {words}" for words, count in counts.most_common())]
         if threads := max((row["threads"] for row in ready), default=0):
@@ -256,6 +258,11 @@ class Monitor:
         """Write down what happened."""
         clock = self.run.handles.clock
         self._recorder.rows.write({"event": event, **facts, "steps": clock.steps, "seconds": round(clock.seconds, 3)})
+
+    def record(self, values: Mapping[str, float]) -> None:
+        """Write down numbers of the program that trains."""
+        self._recorder.scalars(values, self.run.handles.clock.steps)
+        self.note_event("recorded", values=values)
 
     def verdict(self) -> str | None:
         """Why the run is over, or None."""
@@ -311,6 +318,7 @@ class Monitor:
             for score, length in row.get("episodes", ()):
                 self._scores.append(score)
                 self._lengths.append(length)
+                self._listener.played(who, score, length)
         return rows
 
     def _settle(self, worker: int) -> dict[str, int]:
