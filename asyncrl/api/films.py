@@ -36,7 +36,7 @@ def check_file(flag: str, file: str) -> None:
     """Raise UsageError if a film cannot be written into the `file` that a `flag` names."""
     suffix = Path(file).suffix.lower()
     if suffix not in SUFFIXES:
-        raise UsageError(f"{flag} {file}: the name of a film ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+        raise UsageError(f"{flag} {file}: the name of a film must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     if not Path(file).absolute().parent.is_dir():
         raise UsageError(f"{flag} {file}: there is no such folder")
     if suffix != ".gif":

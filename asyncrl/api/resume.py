@@ -87,6 +87,7 @@ def load_for_resume(algorithm: str, config: RunConfig, layout: Layout) -> Checkp
     # A run that was killed after its last step still has to make its last evaluation.
     if checkpoint.steps >= config.total_steps and is_finished(Path(config.resume)):
         raise UsageError(
-            f"the run has made {checkpoint.steps} of {config.total_steps} steps; give a larger --total-steps to go on"
+            f"the run has already trained for {checkpoint.steps} of {config.total_steps} steps; give a larger "
+            "--total-steps to continue"
         )
     return checkpoint

@@ -182,11 +182,11 @@ def test_pictures_of_other_forms_and_sizes_become_a_film_of_one_size(tmp_path: P
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--out", "x.png"], "--out x.png: the name of a film ends in .gif, .mp4, .mkv or .mov"),
+        (["--out", "x.png"], "--out x.png: the name of a film must end in .gif, .mp4, .mkv or .mov"),
         (["--out", "no/x.gif"], "--out no/x.gif: there is no such folder"),
         (["--greedy", "--sampled"], "--greedy and --sampled exclude each other"),
         (["--steps", "0"], "--steps must be 1 to 100_000, got 0"),
-        (["--skip", "50", "--out", "x.gif"], "the episode has ended before step 50: give a smaller --skip"),
+        (["--skip", "50", "--out", "x.gif"], "the episode ended before step 50: give a smaller --skip"),
     ],
 )
 def test_mistakes_are_told_in_one_line(
