@@ -136,15 +136,16 @@ def play_episodes(
     around: Callable[[Environment], Environment] = lambda environment: environment,
     agent: Any = None,
     interrupted: Callable[[], bool] = lambda: False,
+    abreast: int = 0,
 ) -> list[Episode] | None:
-    """Play whole episodes side by side; None if `interrupted()`, asked before each step, became true.
+    """Play whole episodes, so many `abreast` (0: up to ten); None if `interrupted()`, asked before each step, is true.
 
     `around` wraps the first environment; `agent` acts in place of the run's own, on observations that are not
     normalised. Raises UsageError when an environment breaks.
     """
     run = loaded.run
     with watched(run.spec.config.hang_seconds):
-        environments = build_environments(run, EVALUATOR, side_by_side(episodes), evaluation=True)
+        environments = build_environments(run, EVALUATOR, abreast or side_by_side(episodes), evaluation=True)
     try:
         with watched(run.spec.config.hang_seconds):
             return play(

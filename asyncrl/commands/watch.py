@@ -12,7 +12,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from asyncrl.api.films import Film, Filmed, Step, check_file, frame_rate, with_pictures
+from asyncrl.api.films import Film, Filmed, check_file, frame_rate, with_pictures
 from asyncrl.catalog import short
 from asyncrl.commands.checkpoint import PlaySettings
 from asyncrl.commands.program import run_with
@@ -25,8 +25,8 @@ from asyncrl.storage.records import RecordReader
 from asyncrl.storage.run_folder import DIED, GOING, RunFolder, read_status
 from asyncrl.storage.stored import read_stored
 
-MOST_VALUES = 1000
-"""Newest expected returns that determine the scale of their chart."""
+MOST_EPISODES = 10
+"""Most episodes in a film."""
 POLL_SECONDS = 1.0
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -42,7 +42,7 @@ class Config(PlaySettings):
     skip: int = 0
     """Number of steps to skip at the start of the episode."""
     steps: int = 500
-    """Largest number of steps to show; the film also ends with the episode."""
+    """Most steps to show. The end of the episode ends the film, unless it is short: then more episodes are shown."""
     every: int = 1
     """Show only every n-th step; the game keeps its speed."""
     height: int = 400
@@ -71,7 +71,7 @@ def watch(config: Config) -> int:
 
 
 def film(config: Config, file: Path) -> None:
-    """Play an episode and write the film of it. Raises UsageError."""
+    """Play an episode, or several short ones, and write the film of it. Raises UsageError."""
     shows = True
 
     def change(spec: EnvSpec) -> EnvSpec:
@@ -84,32 +84,24 @@ def film(config: Config, file: Path) -> None:
             return spec
 
     loaded = config.play(config.run, change=change)
-    from asyncrl.api.drawing import Look, ObservedAgent, action_names, draw
+    from asyncrl.api.drawing import Filming, ObservedAgent, look_of
     from asyncrl.api.playing import play_episodes
 
-    spec, spaces, agent = loaded.run.spec.environment, loaded.run.spec.spaces, ObservedAgent(loaded)
-    title = f"{short(loaded.run.spec.algorithm)} on {spec.env_id}"
-    look = Look(title, action_names(loaded), spaces.action_low, spaces.action_high, config.height // 2 * 2)
-    values, rewards, last = list[float](), [0.0], config.skip + config.steps - 1
-    newest: Step | None = None
-
-    def look_on(step: Step) -> None:
-        nonlocal newest
-        newest = step
-        if "value" in agent.outputs:
-            values.append(float(agent.outputs["value"]))
-        if step.number >= config.skip and (step.number - config.skip) % config.every == 0:
-            pictures.add(np.array(draw(step, agent.outputs, look, values[-MOST_VALUES:], rewards[-MOST_VALUES:])))
-        rewards.append(step.reward)
-
-    with Film(file, frame_rate(spec) / config.every) as pictures:
+    agent = ObservedAgent(loaded)
+    with Film(file, frame_rate(loaded.run.spec.environment) / config.every) as pictures:
+        filming = Filming(pictures, agent, look_of(loaded, config.height), config.skip, config.steps, config.every)
+        first = config.skip if shows else math.inf
         play_episodes(
-            loaded, 1, lambda environment: Filmed(environment, look_on, config.skip if shows else math.inf),
-            agent, interrupted=lambda: newest is not None and newest.number >= last,
+            loaded, MOST_EPISODES, lambda inner: Filmed(inner, filming.look_on, first, MOST_EPISODES),
+            agent, interrupted=lambda: filming.is_done, abreast=1,
         )  # fmt: skip
-    if newest is None or newest.number < config.skip:
+    if filming.steps <= config.skip:
         raise UsageError(f"the episode ended before step {config.skip}: give a smaller --skip")
-    print_line(f"steps {config.skip} to {newest.number} of an episode, score {newest.score + newest.reward:g}")
+    scores = " ".join(f"{score:g}" for score in filming.scores)
+    if len(filming.scores) > 1:
+        print_line(f"{len(filming.scores)} episodes, scores {scores}")
+    else:
+        print_line(f"steps {config.skip} to {filming.steps - 1} of an episode, score {scores}")
     print_line(f"{file} ({file.stat().st_size / 1e6:.1f} MB)")
 
 

@@ -185,14 +185,17 @@ class GymnasiumEnvironment:
 
     @property
     def action_names(self) -> tuple[str, ...]:
-        """The environment's names of its discrete actions, or else their Gymnasium values."""
-        meanings = getattr(self.native.unwrapped, "get_action_meanings", lambda: ())()
-        if len(meanings) == len(self._choices):
-            return tuple(str(meaning).lower() for meaning in meanings)
-        return tuple(
-            " ".join(map(str, choice.ravel())) if isinstance(choice, np.ndarray) else f"action {choice}"
-            for choice in self._choices
-        )
+        """A name for each discrete action, or for each component of a continuous one."""
+        from asyncrl.envs.naming import names_of_actions
+
+        return names_of_actions(self.native, self._choices)
+
+    @property
+    def observation_names(self) -> tuple[str, ...]:
+        """A name for each number of an observation that is a vector."""
+        from asyncrl.envs.naming import names_of_components
+
+        return names_of_components(self.native)
 
     def _into_box(self, action: int | NDArray[Any]) -> NDArray[Any]:
         """Clip an action to the bounds of the space, which may be finer than the float32 used for clipping before."""

@@ -1,14 +1,26 @@
-"""What `render()` of an environment returns, as a picture of a film."""
+"""Pictures of an environment: what its `render()` returns, and boards."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 _CHANNELS = {1: 1, 2: 1, 3: 3, 4: 3}
 """How many channels of 1 to 4 are colours: grey, grey and alpha, RGB, RGB and alpha."""
+_CELL = 40
+"""Height and width of a board's cell in pixels."""
+FIELD, EDGE = (30, 33, 39), (52, 57, 66)
+BLUE, YELLOW, GREEN, RED = (90, 160, 250), (245, 200, 70), (80, 200, 120), (235, 87, 87)
+
+
+class Piece(NamedTuple):
+    """What lies in a cell of a board."""
+
+    form: Literal["ball", "paddle", "goal"]
+    colour: tuple[int, int, int]
 
 
 def as_picture(rendered: Any) -> NDArray[np.uint8]:
@@ -36,6 +48,26 @@ def as_picture(rendered: Any) -> NDArray[np.uint8]:
         raise ValueError(f"{_described(rendered)}, not a picture, uint8 [height, width, 3]")
     colours = _as_bytes(array[:, :, : _CHANNELS[array.shape[2]]])
     return np.ascontiguousarray(np.broadcast_to(colours, (*colours.shape[:2], 3)))
+
+
+def board(rows: int, columns: int, pieces: Mapping[tuple[int, int], tuple[Piece, ...]]) -> NDArray[np.uint8]:
+    """A picture, uint8 [height, width, 3], of a board with `pieces` in the cells (row, column)."""
+    from PIL import Image, ImageDraw  # of films alone
+
+    picture = Image.new("RGB", (_CELL * columns, _CELL * rows), FIELD)
+    pen = ImageDraw.Draw(picture)
+    for row in range(rows):
+        for column in range(columns):
+            x, y = _CELL * column, _CELL * row
+            pen.rectangle((x, y, x + _CELL - 1, y + _CELL - 1), outline=EDGE)
+            for form, colour in pieces.get((row, column), ()):
+                if form == "ball":
+                    pen.ellipse((x + 9, y + 5, x + _CELL - 10, y + _CELL - 14), colour)
+                elif form == "paddle":
+                    pen.rectangle((x + 2, y + _CELL - 12, x + _CELL - 3, y + _CELL - 4), colour)
+                else:
+                    pen.rectangle((x + 4, y + 4, x + _CELL - 5, y + _CELL - 5), outline=colour, width=3)
+    return np.array(picture)
 
 
 def resized(picture: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:

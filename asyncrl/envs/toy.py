@@ -25,6 +25,7 @@ class Chain(Untranslated):
     The chain is deterministic: every seed gives the same episodes.
     """
 
+    action_names = ("left", "right")
     OPTIMUM = 1.0
     """Return of the best policy, in length - 1 = 7 steps."""
     RANDOM = 250 / 4096
@@ -63,6 +64,14 @@ class Chain(Untranslated):
         self._running = not (terminated or truncated)
         return self._observe(), float(terminated), terminated, truncated, False
 
+    def picture(self) -> NDArray[np.uint8]:
+        """The row of states with the agent in it, and a frame around the goal: uint8 [height, width, 3]."""
+        from asyncrl.envs.pictures import BLUE, GREEN, Piece, board
+
+        pieces: dict[tuple[int, int], tuple[Piece, ...]] = {(0, self._length - 1): (Piece("goal", GREEN),)}
+        here = (0, self._position)
+        return board(1, self._length, pieces | {here: (*pieces.get(here, ()), Piece("ball", BLUE))})
+
     def state(self) -> dict[str, Any]:
         """Everything the future depends on, as plain data."""
         return {"position": self._position, "elapsed": self._elapsed, "running": self._running}
@@ -85,6 +94,7 @@ class Catch(Untranslated):
     top row, the paddle in the middle; after 9 steps the episode terminates with reward +1 (caught) or -1 (missed).
     """
 
+    action_names = ("left", "stay", "right")
     OPTIMUM = 1.0
     """Return of the best policy."""
     RANDOM = -0.6
@@ -127,6 +137,16 @@ class Catch(Untranslated):
         self._running = not (terminated or truncated)
         reward = (1.0 if self._column == self._paddle else -1.0) if terminated else 0.0
         return self._observe(), reward, terminated, truncated, False
+
+    def picture(self) -> NDArray[np.uint8]:
+        """The board with the ball, green when it is caught and red when it is missed: uint8 [height, width, 3]."""
+        from asyncrl.envs.pictures import BLUE, GREEN, RED, YELLOW, Piece, board
+
+        bottom, caught = self.ROWS - 1, self._column == self._paddle
+        ball = YELLOW if self._row < bottom else GREEN if caught else RED
+        pieces = {(bottom, self._paddle): (Piece("paddle", BLUE),)}
+        here = (self._row, self._column)
+        return board(self.ROWS, self.COLUMNS, pieces | {here: (*pieces.get(here, ()), Piece("ball", ball))})
 
     def state(self) -> dict[str, Any]:
         """Everything the future depends on, as plain data."""

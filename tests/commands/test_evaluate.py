@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.api.films import LEAST_HEIGHT, Film, Filmed, Step, frame_rate, magnified, with_pictures
+from asyncrl.api.films import LEAST_HEIGHT, Film, Filmed, Step, frame_rate, magnified, watchable, with_pictures
 from asyncrl.commands.evaluate import (
     Config,
     main,
@@ -367,7 +367,6 @@ class TestVideo:
     @pytest.mark.parametrize(
         ("video", "line"),
         [
-            ("x.mp4", "Catch has no picture, so it cannot be filmed"),
             ("no/such/x.mp4", "there is no such folder"),
             ("x.png", "the name of a film must end in .gif, .mp4, .mkv or .mov"),
             ("x", "the name of a film must end in"),
@@ -426,16 +425,25 @@ class TestVideo:
         [
             ("ALE/Pong-v5", {}, 15.0),
             ("ALE/Pong-v5", {"frame_skip": 1}, 60.0),
-            ("CartPole-v1", {}, 30.0),
-            ("CartPole-v1", {"frame_skip": 3}, 10.0),
+            ("CartPole-v1", {}, 50.0),
+            ("CartPole-v1", {"frame_skip": 5}, 10.0),
+            (f"{HERE}:blind", {}, 30.0),
+            ("Catch", {}, 5.0),
         ],
     )
     def test_a_film_runs_at_the_speed_of_the_game(self, env_id: str, settings: dict[str, Any], rate: float) -> None:
-        """A picture per step, 60 frames a second on Atari and 30 elsewhere."""
+        """A picture per step, 60 frames a second on Atari, elsewhere as the environment says, or else 30."""
         assert frame_rate(EnvSpec(env_id, **settings)) == rate
 
+    @pytest.mark.parametrize(
+        ("rate", "pictures", "watched"), [(50.0, 500, 50.0), (50.0, 100, 10.0), (50.0, 9, 5.0), (1.5, 9, 1.5)]
+    )
+    def test_a_short_film_is_slowed_down(self, rate: float, pictures: int, watched: float) -> None:
+        """To ten seconds, or five pictures a second, unless it is slower than that anyway."""
+        assert watchable(rate, pictures) == watched
+
     def test_a_film_has_a_picture_per_step_of_the_first_episode(self) -> None:
-        """Magnified by a whole number."""
+        """And one of its end, magnified by a whole number."""
         pictures: list[np.ndarray] = []
         environment = EnvSpec("ALE/Pong-v5", max_episode_steps=5).make(1, evaluation=True)
         filmed = Filmed(environment, lambda step: pictures.append(magnified(step)))
@@ -444,7 +452,7 @@ class TestVideo:
             while not any(filmed.step(0)[2:4]):
                 pass
 
-        assert [picture.shape for picture in pictures] == [(420, 320, 3)] * 5
+        assert [picture.shape for picture in pictures] == [(420, 320, 3)] * 6
         assert not (pictures[0] == pictures[0][0, 0]).all()  # it is not blank
 
     @pytest.mark.parametrize(("shape", "times"), [((51, 33, 3), 8), ((400, 90, 3), 1), ((1, 5000, 3), 1)])
@@ -464,8 +472,9 @@ class TestVideo:
         filmed = play_what(run, "best", Config((run,), episodes=3, video=str(file)))
 
         assert filmed == plain
-        pictures, _ = ffmpeg.count_frames_and_secs(str(file))
-        assert pictures == plain.lengths[0]
+        pictures, seconds = ffmpeg.count_frames_and_secs(str(file))
+        assert pictures == plain.lengths[0] + 1
+        assert seconds == pytest.approx(pictures / watchable(50.0, pictures), abs=0.1)
         assert next(ffmpeg.read_frames(str(file)))["size"][1] >= LEAST_HEIGHT
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # imageio leaves a pipe

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from asyncrl.__main__ import main as command
-from asyncrl.api.drawing import ObservedAgent, Outputs, action_names
+from asyncrl.api.drawing import ObservedAgent, Outputs, look_of
 from asyncrl.api.films import Filmed, Step
 from asyncrl.api.playing import load_run, play_episodes, play_run
 from asyncrl.commands import watch
@@ -52,17 +52,20 @@ def catch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_episode_becomes_a_gif_by_pillow_alone(
     catch: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nine steps of Catch, which has no picture: the film shows the agent's observations."""
+    """Six episodes of Catch, nine steps each: one would be over too soon."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
 
     assert command([name, str(catch)]) == 0
 
     captured = capsys.readouterr()
-    assert captured.out.splitlines()[0].startswith("steps 0 to 8 of an episode, score ")
-    assert "showing the agent's observations instead" in captured.err
+    assert captured.out.splitlines()[0].startswith("6 episodes, scores ")
+    assert captured.err == ""
     with Image.open("watch.gif") as film:
-        assert film.n_frames == 9
+        assert film.n_frames == 6 * (9 + 1)
+        film.seek(9)
+        assert film.info["duration"] == 4 * 200  # the end
+        assert film.size == (200 + 332, 400)
 
 
 @pytest.mark.slow
@@ -78,7 +81,30 @@ def test_a_film_of_a_game_is_what_ffmpeg_makes_of_it(tmp_path: Path) -> None:
     assert main([str(run), "--out", str(film), "--skip", "3", "--steps", "20", "--every", "2"]) == 0
 
     assert ffmpeg.count_frames_and_secs(str(film))[0] == 10
-    assert action_names(load_run(run)) == ("noop", "fire", "right", "left", "rightfire", "leftfire")
+    look = look_of(load_run(run), 400)
+    assert look.names == ("noop", "fire", "right", "left", "rightfire", "leftfire")
+    assert (look.unit, look.value_scale) == ("discounted by 0.99, rewards clipped to 1", 1.0)
+
+
+def test_without_pictures_a_film_shows_what_the_agent_sees(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each number with the name that Gymnasium gives it; expected returns are in the units of the score."""
+    words = ["--env-id", "CartPole-v1", *WORDS, "--runs-dir", str(tmp_path / "runs")]
+    assert train("asyncrl.a3c", words) == 0
+    run = the_run(tmp_path / "runs")
+    monkeypatch.setitem(sys.modules, "pygame", None)
+
+    assert main([str(run), "--out", str(tmp_path / "film.gif"), "--steps", "5"]) == 0
+
+    said = 'draws with a package that is missing: pip install "asyncrl[video]"; shown is what the agent sees'
+    assert said in capsys.readouterr().err
+    look = look_of(load_run(run), 401)
+    assert look.names == ("left", "right")
+    assert look.seen_names == ("Cart Position", "Cart Velocity", "Pole Angle", "Pole Angular Velocity")
+    assert (look.height, look.unit) == (400, "discounted by 0.99")
+    moments = load_run(run).run.handles.moments.returns.merged()
+    assert look.value_scale == pytest.approx((moments[2] / moments[0]) ** 0.5, rel=1e-6)
 
 
 def test_what_is_shown_is_the_episode_that_evaluate_plays_first(catch: Path) -> None:
@@ -93,8 +119,9 @@ def test_what_is_shown_is_the_episode_that_evaluate_plays_first(catch: Path) -> 
     played = play_run(load_run(catch, seed=5), episodes=1)
 
     assert [steps[-1][0].score + steps[-1][0].reward] == played.returns
-    assert [len(steps)] == played.lengths
-    assert [step.number for step, _ in steps] == list(range(9))
+    assert [step.is_end for step, _ in steps] == [False] * 9 + [True]
+    assert played.lengths == [9]
+    assert [step.number for step, _ in steps] == list(range(10))
     for step, outputs in steps:
         assert outputs["probabilities"].sum() == pytest.approx(1)
         assert step.action == outputs["probabilities"].argmax()  # Catch is evaluated greedily
@@ -149,7 +176,7 @@ def test_pictures_of_other_forms_and_sizes_become_a_film_of_one_size(tmp_path: P
     assert main([str(the_run(tmp_path / "runs")), "--out", str(tmp_path / "film.gif")]) == 0
 
     with Image.open(tmp_path / "film.gif") as film:
-        assert (film.n_frames, film.size) == (5, (600 + 332, 400))
+        assert (film.n_frames, film.size) == (10 * (5 + 1), (600 + 332, 400))
 
 
 @pytest.mark.parametrize(

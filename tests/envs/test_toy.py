@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from asyncrl.core.errors import UsageError
+from asyncrl.envs.pictures import BLUE, GREEN, RED, YELLOW
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.envs.toy import Catch, Chain
 
@@ -131,3 +132,38 @@ def test_a_wrong_setting_of_a_toy_gets_one_line(spec: EnvSpec, line: str) -> Non
     """As for every environment."""
     with pytest.raises(UsageError, match=line):
         spec.probe()
+
+
+def test_a_picture_shows_where_the_ball_falls_and_how_it_ends() -> None:
+    """A cell has 40 pixels. The ball is yellow on its way, green when it is caught and red when it is not."""
+    environment = Catch(seed=1)
+    environment.reset()
+    column = environment.state()["column"]
+
+    def colour(row: int, column: int) -> tuple[int, ...]:
+        return tuple(environment.picture()[40 * row + 15, 40 * column + 20].tolist())
+
+    assert environment.picture().shape == (400, 200, 3)
+    assert colour(0, column) == YELLOW
+    for _ in range(8):
+        environment.step(1 + int(np.sign(column - environment.state()["paddle"])))
+    assert colour(8, column) == YELLOW
+    before = environment.state()
+    environment.step(1)
+    assert colour(9, column) == GREEN
+    environment.restore(before | {"paddle": (column + 2) % 5})
+    environment.step(1)
+    assert colour(9, column) == RED
+
+
+def test_a_picture_of_the_chain_shows_the_agent_and_the_goal() -> None:
+    """Also with the agent in it."""
+    environment = Chain(length=3)
+    environment.reset()
+    assert environment.picture().shape == (40, 120, 3)
+    assert tuple(environment.picture()[15, 20]) == BLUE
+    environment.step(1)
+    environment.step(1)
+    picture = environment.picture()
+    assert tuple(picture[15, 100]) == BLUE
+    assert tuple(picture[20, 85]) == GREEN
