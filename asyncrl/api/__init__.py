@@ -9,12 +9,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.algorithm import Algorithm
 from asyncrl.api.request import File, refuse_launcher, request_for
-from asyncrl.api.runs import Run, random_numbers_kept, run_in, run_of
+from asyncrl.api.runs import Run, random_numbers_kept, run_of
 from asyncrl.api.training import carry_out
 from asyncrl.backends.outcome import PROGRAM, Signals
 from asyncrl.config.run_config import RunConfig
@@ -59,9 +58,9 @@ def train(
         resolved = request.resolved()
         refuse_launcher(resolved)
         if request.has_nothing_to_do(resolved):
-            return run_in(Path(resolved.config.resume))
+            return Run.open(resolved.config.resume)
         with signals.caught():
-            ended = carry_out(resolved, signals, speaks=not quiet, listener=listener)
+            ended = carry_out(resolved, signals, speaks="" if quiet else "python", listener=listener)
     if calls.raised is not None:
         raise calls.raised
     if signals.first not in (None, PROGRAM):

@@ -7,14 +7,13 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from asyncrl.algorithm import Algorithm
 from asyncrl.api.request import File, Request, refuse_launcher, request_for
-from asyncrl.api.runs import Run, random_numbers_kept, run_in, run_of
+from asyncrl.api.runs import Run, random_numbers_kept, run_of
 from asyncrl.api.training import carry_out
 from asyncrl.backends.outcome import Signals
 from asyncrl.config.run_config import RunConfig
@@ -43,7 +42,7 @@ def training(
                     break
         print(training.run.best_score)
     """
-    return Training(request_for(algorithm, config, settings, trust, quiet), speaks=not quiet)
+    return Training(request_for(algorithm, config, settings, trust, quiet), "" if quiet else "python")
 
 
 class Training(Iterator[Evaluation]):
@@ -55,7 +54,7 @@ class Training(Iterator[Evaluation]):
     numerical libraries ask for one thread.
     """
 
-    def __init__(self, request: Request, speaks: bool) -> None:
+    def __init__(self, request: Request, speaks: Literal["", "python"]) -> None:
         """Start the run, and return when its workers are running. Raises UsageError, or RunFailed if it breaks."""
         self._thread = _Thread(request, speaks)
         with random_numbers_kept():  # a run uses torch's global generator only until its workers are running
@@ -117,7 +116,7 @@ class Training(Iterator[Evaluation]):
 class _Thread(threading.Thread):
     """The thread that supervises the run."""
 
-    def __init__(self, request: Request, speaks: bool) -> None:
+    def __init__(self, request: Request, speaks: Literal["", "python"]) -> None:
         # A daemon: for other threads Python waits at its exit, before it would let us stop the run.
         super().__init__(daemon=True, name="asyncrl-training")
         self.at_work = threading.Event()
@@ -138,7 +137,7 @@ class _Thread(threading.Thread):
                 resolved = self._request.resolved()
                 refuse_launcher(resolved)
                 if self._request.has_nothing_to_do(resolved):
-                    run = run_in(Path(resolved.config.resume))
+                    run = Run.open(resolved.config.resume)
                 else:
                     listener = Listener(self.at_work.set, self.evaluations.put, self._keep)
                     run = run_of(carry_out(resolved, self._signals, self._speaks, listener))

@@ -156,7 +156,7 @@ def _understand(cls: Any, words: Sequence[str], program: str, **options: Any) ->
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(complaint), _wide_terminal():
             return tyro.cli(cls, prog=program, args=list(words), registry=_registry, **options)
     except SystemExit:
-        raise UsageError(_shortened(complaint.getvalue(), words)) from None
+        raise UsageError(_shortened(complaint.getvalue(), words, cls)) from None
 
 
 @functools.cache
@@ -217,7 +217,7 @@ def _wide_terminal() -> Iterator[None]:
             os.environ["COLUMNS"] = before
 
 
-def _shortened(complaint: str, words: Sequence[str]) -> str:
+def _shortened(complaint: str, words: Sequence[str], cls: Any) -> str:
     """tyro's message in one line. Rules of dashes separate title, message and more.
 
     A suggestion is kept, the pointer to the help is not. An unknown message is not changed.
@@ -232,10 +232,25 @@ def _shortened(complaint: str, words: Sequence[str]) -> str:
         return f"{match[1]} needs {'a value' if match[2] == '1' else f'{match[2]} values'}"
     if match := re.fullmatch(r"Unrecognized options:\s*(.*?)(, .*)?", message):
         if match[1].startswith("-"):
+            names = [one.name for one in fields(cls)]
+            if "learning_rate" in names and (meant := _foreign(match[1], names)):  # of a run
+                return meant
             flags = [flag for text in more for flag in re.findall(r"^\s*(--[\w-]+)", text, re.MULTILINE)]
             return f"there is no {match[1]}" + (f"; perhaps you meant {' or '.join(flags)}" if flags else "")
         return _misplaced(match[1], words)
     return message
+
+
+def _foreign(option: str, names: Sequence[str]) -> str:
+    """The message for an option that other libraries have; "" if none does."""
+    from asyncrl.config.foreign import OURS, suggestion
+
+    given = option.partition("=")[0]
+    name = given.lstrip("-").replace("-", "_")
+    if name not in OURS:
+        return ""
+    told, _, own = suggestion(name, names).rpartition(" ")
+    return f"there is no {given}{told} {flag(own)}"
 
 
 def _misplaced(word: str, words: Sequence[str]) -> str:
