@@ -10,6 +10,7 @@ from typing import Literal
 from asyncrl.api.resume import is_finished
 from asyncrl.catalog import name_of
 from asyncrl.core.errors import UsageError
+from asyncrl.runtime.terminal import Typed
 from asyncrl.storage import checkpoints
 from asyncrl.storage.run_folder import GOING, RunFolder, read_status
 from asyncrl.storage.stored import read_stored
@@ -17,7 +18,12 @@ from asyncrl.storage.stored import read_stored
 Language = Literal["shell", "python"]
 
 
-def what_next(path: Path, language: Language) -> list[str]:
+def at_first(path: Path, language: Language) -> list[Typed]:
+    """The lines that show the curves of a run which begins; none in a program."""
+    return [Typed(f"watch its curves: tensorboard --logdir {as_typed(path, language)}")] if language == "shell" else []
+
+
+def what_next(path: Path, language: Language) -> list[Typed]:
     """The lines that resume a run, evaluate it and show its agent; none if it has no checkpoint."""
     resume, run = to_resume(path, language), as_typed(path, language)
     if not resume:
@@ -26,15 +32,15 @@ def what_next(path: Path, language: Language) -> list[str]:
     if language == "python":
         which = "" if scored else 'checkpoint="newest"'
         return [
-            f"resume it:   {resume}",
-            f"evaluate it: asyncrl.Run.open({run}).evaluate({which})",
-            f"its policy:  asyncrl.load({', '.join(filter(None, (run, which)))})",
+            Typed(f"resume it:   {resume}"),
+            Typed(f"evaluate it: asyncrl.Run.open({run}).evaluate({which})"),
+            Typed(f"its policy:  asyncrl.load({', '.join(filter(None, (run, which)))})"),
         ]
     which = "" if scored else " --checkpoint newest"
     return [
-        f"resume it:   {resume}",
-        f"evaluate it: python -m asyncrl evaluate {run}{which}",
-        f"watch it:    python -m asyncrl watch {run}{which}",
+        Typed(f"resume it:   {resume}"),
+        Typed(f"evaluate it: python -m asyncrl evaluate {run}{which}"),
+        Typed(f"watch it:    python -m asyncrl watch {run}{which}"),
     ]
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from asyncrl.algorithm import MEMORY
-from asyncrl.api.advice import Language, as_typed
+from asyncrl.api.advice import Language, at_first
 from asyncrl.backends.outcome import Outcome
 from asyncrl.catalog import short
 from asyncrl.config.groups import default_workers
@@ -16,17 +16,18 @@ from asyncrl.runtime.run import Run
 from asyncrl.runtime.terminal import number
 
 
-def introduction(run: Run, description: str, changes: list[str], language: Language) -> list[str]:
-    """The lines printed before a run begins; `description` describes its environment."""
-    config = run.spec.config
+def introduction(run: Run, changes: list[str], language: Language) -> list[str]:
+    """The lines printed before a run begins. What they leave out is in config.json."""
+    config, spaces = run.spec.config, run.spec.spaces
     parameters = sum(math.prod(shape) for _, shape in run.spec.layout)
     up_to = "up to " if config.hosts == "auto" else ""
     hosts = f"{up_to}{config.most_hosts} hosts x " if config.backend == "ray" else ""
+    actions = f"{len(spaces.action_low)} continuous" if spaces.is_continuous else str(spaces.actions)
     lines = [
-        description,
-        f"{short(run.spec.algorithm)}, preset {config.preset}: {parameters:,} parameters, "
-        f"{hosts}{config.workers} workers x {config.envs_per_worker} environments, t_max {config.t_max}, "
-        f"{config.optimizer} {config.learning_rate:g}, {config.precision}, " + how_updated(run),
+        f"{short(run.spec.algorithm)} on {config.env_id}: {actions} actions, observation {spaces.observation_dtype} "
+        f"{list(spaces.observation_shape)}, {parameters:,} parameters",
+        f"{hosts}{config.workers} workers x {config.envs_per_worker} environments, {how_updated(run)}, t_max "
+        f"{config.t_max}, {config.optimizer} {config.learning_rate:g}, {config.precision}",
         chosen_by_preset(run),
     ]
     if config.backend == "local" and config.workers > default_workers():
@@ -39,9 +40,7 @@ def introduction(run: Run, description: str, changes: list[str], language: Langu
             f"resumed at {run.handles.clock.steps:,} steps after {run.handles.clock.seconds:.0f} s; "
             + ("every worker continues where it was" if run.spec.exact else "environments begin new episodes")
         )
-    if language == "shell":
-        lines.append(f"watch its curves: tensorboard --logdir {as_typed(run.spec.folder.path, language)}")
-    return [*lines, *changes]
+    return [*lines, *at_first(run.spec.folder.path, language), *changes]
 
 
 def how_updated(run: Run) -> str:

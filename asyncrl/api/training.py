@@ -81,7 +81,7 @@ def carry_out(
         checkpoints.clean(folder.checkpoints)  # left by a save that was killed
         tell(f"run folder: {folder.path}")
         if speaks:
-            for line in narration.introduction(run, resolved.facts["description"], resolved.changes, speaks):
+            for line in narration.introduction(run, resolved.changes, speaks):
                 view.say(line)
         write_stored(folder.config_file, resolved.algorithm, to_plain(config), resolved.facts)
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
@@ -194,7 +194,8 @@ def open_folder(algorithm: str, config: RunConfig) -> RunFolder:
     """The folder to write to: a new one, or the resumed run's."""
     if config.is_resumed:
         return RunFolder.open(Path(config.resume))
-    create = partial(RunFolder.create, Path(config.runs_dir), short(algorithm), config.env_id)
+    place = Path(config.runs_dir), short(algorithm), config.env_id
+    create = partial(RunFolder.create, *place)
     if config.run_name:
         # A run that was killed before its first checkpoint starts afresh in the same folder.
         try:
@@ -202,9 +203,7 @@ def open_folder(algorithm: str, config: RunConfig) -> RunFolder:
         except RunExists:
             from asyncrl.api.advice import run_exists
 
-            raise run_exists(
-                run_path(Path(config.runs_dir), short(algorithm), config.env_id, config.run_name)
-            ) from None
+            raise run_exists(run_path(*place, config.run_name)) from None
     name = default_name(config.seed, config.workers)
     # Others of the same name may have been started within the same second, by this process too.
     for another in ("", f"-{os.getpid()}", *(f"-{os.getpid()}-{number}" for number in range(2, MOST_AT_A_TIME))):

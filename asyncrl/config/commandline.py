@@ -104,7 +104,7 @@ def parse(cls: type[T], words: Sequence[str], program: str) -> T:
     if issubclass(cls, Settings):
         return cls(**share_environments(read_line(cls, words, program).settings))
     if asks_for_help(words):
-        tyro.cli(cls, prog=program, args=list(words), registry=_registry)
+        tyro.cli(_explained(cls), prog=program, args=list(words), registry=_registry)
     return cast(T, _understand(cls, words, program))
 
 
@@ -176,7 +176,7 @@ def _grouped(cls: type[Any], default: Settings, hidden: Collection[str]) -> type
     annotated: Any = Annotated  # the types are known to the program, not to a reader of it
     members: dict[str, list[Any]] = {title: [] for title in GROUPS}
     for name in [one.name for one in fields(cls) if one.name not in hidden]:
-        told = tyro.conf.arg(help=texts.get(name))
+        told = tyro.conf.arg(help=texts.get(name), help_behavior_hint=_shown_default)
         own = members[home.get(name, METHOD)]
         own.append((name, annotated[kinds[name], told], field(default=getattr(default, name))))
     members[COMMON].sort(key=lambda member: MOST_USED.index(member[0]))
@@ -190,6 +190,23 @@ def _grouped(cls: type[Any], default: Settings, hidden: Collection[str]) -> type
         part = make_dataclass(title, own, frozen=True, namespace={"__doc__": text})
         parts.append((title, part, field(default=part())))
     return make_dataclass(cls.__name__, parts, frozen=True, namespace={"__doc__": cls.__doc__})
+
+
+def _explained(cls: type[Any]) -> type[Any]:
+    """A command's flags for its help only, where a default that is empty is not shown."""
+    texts, kinds = texts_of(cls), get_type_hints(cls, include_extras=True)
+    annotated: Any = Annotated
+    members: list[Any] = []
+    for one in fields(cls):
+        told = tyro.conf.arg(help=texts.get(one.name), help_behavior_hint=_shown_default)
+        default: Any = field(default=one.default, default_factory=one.default_factory, kw_only=one.kw_only)
+        members.append((one.name, annotated[kinds[one.name], told], default))
+    return make_dataclass(cls.__name__, members, frozen=True, namespace={"__doc__": cls.__doc__})
+
+
+def _shown_default(text: str) -> str:
+    """What help says of a default."""
+    return "" if text in ("", "''") else f"(default: {text})"
 
 
 def texts_of(cls: type[Any]) -> dict[str, str]:

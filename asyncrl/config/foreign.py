@@ -81,7 +81,8 @@ def suggestion(name: str, known: Collection[str]) -> str:
     """
     plain = name.replace("-", "_").lower()
     meant = OURS.get(plain, [])
-    if near := [own for own in meant if own in known][:1] or difflib.get_close_matches(plain, known, n=1):
+    near = [own for own in meant if own in known] if meant else difflib.get_close_matches(plain, known, n=1)
+    if near:
         return f"; perhaps you meant {near[0]}"
     return f"; other algorithms have it as {meant[0]}" if meant else ""
 

@@ -71,7 +71,7 @@ def in_a_program(**settings: Any) -> None:
 
 def advice_in(text: str) -> list[str]:
     """All commands and calls in what was printed."""
-    return re.findall(r"(?:python -m asyncrl|asyncrl\.\w+).*?(?=, or choose|\n|$)", text)
+    return re.findall(r"(?:python -m asyncrl|asyncrl\.(?:train|load|Run)\b).*?(?=, or choose|\n|$)", text)
 
 
 def follow(advice: str) -> None:

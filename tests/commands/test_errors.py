@@ -442,7 +442,7 @@ def test_a_run_that_exists_is_not_overwritten(tmp_path: Path, capfd: pytest.Capt
 
     out, error = capfd.readouterr()
     assert (code, out, error.count("\n")) == (2, "", 1)
-    assert f"--resume {run}" in error
+    assert f"{run} exists already; it has no checkpoint: begin it again with --resume auto" in error
     assert "--run-name" in error
     assert list(run.iterdir()) == []
 
