@@ -14,19 +14,19 @@ from asyncrl.core.output import ending_with_its_reader, print_line
 from asyncrl.runtime.threads import request_one_thread
 
 COMMANDS = {
-    "train": "train with any algorithm, also your own: asyncrl train my_package.my_algorithm",
-    "list": "the algorithms: where the experience of each goes, which backends run it",
-    "plot": "learning curves of any runs in one figure",
-    "evaluate": "play episodes with what a run has learnt",
-    "watch": "a film of the agent and what it thinks, or a live view of a run",
+    "train": "train with any algorithm, including your own: asyncrl train my_package.my_algorithm",
+    "list": "the algorithms, where each sends its experience, and the backends that run it",
+    "plot": "draw learning curves of runs in one figure",
+    "evaluate": "play evaluation episodes with the agent of a run",
+    "watch": "a film of the agent with its policy and values, or a live view of a run",
     "enjoy": "the same as watch",
-    "report": "all about runs, side by side, on one page of HTML",
-    "export": "what a run has learnt as an ONNX model, a torch program, or weights",
+    "report": "compare runs on a single HTML page",
+    "export": "export an agent as an ONNX model, a torch program or weights",
     "doctor": "check that learning works on this machine and with your environment",
-    "speedup": "what more workers buy: throughput, data, time",
-    "race": "which way of running in parallel is best for a problem: time, data and cores to a score",
-    "sweep": "run many settings: lists, grids, random draws, or a search",
-    "completion": "a script for bash or zsh that completes commands and flags",
+    "speedup": "measure the speed-up with more workers in throughput, data and time",
+    "race": "compare parallel designs on a problem: time, data and cores to a score",
+    "sweep": "train with many settings: lists, grids, random samples or a search",
+    "completion": "print a completion script for bash or zsh",
 }
 ALIASES = {"enjoy": "watch"}
 """Other names of commands, for those who come from elsewhere: RL Zoo calls it so."""

@@ -40,7 +40,7 @@ class A2C(a3c.A3C):
         """A2C: synchronous advantage actor-critic (OpenAI Baselines 2017)."""
 
         max_gradient_norm: float = 0.5
-        """A gradient with a larger L2 norm is scaled down to it; 0: never."""
+        """Scale gradients with a larger L2 norm down to this norm; 0: never."""
         entropy_weights: tuple[float, ...] = (0.01,)
         """beta: weight of the policy's entropy; the first of several counts."""
 

@@ -165,7 +165,7 @@ def algorithm_of(name: str) -> type[Algorithm]:
 
         algorithm = find(name)
         if not _is_algorithm(algorithm):
-            raise UsageError(f"{name} is no algorithm: it is not derived from asyncrl.algorithm.Algorithm")
+            raise UsageError(f"{name} is not an algorithm: it must be derived from asyncrl.algorithm.Algorithm")
         return cast(type[Algorithm], algorithm)
     own = _own_algorithms(importlib.import_module(name))
     if len(own) > 1:

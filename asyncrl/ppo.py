@@ -48,11 +48,11 @@ class PPO(ActorCriticMethod):
         t_max: int = 128
         """Steps of each environment between two batches (T)."""
         learning_rate: float = 2.5e-4
-        """eta at the first step."""
+        """Learning rate (eta) at the first step."""
         optimizer_epsilon: float = 1e-5
         """rmsprop: inside the root. adam: outside the root."""
         max_gradient_norm: float = 0.5
-        """A gradient with a larger L2 norm is scaled down to it; 0: never."""
+        """Scale gradients with a larger L2 norm down to this norm; 0: never."""
         entropy_weights: tuple[float, ...] = (0.01,)
         """beta: weight of the policy's entropy; the first of several counts."""
         normalize_advantages: bool = True

@@ -64,13 +64,13 @@ class Reinforce(ActorCriticMethod):
         t_max: int = 1000
         """Longest piece of an episode that is learnt from at once; what follows does not count for its returns."""
         max_gradient_norm: float = 0.5
-        """A gradient with a larger L2 norm is scaled down to it; 0: never."""
+        """Scale gradients with a larger L2 norm down to this norm; 0: never."""
         gae_lambda: float = 1.0
         """Returns are of whole episodes: always 1."""
         value_cost: float = 0.5
         """Weight of the baseline's squared error."""
         normalize_advantages: bool = True
-        """Scale the advantages of an update to mean 0 and standard deviation 1."""
+        """Normalise the advantages of an update to mean 0 and standard deviation 1."""
 
         def check(self) -> None:
             """Raise UsageError for the first impossible value."""

@@ -429,7 +429,7 @@ def test_a_function_that_returns_false_ends_the_run_in_order(tmp_path: Path) -> 
     """With a last checkpoint, from which it could go on."""
     run = asyncrl.train("a3c", **ENDLESS, runs_dir=tmp_path, on_evaluation=lambda row: row["steps"] < 800)
 
-    assert (run.state, run.reason) == ("stopped", "the program asked for the end")
+    assert (run.state, run.reason) == ("stopped", "the program asked the run to end")
     assert [row["steps"] // 400 for row in run.evaluations()] == [1, 2]
     assert list((run.path / "checkpoints").glob("step_*"))
 
@@ -665,7 +665,7 @@ def test_what_is_no_observation_is_refused(cartpole: asyncrl.Run) -> None:
 
     with pytest.raises(asyncrl.UsageError, match=r"shape must be \[4\].*not \[5\]"):
         policy.act(np.zeros(5))
-    with pytest.raises(asyncrl.UsageError, match="holds a NaN"):
+    with pytest.raises(asyncrl.UsageError, match="contains NaN"):
         policy.act([0.0, np.nan, 0.0, 0.0])
     _, state = policy.act(np.zeros((2, 4)))
     with pytest.raises(asyncrl.UsageError, match="the state is of 2 environments, the observations are of 3"):
@@ -768,7 +768,7 @@ def test_what_a_program_handed_over_must_be_given_again_by_another(
     assert other.path.parent == run.path.parent
 
     for call in (run.evaluate, lambda: asyncrl.load(run), lambda: asyncrl.train("a3c", resume=run.path)):
-        with pytest.raises(asyncrl.UsageError, match="__main__:partial_Paid was handed over by another program"):
+        with pytest.raises(asyncrl.UsageError, match="__main__:partial_Paid was passed by another program"):
             call()
     assert asyncrl.load(run, env_id=partial(Paid, 1.0)).steps > 0
     again = asyncrl.train("a3c", env_id=partial(Paid, 3.0), resume=run.path, total_steps=2000)

@@ -34,7 +34,7 @@ def check_file(flag: str, file: str) -> None:
     """Raise UsageError if a film cannot be written into the `file` that a `flag` names."""
     suffix = Path(file).suffix.lower()
     if suffix not in SUFFIXES:
-        raise UsageError(f"{flag} {file}: the name of a film ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+        raise UsageError(f"{flag} {file}: the name of a film must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     if not Path(file).absolute().parent.is_dir():
         raise UsageError(f"{flag} {file}: there is no such folder")
     if suffix != ".gif":
@@ -53,7 +53,7 @@ def with_pictures(spec: EnvSpec) -> EnvSpec:
     environment = spec.make(0, evaluation=True)
     environment.close()
     if not hasattr(environment, "picture"):
-        raise UsageError(f"{spec.env_id} has no picture to film")
+        raise UsageError(f"{spec.env_id} has no picture, so it cannot be filmed")
     if spec.is_atari:  # the emulator always has its screen
         return spec
     spec = dataclasses.replace(spec, env_kwargs=(*spec.env_kwargs, "render_mode=rgb_array"))

@@ -88,7 +88,7 @@ def remembered(memory: Any, run: Run) -> list[str]:
         f"{plan.ratio:g} updates per step, each of {plan.minibatch} transitions of {plan.shape.n_step} steps"
     ]
     if run.spec.part and not run.spec.exact and not memory.steps.put.any():
-        lines.append(f"the memory starts empty: learning begins when it has {plan.warmup_steps:,} steps")
+        lines.append(f"the memory starts empty: learning begins once it holds {plan.warmup_steps:,} steps")
     return lines
 
 

@@ -186,4 +186,4 @@ def _name(algorithm: str | type[Algorithm] | None) -> str:
         return catalog.module_of(algorithm)
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
         return name_of_class(algorithm)
-    raise UsageError(f"{algorithm!r} is no algorithm: give a name, or a class derived from asyncrl.Algorithm")
+    raise UsageError(f"{algorithm!r} is not an algorithm: give a name, or a class derived from asyncrl.Algorithm")

@@ -42,7 +42,7 @@ def finished(reason: str) -> Outcome:
 def stopped(number: int) -> Outcome:
     """A signal stopped the run: exit code 128 + its number, as shells expect. Or the program that trains did: 0."""
     if number == PROGRAM:
-        return Outcome("stopped", "the program asked for the end", 0)
+        return Outcome("stopped", "the program asked the run to end", 0)
     return Outcome("stopped", f"received {signal.Signals(number).name}", 128 + number)
 
 

@@ -127,7 +127,7 @@ class Child:
         try:
             text = self.folder.traceback_file(self.name).read_text()
         except OSError:
-            return End(kind, "raised, and could not say what")
+            return End(kind, "raised an exception that could not be passed on")
         return End(kind, f"raised {last_line(text)}", text)
 
     def stack_of(self, process: BaseProcess) -> str | None:
@@ -345,7 +345,7 @@ def is_lost(process: BaseProcess) -> bool:
 
 def last_line(traceback: str) -> str:
     """The line of a traceback that names the exception."""
-    return (traceback.strip().splitlines() or ["what could not be written down"])[-1]
+    return (traceback.strip().splitlines() or ["something that could not be stored"])[-1]
 
 
 def end(*processes: BaseProcess) -> None:

@@ -62,7 +62,7 @@ class Turns:
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise UsageError(
                     f"the state of the workers in the checkpoint cannot be used ({type(error).__name__}: {error}); "
-                    "with --backend local the run goes on without it"
+                    "with --backend local the run continues without it"
                 ) from None
         config = run.spec.config
         seed = derive(config.seed, SCHEDULE, self._part)

@@ -36,7 +36,7 @@ PASSING_ERRORS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.
 TROUBLES = {
     BUILDING: "was not ready after {:.0f} seconds",
     RUNNING: "made no progress for {:g} seconds",
-    ENDED: "did not leave at its end",
+    ENDED: "did not exit at the end of the run",
 }
 """What is wrong with a process that was silent for too long, by phase."""
 
@@ -167,11 +167,11 @@ class Supervisor:
 
     def _too_many_gone(self) -> Outcome | None:
         if self.learners and all(slot.gone for slot in self.learners):
-            return failed(f"the learner is gone for good: it {self.learners[-1].cause}")
+            return failed(f"the learner failed too often: it {self.learners[-1].cause}")
         gone = sorted((slot for slot in self.workers if slot.gone), key=lambda slot: slot.losses[-1])
         if 2 * len(gone) > len(self.workers):
             last = f"{gone[-1].child.name} {gone[-1].cause}"
-            return failed(f"{len(gone)} of {len(self.workers)} workers are gone for good: {last}")
+            return failed(f"{len(gone)} of {len(self.workers)} workers failed too often: {last}")
         return None
 
     def _note_end(self, slot: Slot) -> Outcome | None:
@@ -227,9 +227,9 @@ class Supervisor:
         if self._over(slot):
             event, consequence = "lost", "at the end of the run, nobody follows"
         elif (pause := slot.lose(cause, budget, self._watch)) is None:
-            event, consequence = "gone", f"{budget} restarts in {BUDGET_SECONDS / 60:.0f} minutes are its limit"
+            event, consequence = "gone", f"{budget} restarts within {BUDGET_SECONDS / 60:.0f} minutes are its limit"
         else:
-            event, consequence = "restarted", f"a successor starts in {pause:g} s"
+            event, consequence = "restarted", f"a replacement starts in {pause:g} s"
             # Not ENDED: those who wait for all workers to end must also wait for the successor.
             self._run.handles.clock.enter(slot.number, BUILDING)
         self._note_loss(event, slot.number, cause)

@@ -23,9 +23,9 @@ class CheckpointSettings:
     checkpoint: str = "best"
     """best, newest, or the name of one, such as step_000000500000."""
     env_id: str = ""
-    """The run's environment, where it has another name here."""
+    """Id of the run's environment, if it has a different name on this machine."""
     trust: bool = False
-    """Import whatever the folder names, whoever made it."""
+    """Import the code that the folder names, even if somebody else wrote the folder."""
 
     def load(
         self,
@@ -49,11 +49,11 @@ class PlaySettings(CheckpointSettings):
     """How a checkpoint is played."""
 
     greedy: bool = False
-    """Take the best action. Without this or --sampled: as the run's own evaluations."""
+    """Take the best action. The default, without --greedy or --sampled, is that of the run's evaluations."""
     sampled: bool = False
-    """Draw actions as the run's workers did, as far as its evaluator can."""
+    """Sample actions like the run's workers, as far as the evaluator can."""
     seed: int = 0
-    """Seed of environments and actions: the same one gives the same episodes, never those of a run's evaluations."""
+    """Seed of environments and actions. A seed repeats its episodes; a run's own evaluations never play them."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:

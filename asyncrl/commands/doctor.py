@@ -100,29 +100,29 @@ PLAIN_SGD: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Config:
-    """Check learning, this machine and an environment. Takes some ten seconds."""
+    """Check learning, this machine and an environment. Takes about ten seconds."""
 
     algorithm: str = "a3c"
-    """Algorithm of the planned run, with which learning is checked."""
+    """Algorithm of the planned run, used to check learning."""
     env_id: str = "ALE/Pong-v5"
-    """Environment to check and measure: any that can be trained on, yours as module:factory."""
+    """Environment to check and measure, including your own as module:factory."""
     env_kwargs: tuple[str, ...] = ()
-    """Arguments of the environment, as key=value."""
+    """Keyword arguments of the environment, as key=value."""
     steps: int = 300
-    """Random steps in that environment."""
+    """Number of random steps in the environment."""
     seed: int = 1
     """Seed of the environment and of all actions."""
     workers: int = field(default_factory=default_workers)
-    """Workers of the planned run, for which there must be room. By default two per usable core."""
+    """Workers of the planned run; the machine must have room for them. By default two per usable core."""
     statistics: Literal["auto", "shared", "per-worker"] = "auto"
-    """Who owns the optimiser's statistics in the planned run."""
+    """Optimiser statistics of the planned run: shared, or one set per worker."""
     backend: Literal["local", "collective", "ray"] = "local"
     """Look first at ranks (collective: those that a launcher has started with this command, or --workers here) or at
     the machines of a Ray cluster (ray)."""
     address: str = ""
-    """Ray backend: the cluster to look at, HOST:PORT or auto; empty: RAY_ADDRESS, or a new cluster on this machine."""
+    """Ray backend: the cluster to check, HOST:PORT or auto; empty: RAY_ADDRESS, or a new cluster on this machine."""
     runs_dir: Path = Path("runs")
-    """Where the run will be written."""
+    """Folder in which the run will be stored."""
     json: bool = False
     """Print the results as JSON."""
 
@@ -193,7 +193,7 @@ def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Fi
             small = dataclasses.replace(plan.config, workers=1, runs_dir=folder)
             alone = prepare(dataclasses.replace(plan, config=small))
         except UsageError as error:
-            return [*found, Finding("a run of one worker", "FAIL", str(error), "make the room that is missing")]
+            return [*found, Finding("a run of one worker", "FAIL", str(error), "free the missing resources")]
         return found + check_environment(context, alone, config)
 
 
@@ -204,7 +204,7 @@ def check_group(launch: Launch | None, ranks: int, words: Sequence[str], paramet
             launch = launch or stack.enter_context(group.started(ranks, words))
             return group.examine(stack.enter_context(group.gathered(launch)), launch.by, words, parameters)
     except RanksLost as error:
-        return [Finding("exchanges between ranks", "FAIL", first_line(error), "see what the other ranks say")]
+        return [Finding("exchanges between ranks", "FAIL", first_line(error), "read the messages of the other ranks")]
 
 
 def planned(config: Config, algorithm: str, spaces: Spaces) -> RunConfig:
@@ -241,7 +241,7 @@ def check_learning(context: BaseContext, algorithm: str, folder: str, statistics
             found.append(check_at_once(run, initial))
         return found
     except (NoAnswer, UsageError) as error:
-        remedy = f"see what it says; does `{catalog.command_of(algorithm)} --env-id Chain` run?"
+        remedy = f"read the message; does `{catalog.command_of(algorithm)} --env-id Chain` run?"
         return [Finding("a small run in Chain", "FAIL", str(error), remedy)]
 
 
@@ -255,11 +255,11 @@ def check_environment(context: BaseContext, run: Run, config: Config) -> list[Fi
             return [Finding(check, "FAIL", str(error), remedy)]
 
     made = "a worker's process makes it"
-    remedy = "nothing may depend on the command's own process; no step may block"
+    remedy = "it must not depend on the command's own process, and no step may block"
     found = asked(partial(inspect_own, config.steps, config.seed), made, remedy)
     if found[0].check != made:
         found = [Finding(made, "ok", config.env_id), *found]
-    return found + asked(measure_speed, "speed of one worker", "correct what the checks of the environment say")
+    return found + asked(measure_speed, "speed of one worker", "fix what the checks of the environment report")
 
 
 def show(findings: Sequence[Finding], config: Config) -> None:

@@ -31,21 +31,21 @@ from asyncrl.studies.scores import SOURCES, Reference, Score, Total, human_norma
 
 @dataclass(frozen=True)
 class Config(PlaySettings):
-    """Play episodes with what runs have learnt, each in its own environment; their folders are only read."""
+    """Play evaluation episodes with the agents of runs. Run folders are only read."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of runs, or folders with runs somewhere below them."""
+    """Run folders, or folders that contain runs at any depth."""
     _: KW_ONLY
     checkpoint: str = "best"
-    """best, newest, all of them, or the name of one, such as step_000000500000."""
+    """best, newest, all, or the name of a checkpoint, such as step_000000500000."""
     protocol: Literal["as-trained", "no-op-starts"] = "as-trained"
-    """no-op-starts, Atari: 1 to 30 no-ops, no sticky actions, at most 108 000 frames, whatever the run had."""
+    """no-op-starts (Atari): 1 to 30 no-ops, no sticky actions, at most 108 000 frames, whatever the run used."""
     human: Reference = "no-op"
     """Reference scores for the human-normalised score of Atari games."""
     episodes: int = 10
-    """Whole episodes to play."""
+    """Number of episodes."""
     video: str = ""
-    """File for a film of the first episode: .gif, or .mp4 with imageio-ffmpeg, the extra [video]."""
+    """File for a film of the first episode: .gif, or .mp4 (needs the extra [video])."""
     json: bool = False
     """Print the results as JSON."""
 
@@ -68,7 +68,7 @@ def evaluate(config: Config) -> int:
     """Play, and print the results; returns the exit code. Raises UsageError."""
     chosen = choose(config)
     if config.video and len(chosen) > 1:
-        raise UsageError("--video films one checkpoint of one run: name it")
+        raise UsageError("--video films a single checkpoint of a single run: name it")
     with prints_aside():
         results = play_all(chosen, config) if len(chosen) > 1 else [play_what(*chosen[0], config)]
     rows = [judged(result, config) for result in results]
@@ -132,7 +132,7 @@ def play_what(run: Path, checkpoint: str, config: Config) -> Result:
 def no_op_starts(spec: EnvSpec) -> EnvSpec:
     """The game as it is evaluated in papers since Mnih et al. 2015. Raises UsageError for what is no Atari game."""
     if not spec.is_atari:
-        raise UsageError(f"--protocol no-op-starts is of Atari, and {spec.env_id} is none: leave it out")
+        raise UsageError(f"--protocol no-op-starts is for Atari, not for {spec.env_id}: leave it out")
     return dataclasses.replace(spec, noop_max=NOOP_MAX, sticky_actions=0.0, max_episode_steps=0)
 
 

@@ -17,23 +17,23 @@ from asyncrl.core.output import print_line
 
 @dataclass(frozen=True)
 class Config(CheckpointSettings):
-    """Write what a run has learnt, with the normalisation of its observations, into files for other programs."""
+    """Export the agent of a run, including the normalisation of its observations, to files for other programs."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
     onnx: str = ""
     """File (.onnx) for an ONNX model; needs the extra [export]."""
     torch: str = ""
-    """File (.pt2) for a program of torch.export."""
+    """File (.pt2) for a torch.export program."""
     safetensors: str = ""
-    """File (.safetensors) for the weights by name and the moments of observations."""
+    """File (.safetensors) for the named weights and the observation moments."""
     check: bool = True
-    """Let the agent play for 1,000 observations, and compare what the ONNX model and the program say to each."""
+    """Play 1,000 steps with the agent and compare the outputs of the exported models for every observation."""
 
     def __post_init__(self) -> None:
         files = [file for file in (self.onnx, self.torch, self.safetensors) if file]
         if not files:
-            raise UsageError("say what to write: --onnx FILE, --torch FILE or --safetensors FILE")
+            raise UsageError("name a file to write: --onnx FILE, --torch FILE or --safetensors FILE")
         for file in files:
             if not Path(file).absolute().parent.is_dir():
                 raise UsageError(f"{file}: there is no such folder")

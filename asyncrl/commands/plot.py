@@ -1,4 +1,4 @@
-"""`python -m asyncrl plot RUN...`: learning curves of any runs in one figure."""
+"""`python -m asyncrl plot RUN...`: draw learning curves of runs in one figure."""
 
 from __future__ import annotations
 

@@ -39,27 +39,27 @@ class Config(StudyConfig):
     """A race to a score. Flags after `--` go to every run."""
 
     algorithms: tuple[str, ...] = ("a3c", "a2c", "ppo", "impala", "gorila", "apex")
-    """Entrants: algorithms of this package or your own, followed by @BACKEND to use another backend than --backend."""
+    """Entrants: algorithms of this package or your own; append @BACKEND to override --backend."""
     seeds: int = 3
-    """Runs of each entrant, with seeds 1, 2, ..."""
+    """Runs per entrant, with seeds 1, 2, ..."""
     runs_dir: Path = Path("runs/race")
-    """Folder of the race: its runs, study.json, and report/."""
+    """Folder of the race: its runs, study.json and report/."""
     env_ids: tuple[str, ...] = ("CartPole-v1",)
-    """Environments to train on, each a separate race."""
+    """Environments to train on; each is a separate race."""
     scores: tuple[str, ...] = ("475",)
-    """Score to reach, one for all environments or one each; none: only the curves are compared."""
+    """Score to reach, one for all environments or one each; none: compare only the learning curves."""
     backend: str = "local"
-    """Where the entrants run. serial: repeatable, but its minutes are meaningless."""
+    """Backend of the entrants. serial: reproducible, but its times are meaningless."""
     workers: int = 0
     """Workers of each run; 0: each algorithm's default."""
     max_minutes: float = 15.0
-    """Longest training time of a run in minutes; 0: no limit."""
+    """Maximum training time of a run in minutes; 0: no limit."""
     total_steps: tuple[int, ...] = (0,)
     """Steps T of each run, one number for all environments, or one each; 0: the algorithm's default."""
     evaluation_episodes: int = 10
-    """Whole episodes per evaluation."""
+    """Episodes per evaluation."""
     evaluation_policy: Literal["greedy", "sampled", "own"] = "greedy"
-    """One rule for all entrants: the best action, or actions as workers draw them. own: each method's default."""
+    """Policy of all evaluations: the best action, or actions sampled as by workers. own: the algorithm's default."""
     stop_at_score: bool = True
     """End a run once it has reached the score."""
 

@@ -16,10 +16,10 @@ from asyncrl.core.output import print_line
 
 @dataclass(frozen=True)
 class Config:
-    """Write one page of HTML that compares runs: it contains all charts and needs no network."""
+    """Write a single, self-contained HTML page that compares runs."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of runs; an active run is shown up to now."""
+    """Run folders; an active run is shown up to the present."""
     out: Path = Path("report.html")
     """File to write."""
     title: str = ""

@@ -43,9 +43,9 @@ class Config(StudyConfig):
     """A speed-up study. Flags after `--` go to every run."""
 
     algorithms: tuple[str, ...] = GRADIENT_METHODS
-    """Methods to compare: algorithms of this package, or your own by their modules."""
+    """Algorithms to compare: those of this package, or your own, named by their modules."""
     seeds: int = 5
-    """Runs of each combination, with seeds 1, 2, ..."""
+    """Runs per combination, with seeds 1, 2, ..."""
     runs_dir: Path = Path("runs/speedup")
     """Folder of the study: its runs, study.json, and report/."""
     env_ids: tuple[str, ...] = ("CartPole-v1", "Catch")
@@ -53,27 +53,27 @@ class Config(StudyConfig):
     workers: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Numbers of workers; 1 must be among them."""
     backend: Literal["local", "serial", "collective"] = "local"
-    """local, collective: all three speed-ups, up to the number of cores. serial: data, with any number of workers."""
+    """local, collective: all three speed-ups, up to the number of cores. serial: data only, any number of workers."""
     reference_score: tuple[str, ...] = ("auto",)
-    """Score to reach: one for all environments, or one each; auto: from what one worker reaches."""
+    """Score to reach: one for all environments, or one each; auto: derived from the runs with one worker."""
     reference_evaluations: int = 1
-    """Number of consecutive evaluations whose mean must reach the score: more than 1 reduces the role of luck."""
+    """Number of consecutive evaluations whose mean must reach the score; more than 1 reduces the effect of chance."""
     reference_fraction: float = 0.75
-    """auto: how far from one worker's worst evaluation to its best."""
+    """auto: position of the score between the worst (0) and the best (1) evaluation of one worker."""
     total_steps: tuple[int, ...] = (200_000,)
     """Steps T of each run: one number for all environments, or one each."""
     max_seconds: float = 0.0
-    """Longest training time of a run in seconds; 0: no limit."""
+    """Maximum training time of a run in seconds; 0: no limit."""
     evaluation_interval_steps: int = 0
-    """Steps between two evaluations, so the resolution of the time to the score; 0: a hundredth of the run."""
+    """Steps between evaluations, the resolution of the time to the score; 0: a hundredth of the run."""
     evaluation_episodes: int = 20
-    """Whole episodes per evaluation."""
+    """Episodes per evaluation."""
     stop_at_reference: bool = False
-    """End a run once it has reached the reference score: cheaper, but its curve ends there."""
+    """End a run when it reaches the reference score. This is cheaper, but the curve ends there."""
     ablation: Literal["none", "lock", "statistics", "exploration", "staleness"] = "none"
-    """Compare two variants of each method: a predefined study."""
+    """Predefined study that compares two variants of each algorithm."""
     price_per_core_hour: float = 0.0
-    """Also report the money until the reference score."""
+    """Price of a core-hour; if given, the report includes the cost of reaching the score."""
 
 
 def main(words: Sequence[str] | None = None) -> int:

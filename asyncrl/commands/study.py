@@ -32,17 +32,17 @@ class StudyConfig:
     """The flags of all studies."""
 
     algorithms: tuple[str, ...] = ("a3c",)
-    """Methods to run: algorithms of this package, or your own by their modules."""
+    """Algorithms to run: those of this package, or your own, named by their modules."""
     env_ids: tuple[str, ...] = ()
-    """Environments to train on; none: each method's default."""
+    """Environments to train on; empty: the default of each algorithm."""
     seeds: int = 1
-    """Runs of each combination, with seeds 1, 2, ..."""
+    """Runs per combination, with seeds 1, 2, ..."""
     jobs: int = 0
-    """Runs at a time, each with its share of the cores; 0: as many as do not disturb each other."""
+    """Concurrent runs, each on its share of the cores; 0: as many as fit without disturbing each other."""
     runs_dir: Path = Path("runs/study")
     """Folder of the study: its runs, and report/."""
     report_only: bool = False
-    """Make no runs; report on what is there."""
+    """Start no runs; report on the existing ones."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1 or self.jobs < 0:
@@ -71,7 +71,7 @@ def conduct(
         if config.report_only and elsewhere:
             study.add(elsewhere)
         if not study.cells:
-            raise UsageError(f"{config.runs_dir} holds no study to report on")
+            raise UsageError(f"{config.runs_dir} contains no study to report on")
         path = write_report(study)
     for failure in failures:
         print_line(f"failed: {failure}", error=True)

@@ -52,18 +52,18 @@ TAKEN = ("seed", "runs_dir", "run_name", "resume", "quiet")
 
 @dataclass(frozen=True)
 class Config(StudyConfig):
-    """Make runs over lists, grids, random draws or a search of settings. Accepts all flags of the methods."""
+    """Train over lists, grids, random samples or a search of settings. Accepts all flags of the algorithms."""
 
     runs_dir: Path = Path("runs/sweep")
-    """Folder of the runs, and of report/."""
+    """Folder of the runs and of report/."""
     trials: int = 0
-    """Search: how many settings Optuna proposes for each method and environment; 0: all combinations instead."""
+    """Search: number of settings that Optuna proposes per algorithm and environment; 0: try all combinations."""
     prune: bool = False
-    """Search: stop a run whose evaluations are below the median of the others."""
+    """Search: stop a run whose evaluations are below the median of the other runs."""
     draw_seed: int = 1
-    """Seed of the random draws, and of a search."""
+    """Seed of the random samples and of a search."""
     print_jobs: bool = False
-    """Print the runs that are not finished as command lines, and make none."""
+    """Print unfinished runs as command lines instead of starting them."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -79,7 +79,7 @@ def sweep(words: Sequence[str], program: str) -> int:
     if config.trials:
         import_optuna()
         if config.print_jobs:
-            raise UsageError("--print-jobs is for sweeps without --trials: a search proposes one run after the other")
+            raise UsageError("--print-jobs is for sweeps without --trials: a search proposes one run after another")
         return search(config, axes, words)
     plan = make_plan(config, axes, words)
     if config.print_jobs:
@@ -189,7 +189,7 @@ def print_jobs(runs_dir: Path, plan: StudyPlan) -> None:
             continue
         if folder.exists():
             state = read_status(folder).get("state", "no status")
-            print_line(f"left out: {folder} was begun ({state})", error=True)
+            print_line(f"left out: {folder} was started ({state})", error=True)
         else:
             print_line(shlex.join(job.command(runs_dir)))
 

@@ -1,4 +1,4 @@
-"""`python -m asyncrl watch RUN`: a film of the agent and what it thinks, or a live view of a run."""
+"""`python -m asyncrl watch RUN`: a film of the agent with its policy and values, or a live view of a run."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class Config(PlaySettings):
-    """Film the agent of a run and what it thinks, or show a live view of an active run in the terminal."""
+    """Film the agent of a run with its values and policy, or show a live view of an active run in the terminal."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
     out: str = ""
-    """File for the film: .gif, or .mp4 with the extra [video]. Empty: watch.gif, or the terminal for an active run."""
+    """File for the film: .gif, or .mp4 (needs the extra [video]). Empty: watch.gif; for an active run, the terminal."""
     skip: int = 0
-    """Steps to leave out at the beginning of the episode."""
+    """Number of steps to skip at the start of the episode."""
     steps: int = 500
-    """Most steps to show; the end of the episode ends the film in any case."""
+    """Largest number of steps to show; the film also ends with the episode."""
     every: int = 1
-    """Show only every n-th step, at the same speed of the game."""
+    """Show only every n-th step; the game keeps its speed."""
     height: int = 400
     """Height of the picture in pixels."""
 
@@ -80,7 +80,7 @@ def film(config: Config, file: Path) -> None:
             return with_pictures(spec)
         except UsageError as error:
             shows = False
-            print_line(f"asyncrl watch: {error}; shown is what the agent sees", error=True)
+            print_line(f"asyncrl watch: {error}; showing the agent's observations instead", error=True)
             return spec
 
     loaded = config.play(config.run, change=change)
@@ -108,7 +108,7 @@ def film(config: Config, file: Path) -> None:
             agent, interrupted=lambda: newest is not None and newest.number >= last,
         )  # fmt: skip
     if newest is None or newest.number < config.skip:
-        raise UsageError(f"the episode has ended before step {config.skip}: give a smaller --skip")
+        raise UsageError(f"the episode ended before step {config.skip}: give a smaller --skip")
     print_line(f"steps {config.skip} to {newest.number} of an episode, score {newest.score + newest.reward:g}")
     print_line(f"{file} ({file.stat().st_size / 1e6:.1f} MB)")
 
@@ -151,7 +151,7 @@ def sparkline(values: Sequence[float], width: int = 48) -> str:
 def follow(folder: RunFolder) -> int:
     """Show the run until it has ended or died; returns the exit code."""
     reader = Reader(folder)
-    view = TerminalView(f"{reader.title} (Ctrl-C leaves, the run goes on)", reader.curves)
+    view = TerminalView(f"{reader.title} (Ctrl-C closes this view; the run continues)", reader.curves)
     summary = reader.read()
     try:
         while not summary.ended:

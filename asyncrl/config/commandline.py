@@ -56,12 +56,12 @@ MOST_USED = (
     "evaluation_interval_steps", "stop_at_score", "resume", "track",
 )  # fmt: skip
 """Those that help shows first, in the order of their use."""
-CONFIG_HELP = "Take settings from a run's config.json, or from TOML; those on the command line override them."
-TRUST_HELP = "Import whatever the folder behind --resume or --config names, whoever made it."
+CONFIG_HELP = "Read settings from a run's config.json or a TOML file; flags on the command line take precedence."
+TRUST_HELP = "Import the code that the folder of --resume or --config names, even if somebody else wrote the folder."
 SWITCH: Any = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 """A flag without --no-."""
 TEXTS = {
-    COMMON: "The settings used most often. What is shown fits the --backend and --env-id beside --help.",
+    COMMON: "The most common settings, as they apply to the given environment and backend.",
     METHOD: "Settings of this method.",
 }
 

@@ -135,30 +135,30 @@ class Settings:
 
 @dataclass(frozen=True)
 class RunSettings(Settings):
-    """How long it trains, and where it is kept."""
+    """Length of the run, and where it is stored."""
 
     preset: Literal["default", "paper"] = "default"
-    """Where the other settings start from: what trains best here, or exactly the paper's."""
+    """Starting point of the other settings: the tuned defaults, or the paper's exact settings."""
     total_steps: int = limited(10_000_000, 1, 2**53)
-    """T_max: the run is finished after this many steps of all workers together."""
+    """T_max: the run finishes after this many steps, summed over all workers."""
     max_seconds: float = limited(0.0, 0)
-    """Finish when this command has trained for this many seconds, not counting those before --resume; 0: no limit."""
+    """Finish after this many seconds of training, not counting those before --resume; 0: no limit."""
     seed: int = limited(1, 0, 2**63 - 1)
-    """Seed of everything random. The serial backend repeats a run bit for bit on one kind of processor."""
+    """Random seed. The serial backend repeats a run bit for bit on the same kind of processor."""
     runs_dir: str = "runs"
     """Folder for runs: each gets RUNS_DIR/algorithm/environment/name."""
     run_name: str = ""
-    """Name of the run's folder; empty: made from workers, seed and time."""
+    """Name of the run's folder; empty: built from workers, seed and time."""
     resume: str = ""
-    """Folder of a run to resume from its newest checkpoint; auto: the newest run of the same name, if there is one."""
+    """Folder of a run to resume from its newest checkpoint; auto: the newest run of the same name, or a new run."""
     quiet: bool = False
     """Print only the run folder, the outcome and errors."""
     track: tuple[str, ...] = ()
-    """Tell Weights & Biases (wandb; --track alone as well), MLflow (mlflow) or both of the run, by their packages."""
+    """Log the run to Weights & Biases (wandb, also the meaning of --track alone), MLflow (mlflow) or both."""
     track_project: str = "asyncrl"
     """Project of Weights & Biases, experiment of MLflow."""
     checkpoint_interval_steps: int = limited(500_000, 0)
-    """Steps between checkpoints. One is also written at every end and stop; 0: only then."""
+    """Steps between checkpoints; 0: only when the run ends or is stopped, which always writes one."""
     checkpoints_kept: int = limited(3, 1, 1_000_000)
     """How many checkpoints are kept, besides the best one."""
     record_interval_seconds: float = limited(2.0, 0)
@@ -166,7 +166,7 @@ class RunSettings(Settings):
 
     @property
     def is_resumed(self) -> bool:
-        """Whether a run is resumed; else a new one begins."""
+        """Whether a run is resumed; otherwise a new one begins."""
         return self.resume not in ("", AUTO)
 
     def check(self) -> None:
@@ -177,75 +177,75 @@ class RunSettings(Settings):
 
 @dataclass(frozen=True)
 class EnvironmentSettings(Settings):
-    """What is played, and how it is shown to the network."""
+    """The environment, and how observations reach the network."""
 
     env_id: str = "ALE/Pong-v5"
     """Environment: an Atari id (ALE/Pong-v5), any Gymnasium id, Chain, Catch, or module:factory."""
     env_kwargs: tuple[str, ...] = ()
-    """Arguments of the environment, as key=value."""
+    """Keyword arguments of the environment, as key=value."""
     max_episode_steps: int = limited(0, 0)
-    """Truncate episodes after this many steps; 0: Atari 108 000 frames (30 minutes), others as registered."""
+    """Truncate episodes after this many steps; 0: 108 000 frames (30 minutes) on Atari, otherwise as registered."""
     frame_skip: int = limited(0, 0, 1_000)
-    """Frames per step: the action is repeated and rewards are added up; 0: Atari 4, others 1."""
+    """Frames per step: the action is repeated and rewards are summed; 0: 4 on Atari, otherwise 1."""
     frame_stack: int = limited(0, 0, 100)
-    """How many of the newest images or vectors make an observation; 0: Atari 4, others 1."""
+    """Number of recent images or vectors stacked into an observation; 0: 4 on Atari, otherwise 1."""
     image_size: int = limited(0, 16, 1_000, or_zero=True)
-    """Convert images to grey and shrink them to this height and width in pixels; 0: Atari 42, others unchanged."""
+    """Convert images to grey and resize them to this height and width in pixels; 0: 42 on Atari, else unchanged."""
     sticky_actions: float = limited(0.0, 0, 1)
-    """Probability, at each frame, that the last action is repeated, whatever the id's default."""
+    """Probability, at each frame, of repeating the previous action; overrides the default of the id."""
     noop_max: int = limited(30, 0, 10_000)
-    """Atari: an episode begins with 1 to this many no-ops; 0: none."""
+    """Atari: an episode begins with 1 to this many no-op actions; 0: none."""
     life_loss: bool = False
-    """Atari: in training, a lost life ends the return (the game goes on)."""
+    """Atari: in training, a lost life ends the return (the game continues)."""
     full_action_space: bool = False
     """Atari: all 18 actions."""
 
 
 @dataclass(frozen=True)
 class ParallelismSettings(Settings):
-    """Who does the work, and how their results are combined."""
+    """Number of workers, and how their results are combined."""
 
     workers: int = limited(default_workers, 1, MOST_WORKERS)
     """Number of workers, each with its own environments and exploration. By default two per usable core."""
     # Four environments per worker: a batch of 4 costs half of 4 single observations in the network.
     envs_per_worker: int = limited(4, 1, 10_000)
-    """Environments of each worker (E), acted on as one batch. 1 is the paper."""
+    """Environments of each worker (E), evaluated as one batch. The paper uses 1."""
     # 20 steps instead of 5: a quarter of the pulls and pushes, and returns that look further.
     t_max: int = limited(20, 1, 1_000_000)
     """Steps of each environment between two updates (I_AsyncUpdate; --async-update-interval is the same)."""
     backend: Literal["local", "serial", "collective", "ray"] = "local"
-    """local: a process per worker. serial: one process, in turns, repeatable. collective: ranks in step. ray: hosts."""
+    """local: a process per worker. serial: one process, reproducible. collective: ranks in step. ray: several hosts."""
     schedule: Literal["round-robin", "random"] = "round-robin"
-    """Serial backend: whose turn is next."""
+    """Serial backend: the order in which workers take turns."""
     delays: tuple[float, ...] = limited((), above=0)
     """Serial backend: duration of a turn of worker 0, 1, ... in any unit, instead of a schedule; the list repeats."""
     update: Literal["hogwild", "locked"] = "hogwild"
-    """Whether pushes to the shared parameters take a lock. In the paper they do not."""
+    """hogwild: push to the shared parameters without a lock, as in the paper. locked: take a lock for each push."""
     statistics: Literal["auto", "shared", "per-worker"] = "auto"
-    """Who owns the optimiser's statistics: all workers, or each its own. auto: each its own for momentum-sgd only."""
+    """Optimiser statistics: shared by all workers, or one set per worker. auto: per worker for momentum-sgd only."""
     overlap: bool = False
-    """Make rollouts, one update older, while the last ones are learnt (A2C, PPO; not as ranks) or reduced (ranks)."""
+    """Collect the next rollouts, one update older, during learning (A2C, PPO; not with ranks) or reduction (ranks)."""
     reduce: Literal["experience", "gradients"] = "experience"
-    """Collective backend, A2C and PPO: gather rollouts at rank 0, or let each rank learn from its own and average."""
+    """Collective backend, A2C and PPO: gather rollouts at rank 0, or average the gradients that ranks compute."""
     init_method: str = ""
-    """Collective backend: where ranks meet, tcp://HOST:PORT or file://PATH; empty: as the launcher says, or here."""
+    """Collective backend: rendezvous of the ranks, tcp://HOST:PORT or file://PATH; empty: the launcher's, or local."""
     collective_timeout_seconds: float = limited(60.0, 1, 1e6)
-    """Collective backend: if the others wait this long for a rank, it counts as lost and the run ends."""
+    """Collective backend: seconds to wait for a rank before it counts as lost and the run ends."""
     check_replicas: int = limited(1_000, 0)
     """Collective backend: updates between comparisons of all ranks' parameters; 0: never."""
 
     hosts: int | Literal["auto"] = limited(1, 1, MOST_WORKERS)
-    """Ray backend: machines, each with --workers workers; some may join later. auto: all there are, at most 16."""
+    """Ray backend: machines, each with --workers workers; some may join later. auto: all available, at most 16."""
     address: str = ""
     """Ray backend: the cluster to join, HOST:PORT or auto; empty: RAY_ADDRESS, or a new cluster on this machine."""
     parameter_shards: int = limited(1, 1, 1_000)
-    """Ray backend: number of processes that hold the parameters between hosts."""
+    """Ray backend: number of parameter-server processes, each holding a part of the parameters."""
     learner_resource: str = ""
-    """Ray backend, methods with a learner: place it on a machine that has this resource; empty: beside the driver."""
+    """Ray backend, methods with a learner: place it on a machine with this resource; empty: the driver's machine."""
     push: Literal["exchange", "every-update"] = "exchange"
-    """Ray backend: hosts send changes of parameters now and then, or each gradient as it comes (Gorila's default)."""
+    """Ray backend: hosts exchange parameter changes now and then, or send each gradient at once (Gorila's default)."""
     exchange_updates: int = limited(1, 1, 1_000_000)
-    """Ray backend: updates per worker between two exchanges of its host with the others; at least one per second."""
+    """Ray backend: updates per worker between two exchanges with other hosts, which are at most a second apart."""
 
     @property
     def most_hosts(self) -> int:
@@ -264,7 +264,7 @@ class ParallelismSettings(Settings):
                 if given and self.backend not in backends and name not in HARMLESS:
                     raise UsageError(f"{flag(name)} is for --backend {listed(backends)}")
         if self.delays and self.schedule != "round-robin":
-            raise UsageError(f"--delays and --schedule {self.schedule} both say whose turn is next: give only one")
+            raise UsageError(f"--delays and --schedule {self.schedule} both set the order of turns: give only one")
         fits = not self.init_method or self.init_method.startswith(("tcp://", "file://"))
         self._require("init_method", fits, "takes tcp://HOST:PORT or file://PATH")
 
@@ -274,9 +274,9 @@ class LearnerSettings(Settings):
     """Further settings of algorithms with a learner, for its process."""
 
     learner_threads: int = limited(1, 1, 1_000)
-    """Local and ray backend: threads of the learner. Useful if cores are idle while it learns."""
+    """Local and ray backends: threads of the learner. Useful if cores are idle while it learns."""
     learner_device: str = "cpu"
-    """Where the learner computes losses and gradients: cpu, cuda, cuda:1, ... Updates are made in host memory."""
+    """Device for the learner's losses and gradients: cpu, cuda, cuda:1, ... Parameters are updated in host memory."""
 
 
 @dataclass(frozen=True)
@@ -287,52 +287,52 @@ class StabilitySettings(Settings):
     """
 
     max_staleness: int = limited(0, 0)
-    """Drop a gradient if others have made more updates than this since its parameters were read; 0: never."""
+    """Drop a gradient if more updates than this by others happened since its parameters were read; 0: never."""
     max_loss_deviations: float = limited(0.0, 0)
     """Drop a gradient whose loss is more than this many standard deviations above its worker's mean; 0: never."""
 
 
 @dataclass(frozen=True)
 class OptimiserSettings(Settings):
-    """Rewards and gradients: how they are scaled, and how a gradient changes the parameters."""
+    """Scaling of rewards and gradients, and the update rule."""
 
     # Adam's epsilon needs no tuning to the scale of rewards, and its fused update takes half the time of RMSProp's.
     optimizer: Literal["rmsprop", "centred-rmsprop", "adam", "momentum-sgd", "adagrad"] = "adam"
     """Update rule. momentum-sgd with a decay of 0 is plain SGD."""
     learning_rate: float = limited(6e-4, above=0)
-    """eta at the first step."""
+    """Learning rate (eta) at the first step."""
     anneal_learning_rate: bool = True
     """Reduce the learning rate linearly to 0 over total_steps."""
     gamma: float = limited(0.99, 0, 1)
     """Discount per step."""
     max_gradient_norm: float = limited(40.0, 0)
-    """A gradient with a larger L2 norm is scaled down to it; 0: never."""
+    """Scale gradients with a larger L2 norm down to this norm; 0: never."""
     optimizer_decay: float = limited(0.999, 0, below=1)
     """alpha of rmsprop (centred or not) and momentum-sgd, beta_2 of adam."""
     optimizer_epsilon: float = limited(1e-8, above=0)
-    """rmsprop, centred or not: added inside the root. adam, adagrad: added to the root."""
+    """rmsprop, centred or not: added inside the square root. adam, adagrad: added to the square root."""
     optimizer_momentum: float = limited(0.9, 0, below=1)
     """beta_1 of adam."""
     reward_clip: float = limited(0.0, 0)
     """Clip rewards to [-x, x] in the loss, after any scaling; 0: do not clip (Atari 1). Scores stay raw."""
     normalize_returns: bool = False
-    """Divide rewards in the loss by the standard deviation of discounted returns, over all workers."""
+    """Divide rewards in the loss by the standard deviation of discounted returns over all workers."""
 
 
 @dataclass(frozen=True)
 class NetworkSettings(Settings):
-    """What computes policies and values."""
+    """The network that computes policies and values."""
 
     network: str = "auto"
     """Body: auto (small for screens, board, mlp for vectors), small, board, mlp, paper, nature or module:factory."""
     hidden_sizes: tuple[int, ...] = limited((), 1, 100_000)
-    """Widths of the fully connected layers; empty: the body's own (256, nature 512, mlp 64 64)."""
+    """Widths of the fully connected layers; empty: the network's own (256; nature 512; mlp 64 64)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of products in the large layers. bfloat16 halves their time if the processor supports it."""
+    """Precision of matrix products in large layers. bfloat16 halves their time on processors that support it."""
     # Most of a game's screen does not move. Per-pixel moments remove that and leave what moves: Pong began to improve
     # after a third of the steps it took without them.
     normalize_observations: bool = True
-    """Scale each component (pixel) of observations to mean 0 and deviation 1, over all workers."""
+    """Normalise each component (pixel) of observations to mean 0 and standard deviation 1 over all workers."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
@@ -349,13 +349,13 @@ class EvaluationSettings(Settings):
     evaluation_interval_steps: int | Literal["auto"] = limited(AUTO, 0)
     """Steps between evaluations; 0: only one at the end. auto: a twentieth of the run, but at most 100 000 steps."""
     evaluation_episodes: int = limited(10, 1, 1_000_000)
-    """Whole episodes per evaluation."""
+    """Episodes per evaluation."""
     evaluation_policy: Literal["greedy", "sampled"] = "greedy"
-    """Whether the evaluator takes the best action or explores like the workers."""
+    """greedy: evaluate with the best action. sampled: explore like the workers."""
     evaluation_cpu_share: float | None = limited(None, most=1, above=0)
-    """Most of all CPU time for evaluations, which are delayed for it. none: 0.04; 0.1 with --stop-at-score."""
+    """Largest share of CPU time for evaluations, which are delayed to keep it. none: 0.04; 0.1 with --stop-at-score."""
     stop_at_score: float | None = None
-    """Finish when the mean of an evaluation's episodes reaches this score."""
+    """Finish when the mean score of an evaluation reaches this value."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
@@ -378,8 +378,8 @@ class FaultSettings(Settings):
     on_worker_error: Literal["stop", "restart"] = "stop"
     """After an exception in a worker: end the run with its traceback, or replace the worker (local backend only)."""
     on_env_error: Literal["stop", "rebuild"] = "stop"
-    """If an environment raises or returns nonsense: treat it as an error of its worker, or make a new environment."""
+    """If an environment raises or returns invalid values: treat it as the worker's error, or rebuild it."""
     worker_restarts: int = limited(3, 0)
-    """How often within 10 minutes a worker, or the evaluator, is replaced after a kill, a crash or a hang."""
+    """How often a worker or the evaluator may be replaced within 10 minutes, after a kill, a crash or a hang."""
     hang_seconds: float = limited(HANG_SECONDS, 1, or_zero=True)
-    """Replace a worker or evaluator that makes no step, or a learner that makes no update, for this long; 0: never."""
+    """Replace a worker or evaluator without a step, or a learner without an update, for this many seconds; 0: never."""

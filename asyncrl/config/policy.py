@@ -17,24 +17,24 @@ class PolicyConfig(RunConfig):
     # While a policy still explores, its most likely actions get stuck: half-way through Pong, sampled actions scored
     # -16, greedy ones -21.
     evaluation_policy: Literal["greedy", "sampled"] = "sampled"
-    """Whether the evaluator takes the most likely action or draws from the policy like the workers."""
+    """greedy: evaluate with the most likely action. sampled: sample from the policy like the workers."""
     gae_lambda: float = limited(0.95, 0, 1)
-    """lambda of the returns (GAE); 1 is the n-step return."""
+    """lambda of the returns (GAE); 1 gives n-step returns."""
     # With the usual 0.01 Pong's policy kept an entropy of 1.5 out of ln 6 = 1.8 and lost points to its random actions.
     entropy_weights: tuple[float, ...] = limited((0.003,), 0)
-    """beta: weight of the policy's entropy. Several values are assigned to the workers in turn."""
+    """Weight of the policy's entropy (beta). Several values are assigned to the workers in turn."""
     value_cost: float = limited(0.5, 0)
-    """Weight of the squared value error."""
+    """Weight of the squared value error in the loss."""
     lstm_cells: int = limited(0, 0, 100_000)
-    """Cells of an LSTM after the last hidden layer (the paper's has 256); 0: feed-forward."""
+    """Cells of an LSTM after the last hidden layer (256 in the paper); 0: no LSTM."""
     mean: Literal["bounded", "linear"] = "bounded"
-    """Continuous actions: keep the mean within the action's bounds by tanh, or use the paper's linear output."""
+    """Continuous actions: bound the mean to the action space with tanh, or use the paper's linear output."""
     variance: Literal["free", "state"] = "free"
-    """Continuous actions: a deviation per component, or the paper's single variance that depends on the state."""
+    """Continuous actions: a free standard deviation per component, or the paper's single state-dependent variance."""
     first_deviation: float = limited(0.15, above=0)
-    """Variance free: initial standard deviation; with bounded means, as a share of half an action's range."""
+    """variance free: initial standard deviation; with bounded means, relative to half the range of the action."""
     normalize_advantages: bool = False
-    """Scale the advantages of an update to mean 0 and standard deviation 1."""
+    """Normalise the advantages of an update to mean 0 and standard deviation 1."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""

@@ -27,25 +27,25 @@ class ActionValueConfig(RunConfig):
 
     # Targets depend on a network that moves, so the learning rate is lower than A3C's.
     learning_rate: float = 3e-4
-    """eta at the first step."""
+    """Learning rate (eta) at the first step."""
     evaluation_policy: Literal["greedy", "sampled"] = "greedy"
-    """Whether the evaluator takes the best action or, with --evaluation-epsilon, a random one. Screens: sampled."""
+    """greedy: evaluate with the best action. sampled: epsilon-greedy with --evaluation-epsilon (default on screens)."""
     evaluation_epsilon: float = limited(0.01, 0, 1)
-    """sampled: the evaluator's epsilon. DQN's 0.05 hides how well a player of Pong plays (docs/results/pong.md)."""
+    """sampled: the evaluator's epsilon. DQN's 0.05 hides how well an agent plays Pong (docs/results/pong.md)."""
     double_q: bool = False
-    """Double Q: theta chooses the action, theta^- gives its value (van Hasselt et al. 2016)."""
+    """Double Q-learning: theta selects the action, theta^- evaluates it (van Hasselt et al. 2016)."""
     dueling: bool = False
-    """Make Q of two streams, the state's value and the actions' advantages (Wang et al. 2016)."""
+    """Dueling network: compute Q from a state value and action advantages (Wang et al. 2016)."""
     exploration: str = "drawn"
-    """How workers differ: drawn (final epsilons, the paper's), ladder (Ape-X), boltzmann, equal or module:factory."""
+    """Exploration of workers: drawn (the paper's final epsilons), ladder (Ape-X), boltzmann, equal, module:factory."""
     epsilons: tuple[float, ...] = limited((0.1, 0.01, 0.5), 0, 1)
-    """drawn: the final epsilons to choose from. equal: all workers have the first one."""
+    """drawn: the final epsilons to choose from. equal: all workers use the first one."""
     epsilon_probabilities: tuple[float, ...] = limited((0.4, 0.3, 0.3), 0)
     """drawn: the probabilities of these epsilons."""
     exploration_steps: int = limited(1_000_000, 0)
     """drawn, equal: steps T over which epsilon falls from 1 to its final value (the paper's 4 million frames)."""
     temperatures: tuple[float, float] = limited((0.01, 1.0), above=0)
-    """boltzmann: lowest and highest temperature; the workers' are evenly spaced in the logarithm."""
+    """boltzmann: lowest and highest temperature; those of the workers are evenly spaced on a log scale."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""
@@ -91,23 +91,23 @@ class ReplayConfig(ActionValueConfig, LearnerSettings):
     """Settings of Gorila and Ape-X."""
 
     memory_steps: int = limited(400_000, 1, 2**40)
-    """Capacity of the replay memory in steps, for all actors together; then the oldest are overwritten."""
+    """Capacity of the replay memory in steps, for all actors together; when full, the oldest are overwritten."""
     warmup_steps: int = limited(10_000, 1, 2**40)
-    """Steps in the memory before learning starts, also after a resume without the memory."""
+    """Steps in the memory before learning starts, also after resuming without the memory."""
     minibatch: int = limited(32, 1, 1_000_000)
     """Transitions per update."""
     replay_ratio: float = limited(0.25, above=0)
-    """Updates per step after the warm-up; the side that is ahead waits. 0.25 is DQN's update every 4 steps."""
+    """Updates per step after the warm-up, kept by making actors or learner wait. 0.25 is DQN's update every 4 steps."""
     n_step: int = limited(1, 1, 1_000)
-    """Steps of a transition before its return bootstraps."""
+    """Number of rewards in a transition's return before it bootstraps."""
     error_clip: float = limited(1.0, 0)
     """Clip errors to [-x, x] in the gradient of the loss, as DQN does; 0: do not clip."""
     target_interval_updates: int = limited(1_000, 1)
     """Updates between refreshes of the target network."""
     checkpoint_replay: bool = False
-    """Save the memory in checkpoints. Without it a resumed run refills the memory before it learns."""
+    """Save the replay memory in checkpoints. Otherwise a resumed run refills it before it learns."""
     replay_hosts: int = limited(0, 0)
-    """Ray backend: processes that share the memory and its warm-up as they share the hosts; 0: beside the learner."""
+    """Ray backend: processes that divide memory, warm-up and hosts among them; 0: in the learner's process."""
 
     def check(self) -> None:
         """Raise UsageError for the first impossible value."""

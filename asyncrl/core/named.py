@@ -60,7 +60,7 @@ class Handed:
     def copy(self) -> Any:
         """A new copy of the value. Raises UsageError if this program was not handed it."""
         if self.name not in _packed:
-            raise UsageError(f"{self.name} was handed over by another program, and this one does not have it")
+            raise UsageError(f"{self.name} was passed by another program, and this program does not have it")
         return _unpack(self.name, _packed[self.name])
 
 
@@ -138,7 +138,7 @@ def known_here(name: str, program: str) -> str:
     thing = getattr(main, attribute, None)
     if isinstance(thing, type | FunctionType) and "asyncrl" not in (main.__package__, thing.__module__.split(".")[0]):
         return name_for(thing)
-    raise UsageError(f"{name} was handed over by another program or notebook, and this one has no {attribute}")
+    raise UsageError(f"{name} was passed by another program or notebook, and this program has no {attribute}")
 
 
 def find(name: str) -> Callable[..., Any]:
@@ -159,7 +159,7 @@ def _pack(name: str, thing: Any) -> bytes:
         return bytes(cloudpickle.dumps(thing))
     except Exception as error:
         raise UsageError(
-            f"{name} cannot be handed to other processes: {type(error).__name__}: {error}; put it into a module"
+            f"{name} cannot be passed to other processes: {type(error).__name__}: {error}; put it into a module"
         ) from error
 
 

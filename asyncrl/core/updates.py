@@ -136,7 +136,7 @@ class Descent:
     anneal_over: int = 0
     """T at which eta has fallen linearly to 0; 0: it is constant."""
     max_gradient_norm: float = 0.0
-    """A gradient with a larger L2 norm is scaled down to it; 0: never."""
+    """Scale gradients with a larger L2 norm down to this norm; 0: never."""
     per_worker_statistics: bool = False
     """Whether each worker has its own statistics."""
     target_interval_steps: int = 0

@@ -55,7 +55,7 @@ def inspect(spec: EnvSpec, steps: int, seed: int) -> list[Finding]:
                 "threads it starts",
                 started <= 0,
                 f"{max(0, started)} beside the worker's own",
-                "if those compute, workers fight for cores: ask the environment's package for one thread",
+                "if those compute, workers compete for cores: limit the environment's package to one thread",
             )
         )
         if any(finding.verdict == "FAIL" for finding in findings):
@@ -116,7 +116,7 @@ def _random_steps(environment: Environment, steps: int, seed: int, step_cap: int
         f"after {done} steps: {problem}"
         if problem
         else f"{done} steps, {len(scores)} episodes, first return {scores[0]:g}",
-        "correct the environment: one such step ends a worker, or poisons the shared network for all of them",
+        "correct the environment: one such step ends a worker, or corrupts the shared network for all of them",
     )
     yield advise(
         "ends of episodes",
@@ -133,7 +133,7 @@ def _problem(observation: NDArray[Any], spaces: Spaces) -> str:
         return f"the observation has the shape {list(observation.shape)}, not {list(spaces.observation_shape)}"
     if observation.dtype.name != spaces.observation_dtype:
         return f"the observation is {observation.dtype}, not {spaces.observation_dtype}"
-    return "" if np.isfinite(observation).all() else "the observation holds a NaN or an infinity"
+    return "" if np.isfinite(observation).all() else "the observation contains NaN or infinity"
 
 
 def _trace(environment: Environment, seed: int) -> list[tuple[Any, ...]]:
@@ -168,7 +168,7 @@ def _repeating(spec: EnvSpec, seed: int) -> list[Finding]:
         "time per step",
         seconds <= SLOW_STEP_SECONDS,
         f"{1e6 * seconds:,.0f} us, {1 / max(seconds, 1e-9):,.0f} steps/s in one process",
-        f"{1e6 * seconds / 3600:,.0f} hours per million steps and worker: make the environment faster",
+        f"{1e6 * seconds / 3600:,.0f} hours per million steps and worker: speed up the environment",
     )
     return [_compare("a seed repeats an episode", "twice", traces, remedy), speed]
 
@@ -179,10 +179,10 @@ def _restoring(spec: EnvSpec, seed: int) -> Finding:
         environment.reset()
         taken = states_of([environment])
         if taken is None:
-            return Finding("state can be restored", "note", "no", "resumed runs begin new episodes, which does no harm")
+            return Finding("state can be restored", "note", "no", "resumed runs begin new episodes, which is harmless")
         first = _trace(environment, seed)
         restore_all([environment], taken)
-        remedy = "state() must contain everything that future steps depend on, also the random generator"
+        remedy = "state() must contain everything that future steps depend on, including the random generator"
         return _compare("state can be restored", "again", (first, _trace(environment, seed)), remedy)
 
 
@@ -228,6 +228,6 @@ def measure_speed(run: Run, worker: int) -> list[dict[str, str]]:
         "speed of one worker",
         not dropped,
         f"{speed:,.0f} steps/s training" + (f", {dropped} gradients not finite" if dropped else ""),
-        "the loss is not finite here: look at the size of rewards and observations, or lower --learning-rate",
+        "the loss is not finite here: check the size of rewards and observations, or lower --learning-rate",
     )
     return [asdict(finding)]

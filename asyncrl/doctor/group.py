@@ -113,7 +113,7 @@ def check_threads(hellos: Mapping[int, Mapping[str, Any]]) -> Finding:
         "one thread per rank",
         not many,
         figure + (f"all but rank {', '.join(map(str, many))}" if many else "each"),
-        "something sets threads after asyncrl was imported: see what the environment does",
+        "the number of threads was changed after asyncrl was imported: check the environment's code",
     )
 
 
@@ -129,7 +129,7 @@ def check_cores(hellos: Mapping[int, Mapping[str, Any]]) -> Finding:
         "a core for each rank",
         not crowded,
         "; ".join(crowded) or "each host has at least as many as ranks",
-        "start fewer ranks per host; if the launcher binds them, let it not: mpirun --bind-to none",
+        "start fewer ranks per host; if the launcher binds them to cores, turn that off: mpirun --bind-to none",
     )
 
 
@@ -154,7 +154,7 @@ def judge_exchanges(parameters: int, one: Sequence[float], all_of_them: Sequence
             "Allreduce of one number",
             statistics.median(one) < SLOW_LINK_SECONDS,
             figures[0],
-            "the link is slow: ask for larger --t-max or --envs-per-worker, or for --overlap",
+            "the link is slow: use a larger --t-max or --envs-per-worker, or --overlap",
         ),
         Finding(f"Allreduce of {parameters:,} numbers", "ok", f"{figures[1]}: a gradient of this network"),
     ]

@@ -152,11 +152,11 @@ def survey(context: BaseContext, address: str, parameters: int) -> list[Machine]
     there.close()
     try:
         if not here.poll(SURVEY_SECONDS):
-            raise ConnectionError(f"Ray gave no answer within {SURVEY_SECONDS:.0f} s")
+            raise ConnectionError(f"Ray did not answer within {SURVEY_SECONDS:.0f} s")
         found = here.recv()
         child.join(LEAVE_SECONDS)
     except EOFError:
-        raise ConnectionError("Ray ended the process that looked at the cluster: was its head lost?") from None
+        raise ConnectionError("Ray ended the process that checked the cluster: was its head lost?") from None
     finally:
         here.close()
         end(child)
@@ -209,7 +209,7 @@ def look_at(probe: Any, number: int, nodes: Sequence[dict[str, Any]], shard: Any
         exchanges = ray.get(probe.time_exchanges.remote(shard, number, parameters), timeout=ANSWER_SECONDS)
     except ray.exceptions.GetTimeoutError:
         raise ConnectionError(
-            f"an actor on {own['NodeManagerHostname']} gave no answer within {ANSWER_SECONDS:.0f} s: do firewalls let "
+            f"an actor on {own['NodeManagerHostname']} did not answer within {ANSWER_SECONDS:.0f} s: do firewalls let "
             "all ports of ray start --min-worker-port ... --max-worker-port through?"
         ) from None
     except ray.exceptions.RayError as error:  # its last line says what was raised there
@@ -242,7 +242,7 @@ def examine(context: BaseContext, address: str, workers: int, needed: int, param
     try:
         machines = survey(context, address, parameters)
     except ConnectionError as error:
-        remedy = "see what it says; a cluster with a token wants RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN here too"
+        remedy = "read the message; a cluster with a token wants RAY_AUTH_MODE=token and its RAY_AUTH_TOKEN here too"
         return [Finding("the cluster", "FAIL", str(error), remedy)]
     return judge_machines(machines, workers, needed, parameters)
 
@@ -267,7 +267,7 @@ def check_token(machines: Sequence[Machine]) -> Finding:
     return advise(
         "Ray requires a token",
         not without,
-        f"not on {', '.join(without)}: whoever reaches their ports can run programs there" if without else "on each",
+        f"not on {', '.join(without)}: anybody who reaches it can run programs there" if without else "on each",
         "set RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN before each ray start, and for the command",
     )
 
@@ -317,7 +317,7 @@ def check_threads(machines: Sequence[Machine], workers: int) -> Finding:
         "threads per worker",
         not many,
         "; ".join(many) or f"1; {workers} workers per host, at least {fewest.cores} cores",
-        "something sets threads after asyncrl was imported: see what that machine's environment does",
+        "the number of threads was changed after asyncrl was imported: check the environment's code on that machine",
     )
 
 
@@ -326,13 +326,13 @@ def check_shared_memory(machines: Sequence[Machine], needed: int) -> Finding:
     known = [(one.shared_bytes, one.name) for one in machines if one.shared_bytes is not None]
     figure = f"each host needs {size(needed)}"
     if not known:
-        return Finding("shared memory of hosts", "note", f"{figure}; the machines do not say how much there is")
+        return Finding("shared memory of hosts", "note", f"{figure}; the machines do not report how much is available")
     free, name = min(known)
     return judge(
         "shared memory of hosts",
         free > needed,
         f"{figure}; {size(free)} free on {name}, which has least",
-        "make /dev/shm larger there, ask for fewer --workers, or give Ray less (ray start --object-store-memory)",
+        "make /dev/shm larger there, use fewer --workers, or give Ray less (ray start --object-store-memory)",
     )
 
 
@@ -348,13 +348,13 @@ def check_shard(machines: Sequence[Machine], parameters: int) -> list[Finding]:
             "a call to a shard",
             call < SLOW_CALL_SECONDS,
             f"{1e3 * call:.2f} ms, at most {1e3 * max(slowest.call_seconds):.2f}, from {slowest.name}",
-            "the link is slow: ask for more --exchange-updates, or put the machines closer together",
+            "the link is slow: increase --exchange-updates, or use machines that are closer together",
         ),
         advise(
             f"an exchange of {parameters:,} numbers",
             exchange < SLOW_EXCHANGE_SECONDS,
             f"{1e3 * exchange:.2f} ms, at most {1e3 * max(narrowest.exchange_seconds):.2f}, from {narrowest.name}: "
             f"{rate:.0f} MB/s",
-            "the link is narrow: hosts will learn of each other late; ask for a smaller --network",
+            "the link is narrow: hosts will receive each other's updates late; use a smaller --network",
         ),
     ]

@@ -316,7 +316,7 @@ def ask(
             if child.exitcode:
                 raise NoAnswer(Child.of(run, who).end_of(child).cause)
         if any(child.exitcode is None for child in children):
-            raise NoAnswer(f"gave no answer within {seconds:.0f} s")
+            raise NoAnswer(f"did not answer within {seconds:.0f} s")
         return [torch.load(answer_file(run, who), weights_only=True) for who in everyone]
     finally:
         end(*children)
@@ -405,7 +405,7 @@ def check_threads(counts: Sequence[dict[str, int]]) -> Finding:
         "one thread per worker",
         all(number == 1 for number in most.values()),
         ", ".join(f"{name} {number}" for name, number in most.items()),
-        "workers fight for cores: look for set_num_threads in your own code, and at runtime/threads.py",
+        "workers compete for cores: look for set_num_threads in your own code, and at runtime/threads.py",
     )
 
 

@@ -53,7 +53,7 @@ def check_room(plan: Plan, parameters: int, place: Path) -> Iterator[Finding]:
             "replay memory",
             room > experience,
             f"{steps:,} steps take {size(experience)}, {size(room)} available",
-            f"ask for fewer --memory-steps, or make {SHARED_MEMORY} larger (docker: --shm-size)",
+            f"use fewer --memory-steps, or make {SHARED_MEMORY} larger (docker: --shm-size)",
         )
     yield check_shared_memory(shared_bytes(plan, parameters, experience))
     private = processes_bytes(plan, parameters) if workers else 0
@@ -61,7 +61,7 @@ def check_room(plan: Plan, parameters: int, place: Path) -> Iterator[Finding]:
         "memory",
         memory > private + experience,
         f"{who} at least {size(private + experience)}, {size(memory)} available",
-        "ask for fewer --workers, fewer --envs-per-worker or a smaller network",
+        "use fewer --workers, fewer --envs-per-worker or a smaller network",
     )
     limit = raised_limit()
     files = (psutil.Process().num_fds() if limit else 0) + (workers + 1 + learners) * FILES_PER_CHILD + SPARE_FILES
@@ -69,7 +69,7 @@ def check_room(plan: Plan, parameters: int, place: Path) -> Iterator[Finding]:
         "file descriptors",
         limit == 0 or limit >= files,
         f"{who} about {files}, " + (f"{limit} allowed" if limit else "no limit known"),
-        f"run `ulimit -n {files}` (or more) before, or ask for fewer --workers",
+        f"run `ulimit -n {files}` (or more) before, or use fewer --workers",
     )
     yield check_disk(checkpoint_bytes(plan, parameters, experience), place)
 
@@ -123,13 +123,15 @@ def processes_bytes(plan: Plan, parameters: int) -> int:
 def check_shared_memory(needed: int, folder: Path = SHARED_MEMORY) -> Finding:
     """Whether the store fits; a write beyond the end of shared memory kills a process silently."""
     if not folder.is_dir():
-        return Finding("shared memory", "note", f"needs {size(needed)}; this system does not say how much there is")
+        return Finding(
+            "shared memory", "note", f"needs {size(needed)}; how much is available is unknown on this system"
+        )
     free = shutil.disk_usage(folder).free
     return judge(
         "shared memory",
         free > needed,
         f"needs {size(needed)}, {size(free)} free in {folder}",
-        f"make {folder} larger (docker: --shm-size), or ask for fewer --workers, fewer --envs-per-worker or "
+        f"make {folder} larger (docker: --shm-size), or use fewer --workers, fewer --envs-per-worker or "
         "--statistics shared",
     )
 
@@ -159,7 +161,7 @@ def check_disk(needed: int, folder: Path) -> Finding:
         "disk",
         free > needed,
         f"needs about {size(needed)}, {size(free)} free for {folder}",
-        "make room, give another --runs-dir, or keep fewer checkpoints (--checkpoints-kept)",
+        "free some space, choose another --runs-dir, or keep fewer checkpoints (--checkpoints-kept)",
     )
 
 

@@ -277,9 +277,9 @@ def find_game(env_id: str) -> str:
     if form["kind"] == "Deterministic":
         raise UsageError(f"{env_id} is no longer part of ale-py: use {usual}, which here has no sticky actions")
     if (form["ale"], form["kind"], form["version"]) == (None, "NoFrameskip", "0"):
-        raise UsageError(f"{env_id} stands for sticky actions: use {usual} with sticky_actions 0.25")
+        raise UsageError(f"{env_id} implies sticky actions: use {usual} with sticky_actions 0.25")
     if (form["ale"], form["kind"], form["version"]) not in {("ALE/", None, "5"), (None, "NoFrameskip", "4")}:
-        raise UsageError(f"{env_id} is not offered here: use {usual}")
+        raise UsageError(f"{env_id} is not supported: use {usual}")
     return rom
 
 

@@ -36,7 +36,7 @@ MOST_COMBINATIONS = 4096
 """Most combinations of the parts of an action. Parts multiply unnoticed, so these are fewer."""
 _FLOAT32, _UINT8 = np.dtype(np.float32), np.dtype(np.uint8)
 _LARGEST = np.finfo(np.float32).max
-_NOT_FINITE = "the observation holds a NaN or an infinity, or a number too large for float32"
+_NOT_FINITE = "the observation contains NaN or infinity, or a number too large for float32"
 
 Encoder = Callable[[Any], NDArray[Any]]
 """Converts a Gymnasium observation to ours. Raises ValueError, with the reason, for one that is not in its space."""
@@ -143,7 +143,7 @@ def _converted(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         try:
             array = array.astype(np.float64)
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"the observation holds what is no number: {one_line(error)}") from error
+            raise ValueError(f"the observation contains something that is not a number: {one_line(error)}") from error
     # As bytes only integers: an image scaled to 0..1 would silently become black.
     if array.dtype.kind not in ("biu" if dtype is _UINT8 else "biuf"):
         raise ValueError(f"the observation is {array.dtype}, not {'uint8' if dtype is _UINT8 else 'numbers'}")
@@ -158,7 +158,7 @@ def _as_array(observation: Any) -> NDArray[Any]:
     try:
         return np.asarray(observation)
     except Exception as error:  # an object's own __array__ may raise anything, as torch's does for a GPU's tensors
-        raise ValueError(f"the observation is no array: {one_line(error)}") from error
+        raise ValueError(f"the observation is not an array: {one_line(error)}") from error
 
 
 def _short(thing: Any) -> str:
@@ -187,7 +187,7 @@ def _parts_encoder(space: spaces.Dict | spaces.Tuple[Any], env_id: str) -> Encod
         encoders[key] = encode
         size += math.prod(shape)
     if not encoders:
-        raise UsageError(f"{env_id} observes a {type(space).__name__} of no parts: there is nothing to learn from")
+        raise UsageError(f"{env_id} observes a {type(space).__name__} without parts: there is nothing to learn from")
     check_size((size,), env_id)
 
     def encode_all(observation: Any) -> NDArray[Any]:

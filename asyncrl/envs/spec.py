@@ -191,7 +191,7 @@ class EnvSpec(EnvironmentSettings):
         finally:
             environment.close()
         for switch in sorted(changed() - before):
-            notice = f"{self.env_id} changes {switch} for its whole process; outside of its own code that is put back"
+            notice = f"{self.env_id} changes {switch} for its whole process; asyncrl restores it outside of its code"
             warnings.warn(notice, EnvironmentNotice, stacklevel=2)
         return spaces
 

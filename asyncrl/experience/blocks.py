@@ -175,7 +175,7 @@ class Ring:
         for name, shape, dtype in self.layout.fields:
             blocks = state.get(f"blocks.{name}")
             if blocks is None or blocks.dtype != dtype or blocks.shape != (n, *shape):
-                raise UsageError(f"the checkpoint's experience ({name}) has another shape than this run's")
+                raise UsageError(f"the checkpoint's experience ({name}) has a different shape from this run's")
         slots = [number % self.capacity for number in range(freed, written)]
         for name, tensor in self._tensors.items():
             tensor[slots] = state[f"blocks.{name}"]

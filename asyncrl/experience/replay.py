@@ -190,7 +190,7 @@ class Replay:
         """
         self.steps.restore(_entries_under(state, "steps"), writers_go_on=exactly)
         if state["learnt"].shape != self._learnt.shape:
-            raise UsageError("the checkpoint's replay memory has another --layout or number of --learners")
+            raise UsageError("the checkpoint's replay memory has a different --layout or number of --learners")
         self._learnt.copy_(state["learnt"])
         self._drawing = {}
         if exactly:

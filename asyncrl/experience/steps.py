@@ -320,7 +320,7 @@ class Steps:
         places = self.place(*ranges(*state["kept"].numpy().T)) if fits else np.zeros(0, np.int64)
         if not fits or len(places) != len(state["actions"]):
             raise UsageError(
-                "the checkpoint's replay memory has other --workers, --envs-per-worker, --memory-steps or "
+                "the checkpoint's replay memory has different --workers, --envs-per-worker, --memory-steps or "
                 "observations: resume with its settings, or with --no-checkpoint-replay"
             )
         for name, view in self.rows.items():

@@ -31,7 +31,7 @@ EARLIER_UPDATES, BEGUN, ELSEWHERE, LOST = range(COUNTED, COUNTED + 4)
 """Further columns: updates before the run was resumed, updates begun; in the last row, updates made elsewhere, and
 updates that are counted and in theta no more."""
 MISFIT = (
-    "the checkpoint's optimiser statistics are of another --optimizer, of other --statistics, or, where each worker "
+    "the checkpoint's optimiser statistics belong to another --optimizer, to other --statistics, or, where each worker "
     "has its own, of another number of --workers"
 )
 """The error if the statistics in a checkpoint have another shape."""
@@ -248,7 +248,7 @@ class SharedStore:
         Raises UsageError, naming the setting, if it does not fit.
         """
         if theta.shape != self.theta.shape:
-            raise UsageError("the checkpoint's network has another size than this run's")
+            raise UsageError("the checkpoint's network has a different size from this run's")
         parts = self._parts()
         if missing := sorted({*parts, "worker_updates"} - state.keys()):
             raise UsageError(f"the checkpoint cannot be used: it lacks {', '.join(missing)}")

@@ -109,8 +109,8 @@ def read_references(path: Path, axis: str = "steps", until: float = math.inf) ->
         points = [(row["label"], float(row[axis]), float(row["score"])) for row in rows]
     except (OSError, UnicodeDecodeError, KeyError, ValueError, TypeError, csv.Error):
         raise UsageError(
-            f"{path} is no file of reference curves: it needs the columns label, score, and steps, frames or minutes, "
-            "with numbers in all but the first"
+            f"{path} is not a file of reference curves: it needs the columns label, score, and steps, frames or "
+            "minutes, with numbers in all but the first"
         ) from None
     return [
         Reference(label, [(x * size, score) for own, x, score in points if own == label and x <= until])

@@ -214,7 +214,7 @@ class Monitor:
         if threads := max((row["threads"] for row in ready), default=0):
             lines.append(
                 f"the environments of a worker have started {threads} threads besides its own: if those compute, "
-                "workers fight for cores; ask the environment's package for one thread"
+                "workers compete for cores; limit the environment's package to one thread"
             )
         return lines
 

@@ -69,7 +69,7 @@ class RunMoments:
                 raise UsageError(f"the checkpoint cannot be used: it lacks {name}")
             if state[name].shape != rows[-1].shape:
                 raise UsageError(
-                    "--normalize-observations cannot change on resume: the network has learnt with or without"
+                    "--normalize-observations cannot change on resume: the network was trained with the other setting"
                 )
             rows[-1] = state[name]
 

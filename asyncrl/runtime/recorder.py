@@ -59,8 +59,8 @@ class Recorder:
         if new:
             self._told.update(new)
             self._say(
-                f"{' and '.join(new)} cannot be written now ({self._backlogs[new[0]].trouble}); the run goes on and "
-                "tries again"
+                f"{' and '.join(new)} cannot be written now ({self._backlogs[new[0]].trouble}); the run continues "
+                "and tries again"
             )
 
     def unwritten(self, by_others: int = 0) -> dict[str, int]:

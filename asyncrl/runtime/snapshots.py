@@ -105,7 +105,7 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, env_id: str, optimizer: s
         if not isinstance(facts.get(key), kind):
             raise UsageError(f"the checkpoint of step {checkpoint.steps} cannot be used: its manifest lacks {key}")
     if {name: tuple(tensor.shape) for name, tensor in checkpoint.parameters.items()} != dict(layout):
-        raise UsageError("the checkpoint's network has other layers than this run's; use the same network settings")
+        raise UsageError("the checkpoint's network has different layers from this run's; use the same network settings")
 
 
 def counts_of(checkpoint: Checkpoint) -> Counts:

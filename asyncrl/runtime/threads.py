@@ -1,4 +1,4 @@
-"""One thread per process. With more, workers fight for cores, and learning silently stops."""
+"""One thread per process. With more, workers compete for cores, and learning silently stops."""
 
 from __future__ import annotations
 

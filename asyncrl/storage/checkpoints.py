@@ -196,7 +196,7 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     try:
         load(folder)
     except BadCheckpoint as error:
-        raise OSError(f"a checkpoint was written but does not read back: {error}") from error
+        raise OSError(f"a checkpoint was written but cannot be read back: {error}") from error
 
 
 def _own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

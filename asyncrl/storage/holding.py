@@ -40,7 +40,7 @@ class Held(UsageError):
     """Another process, which is alive, holds the folder."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(f"{folder} is going on: another process is training there")
+        super().__init__(f"{folder} is in use: another process is training there")
 
 
 class FolderLost(UsageError):
@@ -84,7 +84,7 @@ class Hold:
             return f"{folder} was deleted" + (f" in part: {self._path.name} is gone" if folder.is_dir() else "")
         except OSError:
             return None
-        return f"another process has taken over {folder}, as this one had given no sign of life"
+        return f"another process has taken over {folder}, as this one had stopped responding"
 
     def take(self, settle: bool) -> None:
         """Write the lease, and renew it from now on. With `settle`, for want of a lock, see that nobody else did."""

@@ -111,7 +111,7 @@ class RunFolder:
         if not run.path.is_dir():
             raise UsageError(f"{run.path} is not a run: no such folder")
         if not run.config_file.is_file():
-            raise UsageError(f"{run.path} is not a run: it holds no {run.config_file.name}")
+            raise UsageError(f"{run.path} is not a run: it contains no {run.config_file.name}")
         return run
 
     def occupied(

@@ -101,7 +101,7 @@ class Stored:
         for word in config.get("env_kwargs") or () if "env_kwargs" not in permission.given else ():
             key, _, text = str(word).partition("=@")
             if text.startswith("__main__:") and self.program != PROGRAM:
-                raise UsageError(f"{self.path}: the program handed over env_kwargs {key}: give env_kwargs again")
+                raise UsageError(f"{self.path}: the program passed env_kwargs {key}: give env_kwargs again")
         return config
 
     def _require_trust(self, foreign: list[tuple[str, str]], permission: Permission) -> None:
@@ -110,8 +110,8 @@ class Stored:
         if refused and not permission.trust and not self.is_own:
             trouble = _key()[1]
             raise UsageError(
-                f"{self.path.parent} was made by somebody else or on another machine, and would {', '.join(refused)}: "
-                f"if you know what that does, add --trust (in Python trust=True), or name it in this call"
+                f"{self.path.parent} was created by somebody else or on another machine, and would {', '.join(refused)}"
+                f": if you trust it, add --trust (in Python trust=True), or name it in this call"
                 f"{f' ({trouble})' if trouble else ''}"
             )
 

@@ -102,7 +102,7 @@ def test_one_rank_alone_needs_no_other(tmp_path: Path, algorithm: str) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "words", "complaint"),
     [
-        ("impala", (), "does not wait for its actors, .* it runs with --backend local and serial"),
+        ("impala", (), "does not wait for its actors, .* use --backend local or serial"),
         ("a3c", ("--update", "locked"), "--update is for --backend local and serial"),
         ("a3c", ("--statistics", "per-worker"), "--statistics is for --backend local and serial"),
         ("a3c", ("--on-worker-error", "restart"), "--on-worker-error is for --backend local and ray"),
@@ -225,7 +225,7 @@ def test_a_rank_0_that_hangs_is_named_by_another(tmp_path: Path) -> None:
             for line in lines
         ]
         assert {match[1] for match in told if match} == {"1", "2"}, lines
-        assert "asyncrl: rank 0 hangs at the end of the run, and ends itself" in lines
+        assert "asyncrl: rank 0 does not respond at the end of the run, so it exits" in lines
         load_newest(run.folder / "checkpoints")
 
 
@@ -401,7 +401,7 @@ def test_a_run_that_was_suspended_goes_on(tmp_path: Path, algorithm: str) -> Non
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ((("--seed", "1"), ("--seed", "2")), f"rank 1 on {HOST} has other settings than rank 0: '--seed 2"),
+        ((("--seed", "1"), ("--seed", "2")), f"rank 1 on {HOST} has different settings from rank 0: '--seed 2"),
         ((("--gamma", "7"), ("--gamma", "7")), "--gamma must be at least 0 and at most 1, got 7"),
         ((("--workers", "3"), ("--workers", "3")), "torchrun has started 2 ranks, and --workers says 3"),
     ],
@@ -461,4 +461,4 @@ def test_a_rank_that_does_not_notice_the_end_ends_itself(
     second.close()
 
     assert ended[0] == 1
-    assert "rank 1 hangs at the end of the run, and ends itself" in capfd.readouterr().err
+    assert "rank 1 does not respond at the end of the run, so it exits" in capfd.readouterr().err

@@ -135,10 +135,10 @@ def test_ranks_that_were_started_unlike_rank_0_are_told_apart() -> None:
 
     assert disagreement(1, same, first) is None
     assert disagreement(2, same | {"words": ["--seed", "2", "--gamma", "0.9"]}, first) == (
-        "rank 2 on b has other settings than rank 0: '--seed 2 --gamma' instead of '--seed 1 --gamma'"
+        "rank 2 on b has different settings from rank 0: '--seed 2 --gamma' instead of '--seed 1 --gamma'"
     )
     assert disagreement(2, same | {"words": ["--seed", "1"]}, first) == (
-        "rank 2 on b has other settings than rank 0: '1' instead of '1 --gamma 0.9'"
+        "rank 2 on b has different settings from rank 0: '1' instead of '1 --gamma 0.9'"
     )
     assert disagreement(3, same | {"versions": {"torch": "2.12", "numpy": "2"}}, first) == (
         "rank 3 on b has torch 2.12, rank 0 has 2.13"

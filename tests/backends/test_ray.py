@@ -348,7 +348,7 @@ def test_a_shard_and_a_host_that_are_stopped_are_replaced_like_dead_ones_until_t
         (host,) = actors("Host")
         host.send_signal(signal.SIGKILL)
         run.ends_with(1)
-        assert run.status["reason"].startswith("all hosts are gone for good: host 0 on ")
+        assert run.status["reason"].startswith("all hosts failed too often: host 0 on ")
 
 
 def on_two_hosts(run: Running) -> None:

@@ -154,7 +154,7 @@ def test_resuming_says_what_changes_and_what_cannot(tmp_path: Path, capfd: pytes
 
     assert resume()[0] == 2
     code, text = resume("--total-steps", "3000", "--hidden-sizes", "8")
-    assert (code, "other layers" in text) == (2, True)
+    assert (code, "different layers" in text) == (2, True)
     code, text = resume("--total-steps", "3000", path=tmp_path / "nowhere")
     assert (code, text.count("\n")) == (2, 1)
     code, text = resume("--total-steps", "2000", "--learning-rate", "1e-4", "--no-quiet")

@@ -362,7 +362,7 @@ class TestProcesses:
 
     def test_a_child_that_hangs_is_ended(self, tmp_path: Path) -> None:
         """The doctor must end whatever an environment does."""
-        with pytest.raises(NoAnswer, match="no answer within 1 s"):
+        with pytest.raises(NoAnswer, match="did not answer within 1 s"):
             learning.ask(start_context(A3C), wait_for_ever, exercise_run(A3C, tmp_path), [0], seconds=1)
 
 

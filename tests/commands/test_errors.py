@@ -161,7 +161,7 @@ def test_every_flag_refuses_a_wrong_word(algorithm: str, name: str, refuse: Call
         ("--schedule delays", "--schedule takes round-robin or random, got 'delays'"),
         (
             "--backend serial --schedule random --delays 1 2",
-            "--delays and --schedule random both say whose turn is next: give only one",
+            "--delays and --schedule random both set the order of turns: give only one",
         ),
         ("--schedule random", "--schedule is for --backend serial"),
         (
@@ -252,7 +252,7 @@ def test_a_replay_memory_beyond_the_machines_is_refused(
     assert refusal.code == 2
     assert refusal.line.startswith("replay memory: 1,000,000 steps take ")
     assert refusal.line.endswith(
-        "100 MiB available; ask for fewer --memory-steps, or make /dev/shm larger (docker: --shm-size)"
+        "100 MiB available; use fewer --memory-steps, or make /dev/shm larger (docker: --shm-size)"
     )
 
 
@@ -397,7 +397,7 @@ def test_more_workers_than_memory_can_hold_are_refused(
 
     assert refusal.code == 2
     assert re.fullmatch(
-        r"memory: 1000 workers need at least 9\.\d GiB, 8\.0 GiB available; ask for fewer --workers, .*", refusal.line
+        r"memory: 1000 workers need at least 9\.\d GiB, 8\.0 GiB available; use fewer --workers, .*", refusal.line
     )
 
 
@@ -462,7 +462,7 @@ def test_what_is_no_run_cannot_be_resumed(tmp_path: Path, refuse: Callable[..., 
     """A folder that is missing, empty, or whose configuration is damaged or from a later version."""
     assert refuse("--resume", str(tmp_path / "nowhere")).line.endswith("nowhere is not a run: no such folder")
     (tmp_path / "empty").mkdir()
-    assert refuse("--resume", str(tmp_path / "empty")).line.endswith("is not a run: it holds no config.json")
+    assert refuse("--resume", str(tmp_path / "empty")).line.endswith("is not a run: it contains no config.json")
     for content, line in [
         ("{", "cannot be read"),
         ("[]", "cannot be read"),

@@ -282,8 +282,8 @@ def test_checkpoints_can_be_named(catch: Path, evaluate: Callable[..., dict[str,
         (["--checkpoint", "step_9"], "checkpoints/step_9: no such checkpoint; there are step_000000000000, "),
         (["--seed", "-1"], "--seed must lie between 0 and 2^63, got -1"),
         (["--loud"], "there is no --loud"),
-        (["--protocol", "no-op-starts"], "--protocol no-op-starts is of Atari, and Catch is none: leave it out"),
-        (["--checkpoint", "all", "--video", "x.mp4"], "--video films one checkpoint of one run: name it"),
+        (["--protocol", "no-op-starts"], "--protocol no-op-starts is for Atari, not for Catch: leave it out"),
+        (["--checkpoint", "all", "--video", "x.mp4"], "--video films a single checkpoint of a single run: name it"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -345,7 +345,7 @@ class TestBrokenRuns:
         settings["config"]["hidden_sizes"] = [5]
         (broken / "config.json").write_text(json.dumps(settings))
 
-        assert "other layers" in refusal([str(broken)], capsys)
+        assert "different layers" in refusal([str(broken)], capsys)
 
     def test_settings_that_are_no_json(self, broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """Torn by hand."""
@@ -368,10 +368,10 @@ class TestVideo:
     @pytest.mark.parametrize(
         ("video", "line"),
         [
-            ("x.mp4", "Catch has no picture to film"),
+            ("x.mp4", "Catch has no picture, so it cannot be filmed"),
             ("no/such/x.mp4", "there is no such folder"),
-            ("x.png", "the name of a film ends in .gif, .mp4, .mkv or .mov"),
-            ("x", "the name of a film ends in"),
+            ("x.png", "the name of a film must end in .gif, .mp4, .mkv or .mov"),
+            ("x", "the name of a film must end in"),
         ],
     )
     def test_what_cannot_be_filmed_is_one_line(

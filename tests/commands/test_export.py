@@ -181,7 +181,7 @@ def test_a_model_that_says_something_else_is_noticed(cartpole: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "say what to write: --onnx FILE, --torch FILE or --safetensors FILE"),
+        ([], "name a file to write: --onnx FILE, --torch FILE or --safetensors FILE"),
         (["--onnx", "nowhere/a.onnx"], "nowhere/a.onnx: there is no such folder"),
         (["--torch", "a.pt2", "--checkpoint", "step_9"], "step_9: no such checkpoint"),
     ],

@@ -52,7 +52,7 @@ def catch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_episode_becomes_a_gif_by_pillow_alone(
     catch: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nine steps of Catch, which has no picture: shown is what the agent sees."""
+    """Nine steps of Catch, which has no picture: the film shows the agent's observations."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
 
@@ -60,7 +60,7 @@ def test_an_episode_becomes_a_gif_by_pillow_alone(
 
     captured = capsys.readouterr()
     assert captured.out.splitlines()[0].startswith("steps 0 to 8 of an episode, score ")
-    assert "shown is what the agent sees" in captured.err
+    assert "showing the agent's observations instead" in captured.err
     with Image.open("watch.gif") as film:
         assert film.n_frames == 9
 
@@ -155,11 +155,11 @@ def test_pictures_of_other_forms_and_sizes_become_a_film_of_one_size(tmp_path: P
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--out", "x.png"], "--out x.png: the name of a film ends in .gif, .mp4, .mkv or .mov"),
+        (["--out", "x.png"], "--out x.png: the name of a film must end in .gif, .mp4, .mkv or .mov"),
         (["--out", "no/x.gif"], "--out no/x.gif: there is no such folder"),
         (["--greedy", "--sampled"], "--greedy and --sampled exclude each other"),
         (["--steps", "0"], "--steps must be 1 to 100_000, got 0"),
-        (["--skip", "50", "--out", "x.gif"], "the episode has ended before step 50: give a smaller --skip"),
+        (["--skip", "50", "--out", "x.gif"], "the episode ended before step 50: give a smaller --skip"),
     ],
 )
 def test_mistakes_are_told_in_one_line(

@@ -109,7 +109,7 @@ def test_lists_that_hold_themselves_or_are_too_deep_are_objects_too() -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"value": (i for i in range(3))}, "env_kwargs value: a generator cannot be handed to other processes"),
+        ({"value": (i for i in range(3))}, "env_kwargs value: a generator cannot be passed to other processes"),
         ({"no name": 1}, "env_kwargs takes names of arguments, got 'no name'"),
         ({1: 2}, "env_kwargs takes names of arguments, got 1"),
     ],
@@ -140,5 +140,5 @@ def test_another_program_does_not_know_what_was_handed_over() -> None:
     """It may call something else by the same name."""
     (word,) = settings_for(RunConfig, {"env_kwargs": {"value": np.arange(3.0)}})["env_kwargs"]
 
-    with pytest.raises(UsageError, match="was handed over by another program"):
+    with pytest.raises(UsageError, match="was passed by another program"):
         known_here(word.partition("@")[2], "another")

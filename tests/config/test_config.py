@@ -44,7 +44,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"image_size": 8}, "--image-size must be 0 or at least 16"),
     ({"delays": (1.0,)}, "--delays is for --backend serial"),
     ({"delays": (0.0,), "backend": "serial"}, "--delays must be more than 0, got (0.0,)"),
-    ({"delays": (1.0,), "schedule": "random", "backend": "serial"}, "both say whose turn is next: give only one"),
+    ({"delays": (1.0,), "schedule": "random", "backend": "serial"}, "both set the order of turns: give only one"),
     ({"schedule": "random"}, "--schedule is for --backend serial"),
 ]
 

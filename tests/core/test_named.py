@@ -168,7 +168,7 @@ def test_what_another_program_calls_by_the_same_name_is_another_thing(monkeypatc
     """Unless it is a class or a function that this program has under that name."""
     mine = name_for(partial(int, 5))
     assert known_here(mine, named.PROGRAM) == mine
-    with pytest.raises(UsageError, match=r"__main__:partial_int was handed over by another program or notebook"):
+    with pytest.raises(UsageError, match=r"__main__:partial_int was passed by another program or notebook"):
         known_here(mine, "another")
 
     program = ModuleType("__main__")
@@ -188,7 +188,7 @@ def test_each_asker_gets_a_copy_of_a_value_as_it_was(monkeypatch: pytest.MonkeyP
     elsewhere(monkeypatch, *parcels([handed.name]))
     handed.copy()[1] = 9.0
     assert handed.copy().tolist() == [1.0, 2.0]
-    with pytest.raises(UsageError, match="handed over by another program"):
+    with pytest.raises(UsageError, match="passed by another program"):
         named.Handed("__main__:nobody").copy()
 
 
@@ -199,7 +199,7 @@ def test_what_cannot_travel_is_refused() -> None:
     def holds() -> Any:
         return next(generator)
 
-    with pytest.raises(UsageError, match=r"holds cannot be handed to other processes: TypeError: .*put it into a mod"):
+    with pytest.raises(UsageError, match=r"holds cannot be passed to other processes: TypeError: .*put it into a mod"):
         parcels([name_for(holds)])
 
 

@@ -188,7 +188,7 @@ def test_parts_that_are_missing_or_broken_are_noticed() -> None:
     for observation, said in (
         (half, "the observation lacks some of the parts a, b"),
         (3, "the observation lacks some of the parts a, b"),
-        (half | {"b": np.full(3, np.nan, np.float32)}, "holds a NaN"),
+        (half | {"b": np.full(3, np.nan, np.float32)}, "contains NaN"),
     ):
         with pytest.raises(BadEnvironment, match=said):
             observe(space, observation)
@@ -315,12 +315,16 @@ FLOAT_IMAGE = spaces.Box(0.0, 1.0, (8, 8, 3), np.float32)
     ("space", "result", "line"),
     [
         (UNIT, (np.zeros(4, np.float32), 0.0, False, False, {}), r"the shape \[4\], not \[3\]"),
-        (UNIT, (np.array([0.0, np.nan, 0.0]), 0.0, False, False, {}), "holds a NaN or an infinity"),
-        (UNIT, (np.array([0.0, np.inf, 0.0]), 0.0, False, False, {}), "holds a NaN or an infinity"),
+        (UNIT, (np.array([0.0, np.nan, 0.0]), 0.0, False, False, {}), "contains NaN or infinity"),
+        (UNIT, (np.array([0.0, np.inf, 0.0]), 0.0, False, False, {}), "contains NaN or infinity"),
         (UNIT, ("text", 0.0, False, False, {}), r"the shape \[\], not \[3\]"),
         (UNIT, (["1", "2", "3"], 0.0, False, False, {}), "the observation is <U1, not numbers"),
-        (UNIT, ([1, None, 3], 0.0, False, False, {}), "holds a NaN or an infinity|holds what is no number"),
-        (UNIT, ([1, 10**400, 3], 0.0, False, False, {}), "holds what is no number"),
+        (
+            UNIT,
+            ([1, None, 3], 0.0, False, False, {}),
+            "contains NaN or infinity|contains something that is not a number",
+        ),
+        (UNIT, ([1, 10**400, 3], 0.0, False, False, {}), "contains something that is not a number"),
         (UNIT, (GOOD, float("nan"), False, False, {}), "the reward is nan"),
         (UNIT, (GOOD, None, False, False, {}), "the reward is NoneType, not a number"),
         (UNIT, (GOOD, 1e39, False, False, {}), r"the reward is 1e\+39"),
@@ -329,7 +333,7 @@ FLOAT_IMAGE = spaces.Box(0.0, 1.0, (8, 8, 3), np.float32)
         (UNIT, (GOOD, 1j, False, False, {}), "the reward is complex, not a number"),
         (UNIT, (GOOD, np.ones(2), False, False, {}), "the reward is ndarray, not a number"),
         (UNIT, (GOOD, 0.0, np.ones(2), False, {}), "must be single truth values"),
-        (FLOAT_IMAGE, (np.full((8, 8, 3), np.nan), 0.0, False, False, {}), "holds a NaN or an infinity"),
+        (FLOAT_IMAGE, (np.full((8, 8, 3), np.nan), 0.0, False, False, {}), "contains NaN or infinity"),
         (UNIT, (GOOD, 0.0, False, {}), r"step\(\) must return \(observation, reward, terminated, truncated, info\)"),
         (spaces.Discrete(3), (3, 0.0, False, False, {}), "the observation 3 is not in its space"),
         (spaces.Discrete(3), (1.0, 0.0, False, False, {}), "the observation 1.0 is float64, not integers"),
@@ -436,11 +440,11 @@ def test_a_factory_s_environment_takes_its_arguments() -> None:
         (f"{HERE}:not_callable", "not_callable is a int, not a function"),
         (f"{HERE}:make_nothing", r"make_nothing\(\) returned a NoneType, not a gymnasium.Env"),
         (f"{HERE}:make_trouble", r"make_trouble\(\) failed: OSError: no motor"),
-        (f"{HERE}:make_nan", "broke its contract in step 1 of an episode: the observation holds a NaN"),
+        (f"{HERE}:make_nan", "broke its contract in step 1 of an episode: the observation contains NaN"),
         (f"{HERE}:make_crash", r"broke in step\(\) after 0 steps of an episode: KeyError: 'left'"),
         (f"{HERE}:make_dict", "observes a Dict with an image in 'b': give a module:factory that wraps it"),
         (f"{HERE}:make_tuple", "observes a Text, which is not supported"),
-        (f"{HERE}:make_empty", "observes a Dict of no parts"),
+        (f"{HERE}:make_empty", "observes a Dict without parts"),
         (f"{HERE}:make_text", "observes a Text, which is not supported"),
         (f"{HERE}:make_video", r"observes an array \[4, 8, 8, 3\]"),
         (f"{HERE}:make_two_sticks", "has more combinations of actions .* than are supported, 4_096"),

@@ -60,7 +60,7 @@ def test_a_disk_that_fails_now_and_then_costs_nothing(tmp_path: Path, name: str,
                          "--runs-dir", str(tmp_path / "runs"), env=environment)  # fmt: skip
 
     assert (result.returncode, result.stderr) == (0, "")
-    assert len(re.findall(r"records.* cannot be written now \(.*\); the run goes on", result.stdout)) == 1
+    assert len(re.findall(r"records.* cannot be written now \(.*\); the run continues", result.stdout)) == 1
     assert "could not be written" not in result.stdout
     run = the_run(tmp_path / "runs")
     status = status_of(run)
@@ -92,7 +92,7 @@ def test_without_locks_a_second_command_is_refused_and_a_killed_one_goes_on(tmp_
         folder = run.folder
         refused = run_command("--resume", str(folder), env=environment)
         assert (refused.returncode, refused.stdout.count("\n")) == (2, 1)
-        assert refused.stderr == f"asyncrl a3c: error: {folder} is going on: another process is training there\n"
+        assert refused.stderr == f"asyncrl a3c: error: {folder} is in use: another process is training there\n"
         steps = run.status["steps"]
         run.until(lambda: run.status["steps"] > steps, "more steps")
         everyone = run.everyone()

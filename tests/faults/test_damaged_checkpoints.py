@@ -72,7 +72,7 @@ def test_a_damaged_checkpoint_is_skipped_by_name(
     ("algorithm", "words", "complaint"),
     [
         ("n_step_q", (), "is a run of a3c; resume it with that command"),
-        ("a3c", ("--hidden-sizes", "7"), "the checkpoint's network has other layers than this run's"),
+        ("a3c", ("--hidden-sizes", "7"), "the checkpoint's network has different layers from this run's"),
         ("a3c", ("--env-id", "Chain"), "the checkpoint's env_id is Catch, this run's is Chain"),
         ("a3c", ("--optimizer", "rmsprop"), "the checkpoint's optimizer is adam, this run's is rmsprop"),
     ],
@@ -209,7 +209,7 @@ def test_a_state_of_the_workers_that_is_none_ends_the_run_in_one_line(
     assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000"]) == 1
     told = capfd.readouterr()
     assert "failed: the state of the workers in the checkpoint cannot be used" in told.out
-    assert "with --backend local the run goes on without it" in told.out
+    assert "with --backend local the run continues without it" in told.out
     assert told.err == ""
     assert main("asyncrl.a3c", ["--resume", str(run), "--total-steps", "2000", "--backend", "local"]) == 0
 

@@ -33,7 +33,7 @@ def make(): return Env(gymnasium.make("CartPole-v1"))
 """
 BROKEN = {
     "raises": ("raise RuntimeError('the wheels came off')", "RuntimeError: the wheels came off"),
-    "NaN": ("observation = observation * np.nan", "the observation holds a NaN or an infinity"),
+    "NaN": ("observation = observation * np.nan", "the observation contains NaN or infinity"),
     "shape": ("observation = observation[:3]", "the observation has the shape [3], not [4]"),
     "text": ("reward = 'much'", "the reward is str, not a number"),
     "range": ("reward = 1e39", "the reward is 1e+39"),

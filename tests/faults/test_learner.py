@@ -105,7 +105,7 @@ def test_a_learner_that_is_gone_for_good_ends_the_run(tmp_path: Path) -> None:
 
         status = run.status
         assert status["state"] == "failed"
-        assert status["reason"].startswith("the learner is gone for good: it was killed by SIGKILL")
+        assert status["reason"].startswith("the learner failed too often: it was killed by SIGKILL")
         assert "\n" not in status["reason"]
         assert "traceback" not in status
         assert [event["who"] for event in run.events if event["event"] == "gone"] == ["learner"]
@@ -247,7 +247,7 @@ def test_a_run_that_ends_with_its_learner_is_saved_as_its_newest_checkpoint_was(
     assert all(float(tensor.abs().max()) < 100 for tensor in checkpoint.parameters.values())
     if trouble == "dies":
         assert outcome.reason == (
-            "the learner is gone for good: it was killed by SIGKILL within an update; "
+            "the learner failed too often: it was killed by SIGKILL within an update; "
             "the parameters are those of step 0 again"
         )
     else:

@@ -35,8 +35,7 @@ def test_a_run_that_is_still_alive_is_not_resumed(tmp_path: Path, capfd: pytest.
         for words in (("--resume", str(folder)), ("--resume", "auto", "--run-name", folder.name)):
             assert main("asyncrl.a3c", [*words, "--env-id", "Catch", "--runs-dir", str(tmp_path)]) == 2
             assert (
-                capfd.readouterr().err
-                == f"asyncrl a3c: error: {folder} is going on: another process is training there\n"
+                capfd.readouterr().err == f"asyncrl a3c: error: {folder} is in use: another process is training there\n"
             )
         steps = run.status["steps"]
         run.until(lambda: run.status["steps"] > steps, "more steps")

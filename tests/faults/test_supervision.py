@@ -93,7 +93,7 @@ def test_a_run_that_loses_more_than_half_of_its_workers_fails_with_a_checkpoint(
 
         status = run.status
         assert status["state"] == "failed"
-        assert "2 of 2 workers are gone for good" in status["reason"]
+        assert "2 of 2 workers failed too often" in status["reason"]
         assert "was killed by SIGKILL" in status["reason"]
         assert load_newest(run.folder / "checkpoints")[0].steps == status["steps"]
 
@@ -344,5 +344,5 @@ def test_ends_that_say_little_are_told_all_the_same() -> None:
         pid = None
 
     assert how_it_died(cast(Any, Ended())) == "was killed by signal 40"
-    assert last_line("") == "what could not be written down"
+    assert last_line("") == "something that could not be stored"
     assert last_line("Traceback\n  x\nValueError: 3\n") == "ValueError: 3"

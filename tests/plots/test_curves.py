@@ -166,9 +166,9 @@ def test_the_command_draws_a_picture(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["{tmp}/run", "{tmp}/empty", "{tmp}/nowhere"], "is not a run: no such folder"),
         (["{tmp}/run", "--x", "hours"], "--x takes steps, frames or minutes, got 'hours'"),
         (["{tmp}/run", "--out", "{tmp}/out.abc"], "cannot write"),
-        (["{tmp}/run", "--reference", "{tmp}/none.csv"], "is no file of reference curves"),
+        (["{tmp}/run", "--reference", "{tmp}/none.csv"], "is not a file of reference curves"),
         (["{tmp}/run", "--reference", "{tmp}/empty.csv"], "has no rows"),
-        (["{tmp}/run", "--reference", "{tmp}/words.csv"], "is no file of reference curves"),
+        (["{tmp}/run", "--reference", "{tmp}/words.csv"], "is not a file of reference curves"),
         (["{tmp}/run", "--x", "minutes", "--reference", "{tmp}/steps.csv"], "the reference they has no minutes"),
     ],
 )

@@ -65,7 +65,7 @@ def test_a_second_one_is_refused_until_the_first_has_ended(file: Path) -> None:
     assert not is_held(file)
     with held(file):
         assert is_held(file)
-        with pytest.raises(Held, match="is going on: another process is training there"), held(file):
+        with pytest.raises(Held, match="is in use: another process is training there"), held(file):
             pass
     assert not is_held(file)
     with held(file):

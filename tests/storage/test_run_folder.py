@@ -158,7 +158,7 @@ def test_a_run_can_be_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="absent is not a run: no such folder"):
         RunFolder.open(tmp_path / "absent")
-    with pytest.raises(UsageError, match=r"is not a run: it holds no config\.json"):
+    with pytest.raises(UsageError, match=r"is not a run: it contains no config\.json"):
         RunFolder.open(tmp_path)
 
 

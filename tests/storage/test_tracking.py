@@ -143,7 +143,7 @@ def test_a_tracker_that_fails_ends_nothing(tmp_path: Path, wandb: FakeWandb, cap
 
     out, errors = capfd.readouterr()
     assert (run.state, errors, wandb.finished) == ("finished", "", 1)
-    assert out.count("wandb cannot be written now (ConnectionError: nobody is there); the run goes on") == 1
+    assert out.count("wandb cannot be written now (ConnectionError: nobody is there); the run continues") == 1
     calls = status_of(run.path)["unwritten"]["wandb"]
     assert calls > 2
     assert out.count(f"could not be written: {calls} calls of wandb (ConnectionError: nobody is there)\n") == 1

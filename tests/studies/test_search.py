@@ -156,7 +156,7 @@ def test_nothing_to_collect_is_one_line(tmp_path: Path, capsys: pytest.CaptureFi
 
     assert main([*WORDS, "--trials", "2", "--report-only", "--runs-dir", str(place)]) == 2
 
-    assert f"{place} holds no study to report on" in capsys.readouterr().err
+    assert f"{place} contains no study to report on" in capsys.readouterr().err
     assert not place.exists()
 
 

@@ -50,7 +50,7 @@ SMALL = (
         (["--seeds", "0"], "--seeds must be at least 1"),
         (["--env-ids", "Catch", "--", "--no-such-flag"], "there is no --no-such-flag"),
         (["--env-ids", "Nowhere-v0"], "Nowhere"),
-        (["--report-only"], "holds no study to report on"),
+        (["--report-only"], "contains no study to report on"),
     ],
 )
 def test_mistakes_are_one_line_before_any_run(

@@ -147,7 +147,7 @@ class Leader:
                 return outcome
         now, others = self._board.beats(), range(1, self._board.size)
         if silent := [rank for rank in others if now.get(rank) == before.get(rank)]:
-            return failed(f"{self._names(silent)} gave no sign of life any more ({error})")
+            return failed(f"{self._names(silent)} stopped responding ({error})")
         if late := [rank for rank in others if now[rank][1] < self._board.begun]:
             seconds = self._run.spec.config.collective_timeout_seconds
             return failed(f"{self._names(late)} did not come within {seconds:g} seconds: it hangs")
@@ -267,8 +267,8 @@ def refuse(plan: Plan) -> None:
     config, kind, command = plan.config, plan.method.experience, command_of(plan.algorithm)
     if kind not in (GRADIENT, IN_STEP):
         raise UsageError(
-            f"{command} does not wait for its actors, and the ranks of --backend collective wait for each other: it "
-            "runs with --backend local and serial"
+            f"{command} does not wait for its actors, and the ranks of --backend collective wait for each other: "
+            "use --backend local or serial"
         )
     if config.reduce == "gradients" and kind == GRADIENT:
         raise UsageError(f"--reduce says where a learner learns; {command} reduces gradients in any case")

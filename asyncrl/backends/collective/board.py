@@ -140,7 +140,9 @@ class Board(Sealed):
                     over = True
                 over_since = (over_since or time.monotonic()) if over else None
                 if over_since is not None and watch.silence(over_since) > GRACE_SECONDS and not self._closed.is_set():
-                    print_line(f"asyncrl: rank {self.rank} hangs at the end of the run, and ends itself", error=True)
+                    print_line(
+                        f"asyncrl: rank {self.rank} does not respond at the end of the run, so it exits", error=True
+                    )
                     end(1)
 
         self._thread = threading.Thread(target=live, daemon=True, name="beat")
@@ -267,7 +269,7 @@ def disagreement(rank: int, hello: Mapping[str, Any], first: Mapping[str, Any]) 
     if here != there:
         place = next(i for i, (a, b) in enumerate(zip_longest(here, there)) if a != b)
         shown = [" ".join(words[max(0, place - 1) : place + 2]) or "nothing" for words in (there, here)]
-        return f"{who} has other settings than rank 0: {shown[0]!r} instead of {shown[1]!r}"
+        return f"{who} has different settings from rank 0: {shown[0]!r} instead of {shown[1]!r}"
     return None
 
 

@@ -44,7 +44,7 @@ def refuse(plan: Plan) -> None:
     config, kind, command = plan.config, plan.method.experience, command_of(plan.algorithm)
     if kind == MEMORY:
         if keeps_replay(config):
-            raise UsageError("--checkpoint-replay is for one machine: the memory of hosts is not saved")
+            raise UsageError("--checkpoint-replay needs a single machine: the memory of hosts is not saved")
         if config.hosts == "auto":
             raise UsageError("--hosts auto is for methods without a memory, which hosts divide: give a number")
         plan.on_one_machine(config.all_workers)  # whether the memory has room for the steps of all workers

@@ -259,11 +259,11 @@ class Driver:
             return True
         if self._all_gone():
             last = max((place for place in self._places if place.gone), key=lambda place: place.losses[-1])
-            reason = f"all hosts are gone for good: {last.name} is lost ({last.cause})"
+            reason = f"all hosts failed too often: {last.name} is lost ({last.cause})"
             self._tell("failed", reason, None)
             return True
         if self._watch.silence(self._inhabited) > LOST_SECONDS:
-            self._tell("failed", f"there was no host for {LOST_SECONDS:.0f} seconds", None)
+            self._tell("failed", f"no host was available for {LOST_SECONDS:.0f} seconds", None)
             return True
         return self._all_left()
 

@@ -79,7 +79,7 @@ class Leader:
             if (reason := monitor.verdict()) is not None and clock.started():
                 clock.stop(FINISH)
             if self._ended:
-                return finished(reason) if reason is not None else failed("all hosts have left before the end")
+                return finished(reason) if reason is not None else failed("all hosts left before the end of the run")
             if self._driver.exitcode is not None:
                 self._listen()
                 return self._failed or self._without_driver()

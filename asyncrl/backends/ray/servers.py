@@ -122,7 +122,7 @@ class MemoryPlace(ServerPlace):
     def note_loss(self, cause: str) -> None:
         """Its memory begins anew."""
         cause = f"{cause}, and {int(self.known['stored'][0]):,} steps are lost with it"
-        self._tell("say", f"{self.kind} {self.number} {cause}; another fills its memory anew")
+        self._tell("say", f"{self.kind} {self.number} {cause}; a new one fills its memory again")
         self._tell("event", "replay_host_lost", {"replay_host": self.number, "cause": cause})
 
 
@@ -322,7 +322,7 @@ class Learner(ServerPlace, Servers):
         cause = f"{trouble}, and {lost:,} updates are lost with it"
         self._tell("loss", "gone" if self.gone else "restarted", LEARNER, cause)
         if self.gone:
-            self._tell("failed", f"the learner is gone for good: it {trouble}", None)
+            self._tell("failed", f"the learner failed too often: it {trouble}", None)
         else:
             self._tell("say", f"the learner {cause}; another continues from update {updates:,}")
         return not self.gone
