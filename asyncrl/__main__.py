@@ -54,7 +54,7 @@ def run(words: Sequence[str]) -> int:
         print_line(version())
         return 0
     if words[0] not in ALGORITHMS | COMMANDS:
-        near = difflib.get_close_matches(words[0], ALGORITHMS | COMMANDS, n=1)
+        near = difflib.get_close_matches(words[0].lower(), ALGORITHMS | COMMANDS, n=1)
         remedy = f"perhaps you meant {near[0]}" if near else f"there are {', '.join(ALGORITHMS | COMMANDS)}"
         print_line(f"asyncrl: error: no command {words[0]!r}; {remedy}", error=True)
         return 2
@@ -74,7 +74,7 @@ def run(words: Sequence[str]) -> int:
             try:
                 words = [algorithm_in_config(words), *words]
             except UsageError as error:
-                print_line(f"asyncrl train: error: {error}", error=True)
+                print_line(f"asyncrl train: error: {error.shell}", error=True)
                 return 2
     elif words[0] in COMMANDS:
         module = ALIASES.get(words[0], words[0])
@@ -85,7 +85,10 @@ def run(words: Sequence[str]) -> int:
 
 
 def algorithm_in_config(words: Sequence[str]) -> str:
-    """The algorithm that the file behind `--config` names, where the command line names none. Raises UsageError."""
+    """The algorithm of the file behind `--config`, or of the run behind `--resume`, where the command line names none.
+
+    Raises UsageError.
+    """
     from asyncrl.config.commandline import TRUST, value_of
     from asyncrl.config.files import read_settings
     from asyncrl.core.errors import UsageError
@@ -95,6 +98,10 @@ def algorithm_in_config(words: Sequence[str]) -> str:
     if file := value_of("--config", words):
         stored = read_settings(Path(file))
         algorithm = stored.algorithm and name_of(stored.usable_algorithm(Permission(trust=TRUST in words)))
+    elif resume := value_of("--resume", words):
+        from asyncrl.api.resume import algorithm_in
+
+        algorithm = "" if resume == "auto" else name_of(algorithm_in(resume, Permission(trust=TRUST in words)))
     if not algorithm:
         here = f", or in {file}" if file else ""
         raise UsageError(f"name an algorithm first{here}: {', '.join(ALGORITHMS)}, or your own module")

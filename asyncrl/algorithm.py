@@ -7,6 +7,7 @@ defines `loss`. To change an algorithm, derive from it. Nothing is registered.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib.util
 import operator
@@ -144,6 +145,8 @@ def load(name: str) -> type[Algorithm]:
         if there := _is_there(module):
             importlib.import_module(module)
     if not there:
+        if near := difflib.get_close_matches(name.lower(), ALGORITHMS, 1, 0.7):
+            raise UsageError(f"there is no algorithm {name!r}; perhaps you meant {near[0]}")
         raise UsageError(
             f"there is no algorithm {name!r}: the package's own are {', '.join(ALGORITHMS)}; your own is given by "
             "its module, which must be installed or on PYTHONPATH"

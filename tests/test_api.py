@@ -27,6 +27,7 @@ from asyncrl.api.request import request_for
 from asyncrl.api.runs import Rows
 from asyncrl.catalog import ALGORITHMS
 from asyncrl.commands.train import configure
+from asyncrl.core.extras import to_install
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.seeding import ENVIRONMENT, NO_PART, derive
 from tests.support import status_of
@@ -233,6 +234,9 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
     ("algorithm", "settings", "line"),
     [
         ("a4c", {}, "there is no algorithm 'a4c'"),
+        ("PPO", {}, "there is no algorithm 'PPO'; perhaps you meant ppo"),
+        ("a3c", {"n_steps": 128}, "there is no setting n_steps; perhaps you meant t_max"),
+        ("a3c", {"buffer_size": 128}, "there is no setting buffer_size; other algorithms have it as memory_steps"),
         ("a3c", {"worker": 2}, "there is no setting worker; perhaps you meant workers"),
         ("a3c", {"workers": "two"}, "workers takes a whole number, got 'two'"),
         ("a3c", {"workers": 2.5}, "workers takes int, got 2.5"),
@@ -247,6 +251,17 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
         ("a3c", {"config": "nowhere.toml"}, "--config nowhere.toml cannot be read: No such file or directory"),
         ("a3c", {"resume": "nowhere"}, "is not a run"),
         ("a3c", {"env_id": Screen()}, "env_id takes an id, a class or a function that makes an environment"),
+        (
+            "a3c",
+            {"env": ["Catch"]},
+            "env_id takes an id, a class or a function that makes an environment: a run",
+        ),
+        ("a3c", {"env": gymnasium.spec("CartPole-v1")}, 'env_id takes its id, "CartPole-v1": each worker has its own'),
+        (
+            "a3c",
+            {"network": nn.Linear(4, 4)},
+            "network takes a name or a function that makes one, not a Linear: each worker has",
+        ),
         ("a3c", {"env_id": dict}, "dict() returned a dict, not a gymnasium.Env"),
         ("a3c", {"network": "mpl"}, "--network takes auto, small, board, paper, nature, mlp or module:factory"),
     ],
@@ -403,7 +418,7 @@ def test_a_frame_needs_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Without it there is one line."""
     monkeypatch.setitem(sys.modules, "pandas", None)
 
-    with pytest.raises(asyncrl.UsageError, match="a frame needs pandas: pip install pandas"):
+    with pytest.raises(asyncrl.UsageError, match=re.escape(f"a frame needs pandas: {to_install('', 'pandas')}")):
         Rows([{"mean": 1.0}]).frame()
 
 
@@ -723,11 +738,12 @@ def test_a_policy_that_draws_repeats_with_its_seed(tmp_path: Path) -> None:
 
 
 def test_the_documentation_says_what_works(tmp_path: Path) -> None:
-    """Every program in docs/python.md runs, one after the other, as it stands there."""
+    """Every program in docs/python.md runs, one after the other, as it stands there, without optional packages."""
     programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
     assert programs
 
-    done = run_script(tmp_path, "\n".join(programs))
+    without = "import sys\nsys.modules.update(dict.fromkeys(['pandas', 'onnx', 'optuna', 'ray']))\n"
+    done = run_script(tmp_path, without + "\n".join(programs))
 
     assert done.stderr == ""
     scores = [float(line) for line in done.stdout.splitlines() if re.fullmatch(r"\d+\.\d", line)]

@@ -105,8 +105,6 @@ def test_the_commands_of_a_document_run(
             continue
         assert own is not None, f"{line}: run it here, or say in NOT_RUN why not"
         own = small([found for word in own for found in (glob.glob(word) if "*" in word else [word])])
-        if "HalfCheetah" in line:
-            pytest.importorskip("mujoco")
         if words[0] == "torchrun":
             ours = words.index("-m")
             torchrun = [sys.executable, "-m", "torch.distributed.run", *words[1:ours], "-m", "asyncrl", *own]

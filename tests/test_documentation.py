@@ -193,6 +193,33 @@ def test_every_page_of_the_documentation_is_listed() -> None:
     assert {page for page in docs.rglob("*.md") if "_build" not in page.parts} - listed == set()
 
 
+OPTIONAL = {
+    "box2d": "LunarLander|BipedalWalker",
+    "export": "--onnx|onnxruntime",
+    "minatar": "MinAtar/",
+    "minigrid": "MiniGrid-",
+    "mujoco": "HalfCheetah|Ant-v|Hopper|Walker2d|Humanoid|InvertedPendulum",
+    "pandas": r"pandas|frame\(\)",
+    "ray": "--backend ray",
+    "search": "--trials",
+    "video": r"\.mp4|\.mkv|\.mov",
+}
+"""Extras, and a package without one, by what needs them in an example."""
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_a_page_tells_what_its_examples_need_besides_the_package(page: Path) -> None:
+    """By the command that installs it; for pages with results the list of all of them does so."""
+    text = page.read_text()
+    code = "\n".join(re.findall(r"```(?:bash|python)\n(.*?)```", text, re.DOTALL))
+    installed = re.findall(r"pip\s+install\s+-c\s+constraints\.txt\s+(?:-e\s+\"\.\[([\w,]+)\]\"|(pandas))", text)
+    told = {name for extras, package in installed for name in (*extras.split(","), package)}
+
+    assert {name for name, use in OPTIONAL.items() if re.search(use, code)} <= told
+
+
 def test_every_fault_names_tests_that_exist() -> None:
     """The last cell of each row of docs/faults.md, unless it says that there is none."""
     text = (ROOT / "docs" / "faults.md").read_text()

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.algorithm import Algorithm
 from asyncrl.api.request import File, refuse_launcher, request_for
-from asyncrl.api.runs import Run, random_numbers_kept, run_in, run_of
+from asyncrl.api.runs import Run, random_numbers_kept, run_of
 from asyncrl.api.training import carry_out
 from asyncrl.backends.outcome import PROGRAM, Signals
 from asyncrl.config.run_config import RunConfig
@@ -63,9 +62,10 @@ def train(
         resolved = request.resolved()
         refuse_launcher(resolved)
         if request.has_nothing_to_do(resolved):
-            return run_in(Path(resolved.config.resume))
+            return Run.open(resolved.config.resume)
         with signals.caught():
-            ended = carry_out(resolved, signals, speaks=not quiet, listener=calls.listener if calls else NOBODY)
+            listener = calls.listener if calls else NOBODY
+            ended = carry_out(resolved, signals, speaks="" if quiet else "python", listener=listener)
     if calls is not None:
         calls.end(ended)
     if signals.first not in (None, PROGRAM):

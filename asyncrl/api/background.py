@@ -7,15 +7,14 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from asyncrl.algorithm import Algorithm
 from asyncrl.api.callbacks import Callback, Calls
 from asyncrl.api.request import File, Request, refuse_launcher, request_for
-from asyncrl.api.runs import Run, random_numbers_kept, run_in, run_of
+from asyncrl.api.runs import Run, random_numbers_kept, run_of
 from asyncrl.api.training import carry_out
 from asyncrl.backends.outcome import Signals
 from asyncrl.config.run_config import RunConfig
@@ -45,7 +44,7 @@ def training(
                     break
         print(training.run.best_score)
     """
-    return Training(request_for(algorithm, config, settings, trust, quiet), speaks=not quiet, callback=callback)
+    return Training(request_for(algorithm, config, settings, trust, quiet), "" if quiet else "python", callback)
 
 
 class Training(Iterator[Evaluation]):
@@ -57,7 +56,9 @@ class Training(Iterator[Evaluation]):
     numerical libraries ask for one thread.
     """
 
-    def __init__(self, request: Request, speaks: bool, callback: Callback | Sequence[Callback] | None = None) -> None:
+    def __init__(
+        self, request: Request, speaks: Literal["", "python"], callback: Callback | Sequence[Callback] | None = None
+    ) -> None:
         """Start the run, and return when its workers are running. Raises UsageError, or RunFailed if it breaks."""
         self._thread = _Thread(request, speaks, callback)
         with random_numbers_kept():  # a run uses torch's global generator only until its workers are running
@@ -119,7 +120,9 @@ class Training(Iterator[Evaluation]):
 class _Thread(threading.Thread):
     """The thread that supervises the run."""
 
-    def __init__(self, request: Request, speaks: bool, callback: Callback | Sequence[Callback] | None) -> None:
+    def __init__(
+        self, request: Request, speaks: Literal["", "python"], callback: Callback | Sequence[Callback] | None
+    ) -> None:
         # A daemon: for other threads Python waits at its exit, before it would let us stop the run.
         super().__init__(daemon=True, name="asyncrl-training")
         self.at_work = threading.Event()
@@ -142,7 +145,7 @@ class _Thread(threading.Thread):
                 resolved = self._request.resolved()
                 refuse_launcher(resolved)
                 if self._request.has_nothing_to_do(resolved):
-                    run = run_in(Path(resolved.config.resume))
+                    run = Run.open(resolved.config.resume)
                 else:
                     ended = carry_out(resolved, self._signals, self._speaks, self._calls.listener)
                     self._calls.end(ended)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.api.narration import as_typed
+from asyncrl.api.advice import as_typed
 from asyncrl.catalog import name_of
 from asyncrl.core.errors import UsageError
 from asyncrl.storage.run_folder import RunFolder, read_status
@@ -24,7 +24,7 @@ def describe_run(path: Path, state: str, best_score: float | None) -> str:
         steps = f" after {read_status(path)['steps']:,} steps"
     except (OSError, ValueError, LookupError, TypeError, UsageError):
         pass  # a repr never raises
-    return f"<Run of {what}: {state}{steps}, {_score(best_score)}, in {as_typed(path)}>"
+    return f"<Run of {what}: {state}{steps}, {_score(best_score)}, in {as_typed(path, "shell")}>"
 
 
 def describe_policy(loaded: Loaded) -> str:
@@ -34,7 +34,7 @@ def describe_policy(loaded: Loaded) -> str:
     named = f"{loaded.name} checkpoint" if loaded.name in ("best", "newest") else loaded.name
     return (
         f"<Policy of {name_of(spec.algorithm)} on {spec.environment.env_id}: {policy}, {named} after "
-        f"{checkpoint.steps:,} steps, {_score(checkpoint.facts.get('best_score'))}, in {as_typed(loaded.path)}>"
+        f"{checkpoint.steps:,} steps, {_score(checkpoint.facts.get('best_score'))}, in {as_typed(loaded.path, "shell")}>"
     )
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from asyncrl.api.playing import Loaded, outputs_of, play_episodes
 from asyncrl.core.errors import UsageError
+from asyncrl.core.extras import to_install
 from asyncrl.core.moments import LARGEST, standardize
 from asyncrl.core.rollout import State
 from asyncrl.runtime.collect import for_environments
@@ -263,7 +264,7 @@ def _import(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise UsageError(f'{name} is not installed: pip install "asyncrl[export]"') from None
+        raise UsageError(f"{name} is not installed: {to_install('export')}") from None
 
 
 @contextlib.contextmanager

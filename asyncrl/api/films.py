@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from asyncrl.core.errors import UsageError
+from asyncrl.core.extras import to_install
 from asyncrl.envs.environment import BadEnvironment, Environment, Wrapper
 from asyncrl.envs.pictures import resized
 from asyncrl.envs.spec import TOYS, EnvSpec
@@ -43,7 +44,7 @@ def check_file(flag: str, file: str) -> None:
         try:
             import imageio_ffmpeg  # noqa: F401 - is it there?
         except ImportError:
-            raise UsageError(f"{flag} needs imageio-ffmpeg: pip install imageio-ffmpeg (the extra [video])") from None
+            raise UsageError(f"{flag} needs imageio-ffmpeg: {to_install('video')}") from None
 
 
 def with_pictures(spec: EnvSpec) -> EnvSpec:

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import math
-import os
-import shlex
-from pathlib import Path
 from typing import Any
 
 from asyncrl.algorithm import MEMORY
+from asyncrl.api.advice import Language, at_first
 from asyncrl.backends.outcome import Outcome
-from asyncrl.catalog import name_of, short
+from asyncrl.catalog import short
 from asyncrl.config.groups import default_workers
 from asyncrl.core.devices import usable_cores
 from asyncrl.runtime.monitor import Summary
 from asyncrl.runtime.run import Run
 from asyncrl.runtime.terminal import number
-from asyncrl.storage import checkpoints
 
 
-def introduction(run: Run, description: str, changes: list[str]) -> list[str]:
-    """The lines printed before a run begins; `description` describes its environment."""
-    config = run.spec.config
+def introduction(run: Run, changes: list[str], language: Language) -> list[str]:
+    """The lines printed before a run begins. What they leave out is in config.json."""
+    config, spaces = run.spec.config, run.spec.spaces
     parameters = sum(math.prod(shape) for _, shape in run.spec.layout)
     up_to = "up to " if config.hosts == "auto" else ""
     hosts = f"{up_to}{config.most_hosts} hosts x " if config.backend == "ray" else ""
+    actions = f"{len(spaces.action_low)} continuous" if spaces.is_continuous else str(spaces.actions)
     lines = [
-        description,
-        f"{short(run.spec.algorithm)}, preset {config.preset}: {parameters:,} parameters, "
-        f"{hosts}{config.workers} workers x {config.envs_per_worker} environments, t_max {config.t_max}, "
-        f"{config.optimizer} {config.learning_rate:g}, {config.precision}, " + how_updated(run),
+        f"{short(run.spec.algorithm)} on {config.env_id}: {actions} actions, observation {spaces.observation_dtype} "
+        f"{list(spaces.observation_shape)}, {parameters:,} parameters",
+        f"{hosts}{config.workers} workers x {config.envs_per_worker} environments, {how_updated(run)}, t_max "
+        f"{config.t_max}, {config.optimizer} {config.learning_rate:g}, {config.precision}",
         chosen_by_preset(run),
     ]
     if config.backend == "local" and config.workers > default_workers():
@@ -42,7 +40,7 @@ def introduction(run: Run, description: str, changes: list[str]) -> list[str]:
             f"resumed at {run.handles.clock.steps:,} steps after {run.handles.clock.seconds:.0f} s; "
             + ("every worker continues where it was" if run.spec.exact else "environments begin new episodes")
         )
-    return [*lines, f"watch its curves: tensorboard --logdir {as_typed(run.spec.folder.path)}", *changes]
+    return [*lines, *at_first(run.spec.folder.path, language), *changes]
 
 
 def how_updated(run: Run) -> str:
@@ -112,24 +110,3 @@ def missing(summary: Summary) -> str:
     if summary.unrecorded["steps"]:
         line += f"; {summary.unrecorded['steps']:,} steps are in no row of a worker"
     return line
-
-
-def what_next(run: Run) -> list[str]:
-    """The lines that resume, evaluate and watch a run; none if it left no checkpoint."""
-    folder, config = run.spec.folder, run.spec.config
-    if not checkpoints.find(folder.checkpoints):
-        return []
-    path = as_typed(folder.path)
-    # A run that made all its steps needs more of them.
-    more = f" --total-steps {2 * config.total_steps}" if run.handles.clock.steps >= config.total_steps else ""
-    return [
-        f"resume it:   python -m asyncrl train {name_of(run.spec.algorithm)} --resume {path}{more}",
-        f"evaluate it: python -m asyncrl evaluate {path}",
-        f"watch it:    python -m asyncrl watch {path}",
-    ]
-
-
-def as_typed(path: Path) -> str:
-    """A path as one would type it: relative to the current folder if it is in there, quoted where a shell needs it."""
-    near = os.path.relpath(path)
-    return shlex.quote(str(path) if near.startswith("..") else near)

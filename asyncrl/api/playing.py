@@ -214,6 +214,9 @@ def load_checkpoint(folder: RunFolder, name: str) -> Checkpoint:
             return checkpoints.load(folder.checkpoints / name)
         checkpoint, skipped = checkpoints.load_newest(folder.checkpoints, "best" if name == "best" else "step")
     except BadCheckpoint as error:
+        if name == "best" and not checkpoints.find(folder.checkpoints, "best") and checkpoints.find(folder.checkpoints):
+            none = f"{folder.path} has no best checkpoint, as no evaluation has ended; give"
+            raise UsageError(f'{none} checkpoint="newest"', f"{none} --checkpoint newest") from None
         there = [path.name for kind in ("step", "best") for path in checkpoints.find(folder.checkpoints, kind)]
         raise UsageError(f"{error}; there are {', '.join(there) or 'none'}") from None
     for line in skipped:

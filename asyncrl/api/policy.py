@@ -174,7 +174,7 @@ def load(
     another program may have handed over. What somebody else's folder names is imported only with `trust`. Raises
     UsageError.
     """
-    path = run.path if isinstance(run, Run) else Path(run)
+    path = Path(run)
     with one_thread(), random_numbers_kept():
         own = {"env_id": env_id, "env_kwargs": env_kwargs, "network": network}
         given = settings_for(RunConfig, {name: value for name, value in own.items() if value is not None})

@@ -126,6 +126,10 @@ def request_for(
     """
     own = {} if quiet is None else {"quiet": quiet}
     if config is None or isinstance(config, RunConfig):
+        if not algorithm and settings.get("resume", "") not in ("", AUTO):
+            from asyncrl.api.resume import algorithm_in
+
+            algorithm = algorithm_in(settings["resume"], Permission(settings, trust))
         name = _name(algorithm)
         cls = load(name).Config
         if config is None:

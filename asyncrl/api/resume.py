@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -68,6 +69,11 @@ def stored_config(algorithm: str, stored: Stored, permission: Permission, trains
         raise UsageError(f"{stored.path} cannot be read: {one_line(error)}") from None
 
 
+def algorithm_in(run: str | os.PathLike[str], permission: Permission) -> str:
+    """The name of the algorithm of a run. Raises UsageError."""
+    return read_stored(RunFolder.open(Path(run)).config_file).usable_algorithm(permission)
+
+
 def differences(stored: RunConfig, config: RunConfig) -> list[str]:
     """A line for each setting that differs in the resumed run, except for how much it prints. Raises UsageError."""
     if config.load != stored.load:
@@ -88,8 +94,6 @@ def load_for_resume(algorithm: str, config: RunConfig, layout: Layout) -> Checkp
     check_fits(checkpoint, algorithm, config.env_id, config.optimizer, layout)
     # A run that was killed after its last step still has to make its last evaluation.
     if checkpoint.steps >= config.total_steps and is_finished(Path(config.resume)):
-        raise UsageError(
-            f"the run has already trained for {checkpoint.steps} of {config.total_steps} steps; give a larger "
-            "--total-steps to continue"
-        )
+        made = f"the run has made {checkpoint.steps} of {config.total_steps} steps; give a larger"
+        raise UsageError(f"{made} total_steps to go on", f"{made} --total-steps to go on")
     return checkpoint

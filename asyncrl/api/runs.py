@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,9 @@ class Rows(list[RowT]):
         try:
             import pandas
         except ImportError:
-            raise UsageError("a frame needs pandas: pip install pandas") from None
+            from asyncrl.core.extras import to_install
+
+            raise UsageError(f"a frame needs pandas: {to_install('', 'pandas')}") from None
         return pandas.DataFrame(list(self))
 
 
@@ -67,6 +70,20 @@ class Run:
         from asyncrl.api.descriptions import describe_run
 
         return describe_run(self.path, self.state, self.best_score)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Run:
+        """The run in a folder, once it has ended. Raises UsageError."""
+        folder = RunFolder.open(Path(path))
+        status = read_status(folder.path)
+        try:
+            return cls(folder.path, status["state"], status["reason"], status["best_score"])
+        except KeyError as error:
+            raise UsageError(f"{folder.status_file} is missing or damaged: it has no {error}") from None
+
+    def __fspath__(self) -> str:
+        """The run's folder: a run may be given wherever a folder may."""
+        return str(self.path)
 
     def evaluate(
         self, episodes: int = 10, seed: int = 0, checkpoint: str = "best", greedy: bool | None = None
@@ -94,16 +111,6 @@ def run_of(ended: Ended) -> Run:
     if outcome.state == "failed":
         raise RunFailed(path, outcome.reason, outcome.traceback)
     return Run(path, outcome.state, outcome.reason, ended.summary.best_score)
-
-
-def run_in(path: Path) -> Run:
-    """The run in a folder, from its status.json."""
-    folder = RunFolder.open(path)
-    status = read_status(folder.path)
-    try:
-        return Run(folder.path, status["state"], status["reason"], status["best_score"])
-    except KeyError as error:
-        raise UsageError(f"{folder.status_file} is missing or damaged: it has no {error}") from None
 
 
 @contextlib.contextmanager

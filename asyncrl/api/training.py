@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from asyncrl.runtime.snapshots import flat_parameters
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
 from asyncrl.storage.holding import FolderLost, Hold
-from asyncrl.storage.run_folder import RunExists, RunFolder, default_name, host_facts
+from asyncrl.storage.run_folder import RunExists, RunFolder, default_name, host_facts, run_path
 from asyncrl.storage.stored import write_stored
 
 if TYPE_CHECKING:
@@ -55,20 +55,20 @@ class Ended:
 def carry_out(
     resolved: ResolvedRun,
     signals: Signals,
-    speaks: bool,
+    speaks: Literal["", "shell", "python"],
     listener: Listener = NOBODY,
     meeting: Any = None,
 ) -> Ended:
     """Carry a run out, from its folder to its last status. Raises UsageError before the run begins, nothing after that.
 
-    `signals` are being caught: the first one stops the run in order. Without `speaks` nothing at all is printed;
-    `--quiet` still prints the folder and the outcome. `meeting`, a `collective.board.Board`: the ranks that a launcher
-    has started, for the collective backend.
+    `signals` are being caught: the first one stops the run in order. `speaks` is the language of the advice that is
+    printed; "" prints nothing at all, `--quiet` still prints the folder and the outcome. `meeting`, a
+    `collective.board.Board`: the ranks that a launcher has started, for the collective backend.
     """
     config = resolved.config
     tell, view = _say_nothing, View()
     if speaks:
-        from asyncrl.api import narration
+        from asyncrl.api import advice, narration
         from asyncrl.runtime.terminal import TerminalView, say
 
         title = f"{short(resolved.algorithm)} on {config.env_id}"
@@ -82,7 +82,7 @@ def carry_out(
         checkpoints.clean(folder.checkpoints)  # left by a save that was killed
         tell(f"run folder: {folder.path}")
         if speaks:
-            for line in narration.introduction(run, resolved.facts["description"], resolved.changes):
+            for line in narration.introduction(run, resolved.changes, speaks):
                 view.say(line)
         write_stored(folder.config_file, resolved.algorithm, to_plain(config), resolved.facts)
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
@@ -92,7 +92,7 @@ def carry_out(
     if speaks:
         for line in narration.conclusion(run, outcome, monitor.summary):
             tell(line)
-        for line in narration.what_next(run):
+        for line in advice.what_next(folder.path, speaks):
             view.say(line)
     tell(f"run folder: {folder.path}")
     return Ended(run, outcome, monitor.summary)
@@ -206,10 +206,16 @@ def open_folder(algorithm: str, config: RunConfig) -> RunFolder:
     """The folder to write to: a new one, or the resumed run's."""
     if config.is_resumed:
         return RunFolder.open(Path(config.resume))
-    create = partial(RunFolder.create, Path(config.runs_dir), short(algorithm), config.env_id)
+    place = Path(config.runs_dir), short(algorithm), config.env_id
+    create = partial(RunFolder.create, *place)
     if config.run_name:
         # A run that was killed before its first checkpoint starts afresh in the same folder.
-        return create(config.run_name, again=config.resume == AUTO)
+        try:
+            return create(config.run_name, again=config.resume == AUTO)
+        except RunExists:
+            from asyncrl.api.advice import run_exists
+
+            raise run_exists(run_path(*place, config.run_name)) from None
     name = default_name(config.seed, config.workers)
     # Others of the same name may have been started within the same second, by this process too.
     for another in ("", f"-{os.getpid()}", *(f"-{os.getpid()}-{number}" for number in range(2, MOST_AT_A_TIME))):

@@ -38,6 +38,7 @@ def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:
             view.count(sum(phases[worker] == READY for worker in workers), len(workers))
             if (outcome := look_after(supervisor, monitor, view, signals)) is not None:
                 return outcome
+        view.count(len(workers), len(workers))
         lines = monitor.begin()  # a learner may die in its first update: the first checkpoint comes before that
         clock.start()
         for line in [f"all {len(workers)} workers are ready", *lines]:

@@ -81,7 +81,7 @@ def run_command(program: str, command: Callable[[], int]) -> int:
         with ending_with_its_reader(), _notices_in_one_line(program):
             return command()
     except UsageError as error:
-        print_line(f"{program}: error: {' '.join(str(error).splitlines())}", error=True)
+        print_line(f"{program}: error: {' '.join(error.shell.splitlines())}", error=True)
         return 2
     except OSError as error:
         if (trouble := disk_trouble(error)) is None:

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from asyncrl import catalog
 from asyncrl.algorithm import load
@@ -161,7 +161,8 @@ def understand(words: Sequence[str], program: str) -> tuple[Config, list[Axis]]:
 
 def settings_of(algorithm: str) -> dict[str, Any]:
     """The settings of a method, and their types."""
-    return get_type_hints(load(catalog.module_of(algorithm)).Config)
+    hints = get_type_hints(load(catalog.module_of(algorithm)).Config)
+    return {name: int if get_args(kind)[:1] == (int,) else kind for name, kind in hints.items()}  # int or auto
 
 
 def make_plan(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> StudyPlan:

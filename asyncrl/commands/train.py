@@ -134,7 +134,7 @@ def train_here(algorithm: str, words: Sequence[str], meeting: Board | None = Non
         return 0
     # From here on a signal is noted instead: there is a folder that has to say how the run ended.
     with Signals().caught() as signals:
-        outcome = carry_out(resolved, signals, speaks=True, meeting=meeting).outcome
+        outcome = carry_out(resolved, signals, speaks="shell", meeting=meeting).outcome
     if outcome.traceback:
         with contextlib.suppress(OSError):  # the terminal may be gone
             print_line(outcome.traceback, error=True)

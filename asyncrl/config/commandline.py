@@ -104,7 +104,7 @@ def parse(cls: type[T], words: Sequence[str], program: str) -> T:
     if issubclass(cls, Settings):
         return cls(**share_environments(read_line(cls, words, program).settings))
     if asks_for_help(words):
-        tyro.cli(cls, prog=program, args=list(words), registry=_registry)
+        tyro.cli(_explained(cls), prog=program, args=list(words), registry=_registry)
     return cast(T, _understand(cls, words, program))
 
 
@@ -156,7 +156,7 @@ def _understand(cls: Any, words: Sequence[str], program: str, **options: Any) ->
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(complaint), _wide_terminal():
             return tyro.cli(cls, prog=program, args=list(words), registry=_registry, **options)
     except SystemExit:
-        raise UsageError(_shortened(complaint.getvalue(), words)) from None
+        raise UsageError(_shortened(complaint.getvalue(), words, cls)) from None
 
 
 @functools.cache
@@ -176,7 +176,7 @@ def _grouped(cls: type[Any], default: Settings, hidden: Collection[str]) -> type
     annotated: Any = Annotated  # the types are known to the program, not to a reader of it
     members: dict[str, list[Any]] = {title: [] for title in GROUPS}
     for name in [one.name for one in fields(cls) if one.name not in hidden]:
-        told = tyro.conf.arg(help=texts.get(name))
+        told = tyro.conf.arg(help=texts.get(name), help_behavior_hint=_shown_default)
         own = members[home.get(name, METHOD)]
         own.append((name, annotated[kinds[name], told], field(default=getattr(default, name))))
     members[COMMON].sort(key=lambda member: MOST_USED.index(member[0]))
@@ -190,6 +190,23 @@ def _grouped(cls: type[Any], default: Settings, hidden: Collection[str]) -> type
         part = make_dataclass(title, own, frozen=True, namespace={"__doc__": text})
         parts.append((title, part, field(default=part())))
     return make_dataclass(cls.__name__, parts, frozen=True, namespace={"__doc__": cls.__doc__})
+
+
+def _explained(cls: type[Any]) -> type[Any]:
+    """A command's flags for its help only, where a default that is empty is not shown."""
+    texts, kinds = texts_of(cls), get_type_hints(cls, include_extras=True)
+    annotated: Any = Annotated
+    members: list[Any] = []
+    for one in fields(cls):
+        told = tyro.conf.arg(help=texts.get(one.name), help_behavior_hint=_shown_default)
+        default: Any = field(default=one.default, default_factory=one.default_factory, kw_only=one.kw_only)
+        members.append((one.name, annotated[kinds[one.name], told], default))
+    return make_dataclass(cls.__name__, members, frozen=True, namespace={"__doc__": cls.__doc__})
+
+
+def _shown_default(text: str) -> str:
+    """What help says of a default."""
+    return "" if text in ("", "''") else f"(default: {text})"
 
 
 def texts_of(cls: type[Any]) -> dict[str, str]:
@@ -217,7 +234,7 @@ def _wide_terminal() -> Iterator[None]:
             os.environ["COLUMNS"] = before
 
 
-def _shortened(complaint: str, words: Sequence[str]) -> str:
+def _shortened(complaint: str, words: Sequence[str], cls: Any) -> str:
     """tyro's message in one line. Rules of dashes separate title, message and more.
 
     A suggestion is kept, the pointer to the help is not. An unknown message is not changed.
@@ -232,10 +249,25 @@ def _shortened(complaint: str, words: Sequence[str]) -> str:
         return f"{match[1]} needs {'a value' if match[2] == '1' else f'{match[2]} values'}"
     if match := re.fullmatch(r"Unrecognized options:\s*(.*?)(, .*)?", message):
         if match[1].startswith("-"):
+            names = [one.name for one in fields(cls)]
+            if "learning_rate" in names and (meant := _foreign(match[1], names)):  # of a run
+                return meant
             flags = [flag for text in more for flag in re.findall(r"^\s*(--[\w-]+)", text, re.MULTILINE)]
             return f"there is no {match[1]}" + (f"; perhaps you meant {' or '.join(flags)}" if flags else "")
         return _misplaced(match[1], words)
     return message
+
+
+def _foreign(option: str, names: Sequence[str]) -> str:
+    """The message for an option that other libraries have; "" if none does."""
+    from asyncrl.config.foreign import OURS, suggestion
+
+    given = option.partition("=")[0]
+    name = given.lstrip("-").replace("-", "_")
+    if name not in OURS:
+        return ""
+    told, _, own = suggestion(name, names).rpartition(" ")
+    return f"there is no {given}{told} {flag(own)}"
 
 
 def _misplaced(word: str, words: Sequence[str]) -> str:

@@ -350,8 +350,8 @@ class NetworkSettings(Settings):
 class EvaluationSettings(Settings):
     """When and how the policy is evaluated."""
 
-    evaluation_interval_steps: int = limited(100_000, 0)
-    """Steps between evaluations; 0: a single one at the end."""
+    evaluation_interval_steps: int | Literal["auto"] = limited(AUTO, 0)
+    """Steps between evaluations; 0: only one at the end. auto: a twentieth of the run, but at most 100 000 steps."""
     evaluation_episodes: int = limited(10, 1, 1_000_000)
     """Episodes per evaluation."""
     evaluation_policy: Literal["greedy", "sampled"] = "greedy"

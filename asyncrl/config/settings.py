@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -45,8 +44,9 @@ def settings_for(cls: type[Settings], given: Mapping[str, Any]) -> dict[str, Any
     fitting = {}
     for name, value in own_names(given).items():
         if name not in kinds:
-            near = difflib.get_close_matches(name, kinds, n=1)
-            raise UsageError(f"there is no setting {name}" + (f"; perhaps you meant {near[0]}" if near else ""))
+            from asyncrl.config.foreign import suggestion
+
+            raise UsageError(f"there is no setting {name}{suggestion(name, kinds)}")
         fitting[name] = _fitting(name, kinds[name], value)
     return share_environments(fitting)
 
@@ -156,12 +156,14 @@ def _fitting(name: str, kind: Any, value: Any) -> Any:
         return tuple(_fitting(name, arguments[0], item) for item in value)
     if value is None and type(None) in arguments:
         return None
-    if name in OWN and callable(value):
+    if name in OWN and callable(value) and (isinstance(value, type) or not hasattr(value, "state_dict")):
         from asyncrl.core.named import name_for
 
         return name_for(value)
-    if name == "env_id" and hasattr(value, "reset") and hasattr(value, "step"):
-        raise UsageError("env_id takes an id, a class or a function that makes an environment: each worker has its own")
+    if name in OWN and not isinstance(value, str | os.PathLike):
+        from asyncrl.config.foreign import to_pass
+
+        raise UsageError(f"{name} takes {to_pass(name, value)}")
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     found = reader_of(kind)

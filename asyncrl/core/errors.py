@@ -4,7 +4,11 @@ from __future__ import annotations
 
 
 class UsageError(Exception):
-    """A user's mistake: the command prints its message as one line and exits with code 2."""
+    """A user's mistake: the command prints its message, or `shell` if given, as one line and exits with code 2."""
+
+    def __init__(self, message: str = "", shell: str = "") -> None:
+        super().__init__(message)
+        self.shell = shell or message
 
 
 class NotFinite(ValueError):

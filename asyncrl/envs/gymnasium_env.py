@@ -22,6 +22,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError, one_line
+from asyncrl.core.extras import to_install
 from asyncrl.core.named import find
 from asyncrl.core.output import clean
 from asyncrl.core.spaces import Spaces
@@ -242,7 +243,7 @@ class GymnasiumEnvironment:
 
     def _not_drawn(self, error: BaseException) -> UsageError:
         if isinstance(error, gymnasium.error.DependencyNotInstalled):
-            remedy = 'pip install "asyncrl[video]"'
+            remedy = to_install("video")
             return UsageError(f"{self.env_id} draws with a package that is missing: {remedy}")
         return UsageError(f"{self.env_id} cannot be filmed: {one_line(error)}")
 
@@ -372,7 +373,7 @@ def _is_for_users(warning: warnings.WarningMessage) -> bool:
 def _not_made(env_id: str, error: BaseException) -> UsageError:
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
         extra = _extra_of(env_id)
-        remedy = f'pip install "asyncrl[{extra}]"' if extra else one_line(error)
+        remedy = to_install(extra) if extra else one_line(error)
         return UsageError(f"{env_id} needs an extra: {remedy}")
     if isinstance(error, gymnasium.error.NameNotFound | gymnasium.error.NamespaceNotFound):
         known = {known_id.lower(): known_id for known_id in [*gymnasium.registry, "Chain", "Catch"]}
@@ -395,7 +396,7 @@ def _register(package: str, env_id: str) -> None:
     try:
         module = importlib.import_module("minatar.gym" if package == "minatar" else package)
     except ImportError as error:
-        raise UsageError(f'{env_id} needs an extra: pip install "asyncrl[{package}]"') from error
+        raise UsageError(f"{env_id} needs an extra: {to_install(package)}") from error
     finally:
         logging.disable(level)
     if package == "minatar" and "MinAtar/Breakout-v1" not in gymnasium.registry:
@@ -403,15 +404,21 @@ def _register(package: str, env_id: str) -> None:
 
 
 def _refuse_raw_atari(env_id: str) -> None:
-    """Refuse ids like Pong-v4, which would give colour screens with a random frame skip, and name the right id."""
-    form = re.fullmatch(r"(\w+)-v[04]", env_id)
+    """Refuse ids like Pong-v4, which would give colour screens with a random frame skip, and name the right id.
+
+    Also those like Pong, of which Gymnasium would make Pong-v4, and Pong-v5, which does not exist.
+    """
+    form = re.fullmatch(r"(\w+?)(?:NoFrameskip|Deterministic)?(-v\d+)?", env_id)
     registered = gymnasium.registry.get(env_id)
     if form is None or (registered is not None and not str(registered.entry_point).startswith("ale_py")):
         return
     from asyncrl.envs.atari import games
 
-    if form[1] in games():
-        raise UsageError(f"{env_id} skips a random number of frames, which is not supported: use ALE/{form[1]}-v5")
+    usual = {game.lower(): f"ALE/{game}-v5" for game in games()}.get(form[1].lower())
+    if usual is not None and form[2] in ("-v0", "-v4"):
+        raise UsageError(f"{env_id} skips a random number of frames, which is not supported: use {usual}")
+    if usual is not None:
+        raise UsageError(f"no environment has the id {env_id}: did you mean {usual}?")
 
 
 def _extra_of(env_id: str) -> str | None:

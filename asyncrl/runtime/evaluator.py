@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 
+from asyncrl.config.run_config import RunConfig
 from asyncrl.core.devices import usable_cores
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.environment import Environment, EpisodeLost, close_all, restore_all, states_of
@@ -25,6 +26,8 @@ from asyncrl.runtime.snapshots import beside_theta, require_finite, take_checkpo
 from asyncrl.storage import checkpoints
 from asyncrl.storage.records import RecordWriter, read_records
 
+AUTO_EVALUATIONS, AUTO_MOST_STEPS = 20, 100_000
+"""Of --evaluation-interval-steps auto: parts of the run between evaluations, and their most steps."""
 MOST_ENVIRONMENTS = 10
 """Most episodes played side by side: one batch of 8 costs a third of 8 single observations."""
 POLL_SECONDS = 0.1
@@ -75,7 +78,7 @@ class Evaluator:
             scores.append(checkpoints.load_newest(run.spec.folder.checkpoints, "best")[0].facts["best_score"])
         self._best = max(scores, default=-math.inf)
         self._writer = RecordWriter(run.spec.folder.evaluator_file)
-        self._due_steps = self._next_multiple(run.handles.clock.steps)
+        self._due_steps, self._due_seconds = self._next_multiple(run.handles.clock.steps), self._next_second()
         self._evaluated = (-1, -1)
         """T and the number of updates at the pull of the last evaluation."""
         # The last that may fail: whoever enters this evaluator closes them.
@@ -118,12 +121,16 @@ class Evaluator:
         return self._run.handles.clock.leaving()
 
     def _next_multiple(self, steps: int) -> int:
-        interval = self._config.evaluation_interval_steps
+        interval = interval_of(self._config)
         return (steps // interval + 1) * interval if interval else -1
 
+    def _next_second(self) -> float:
+        return self._run.handles.clock.seconds_of_this_part + seconds_between(self._config)
+
     def due(self) -> bool:
-        """Whether T has crossed the next multiple of the interval."""
-        return 0 <= self._due_steps <= self._run.handles.clock.steps
+        """Whether T has crossed the next multiple of the interval, or a share of --max-seconds has passed."""
+        clock = self._run.handles.clock
+        return 0 <= self._due_steps <= clock.steps or clock.seconds_of_this_part >= self._due_seconds
 
     def within_share(self) -> bool:
         """Whether the evaluator has used less than its share of the CPU time since the run began or was resumed."""
@@ -151,7 +158,7 @@ class Evaluator:
             if self._normalizer.read is not None:
                 # Exactly these moments: a score belongs to what the network saw.
                 beside["observation_moments"] = torch.from_numpy(self._normalizer.read)
-        self._due_steps = self._next_multiple(steps)
+        self._due_steps, self._due_seconds = self._next_multiple(steps), self._next_second()
         began, cpu = time.perf_counter(), time.process_time()
         episodes = play(
             self._agent, self._environments, self._run.spec.spaces, self._config.evaluation_episodes, steps,
@@ -201,6 +208,22 @@ class Evaluator:
         pull did not see, or saw in part, has been counted since, and makes another evaluation due.
         """
         return self._evaluated == (self._run.handles.clock.steps, self._run.handles.store.updates)
+
+
+def interval_of(config: RunConfig) -> int:
+    """Steps between evaluations; 0: only one at the end."""
+    if config.evaluation_interval_steps == "auto":
+        return max(1, min(AUTO_MOST_STEPS, config.total_steps // AUTO_EVALUATIONS))
+    return config.evaluation_interval_steps
+
+
+def seconds_between(config: RunConfig) -> float:
+    """Seconds after which an evaluation is due in any case, as --max-seconds may end a run before the first interval.
+
+    Not on the serial backend, which repeats a run whatever its speed.
+    """
+    timed = config.evaluation_interval_steps == "auto" and config.max_seconds > 0 and config.backend != "serial"
+    return config.max_seconds / AUTO_EVALUATIONS if timed else math.inf
 
 
 def serve(evaluator: Evaluator, run: Run) -> None:

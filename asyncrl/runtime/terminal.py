@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -34,10 +36,22 @@ def even_if_nobody_reads() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class Typed(str):
+    """A line with something to be typed or copied, which is never broken."""
+
+
+def fitted(line: str) -> str:
+    """A line as it fits the terminal, broken between words and indented; as it is in logs, in pipes, and if `Typed`."""
+    if isinstance(line, Typed) or not getattr(sys.stdout, "isatty", bool)():  # a program may have no stdout
+        return line
+    width, rest = shutil.get_terminal_size().columns, "  "
+    return textwrap.fill(line, width, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)
+
+
 def say(line: str) -> None:
     """Print a line at once."""
     with even_if_nobody_reads():
-        print_line(line)
+        print_line(fitted(line))
 
 
 def shown(text: str, style: str = "") -> Text:
@@ -64,7 +78,7 @@ class TerminalView(View):
         """Print a line that stays, above the panel."""
         if self.live is not None:
             with even_if_nobody_reads():
-                self.live.console.print(clean(line), markup=False, highlight=False, soft_wrap=True)
+                self.live.console.print(clean(fitted(line)), markup=False, highlight=False, soft_wrap=True)
         else:
             say(line)
 

@@ -100,9 +100,7 @@ class RunFolder:
         except OSError as error:
             remove_folders(made)
             if isinstance(error, FileExistsError) and run.path.is_dir():
-                raise RunExists(
-                    f"{run.path} exists already: continue it with --resume {run.path}, or choose another --run-name"
-                ) from error
+                raise RunExists(f"{run.path} exists already") from error
             raise UsageError(f"cannot make the run folder {run.path}: {error.strerror}") from error
         return run
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.core.errors import UsageError
+from asyncrl.core.extras import to_install
 from asyncrl.storage.files import TRIES, Backlog, read_json, write_json
 
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 10.0, 600.0
@@ -143,7 +144,7 @@ def require(names: Sequence[str]) -> None:
         if name not in TRACKERS:
             raise UsageError(f"--track takes {' or '.join(TRACKERS)}, got {name!r}")
         if importlib.util.find_spec(name) is None:
-            raise UsageError(f'--track {name} needs its package: pip install "asyncrl[{name}]"')
+            raise UsageError(f"--track {name} needs its package: {to_install(name)}")
 
 
 def make_trackers(names: Sequence[str], project: str, title: str, folder: Path) -> dict[str, Tracker]:

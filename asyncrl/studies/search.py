@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from asyncrl.core.errors import UsageError
+from asyncrl.core.extras import to_install
 from asyncrl.storage.records import read_records
 from asyncrl.studies.jobs import RunningJobs, Say, Told, is_done, run_tasks
 from asyncrl.studies.measure import measure
@@ -296,7 +297,7 @@ def import_optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise UsageError('a search needs Optuna: pip install "asyncrl[search]"') from None
+        raise UsageError(f"a search needs Optuna: {to_install('search')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

@@ -16,6 +16,7 @@ from asyncrl.studies.jobs import Job
 Kind = Literal["race", "speedup", "sweep"]
 Point = Mapping[str, str]
 """Settings of runs by field, as typed; a value of several words is one text with spaces, a switch is True or False."""
+EVALUATION_INTERVAL = "--evaluation-interval-steps"
 CLOCKED = ("local", "collective")
 """Backends whose workers run at the same time, so that their clock counts."""
 OWN = "own"
@@ -216,13 +217,15 @@ class Study:
             "--workers": cell.workers or settings.workers,
             "--total-steps": settings.max_steps,
             "--max-seconds": settings.max_seconds,
-            "--evaluation-interval-steps": settings.evaluation_interval_steps,
+            EVALUATION_INTERVAL: settings.evaluation_interval_steps,
             "--evaluation-policy": "" if settings.evaluation_policy == OWN else settings.evaluation_policy,
             "--stop-at-score": str(reference.score) if settings.stop_at_reference and reference else "",
         }
         words = ["--seed", str(cell.seed)]
         words += [word for flag, value in flags.items() if value for word in (flag, str(value))]
         words += [*words_of(self.variants[cell.variant]), *settings.words]
+        if EVALUATION_INTERVAL not in [word.partition("=")[0].replace("_", "-") for word in words]:
+            words += [EVALUATION_INTERVAL, "100000"]  # auto would not be the same for runs of different lengths
         return Job(cell.algorithm, cell.env_id, cell.run_name, tuple(words))
 
     def folder(self, cell: Cell) -> Path:

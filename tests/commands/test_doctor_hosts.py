@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from asyncrl.commands.doctor import main
+from asyncrl.core.extras import to_install
 from asyncrl.doctor import Finding
 from asyncrl.doctor.hosts import Machine, judge_machines, on_all_interfaces
 
@@ -78,6 +79,6 @@ def test_the_doctor_without_ray_says_how_to_get_it(
     monkeypatch.setattr("asyncrl.backends.ray.importlib.util.find_spec", lambda name: None)
 
     assert main(["--backend", "ray", "--env-id", "Catch"]) == 2
-    assert 'pip install "asyncrl[ray]"' in capfd.readouterr().err
+    assert to_install("ray") in capfd.readouterr().err
     assert main(["--address", "auto", "--env-id", "Catch"]) == 2
     assert "--address is for --backend ray" in capfd.readouterr().err

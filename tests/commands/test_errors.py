@@ -27,6 +27,7 @@ from asyncrl.config.commandline import parse, read_line
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig
 from asyncrl.config.settings import parse_integer
+from asyncrl.core.extras import to_install
 from asyncrl.doctor import room
 from tests.config.settings import KINDS
 from tests.support import run_command
@@ -365,7 +366,7 @@ def test_a_missing_extra_is_named(refuse: Callable[..., Refusal], monkeypatch: p
         monkeypatch.delitem(gymnasium.registry, name)
     monkeypatch.setitem(sys.modules, "minatar", None)
 
-    line = 'MinAtar/Breakout-v1 needs an extra: pip install "asyncrl[minatar]"'
+    line = f"MinAtar/Breakout-v1 needs an extra: {to_install('minatar')}"
     assert refuse("--env-id", "MinAtar/Breakout-v1", "--backend", "serial") == Refusal(2, line)
 
 
@@ -441,7 +442,7 @@ def test_a_run_that_exists_is_not_overwritten(tmp_path: Path, capfd: pytest.Capt
 
     out, error = capfd.readouterr()
     assert (code, out, error.count("\n")) == (2, "", 1)
-    assert f"--resume {run}" in error
+    assert f"{run} exists already; it has no checkpoint: begin it again with --resume auto" in error
     assert "--run-name" in error
     assert list(run.iterdir()) == []
 
@@ -491,6 +492,9 @@ def test_the_program_lists_its_commands(capfd: pytest.CaptureFixture[str]) -> No
     ("words", "line"),
     [
         ("evalute runs", "asyncrl: error: no command 'evalute'; perhaps you meant evaluate"),
+        ("PPO", "asyncrl: error: no command 'PPO'; perhaps you meant ppo"),
+        ("train PPO", "asyncrl train PPO: error: there is no algorithm 'PPO'; perhaps you meant ppo"),
+        ("train --resume nowhere", "asyncrl train: error: "),
         ("train", "asyncrl train: error: name an algorithm first: a2c, "),
         ("train --config missing.toml", "asyncrl train: error: --config missing.toml cannot be read: No such file or "),
         ("train --config broken.toml", "asyncrl train: error: --config broken.toml cannot be read: TOMLDecodeError: "),

@@ -24,6 +24,7 @@ from asyncrl.commands.evaluate import (
 )
 from asyncrl.commands.train import main as train
 from asyncrl.core.errors import UsageError
+from asyncrl.core.extras import to_install
 from asyncrl.envs import spec as spec_module
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime import seeding
@@ -390,7 +391,7 @@ class TestVideo:
 
         said = refusal([str(run), "--video", str(tmp_path / "x.mp4")], capsys)
 
-        assert 'CartPole-v1 draws with a package that is missing: pip install "asyncrl[video]"' in said
+        assert f"CartPole-v1 draws with a package that is missing: {to_install('video')}" in said
         assert not (tmp_path / "x.mp4").exists()
 
     @pytest.mark.parametrize("display", ["", ":0"])

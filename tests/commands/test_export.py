@@ -20,6 +20,7 @@ from asyncrl.api.exporting import ComparedAgent, ExportedAgent, compare
 from asyncrl.api.playing import load_run
 from asyncrl.commands.export import main
 from asyncrl.commands.train import main as train
+from asyncrl.core.extras import to_install
 from tests.support import the_run
 
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
@@ -239,4 +240,4 @@ def test_a_missing_package_is_told_in_one_line(
     """With the extra that brings it."""
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
     assert main([str(cartpole), "--onnx", str(tmp_path / "a.onnx")]) == 2
-    assert 'onnxscript is not installed: pip install "asyncrl[export]"' in capsys.readouterr().err
+    assert f"onnxscript is not installed: {to_install('export')}" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -76,6 +77,21 @@ def test_help_has_the_defaults_of_the_environment_and_preset_that_are_named(
     assert ended.value.code == 0
     for flag, value in told.items():
         assert text.partition(f" {flag} ")[2].partition("(default: ")[2].partition(")")[0] == value
+
+
+@pytest.mark.parametrize("command", ["a3c", *COMMANDS])
+def test_help_says_nothing_of_a_default_that_is_empty(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for words either that follow no flag."""
+    monkeypatch.setenv("COLUMNS", "10000")
+    with contextlib.suppress(SystemExit):
+        asyncrl([command, "--help"])
+
+    text = capsys.readouterr().out
+    assert "--help" in text
+    assert "(default: )" not in text
+    assert "(default: '')" not in text
 
 
 def test_the_list_has_every_algorithm_with_its_experience_and_backends(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from gymnasium import spaces
 
 from asyncrl.config.arguments import write_argument
 from asyncrl.core.errors import UsageError
+from asyncrl.core.extras import to_install
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs import spec as spec_module
 from asyncrl.envs.environment import BadEnvironment
@@ -426,6 +428,10 @@ def test_a_factory_s_environment_takes_its_arguments() -> None:
         ("CartPole-v7", "CartPole-v7 could not be made: VersionNotFound"),
         ("Taxi-v1", "Taxi-v1 could not be made: DeprecatedEnv: .*Taxi-v"),
         ("not an id", "not an id could not be made: Error: Malformed environment ID"),
+        ("Pong", r"no environment has the id Pong: did you mean ALE/Pong-v5\?"),
+        ("breakout", r"no environment has the id breakout: did you mean ALE/Breakout-v5\?"),
+        ("Pong-v5", r"no environment has the id Pong-v5: did you mean ALE/Pong-v5\?"),
+        ("PongNoFrameskip", r"no environment has the id PongNoFrameskip: did you mean ALE/Pong-v5\?"),
         ("Pong-v4", "Pong-v4 skips a random number of frames, which is not supported: use ALE/Pong-v5"),
         ("no.such.module:make", "no.such.module:make: there is no module no.such.module here; install it or set PYTH"),
         ("no_such_module:Thing-v0", "no_such_module:Thing-v0 could not be made: ModuleNotFoundError"),
@@ -487,7 +493,7 @@ def test_a_missing_package_names_the_extra(env_id: str, package: str, extra: str
     monkeypatch.setitem(sys.modules, package, None)
     for registered in [name for name in gymnasium.registry if name.startswith("MinAtar/")]:
         monkeypatch.delitem(gymnasium.registry, registered)
-    with pytest.raises(UsageError, match=rf'^{env_id} needs an extra: pip install "asyncrl\[{extra}\]"$'):
+    with pytest.raises(UsageError, match=rf"^{env_id} needs an extra: {re.escape(to_install(extra))}$"):
         EnvSpec(env_id).probe()
 
 

@@ -255,6 +255,60 @@ def test_a_resumed_run_waits_for_its_next_multiple(tmp_path: Path, evaluate: Cal
     assert evaluator.due()
 
 
+@pytest.mark.parametrize(
+    ("settings", "interval"),
+    [
+        ({"total_steps": 10}, 1),
+        ({"total_steps": 100_000}, 5_000),
+        ({"total_steps": 1_999_999}, 99_999),
+        ({"total_steps": 10_000_000}, 100_000),
+        ({"total_steps": 100_000, "evaluation_interval_steps": 70_000}, 70_000),
+    ],
+)
+def test_the_interval_follows_the_length_of_the_run_unless_it_is_given(
+    tmp_path: Path, evaluate: Callable[..., Evaluator], settings: dict[str, Any], interval: int
+) -> None:
+    """A twentieth of it, but at most 100 000 steps; a resumed run goes by its new length."""
+    run = make_run(tmp_path, **settings)
+    evaluator = evaluate(run)
+
+    run.handles.clock.count(0, interval - 1)
+    assert not evaluator.due()
+    run.handles.clock.count(0, 1)
+    assert evaluator.due()
+
+
+@pytest.mark.parametrize(
+    ("settings", "due"),
+    [
+        ({}, [False, True, False, True]),
+        ({"backend": "serial"}, [False] * 4),
+        ({"evaluation_interval_steps": 50}, [False] * 4),
+        ({"max_seconds": 0}, [False] * 4),
+    ],
+)
+def test_one_is_due_after_a_twentieth_of_the_time_as_well(
+    tmp_path: Path,
+    evaluate: Callable[..., Evaluator],
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    due: list[bool],
+) -> None:
+    """3 of 60 seconds since the last one; not if runs must repeat bit for bit, or an interval is given."""
+    now = [0.0]
+    monkeypatch.setattr(Clock, "seconds_of_this_part", property(lambda _: now[0]))
+    evaluator = evaluate(make_run(tmp_path, **({"backend": "local", "max_seconds": 60} | settings)), 1.0)
+
+    found = []
+    for seconds in (2.9, 3.5, 6.4, 6.6):
+        now[0] = seconds
+        found.append(evaluator.due())
+        if found[-1]:
+            evaluator.evaluate()
+
+    assert found == due
+
+
 def test_without_an_interval_it_is_never_due(tmp_path: Path, evaluate: Callable[..., Evaluator]) -> None:
     """There is the one at the end all the same."""
     run = make_run(tmp_path, evaluation_interval_steps=0)

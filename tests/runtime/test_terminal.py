@@ -17,6 +17,7 @@ from asyncrl.runtime import terminal
 from asyncrl.runtime.monitor import Summary, View
 from asyncrl.runtime.terminal import (
     TerminalView,
+    Typed,
     number,
     one_line,
     panel,
@@ -244,6 +245,31 @@ def test_the_live_view_leaves_its_last_panel_on_the_screen(monkeypatch: pytest.M
         assert "a3c on Catch" in text
         assert "1,234,567 of 10,000,000" in text
         assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_prose_is_broken_between_words_and_what_is_typed_is_not(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
+    """On a terminal; a log has each line as it is."""
+    prose, typed = "some words " * 10, Typed("python -m asyncrl train " + "a3c " * 10)
+    for width, screen in ((30, FakeTerminal()), (60, FakeTerminal()), (30, io.StringIO())):
+        monkeypatch.setattr(sys, "stdout", screen)
+        monkeypatch.setenv("TERM", "xterm" if live else "dumb")
+        monkeypatch.setenv("COLUMNS", str(width))
+        view = TerminalView("")
+        assert (view.live is not None) == (live and isinstance(screen, FakeTerminal))
+        for line in (prose, typed):
+            view.say(line)
+            say(line)
+
+        lines = screen.getvalue().splitlines()
+        broken = [line for line in lines if "python" not in line]
+        assert [line.rstrip() for line in lines if "python" in line] == [typed.rstrip()] * 2
+        assert " ".join(" ".join(broken).split()) == (prose * 2).rstrip()
+        if isinstance(screen, FakeTerminal):
+            assert max(map(len, broken)) <= width
+            assert len(broken) == 2 * (5 if width == 30 else 2)
+        else:
+            assert len(broken) == 2
 
 
 def test_output_that_nobody_reads_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_a_name_of_safe_characters_is_taken(tmp_path: Path, name: str) -> None:
 def test_an_existing_run_is_never_written_into(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, "a3c", "Chain", "first")
     (run.path / "config.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"exists already: continue it with --resume .*, or choose another --run-name"):
+    with pytest.raises(UsageError, match=r"exists already$"):
         RunFolder.create(tmp_path, "a3c", "Chain", "first")
     assert sorted(os.listdir(run.path)) == ["checkpoints", "config.json", "tb"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import asyncrl
+from asyncrl.core.extras import to_install
 from asyncrl.storage import files
 from asyncrl.storage.tracking import Tracker
 from tests.support import status_of
@@ -196,7 +198,7 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
     """Before a folder is made; and a name that is none is refused."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
-    with pytest.raises(asyncrl.UsageError, match=r'--track wandb needs its package: pip install "asyncrl\[wandb\]"'):
+    with pytest.raises(asyncrl.UsageError, match=re.escape(f"--track wandb needs its package: {to_install('wandb')}")):
         asyncrl.train("a3c", **TINY, runs_dir=tmp_path, track=["wandb"])
     with pytest.raises(asyncrl.UsageError, match="--track takes wandb or mlflow, got 'comet'"):
         asyncrl.train("a3c", **TINY, runs_dir=tmp_path, track=["comet"])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from asyncrl.commands.sweep import main, understand
+from asyncrl.core.extras import to_install
 from asyncrl.studies import jobs
 from asyncrl.studies.jobs import Job, RunningJobs
 from asyncrl.studies.search import Search, importances
@@ -166,7 +167,7 @@ def test_a_search_without_optuna_says_what_to_install(
     monkeypatch.setitem(sys.modules, "optuna", None)
 
     assert main([*WORDS, "--trials", "3", "--runs-dir", str(tmp_path)]) == 2
-    assert 'a search needs Optuna: pip install "asyncrl[search]"' in capfd.readouterr().err
+    assert f"a search needs Optuna: {to_install('search')}" in capfd.readouterr().err
     assert importances([({"a": str(i)}, float(i)) for i in range(20)], ["a"]) == {}
 
 

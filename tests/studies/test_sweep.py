@@ -112,6 +112,17 @@ def test_the_figure_is_the_papers_scatter(tmp_path: Path, capsys: pytest.Capture
     assert all(panel.get_position().height > 0.6 for panel in figure.axes)  # and no empty room below
 
 
+def test_runs_of_a_sweep_are_evaluated_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every 100 000 steps whatever their length, unless the sweep says something else."""
+    for given, expected in (("--t-max", "100000"), ("--evaluation-interval-steps", "7")):
+        words = ["--env-ids", "Catch", "--total-steps", "1000", "9000", given, "7", "--runs-dir", str(tmp_path / given)]
+        lines = printed(capsys, *words)
+
+        assert [line[line.index("--total-steps") + 1] for line in lines] == ["1000", "9000"]
+        assert [line[line.index("--evaluation-interval-steps") + 1] for line in lines] == [expected] * 2
+        assert all(line.count("--evaluation-interval-steps") == 1 for line in lines)
+
+
 def test_a_run_that_was_stopped_has_no_final_score() -> None:
     """Its last evaluation is not of a whole training."""
     stopped = Measurement(Cell("a3c", "", "Catch", "", 0, 1), "stopped", evaluations=(Evaluation(500, 1.0, 3.0),))

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 def require_ray() -> None:
     """Raise UsageError if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise UsageError('--backend ray needs Ray: pip install "asyncrl[ray]"')
+        from asyncrl.core.extras import to_install
+
+        raise UsageError(f"--backend ray needs Ray: {to_install('ray')}")
 
 
 def run(run: Run, monitor: Monitor, view: View, signals: Signals) -> Outcome:

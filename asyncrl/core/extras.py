@@ -1,0 +1,23 @@
+"""How optional packages are installed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+CLONE = Path(__file__).parents[2]
+"""The folder around this package."""
+
+
+def to_install(extra: str, package: str = "") -> str:
+    """The command that installs an extra of this package, or only one `package`.
+
+    In a clone it takes the versions with which the tests ran, as the documents do.
+    """
+    pins = CLONE / "constraints.txt"
+    if not (pins.is_file() and (CLONE / "setup.cfg").is_file()):
+        return f"pip install {package}" if package else f'pip install "asyncrl[{extra}]"'
+    is_here = Path.cwd() == CLONE
+    what = package or (f'-e ".[{extra}]"' if is_here else f"-e {shlex.quote(f'{CLONE}[{extra}]')}")
+    return f"pip install -c {pins.name if is_here else shlex.quote(os.fspath(pins))} {what}"
