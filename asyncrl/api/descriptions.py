@@ -24,7 +24,7 @@ def describe_run(path: Path, state: str, best_score: float | None) -> str:
         steps = f" after {read_status(path)['steps']:,} steps"
     except (OSError, ValueError, LookupError, TypeError, UsageError):
         pass  # a repr never raises
-    return f"<Run of {what}: {state}{steps}, {_score(best_score)}, in {as_typed(path, "shell")}>"
+    return f"<Run of {what}: {state}{steps}, {_score(best_score)}, in {as_typed(path, 'shell')}>"
 
 
 def describe_policy(loaded: Loaded) -> str:
@@ -32,10 +32,9 @@ def describe_policy(loaded: Loaded) -> str:
     spec, checkpoint = loaded.run.spec, loaded.checkpoint
     policy = spec.config.evaluation_policy
     named = f"{loaded.name} checkpoint" if loaded.name in ("best", "newest") else loaded.name
-    return (
-        f"<Policy of {name_of(spec.algorithm)} on {spec.environment.env_id}: {policy}, {named} after "
-        f"{checkpoint.steps:,} steps, {_score(checkpoint.facts.get('best_score'))}, in {as_typed(loaded.path, "shell")}>"
-    )
+    known = f"{checkpoint.steps:,} steps, {_score(checkpoint.facts.get('best_score'))}"
+    what = f"{name_of(spec.algorithm)} on {spec.environment.env_id}"
+    return f"<Policy of {what}: {policy}, {named} after {known}, in {as_typed(loaded.path, 'shell')}>"
 
 
 def _score(best: float | None) -> str:
