@@ -11,7 +11,7 @@ from PIL import Image
 
 from asyncrl.api.drawing import CARD, CHOSEN, GAIN, LOSS, Look, action_bars, draw, lengths_of
 from asyncrl.api.films import Film, Step
-from asyncrl.core.masks import INVALID
+from asyncrl.core.action_masks import INVALID
 
 LOOK = Look("a3c on Catch", ("left", "stay", "right"), height=400)
 

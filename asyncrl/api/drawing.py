@@ -15,7 +15,7 @@ from torch import Tensor
 
 from asyncrl.api.films import Step
 from asyncrl.api.playing import Loaded, outputs_of
-from asyncrl.core.masks import INVALID
+from asyncrl.core.action_masks import INVALID
 from asyncrl.core.rollout import State
 
 BACK, CARD, TEXT, DIM = (18, 20, 24), (30, 33, 39), (232, 234, 237), (140, 146, 156)

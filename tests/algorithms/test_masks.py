@@ -13,10 +13,10 @@ from torch import Tensor
 
 from asyncrl.algorithm import Algorithm, algorithm_of
 from asyncrl.commands.train import main
+from asyncrl.core.action_masks import INVALID, ValidEpsilonGreedy, among_valid
 from asyncrl.core.exploration import Boltzmann, EpsilonGreedy
 from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.losses import Metrics
-from asyncrl.core.masks import INVALID, ValidEpsilonGreedy, among_valid
 from asyncrl.core.rollout import Minibatch, Rollout, Transitions
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.doors import Doors
