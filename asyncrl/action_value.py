@@ -31,7 +31,7 @@ class ActionValueMethod(Algorithm):
         super().__init__(config, network, target, who, number, generator)
         self.policy = config.exploration_of(number if who == "worker" else None)
         if config.action_masks:
-            from asyncrl.core.masks import among_valid
+            from asyncrl.core.action_masks import among_valid
 
             self.policy = among_valid(self.policy)
         self.exploration = self.policy.facts()
@@ -50,7 +50,7 @@ class ActionValueMethod(Algorithm):
         width = widths[-1] if config.dueling else 0
         made: type[QNetwork] = QNetwork
         if spaces.masked:
-            from asyncrl.nets.masked import MaskedQNetwork as made
+            from asyncrl.nets.action_masks import MaskedQNetwork as made
         return made(Trunk(body, cells), spaces.actions, initialisation_of(config), width)
 
     def initial_state(self, environments: int) -> State:

@@ -54,7 +54,7 @@ class ActorCriticMethod(Algorithm):
                 config.mean, config.variance, config.first_deviation, initialisation,
             )  # fmt: skip
         if spaces.masked:
-            from asyncrl.nets.masked import MaskedActorCritic
+            from asyncrl.nets.action_masks import MaskedActorCritic
 
             return MaskedActorCritic(trunk(), spaces.actions, initialisation)
         from asyncrl.nets.actor_critic import ActorCritic

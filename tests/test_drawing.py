@@ -26,7 +26,7 @@ from asyncrl.api.drawing import (
     names_of_numbers,
 )
 from asyncrl.api.films import Film, Step
-from asyncrl.core.masks import INVALID
+from asyncrl.core.action_masks import INVALID
 
 LOOK = Look("a3c on Catch", ("left", "stay", "right"), height=400)
 
@@ -78,7 +78,7 @@ def test_the_best_action_value_has_the_longest_bar() -> None:
 
 
 def test_actions_that_a_mask_rules_out_have_no_bar() -> None:
-    """Their values, the smallest float32, would make all others alike."""
+    """Their values, the lowest float32, would make all others alike."""
     outputs = {"q": np.array([-1.0, INVALID, 1.0]), "value": np.array(1.0)}
     step = Step(None, np.zeros(4, np.float32), 2, 0.0, 0.0, 0)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from asyncrl.api.films import Film, Step
 from asyncrl.api.playing import Loaded, outputs_of
 from asyncrl.catalog import short
-from asyncrl.core.masks import INVALID
+from asyncrl.core.action_masks import INVALID
 from asyncrl.core.moments import mean_and_deviation
 from asyncrl.core.rollout import State
 from asyncrl.envs.encoders import kind_of

@@ -108,6 +108,8 @@ class Config:
     """Environment to check and measure, including your own as module:factory."""
     env_kwargs: tuple[str, ...] = ()
     """Keyword arguments of the environment, as key=value."""
+    action_masks: bool = False
+    """Whether the planned run chooses only among the actions that the environment's info["action_mask"] allows."""
     steps: int = 300
     """Number of random steps in the environment."""
     seed: int = 1
@@ -170,7 +172,7 @@ def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Fi
     """All findings. Raises UsageError for an algorithm or an environment that cannot be used at all."""
     algorithm = catalog.module_of(config.algorithm)
     load(algorithm)
-    spec = EnvSpec.of(RunConfig(env_id=config.env_id, env_kwargs=config.env_kwargs))
+    spec = EnvSpec(config.env_id, config.env_kwargs, action_masks=config.action_masks)
     # What it does when it is reset and stepped is for the checks to tell.
     spaces = probe(spec, algorithm, HANG_SECONDS, here=False, steps=False)
     plan = Plan(algorithm, planned(config, algorithm, spaces), spec, spaces)
@@ -210,7 +212,7 @@ def check_group(launch: Launch | None, ranks: int, words: Sequence[str], paramet
 def planned(config: Config, algorithm: str, spaces: Spaces) -> RunConfig:
     """The run that the algorithm would start with these flags."""
     method = algorithm_of(algorithm)
-    names = ("env_id", "env_kwargs", "seed", "workers", "statistics")
+    names = ("env_id", "env_kwargs", "action_masks", "seed", "workers", "statistics")
     given = {name: getattr(config, name) for name in names} | {"runs_dir": str(config.runs_dir)}
     return method.Config(**(method.preset("default", spaces) | given))
 

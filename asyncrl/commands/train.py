@@ -91,6 +91,8 @@ def meaningless(config: RunConfig, backend: str, spaces: Spaces | None) -> set[s
         hidden |= set() if spaces.kind == "atari" else {"noop_max", "life_loss", "full_action_space"}
         hidden |= set() if spaces.kind in ("atari", "screen") else {"image_size"}
         hidden |= {"frame_skip", "frame_stack", "sticky_actions"} if config.env_id in TOYS else set()
+        masks = spaces.kind != "atari" and config.env_id not in TOYS and not spaces.is_continuous
+        hidden |= set() if masks else {"action_masks"}
     return hidden
 
 

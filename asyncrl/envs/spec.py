@@ -58,15 +58,12 @@ class EnvSpec(EnvironmentSettings):
 
     def _refuse_meaningless_settings(self) -> None:
         given = {"action-masks": self.action_masks and (self.is_atari or self.env_id in TOYS)}
-        given |= (
-            {}
-            if self.is_atari
-            else {
+        if not self.is_atari:
+            given |= {
                 "life-loss": self.life_loss,
                 "full-action-space": self.full_action_space,
                 "noop-max": self.noop_max != NOOP_MAX,
             }
-        )
         if self.env_id in TOYS:
             given |= {
                 "frame-skip": self.frame_skip > 1,

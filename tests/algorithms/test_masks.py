@@ -13,10 +13,10 @@ from torch import Tensor
 
 from asyncrl.algorithm import Algorithm, algorithm_of
 from asyncrl.commands.train import main
+from asyncrl.core.action_masks import INVALID, ValidEpsilonGreedy, among_valid
 from asyncrl.core.exploration import Boltzmann, EpsilonGreedy
 from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.losses import Metrics
-from asyncrl.core.masks import INVALID, ValidEpsilonGreedy, among_valid
 from asyncrl.core.rollout import Minibatch, Rollout, Transitions
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.doors import Doors
@@ -183,7 +183,7 @@ def test_exploration_is_among_valid_actions() -> None:
 def test_no_algorithm_ever_takes_an_invalid_action(tmp_path: Path, name: str, words: list[str]) -> None:
     """In training and evaluation: a locked door would end the run."""
     always = ["--env-id", DOORS, "--env-kwargs", "strict=True", "--action-masks", "--backend", "serial", "--quiet"]
-    short = ["--workers", "2", "--total-steps", "800", "--evaluation-episodes", "10", "--runs-dir", str(tmp_path)]
+    short = ["--workers", "2", "--total-steps", "400", "--evaluation-episodes", "10", "--runs-dir", str(tmp_path)]
 
     assert main(f"asyncrl.{name}", [*always, *short, *words]) == 0
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from asyncrl.core.action_masks import masked
 from asyncrl.core.distributions import Categorical
-from asyncrl.core.masks import masked
 from asyncrl.core.rollout import State
 from asyncrl.nets.actor_critic import ActorCritic
 from asyncrl.nets.q_network import QNetwork

@@ -1,6 +1,6 @@
 """Action masks: scores of invalid actions, and exploration among the valid ones.
 
-The logit or the value of an invalid action is replaced by the smallest float32, as sb3-contrib's MaskablePPO does with
+The logit or the value of an invalid action is replaced by the lowest float32, as sb3-contrib's MaskablePPO does with
 -1e8: softmax gives it a probability of exactly 0, no maximum chooses it, and no gradient flows into it.
 """
 
