@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -35,9 +34,6 @@ from asyncrl.storage.files import write_json
 from asyncrl.storage.holding import FolderLost, Hold
 from asyncrl.storage.run_folder import RunExists, RunFolder, default_name, host_facts
 from asyncrl.storage.stored import write_stored
-
-if TYPE_CHECKING:
-    from asyncrl.storage.tracking import Tracker
 
 MOST_AT_A_TIME = 100
 """Runs with the same settings that one program may start within the same second."""
@@ -86,7 +82,12 @@ def carry_out(
                 view.say(line)
         write_stored(folder.config_file, resolved.algorithm, to_plain(config), resolved.facts)
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
-        monitor = Monitor(run, listener, _trackers(run), held.lost, view.say)
+        trackers = {}
+        if config.track:
+            from asyncrl.api.trackers import trackers_of
+
+            trackers = trackers_of(run)
+        monitor = Monitor(run, listener, trackers, held.lost, view.say)
         outcome = conclude(follow(run, monitor, view, signals, meeting), monitor)
     view.close(monitor.summary)
     if speaks:
@@ -100,22 +101,6 @@ def carry_out(
 
 def _say_nothing(line: str) -> None:
     pass
-
-
-def _trackers(run: Run) -> dict[str, Tracker]:
-    """Those of --track. Raises UsageError if one cannot begin, and leaves no folder of a new run."""
-    config, path = run.spec.config, run.spec.folder.path
-    if not config.track:
-        return {}
-    from asyncrl.storage.tracking import make_trackers
-
-    try:
-        title = f"{short(run.spec.algorithm)} {config.env_id} {path.name}"
-        return make_trackers(config.track, config.track_project, title, path)
-    except UsageError:
-        if not config.is_resumed:
-            shutil.rmtree(path)
-        raise
 
 
 def _hold(stack: ExitStack, say: Callable[[str], None], signals: Signals, folder: RunFolder) -> Hold:

@@ -123,7 +123,9 @@ def memory_plan(plan: Plan, place: tuple[int, ...] = (0,)) -> ReplayPlan:
 
 def memory_plan_of_host(plan: Plan, number: int, place: tuple[int, ...]) -> ReplayPlan:
     """The part of a run's replay memory that replay host `number` has: that of hosts `number`, `number` + N, ..."""
-    whole = memory_plan(plan.on_one_machine(plan.config.all_workers), place)
+    from asyncrl.runtime.hosts import on_one_machine
+
+    whole = memory_plan(on_one_machine(plan, plan.config.all_workers), place)
     hosts, own = plan.config.most_hosts, len(range(number, plan.config.most_hosts, plan.replay_hosts))
     return replace(
         whole,
