@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from asyncrl.algorithm import algorithm_of
+from asyncrl.backends.restoring import check_fits
 from asyncrl.catalog import module_of, name_of, short
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig, from_plain, to_plain
@@ -13,7 +14,6 @@ from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.output import print_line
 from asyncrl.runtime.monitor import TIME_IS_OVER
 from asyncrl.runtime.run import Layout
-from asyncrl.runtime.snapshots import check_fits
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from asyncrl.storage.run_folder import RunFolder, default_name, read_status, runs_of, started_at

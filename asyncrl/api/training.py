@@ -16,7 +16,6 @@ from torch import Tensor
 
 from asyncrl.api.request import ResolvedRun, backend_of
 from asyncrl.backends import sockets
-from asyncrl.backends.handles import restore
 from asyncrl.backends.outcome import ASKED, Outcome, Signals, broken, failed
 from asyncrl.backends.process_trees import stopping_together
 from asyncrl.catalog import short
@@ -28,7 +27,6 @@ from asyncrl.doctor.room import check_room, demand
 from asyncrl.runtime.monitor import NOBODY, Listener, Monitor, Summary, View
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters
-from asyncrl.runtime.snapshots import flat_parameters
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
 from asyncrl.storage.holding import FolderLost, Hold
@@ -140,6 +138,8 @@ def prepare(plan: Plan, say: Callable[[str], None] = _say_nothing) -> Run:
         exact = backend_of(config).exact_state(checkpoint, config)
     begun: tuple[int, float] = (0, 0.0)
     if checkpoint:
+        from asyncrl.backends.restoring import flat_parameters, restore
+
         theta, begun = flat_parameters(checkpoint, layout), (checkpoint.steps, checkpoint.seconds)
     own = handed_over([algorithm, *plan.environment.own_names, config.network, getattr(config, "exploration", "")])
     spec = RunSpec(

@@ -18,8 +18,6 @@ from asyncrl.runtime.normalize import RunMoments, make_normalizer
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import LEARNER, Experience
 from asyncrl.runtime.run import Handles, RunSpec
-from asyncrl.runtime.snapshots import REPLAY, counts_of, lost_before
-from asyncrl.storage.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
     from asyncrl.experience.blocks import RolloutShape
@@ -65,22 +63,6 @@ def experience_of(spec: RunSpec, clock: Clock, moments: RunMoments) -> Experienc
     most = 0 if in_step else spec.config.batch_rollouts  # type: ignore[attr-defined]
     shape, serial = rollout_shape(spec), spec.config.backend == "serial"
     return Batches(shape, spec.config.workers, clock, in_step, spec.room, most, serial)
-
-
-def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint) -> None:
-    """Put theta `[P]`, statistics, moments, counts and any memory of a checkpoint into the memory of a run.
-
-    Raises UsageError, naming the setting, for a checkpoint that does not fit.
-    """
-    handles.store.restore(theta, checkpoint.tensors, counts_of(checkpoint))
-    handles.store.lose(lost_before(checkpoint))
-    handles.moments.restore(checkpoint.tensors)
-    memory = {name.removeprefix(REPLAY): own for name, own in checkpoint.tensors.items() if name.startswith(REPLAY)}
-    if memory:
-        from asyncrl.experience.replay import Replay
-
-        if isinstance(handles.experience, Replay) and handles.experience.plan.kept:
-            handles.experience.restore(memory, exactly=False)
 
 
 def rollout_shape(plan: Plan) -> RolloutShape:
