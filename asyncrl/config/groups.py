@@ -312,7 +312,7 @@ class OptimiserSettings(Settings):
     learning_rate: float = limited(6e-4, above=0)
     """eta at the first step."""
     learning_rate_schedule: str = "linear"
-    """Its factor over total_steps: linear or cosine (from 1 to 0), constant, or points (0:1,0.5:0.1,1:0)."""
+    """Factor of the learning rate over total_steps: linear, cosine, constant, or points (0:1,0.5:0.1,1:0)."""
     gamma: float = limited(0.99, 0, 1)
     """Discount per step."""
     max_gradient_norm: float = limited(40.0, 0)
