@@ -60,7 +60,7 @@ class A3C(ActorCriticMethod):
         value_loss = squared_error(values, returns)
         entropy = policy.entropy()
         metrics = self.figures(policy_loss, value_loss, entropy, values, returns)
-        return self.weighted(policy_loss, value_loss, entropy), metrics
+        return self.weighted(policy_loss, value_loss, entropy, rollout.acted_at), metrics
 
 
 if __name__ == "__main__":

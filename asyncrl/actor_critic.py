@@ -88,9 +88,14 @@ class ActorCriticMethod(Algorithm):
         """The advantages, normalised if the settings say so."""
         return normalized(advantages) if self.config.normalize_advantages else advantages
 
-    def weighted(self, policy_loss: Tensor, value_loss: Tensor, entropy: Tensor) -> Tensor:
-        """The three terms of the loss in one, step by step: policy, value and entropy."""
-        return policy_loss + self.config.value_cost * value_loss - self.entropy_weight * entropy
+    def weighted(self, policy_loss: Tensor, value_loss: Tensor, entropy: Tensor, steps: int) -> Tensor:
+        """The three terms of the loss in one, step by step: policy, value and entropy, weighted as at T = `steps`."""
+        weight, schedule = self.entropy_weight, self.config.entropy_schedule
+        if schedule != "constant":
+            from asyncrl.core.points import value_at
+
+            weight *= value_at(schedule, steps / self.config.total_steps)
+        return policy_loss + self.config.value_cost * value_loss - weight * entropy
 
     @staticmethod
     def figures(policy_loss: Tensor, value_loss: Tensor, entropy: Tensor, values: Tensor, returns: Tensor) -> Metrics:

@@ -77,7 +77,7 @@ class Impala(ActorCriticMethod):
         policy_loss = policy_gradient_loss(log_probability, trace.advantages)
         value_loss = squared_error(values, trace.targets)
         entropy = policy.entropy()
-        total = self.weighted(policy_loss, value_loss, entropy).sum()
+        total = self.weighted(policy_loss, value_loss, entropy, rollout.acted_at).sum()
         return total / values.shape[1], self.figures(policy_loss, value_loss, entropy, values, trace.targets)
 
 

@@ -134,7 +134,7 @@ class PPO(ActorCriticMethod):
                 "clip_fraction": ((log_ratio.exp() - 1).abs() > epsilon).float().mean(),
             }
 
-        return self.weighted(policy_loss, value_loss, entropy).mean(), metrics
+        return self.weighted(policy_loss, value_loss, entropy, part.acted_at).mean(), metrics
 
 
 if __name__ == "__main__":

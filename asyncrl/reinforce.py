@@ -98,7 +98,7 @@ class Reinforce(ActorCriticMethod):
         policy_loss = policy_gradient_loss(policy.log_probability(rollout.actions)[played], advantages)
         baseline_loss = torch.square(returns / BASELINE_UNIT - baselines)
         entropy = policy.entropy()[played]
-        loss = self.weighted(policy_loss, baseline_loss, entropy).sum() / played.shape[1]
+        loss = self.weighted(policy_loss, baseline_loss, entropy, rollout.acted_at).sum() / played.shape[1]
         return loss, lambda: {
             "policy_gradient_loss": policy_loss.detach().mean(),
             "value_loss": BASELINE_UNIT**2 * baseline_loss.detach().mean(),

@@ -39,6 +39,7 @@ from asyncrl.core.moments import merge
 from asyncrl.parameters.shards import Change, Ledger, Shard, beginning, slices
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import ENDED, FINISH, RUNNING
+from asyncrl.runtime.hosts import on_one_host
 from asyncrl.runtime.link import Answer, Call
 from asyncrl.runtime.protocols import Counts
 from asyncrl.runtime.roles import Role, build_worker
@@ -120,7 +121,7 @@ class SimulatedHost(Member):
     def __init__(self, beginning: Beginning, wire: SimulatedWire, times: Times) -> None:
         super().__init__(beginning)
         whole = beginning.spec
-        one = whole.on_one_host()
+        one = on_one_host(whole)
         self.spec: RunSpec = replace(one, first_worker=beginning.host * one.config.workers)
         self._handles = build(beginning, self.spec)
         self._writer = RecordWriter(whole.folder.exchange_file(beginning.host))

@@ -30,6 +30,8 @@ from asyncrl.commands.train import configure
 from asyncrl.core.extras import to_install
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.seeding import ENVIRONMENT, NO_PART, derive
+from asyncrl.storage.records import read_records
+from asyncrl.storage.run_folder import RunFolder
 from tests.support import status_of
 
 HERE = __name__
@@ -866,3 +868,24 @@ def test_several_threads_of_a_program_train_at_a_time(tmp_path: Path, backend: s
     assert len(first) == 4
     assert len(set(first.values())) == 1
     assert before == (dict(os.environ), torch.get_num_threads(), sys.modules["__main__"])
+
+
+def test_a_schedule_from_a_function_reaches_the_workers_and_a_resumed_run(tmp_path: Path) -> None:
+    """As data: the run's folder has points, and another program goes on with them."""
+    settings = TINY | {"env_id": "Catch", "backend": "local", "total_steps": 4000, "record_interval_seconds": 0.0}
+
+    def rate(remaining: float) -> float:
+        return 1e-3 if remaining > 0.75 else 5e-4
+
+    first = asyncrl.train("a3c", **settings, learning_rate=rate, runs_dir=tmp_path)
+    config = json.loads((first.path / "config.json").read_text())["config"]
+    assert (config["learning_rate"], config["learning_rate_schedule"]) == (1e-3, "0:1,0.24:1,0.25:0.5,1:0.5")
+    further = asyncrl.train("a3c", resume=first.path, total_steps=8000)
+
+    rows = [row for worker in range(2) for row in read_records(RunFolder(further.path).worker_file(worker))]
+    rates = {row["learning_rate"] for row in rows if row.get("updates")}
+    assert {1e-3, 5e-4} <= rates
+    assert all(5e-4 <= one <= 1e-3 for one in rates)
+    assert (
+        json.loads((first.path / "config.json").read_text())["config"] | {"total_steps": 4000, "resume": ""} == config
+    )

@@ -149,7 +149,7 @@ def test_the_command_says_it_and_refuses_what_does_not_fit(
             ["--hidden-sizes", "9"],
             "no layer of its network fits: trunk.body.linear.0 (9 x 4 here",
         ),
-        (tmp_path, [], "is not a run: it holds no config.json"),
+        (tmp_path, [], "is not a run: it contains no config.json"),
         (damaged, [], "not a checkpoint of asyncrl"),
     ]:
         assert main(["n_step_q", *words, "--load", str(load), *more]) == 2

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from asyncrl import catalog
 from asyncrl.algorithm import load
 from asyncrl.api.resume import stored_config
-from asyncrl.backends.handles import restore, shared
+from asyncrl.backends.handles import shared
+from asyncrl.backends.restoring import check_fits, flat_parameters, restore
 from asyncrl.core.distributions import greedy as best_of
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
@@ -33,7 +34,6 @@ from asyncrl.runtime.protocols import EVALUATOR, Agent
 from asyncrl.runtime.roles import build_agent, build_environments
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters
 from asyncrl.runtime.seeding import NO_PART
-from asyncrl.runtime.snapshots import check_fits, flat_parameters
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from asyncrl.storage.run_folder import RunFolder

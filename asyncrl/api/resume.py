@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from asyncrl.algorithm import algorithm_of
+from asyncrl.backends.restoring import check_fits
 from asyncrl.catalog import module_of, name_of, short
 from asyncrl.config.groups import flag
 from asyncrl.config.run_config import RunConfig, from_plain, to_plain
@@ -14,7 +15,6 @@ from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.output import print_line
 from asyncrl.runtime.monitor import TIME_IS_OVER
 from asyncrl.runtime.run import Layout
-from asyncrl.runtime.snapshots import check_fits
 from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import BadCheckpoint, Checkpoint
 from asyncrl.storage.run_folder import RunFolder, default_name, read_status, runs_of, started_at
@@ -94,6 +94,6 @@ def load_for_resume(algorithm: str, config: RunConfig, layout: Layout) -> Checkp
     check_fits(checkpoint, algorithm, config.env_id, config.optimizer, layout)
     # A run that was killed after its last step still has to make its last evaluation.
     if checkpoint.steps >= config.total_steps and is_finished(Path(config.resume)):
-        made = f"the run has made {checkpoint.steps} of {config.total_steps} steps; give a larger"
+        made = f"the run has already trained for {checkpoint.steps} of {config.total_steps} steps; give a larger"
         raise UsageError(f"{made} total_steps to go on", f"{made} --total-steps to go on")
     return checkpoint

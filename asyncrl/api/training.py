@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
 from asyncrl.api.request import ResolvedRun, backend_of
 from asyncrl.backends import sockets
-from asyncrl.backends.handles import restore
 from asyncrl.backends.outcome import ASKED, Outcome, Signals, broken, failed
 from asyncrl.backends.process_trees import stopping_together
 from asyncrl.catalog import short
@@ -29,15 +27,11 @@ from asyncrl.doctor.room import check_room, demand
 from asyncrl.runtime.monitor import NOBODY, Listener, Monitor, Summary, View
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, RunSpec, initial_parameters
-from asyncrl.runtime.snapshots import flat_parameters
 from asyncrl.storage import checkpoints
 from asyncrl.storage.files import write_json
 from asyncrl.storage.holding import FolderLost, Hold
 from asyncrl.storage.run_folder import RunExists, RunFolder, default_name, host_facts, run_path
 from asyncrl.storage.stored import write_stored
-
-if TYPE_CHECKING:
-    from asyncrl.storage.tracking import Tracker
 
 MOST_AT_A_TIME = 100
 """Runs with the same settings that one program may start within the same second."""
@@ -86,7 +80,12 @@ def carry_out(
                 view.say(line)
         write_stored(folder.config_file, resolved.algorithm, to_plain(config), resolved.facts)
         write_json(folder.host_file, host_facts() | {"torch_kernels": torch.backends.cpu.get_cpu_capability()})
-        monitor = Monitor(run, listener, _trackers(run), held.lost, view.say)
+        trackers = {}
+        if config.track:
+            from asyncrl.api.trackers import trackers_of
+
+            trackers = trackers_of(run)
+        monitor = Monitor(run, listener, trackers, held.lost, view.say)
         outcome = conclude(follow(run, monitor, view, signals, meeting), monitor)
     view.close(monitor.summary)
     if speaks:
@@ -100,22 +99,6 @@ def carry_out(
 
 def _say_nothing(line: str) -> None:
     pass
-
-
-def _trackers(run: Run) -> dict[str, Tracker]:
-    """Those of --track. Raises UsageError if one cannot begin, and leaves no folder of a new run."""
-    config, path = run.spec.config, run.spec.folder.path
-    if not config.track:
-        return {}
-    from asyncrl.storage.tracking import make_trackers
-
-    try:
-        title = f"{short(run.spec.algorithm)} {config.env_id} {path.name}"
-        return make_trackers(config.track, config.track_project, title, path)
-    except UsageError:
-        if not config.is_resumed:
-            shutil.rmtree(path)
-        raise
 
 
 def _hold(stack: ExitStack, say: Callable[[str], None], signals: Signals, folder: RunFolder) -> Hold:
@@ -155,6 +138,8 @@ def prepare(plan: Plan, say: Callable[[str], None] = _say_nothing) -> Run:
         exact = backend_of(config).exact_state(checkpoint, config)
     begun: tuple[int, float] = (0, 0.0)
     if checkpoint:
+        from asyncrl.backends.restoring import flat_parameters, restore
+
         theta, begun = flat_parameters(checkpoint, layout), (checkpoint.steps, checkpoint.seconds)
     own = handed_over([algorithm, *plan.environment.own_names, config.network, getattr(config, "exploration", "")])
     spec = RunSpec(

@@ -18,8 +18,6 @@ from asyncrl.runtime.normalize import RunMoments, make_normalizer
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.protocols import LEARNER, Experience
 from asyncrl.runtime.run import Handles, RunSpec
-from asyncrl.runtime.snapshots import REPLAY, counts_of, lost_before
-from asyncrl.storage.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
     from asyncrl.experience.blocks import RolloutShape
@@ -67,22 +65,6 @@ def experience_of(spec: RunSpec, clock: Clock, moments: RunMoments) -> Experienc
     return Batches(shape, spec.config.workers, clock, in_step, spec.room, most, serial)
 
 
-def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint) -> None:
-    """Put theta `[P]`, statistics, moments, counts and any memory of a checkpoint into the memory of a run.
-
-    Raises UsageError, naming the setting, for a checkpoint that does not fit.
-    """
-    handles.store.restore(theta, checkpoint.tensors, counts_of(checkpoint))
-    handles.store.lose(lost_before(checkpoint))
-    handles.moments.restore(checkpoint.tensors)
-    memory = {name.removeprefix(REPLAY): own for name, own in checkpoint.tensors.items() if name.startswith(REPLAY)}
-    if memory:
-        from asyncrl.experience.replay import Replay
-
-        if isinstance(handles.experience, Replay) and handles.experience.plan.kept:
-            handles.experience.restore(memory, exactly=False)
-
-
 def rollout_shape(plan: Plan) -> RolloutShape:
     """What all rollouts of a run have in common."""
     from asyncrl.experience.blocks import RolloutShape
@@ -123,7 +105,9 @@ def memory_plan(plan: Plan, place: tuple[int, ...] = (0,)) -> ReplayPlan:
 
 def memory_plan_of_host(plan: Plan, number: int, place: tuple[int, ...]) -> ReplayPlan:
     """The part of a run's replay memory that replay host `number` has: that of hosts `number`, `number` + N, ..."""
-    whole = memory_plan(plan.on_one_machine(plan.config.all_workers), place)
+    from asyncrl.runtime.hosts import on_one_machine
+
+    whole = memory_plan(on_one_machine(plan, plan.config.all_workers), place)
     hosts, own = plan.config.most_hosts, len(range(number, plan.config.most_hosts, plan.replay_hosts))
     return replace(
         whole,

@@ -111,7 +111,7 @@ class Turns:
 MAY_CHANGE = {
     "total_steps", "max_seconds", "stop_at_score", "quiet", "resume", "runs_dir", "run_name",
     "checkpoint_interval_steps", "checkpoints_kept", "record_interval_seconds", "on_worker_error",
-    "worker_restarts", "hang_seconds", "learning_rate", "anneal_learning_rate", "max_gradient_norm",
+    "worker_restarts", "hang_seconds", "learning_rate", "learning_rate_schedule", "max_gradient_norm",
 }  # fmt: skip
 """Settings that may change when a run resumes exactly: no state depends on them."""
 

@@ -21,7 +21,6 @@ from asyncrl.core.errors import UsageError
 from asyncrl.runtime.clock import BUILDING, DISK_FAILS, DISK_FULL, ENDED, NOT_FINITE, RAISED, RUNNING, UNKNOWN, Watch
 from asyncrl.runtime.protocols import EVALUATOR, LEARNER, Counts
 from asyncrl.runtime.run import Run
-from asyncrl.runtime.snapshots import flat_parameters
 from asyncrl.storage import checkpoints
 
 BACK_OFF_SECONDS = (1.0, 2.0, 4.0)
@@ -243,6 +242,8 @@ class Supervisor:
         store, spec = self._run.handles.store, self._run.spec
         if not (len(self.learners) == 1 and store.torn):  # with several it is Hogwild, which any may die in
             return ""
+        from asyncrl.backends.restoring import flat_parameters
+
         try:
             checkpoint, _ = checkpoints.load_newest(spec.folder.checkpoints)
         except checkpoints.BadCheckpoint:

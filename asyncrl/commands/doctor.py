@@ -92,7 +92,7 @@ PLAIN_SGD: dict[str, Any] = {
     "optimizer": "momentum-sgd",
     "optimizer_decay": 0.0,
     "learning_rate": 1.0,
-    "anneal_learning_rate": False,
+    "learning_rate_schedule": "constant",
     "max_gradient_norm": 0.0,
 }
 """With these theta counts the gradients that are applied to it."""

@@ -60,7 +60,7 @@ SETTINGS = {
     "n_eval_episodes eval_episodes evaluation_duration evaluation_num_episodes": ["evaluation_episodes"],
     "deterministic deterministic_eval": ["evaluation_policy"],
     "reward_threshold target_reward stop_reward target_score": ["stop_at_score"],
-    "load_path load checkpoint_path restore": ["resume"],
+    "load_path checkpoint_path restore": ["resume"],
     "device cuda num_gpus gpu": ["learner_device"],
     "frameskip action_repeat": ["frame_skip"],
     "framestack num_stack n_stack": ["frame_stack"],

@@ -132,6 +132,14 @@ class Settings:
         if given not in choices and not is_name(given):
             raise UsageError(f"{flag(field)} takes {', '.join(choices)} or module:factory, got {given!r}")
 
+    def _require_schedule(self, field: str, most: float = math.inf) -> None:
+        """A name, or points with values of at most `most`."""
+        if getattr(self, field) not in ("linear", "constant"):
+            from asyncrl.core.points import is_schedule
+
+            fits = is_schedule(getattr(self, field), most)
+            self._require(field, fits, "takes linear, cosine, constant or points such as 0:1,0.5:0.1,1:0")
+
 
 @dataclass(frozen=True)
 class RunSettings(Settings):
@@ -305,8 +313,8 @@ class OptimiserSettings(Settings):
     """Update rule. momentum-sgd with a decay of 0 is plain SGD."""
     learning_rate: float = limited(6e-4, above=0)
     """Learning rate (eta) at the first step."""
-    anneal_learning_rate: bool = True
-    """Reduce the learning rate linearly to 0 over total_steps."""
+    learning_rate_schedule: str = "linear"
+    """Factor of the learning rate over total_steps: linear, cosine, constant, or points (0:1,0.5:0.1,1:0)."""
     gamma: float = limited(0.99, 0, 1)
     """Discount per step."""
     max_gradient_norm: float = limited(40.0, 0)
@@ -321,6 +329,11 @@ class OptimiserSettings(Settings):
     """Clip rewards to [-x, x] in the loss, after any scaling; 0: do not clip (Atari 1). Scores stay raw."""
     normalize_returns: bool = False
     """Divide rewards in the loss by the standard deviation of discounted returns over all workers."""
+
+    def check(self) -> None:
+        """Raise UsageError for the first impossible value."""
+        super().check()
+        self._require_schedule("learning_rate_schedule")
 
 
 @dataclass(frozen=True)
@@ -351,7 +364,7 @@ class EvaluationSettings(Settings):
     """When and how the policy is evaluated."""
 
     evaluation_interval_steps: int | Literal["auto"] = limited(AUTO, 0)
-    """Steps between evaluations; 0: only one at the end. auto: a twentieth of the run, but at most 100 000 steps."""
+    """Steps between evaluations; 0: one at the end. auto: a twentieth of the run, but at most 100 000 steps."""
     evaluation_episodes: int = limited(10, 1, 1_000_000)
     """Episodes per evaluation."""
     evaluation_policy: Literal["greedy", "sampled"] = "greedy"

@@ -23,6 +23,8 @@ class PolicyConfig(RunConfig):
     # With the usual 0.01 Pong's policy kept an entropy of 1.5 out of ln 6 = 1.8 and lost points to its random actions.
     entropy_weights: tuple[float, ...] = limited((0.003,), 0)
     """Weight of the policy's entropy (beta). Several values are assigned to the workers in turn."""
+    entropy_schedule: str = "constant"
+    """Factor of the entropy's weight over total_steps: constant, linear, cosine, or points (0:1,0.5:0.1,1:0)."""
     value_cost: float = limited(0.5, 0)
     """Weight of the squared value error in the loss."""
     lstm_cells: int = limited(0, 0, 100_000)
@@ -40,6 +42,7 @@ class PolicyConfig(RunConfig):
         """Raise UsageError for the first impossible value."""
         super().check()
         self._require("entropy_weights", bool(self.entropy_weights), "must be at least one number")
+        self._require_schedule("entropy_schedule")
         if self.normalize_advantages and self.t_max * self.envs_per_worker < 2:
             raise UsageError("--normalize-advantages needs more than one step per update: --t-max or --envs-per-worker")
 

@@ -72,13 +72,14 @@ class RunConfig(
         return Descent(
             self.update_rule,
             self.learning_rate,
-            self.total_steps if self.anneal_learning_rate else 0,
+            0 if self.learning_rate_schedule == "constant" else self.total_steps,
             self.max_gradient_norm,
             self.per_worker_statistics,
             getattr(self, "target_interval_steps", 0),
             getattr(self, "target_interval_updates", 0),
             getattr(self, "max_staleness", 0),
             getattr(self, "max_loss_deviations", 0.0),
+            self.learning_rate_schedule,
         )
 
 

@@ -41,12 +41,18 @@ def settings_for(cls: type[Settings], given: Mapping[str, Any]) -> dict[str, Any
     """
     hints = get_type_hints(cls)
     kinds = {field.name: hints[field.name] for field in dataclasses.fields(cls)} | {ALL_ENVIRONMENTS: int}
-    fitting = {}
+    fitting: dict[str, Any] = {}
     for name, value in own_names(given).items():
         if name not in kinds:
             from asyncrl.config.foreign import suggestion
 
             raise UsageError(f"there is no setting {name}{suggestion(name, kinds)}")
+        if name in ("learning_rate", "entropy_weights", "epsilons"):
+            from asyncrl.config.functions import sampled
+
+            if found := sampled(name, value, given):
+                fitting |= found
+                continue
         fitting[name] = _fitting(name, kinds[name], value)
     return share_environments(fitting)
 

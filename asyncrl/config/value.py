@@ -16,6 +16,7 @@ from asyncrl.core.exploration import (
     ladder_epsilon,
     spread_temperature,
 )
+from asyncrl.core.points import value_at
 from asyncrl.core.user_code import is_name, user_code
 
 EXPLORATIONS = ("drawn", "ladder", "boltzmann", "equal")
@@ -44,6 +45,8 @@ class ActionValueConfig(RunConfig):
     """drawn: the probabilities of these epsilons."""
     exploration_steps: int = limited(1_000_000, 0)
     """drawn, equal: steps T over which epsilon falls from 1 to its final value (the paper's 4 million frames)."""
+    epsilon_schedule: str = ""
+    """drawn, equal: epsilon of all workers over total_steps, by points (0:1,0.1:0.05,1:0.01), instead of the above."""
     temperatures: tuple[float, float] = limited((0.01, 1.0), above=0)
     """boltzmann: lowest and highest temperature; those of the workers are evenly spaced on a log scale."""
 
@@ -54,6 +57,10 @@ class ActionValueConfig(RunConfig):
         self._require("epsilons", bool(self.epsilons), "must be at least one number")
         self._require("temperatures", self.temperatures[0] <= self.temperatures[1], "must be lowest first")
         self._require("epsilon_probabilities", sum(self.epsilon_probabilities) > 0, "must be probabilities")
+        if self.epsilon_schedule:
+            self._require_schedule("epsilon_schedule", most=1.0)
+            if self.exploration not in ("drawn", "equal"):
+                raise UsageError(f"--epsilon-schedule is for --exploration drawn and equal, not {self.exploration}")
         if self.exploration == "drawn" and len(self.epsilon_probabilities) != len(self.epsilons):
             raise UsageError("--epsilons and --epsilon-probabilities must have the same length")
 
@@ -68,6 +75,8 @@ class ActionValueConfig(RunConfig):
                 own: Exploration = find(self.exploration)(self, worker)
             return own
         rung = worker % self.workers  # workers count through all hosts: each host has the whole ladder
+        if self.epsilon_schedule:
+            return EpsilonGreedy(value_at(self.epsilon_schedule, 1.0), self.total_steps, self.epsilon_schedule)
         if self.exploration == "boltzmann":
             return Boltzmann(spread_temperature(rung, self.workers, *self.temperatures))
         if self.exploration == "ladder":

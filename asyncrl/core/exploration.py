@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.core.distributions import greedy, sample
+from asyncrl.core.points import value_at
 from asyncrl.core.schedules import linear
 
 
@@ -36,9 +37,13 @@ class EpsilonGreedy:
 
     final: float
     over: int = 0
+    schedule: str = ""
+    """epsilon over these steps, if it does not fall linearly, by name or points (`asyncrl.core.points`)."""
 
     def epsilon(self, steps: int) -> float:
         """epsilon at T = `steps`."""
+        if self.schedule:
+            return value_at(self.schedule, steps / self.over)
         return linear(1.0, self.final, steps, self.over)
 
     def choose(self, values: Tensor, steps: int, generator: torch.Generator) -> Tensor:

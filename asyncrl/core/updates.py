@@ -134,7 +134,7 @@ class Descent:
     learning_rate: float = 1e-3
     """eta at T = 0."""
     anneal_over: int = 0
-    """T at which eta has fallen linearly to 0; 0: it is constant."""
+    """T at which the schedule of eta has ended; 0: it is constant."""
     max_gradient_norm: float = 0.0
     """Scale gradients with a larger L2 norm down to this norm; 0: never."""
     per_worker_statistics: bool = False
@@ -148,6 +148,9 @@ class Descent:
     max_loss_deviations: float = 0.0
     """Drop a gradient whose loss is more than this many standard deviations above the running mean; 0: never."""
 
+    schedule: str = "linear"
+    """The factor of eta over that time, by name or points (`asyncrl.core.points`)."""
+
     @property
     def has_target(self) -> bool:
         """Whether there is a theta^-."""
@@ -155,4 +158,8 @@ class Descent:
 
     def learning_rate_at(self, steps: int) -> float:
         """eta at T = `steps`."""
-        return linear(self.learning_rate, 0.0, steps, self.anneal_over) if self.anneal_over else self.learning_rate
+        if self.schedule == "linear" or not self.anneal_over:
+            return linear(self.learning_rate, 0.0, steps, self.anneal_over) if self.anneal_over else self.learning_rate
+        from asyncrl.core.points import value_at
+
+        return self.learning_rate * value_at(self.schedule, steps / self.anneal_over)

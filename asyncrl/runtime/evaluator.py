@@ -211,7 +211,7 @@ class Evaluator:
 
 
 def interval_of(config: RunConfig) -> int:
-    """Steps between evaluations; 0: only one at the end."""
+    """Steps between evaluations; 0: a single one at the end."""
     if config.evaluation_interval_steps == "auto":
         return max(1, min(AUTO_MOST_STEPS, config.total_steps // AUTO_EVALUATIONS))
     return config.evaluation_interval_steps

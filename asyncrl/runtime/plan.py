@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 
@@ -132,35 +131,6 @@ class Plan:
                 "--precision bfloat16 needs a processor that has it (avx512_bf16 or amx_bf16; bf16 on ARM), and this "
                 "one would be slower with it: use --precision float32"
             )
-
-    def on_one_machine(self, workers: int) -> Self:
-        """The part of a run on several machines that is on one of them."""
-        plain, config = type(self.config), self.config
-        if self.method.experience == MEMORY:
-            config = replace(config, replay_hosts=0)  # type: ignore[call-arg]
-        config = replace(
-            config, backend="local", workers=workers, hosts=1, address="", parameter_shards=1, learner_resource="",
-            push=plain.push, update="hogwild" if config.backend == "ray" else config.update,
-            statistics="per-worker" if config.per_worker_statistics else "shared",
-        )  # fmt: skip
-        return replace(self, config=config)
-
-    def on_one_host(self) -> Self:
-        """The part of one of several hosts. If each has a replay memory of its own, that is its share of the steps.
-
-        Its optimiser sees one update in so many as there are hosts, and remembers as many updates of the run.
-        """
-        one, hosts = self.on_one_machine(self.config.workers), self.config.most_hosts
-        config = one.config
-        if not self.learns_on_hosts:
-            return one
-        if self.config.hosts != "auto":
-            decay, momentum = config.optimizer_decay**hosts, config.optimizer_momentum**hosts
-            config = replace(config, optimizer_decay=decay, optimizer_momentum=momentum)
-        if self.method.experience == MEMORY:
-            shares = {name: getattr(config, name) // hosts for name in ("memory_steps", "warmup_steps")}
-            config = replace(config, **shares)
-        return replace(one, config=config)
 
 
 @functools.lru_cache(maxsize=1)  # it takes a network, and a run asks for it twice before it begins

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -125,6 +126,19 @@ def test_the_entropy_bonus_pulls_towards_the_uniform_policy() -> None:
     assert gradient == pytest.approx(2 * 0.1 * float(p * (p.log() + entropy)), rel=1e-5)
 
 
+def test_the_entropys_weight_follows_its_schedule() -> None:
+    """0.1 times 0.5 where a half of 1,000 steps is made; the T that counts is the rollout's."""
+    network, rollout = Table(v=0.0, logit=1.0), rollout_of([1, 2, 3], [0, 1], [0, 0], [0.5, 0.5])
+    plain = gradients_of(agent_of(network, entropy_weights=(0.1,)), rollout)["logit"]
+    agent = agent_of(network, entropy_weights=(0.1,), entropy_schedule="0:1,0.5:0.5,1:0", total_steps=1000)
+
+    weighted = [
+        gradients_of(agent, dataclasses.replace(rollout, acted_at=steps))["logit"] for steps in (0, 250, 500, 1000)
+    ]
+
+    assert weighted == pytest.approx([plain, 0.75 * plain, 0.5 * plain, 0.0])
+
+
 def test_entropy_weights_are_dealt_out_in_turn() -> None:
     """Workers 0, 1, 2, 3 of two weights."""
     weights = [agent_of(Table(), "worker", worker, entropy_weights=(0.1, 0.2)).entropy_weight for worker in range(4)]
@@ -186,7 +200,7 @@ def test_the_paper_preset_is_the_paper() -> None:
 
     assert (config.t_max, config.gamma, config.envs_per_worker, config.workers) == (5, 0.99, 1, 16)
     assert (config.optimizer, config.optimizer_decay, config.optimizer_epsilon) == ("rmsprop", 0.99, 0.1)
-    assert (config.learning_rate, config.anneal_learning_rate, config.max_gradient_norm) == (7e-4, True, 40.0)
+    assert (config.learning_rate, config.learning_rate_schedule, config.max_gradient_norm) == (7e-4, "linear", 40.0)
     assert (config.entropy_weights, config.value_cost, config.gae_lambda) == ((0.01,), 0.5, 1.0)
     assert (config.reward_clip, config.update, config.per_worker_statistics) == (1.0, "hogwild", False)
     assert config.total_steps == 80_000_000

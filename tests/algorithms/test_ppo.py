@@ -214,7 +214,8 @@ def test_the_paper_presets_are_tables_3_and_5() -> None:
     continuous = ppo.PPO.Config(**ppo.PPO.preset("paper", Spaces((3,), "float32", 0, (-1.0,), (1.0,))), preset="paper")
 
     assert (atari.workers, atari.t_max, atari.epochs, atari.minibatches) == (8, 128, 3, 4)
-    assert (atari.clip, atari.anneal_clip, atari.learning_rate, atari.anneal_learning_rate) == (0.1, True, 2.5e-4, True)
+    assert (atari.clip, atari.anneal_clip, atari.learning_rate) == (0.1, True, 2.5e-4)
+    assert atari.learning_rate_schedule == "linear"
     assert (atari.value_cost, atari.entropy_weights, atari.gae_lambda, atari.gamma) == (1.0, (0.01,), 0.95, 0.99)
     assert (continuous.workers, continuous.t_max, continuous.epochs, continuous.minibatches) == (1, 2048, 10, 32)
     assert (continuous.clip, continuous.learning_rate, continuous.gae_lambda) == (0.2, 3e-4, 0.95)

@@ -18,6 +18,7 @@ from asyncrl.backends.ray.reports import KINDS, LEFT, Seen
 from asyncrl.config.run_config import RunConfig
 from asyncrl.parameters.shards import Account, Change, Ledger, Shard, State, beginning, slices
 from asyncrl.runtime.clock import ENDED, FINISH, GO_ON, READY
+from asyncrl.runtime.hosts import on_one_host
 from asyncrl.runtime.link import Answer, Call
 from asyncrl.runtime.run import Run
 from tests.counting import updates_in
@@ -48,7 +49,7 @@ def test_the_optimiser_of_a_host_remembers_as_many_updates_of_the_run(tmp_path: 
 
     def of_host(algorithm: str, hosts: int | str) -> RunConfig:
         folder = tmp_path / f"{algorithm}-{hosts}"
-        return make_run(folder, algorithm, hosts=hosts, **settings).spec.on_one_host().config
+        return on_one_host(make_run(folder, algorithm, hosts=hosts, **settings).spec).config
 
     on_two, on_some = of_host("a3c", 2), of_host("a3c", "auto")
 

@@ -37,7 +37,7 @@ def test_a_serial_run_in_bfloat16_repeats_itself_and_says_what_it_is(
 def test_a_resumed_run_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And goes on as if it had not ended: equal to a run that was as long from the first."""
     tell(monkeypatch, ["amx_bf16"])
-    words = (*WORDS, "--no-anneal-learning-rate", "--evaluation-interval-steps", "500")
+    words = (*WORDS, "--learning-rate-schedule", "constant", "--evaluation-interval-steps", "500")
     run = train(tmp_path / "run", *words)
     whole = train(tmp_path / "whole", *words, "--total-steps", "3000")
 

@@ -27,6 +27,7 @@ from asyncrl.core.rollout import Rollout, Transitions
 from asyncrl.experience.replay import Replay
 from asyncrl.runtime import link
 from asyncrl.runtime.clock import Clock
+from asyncrl.runtime.hosts import on_one_host
 from asyncrl.runtime.link import Answer, Call, Callee, Empty
 from asyncrl.runtime.protocols import Counts
 from asyncrl.runtime.run import Handles, Run
@@ -304,7 +305,7 @@ class Bench(Member):
     def __init__(self, run: Run, number: int) -> None:
         super().__init__(beginning_of(run, number))
         spec = self.beginning.spec
-        self._handles = build(self.beginning, spec.on_one_host())
+        self._handles = build(self.beginning, on_one_host(spec))
         self.firsts: list[set[int]] = [{0}]
         self.lines: list[str] = []
 

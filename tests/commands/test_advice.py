@@ -184,7 +184,7 @@ def test_what_a_finished_run_and_one_without_an_evaluation_are_told_to_give(told
     """More steps; the newest checkpoint instead of the best one."""
     on_the_command_line()
     on_the_command_line(resume=PATH)
-    assert "give a larger --total-steps to go on" in told()
+    assert "give a larger --total-steps to continue" in told()
     with pytest.raises(asyncrl.UsageError, match="give a larger total_steps to go on"):
         asyncrl.train(resume=asyncrl.Run.open(PATH))
 

@@ -90,8 +90,9 @@ def test_what_cannot_be_understood_is_one_line(words: str, line: str) -> None:
 def test_a_run_is_repeated_by_its_config_json(tmp_path: Path) -> None:
     """All that was set, but for where it lies; the command line counts more, wherever it names the file."""
     first = A3C.Config(
-        env_id="Catch", workers=3, hidden_sizes=(8, 4), life_loss=False, anneal_learning_rate=False, stop_at_score=None,
-        seed=7, run_name="first", runs_dir="elsewhere", quiet=True, resume="auto", env_kwargs=("a=1",),
+        env_id="Catch", workers=3, hidden_sizes=(8, 4), life_loss=False, learning_rate_schedule="constant",
+        stop_at_score=None, seed=7, run_name="first", runs_dir="elsewhere", quiet=True, resume="auto",
+        env_kwargs=("a=1",),
     )  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps({"algorithm": "asyncrl.a3c", "config": to_plain(first)}))
 

@@ -19,17 +19,22 @@ FLAGS = """
     env_id env_kwargs workers envs_per_worker t_max total_steps seed preset backend schedule delays update statistics
     overlap reduce init_method collective_timeout_seconds check_replicas hosts address parameter_shards exchange_updates
     push learner_resource track track_project action_masks
-    runs_dir run_name resume quiet max_seconds stop_at_score on_worker_error on_env_error worker_restarts hang_seconds
+    runs_dir run_name resume load quiet
+    max_seconds stop_at_score on_worker_error on_env_error worker_restarts hang_seconds
     evaluation_interval_steps evaluation_episodes evaluation_policy evaluation_cpu_share checkpoint_interval_steps
-    checkpoints_kept record_interval_seconds gamma optimizer learning_rate anneal_learning_rate optimizer_decay
+    checkpoints_kept record_interval_seconds gamma optimizer learning_rate learning_rate_schedule optimizer_decay
     optimizer_epsilon optimizer_momentum max_gradient_norm reward_clip normalize_observations normalize_returns network
     hidden_sizes precision frame_skip frame_stack image_size noop_max sticky_actions life_loss full_action_space
     max_episode_steps
 """
 """Settings of all algorithms: their flags, and keys of config.json."""
-POLICY = "gae_lambda entropy_weights value_cost lstm_cells mean variance first_deviation normalize_advantages"
+POLICY = (
+    "gae_lambda entropy_weights entropy_schedule value_cost lstm_cells mean variance first_deviation"
+    " normalize_advantages"
+)
 ACTION_VALUE = (
     "evaluation_epsilon double_q dueling exploration epsilons epsilon_probabilities exploration_steps temperatures"
+    " epsilon_schedule"
 )
 VALUE = ACTION_VALUE + " target_interval_steps"
 LEARNER = " learner_threads learner_device"

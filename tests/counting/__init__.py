@@ -22,7 +22,7 @@ SETTINGS = {
     "optimizer": "momentum-sgd",
     "optimizer_decay": 0.0,
     "learning_rate": STEP,
-    "anneal_learning_rate": False,
+    "learning_rate_schedule": "constant",
     "max_gradient_norm": 0.0,
 }
 """Of the optimiser."""

@@ -56,9 +56,12 @@ FLAGS: dict[str, st.SearchStrategy[str]] = {
     "--hang-seconds": st.sampled_from(["0", "0.5", "-1", "nan", "x", "600", "1e9"]),  # healthy ones never seem to hang
     "--lstm-cells": st.sampled_from(["0", "1", "4", "-1"]),
     "--normalize-observations": st.just("True"),
+    "--learning-rate-schedule": st.sampled_from(["linear", "cosine", "constant", "0:1,1:0", "1:0,0:1", "x", ""]),
+    "--entropy-schedule": st.sampled_from(["linear", "0:1,0.5:0", "-1:0"]),
+    "--epsilon-schedule": st.sampled_from(["linear", "0:1,0.5:0.1", "0:2"]),
     "--nonsense": ANY,
 }
-SWITCHES = ("--normalize-observations", "--normalize-returns", "--no-anneal-learning-rate", "--life-loss")
+SWITCHES = ("--normalize-observations", "--normalize-returns", "--life-loss")
 
 
 @st.composite

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.backends.handles import restore
+from asyncrl.backends.restoring import flat_parameters, restore
 from asyncrl.envs.environment import BadEnvironment, Rebuilding
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime import evaluator as module
@@ -22,7 +22,6 @@ from asyncrl.runtime.evaluator import Evaluator, play, serve
 from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.run import Run
-from asyncrl.runtime.snapshots import flat_parameters
 from asyncrl.storage import checkpoints
 from asyncrl.storage.records import read_records
 from tests.support import COUNTING, Counting, FixedAgent, make_run, push

@@ -14,6 +14,7 @@ from asyncrl.config.groups import flag
 from asyncrl.core.devices import CPU
 from asyncrl.core.errors import UsageError
 from asyncrl.parameters.mirror import Mirror
+from asyncrl.runtime.hosts import on_one_machine
 from asyncrl.runtime.normalize import RunMoments
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Handles, Run, RunSpec
@@ -47,7 +48,7 @@ def refuse(plan: Plan) -> None:
             raise UsageError("--checkpoint-replay needs a single machine: the memory of hosts is not saved")
         if config.hosts == "auto":
             raise UsageError("--hosts auto is for methods without a memory, which hosts divide: give a number")
-        plan.on_one_machine(config.all_workers)  # whether the memory has room for the steps of all workers
+        on_one_machine(plan, config.all_workers)  # whether the memory has room for the steps of all workers
         if plan.replay_hosts and plan.learns_on_hosts:
             which = "--layout bundled" if plan.bundled else "several --learners"
             raise UsageError(f"--replay-hosts are for one learner; with {which} each host has a memory of its own")

@@ -29,6 +29,7 @@ from asyncrl.backends.supervisor import Slot, Supervisor
 from asyncrl.core.errors import NotFinite
 from asyncrl.experience.batches import Batches
 from asyncrl.runtime.clock import BUILDING, ENDED, GO_ON, LEAVE
+from asyncrl.runtime.hosts import on_one_host
 from asyncrl.runtime.link import Retired, Wire
 from asyncrl.runtime.protocols import name_of
 from asyncrl.runtime.run import Handles, Run
@@ -66,7 +67,7 @@ class Host(Member):
         enforce_one_thread()
         self._wire = wire
         spec = beginning.spec
-        one = spec.on_one_host()
+        one = on_one_host(spec)
         config = one.config
         self._scratch = Path(tempfile.mkdtemp(prefix="asyncrl-"))
         self._spec = replace(

@@ -37,6 +37,7 @@ from asyncrl.experience.replay import Replay
 from asyncrl.parameters.shards import Ledger
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import FINISH, GO_ON, LEAVE, Watch
+from asyncrl.runtime.hosts import on_one_machine
 from asyncrl.runtime.link import Answer, Call, Callee, Empty, Server, State, Wire
 from asyncrl.runtime.normalize import make_normalizer
 from asyncrl.runtime.protocols import LEARNER, Counts, name_of
@@ -63,7 +64,7 @@ class LearnerHost(Server):
         config = spec.config
         self._hosts, self._workers = config.all_workers // config.workers, config.workers
         self._scratch = Path(tempfile.mkdtemp(prefix="asyncrl-"))
-        self._spec = replace(spec.on_one_machine(config.all_workers), folder=RunFolder(self._scratch))
+        self._spec = replace(on_one_machine(spec, config.all_workers), folder=RunFolder(self._scratch))
         self._samples = spec.method.experience == MEMORY
         self._replay_hosts = spec.replay_hosts
         self._memories: Wire | None = None

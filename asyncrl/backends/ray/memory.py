@@ -28,6 +28,7 @@ from asyncrl.backends.ray.member import LAST_SECONDS
 from asyncrl.core.rollout import Transitions
 from asyncrl.experience.replay import Replay, normalized
 from asyncrl.runtime.clock import Clock, Watch
+from asyncrl.runtime.hosts import on_one_machine
 from asyncrl.runtime.link import NEVER, Answer, Call, Callee, Empty, Link, Server, State, Wire, receive
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.protocols import LEARNER, Batch
@@ -104,7 +105,7 @@ class ReplayHost(Server):
         self._clock = Clock(plan.actors, 0)
         memory, hosts = Replay(plan, self._clock, lambda: None), plan.actors // workers
         self._learner.epoch = epoch
-        shape = rollout_shape(spec.on_one_machine(workers))
+        shape = rollout_shape(on_one_machine(spec, workers))
         self._arrivals = Arrivals(memory, shape, hosts, workers, Callee(hosts, epoch))
 
     def state(self) -> State:

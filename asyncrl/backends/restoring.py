@@ -1,0 +1,61 @@
+"""From a checkpoint back into a run: whether it fits, and its parts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from asyncrl.core.errors import UsageError
+from asyncrl.core.user_code import is_name
+from asyncrl.runtime.protocols import Counts
+from asyncrl.runtime.run import Handles, Layout
+from asyncrl.runtime.snapshots import DROPPED, REPLAY
+from asyncrl.storage.checkpoints import Checkpoint
+
+
+def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint) -> None:
+    """Put theta `[P]`, statistics, moments, counts and any memory of a checkpoint into the memory of a run.
+
+    Raises UsageError, naming the setting, for a checkpoint that does not fit.
+    """
+    handles.store.restore(theta, checkpoint.tensors, counts_of(checkpoint))
+    handles.store.lose(lost_before(checkpoint))
+    handles.moments.restore(checkpoint.tensors)
+    memory = {name.removeprefix(REPLAY): own for name, own in checkpoint.tensors.items() if name.startswith(REPLAY)}
+    if memory:
+        from asyncrl.experience.replay import Replay
+
+        if isinstance(handles.experience, Replay) and handles.experience.plan.kept:
+            handles.experience.restore(memory, exactly=False)
+
+
+def check_fits(checkpoint: Checkpoint, algorithm: str, env_id: str, optimizer: str, layout: Layout) -> None:
+    """Raise UsageError, with one line, if the checkpoint is of another algorithm, environment, network or optimiser.
+
+    So it does if a fact is missing that a resumed run needs.
+    """
+    facts = checkpoint.facts
+    for key, value in {"algorithm": algorithm, "env_id": env_id, "optimizer": optimizer}.items():
+        handed = key == "env_id" and str(facts.get(key)).startswith("__main__:") and is_name(value)
+        if facts.get(key) != value and not handed:  # another program may call what it hands over otherwise
+            raise UsageError(f"the checkpoint's {key} is {facts.get(key)}, this run's is {value}")
+    for key, kind in {"part": int, **dict.fromkeys(DROPPED, int), "config": dict}.items():
+        if not isinstance(facts.get(key), kind):
+            raise UsageError(f"the checkpoint of step {checkpoint.steps} cannot be used: its manifest lacks {key}")
+    if {name: tuple(tensor.shape) for name, tensor in checkpoint.parameters.items()} != dict(layout):
+        raise UsageError("the checkpoint's network has different layers from this run's; use the same network settings")
+
+
+def counts_of(checkpoint: Checkpoint) -> Counts:
+    """The counts of updates in a checkpoint that fits, with those that were lost."""
+    return Counts(checkpoint.updates + lost_before(checkpoint), *(checkpoint.facts[name] for name in DROPPED))
+
+
+def lost_before(checkpoint: Checkpoint) -> int:
+    """Updates that the run had lost at the checkpoint."""
+    return int(checkpoint.facts.get("updates_lost", 0))
+
+
+def flat_parameters(checkpoint: Checkpoint, layout: Layout) -> Tensor:
+    """theta `[P]` of a checkpoint that fits."""
+    return torch.cat([checkpoint.parameters[name].reshape(-1) for name, _ in layout])
