@@ -78,4 +78,6 @@ def as_typed(path: Path, language: Language) -> str:
     """A path as one would type it: relative to the current folder if it is in there, and quoted where necessary."""
     near = os.path.relpath(path)
     typed = str(path) if near.startswith("..") else near
-    return repr(typed) if language == "python" else shlex.quote(typed)
+    if language == "python":
+        return repr(typed) if {'"', "\\"} & {*typed} else f'"{typed}"'
+    return shlex.quote(typed)
