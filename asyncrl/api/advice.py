@@ -10,7 +10,7 @@ from typing import Literal
 from asyncrl.api.resume import is_finished
 from asyncrl.catalog import name_of
 from asyncrl.core.errors import UsageError
-from asyncrl.runtime.terminal import Typed
+from asyncrl.core.wrapping import Typed
 from asyncrl.storage import checkpoints
 from asyncrl.storage.run_folder import GOING, RunFolder, read_status
 from asyncrl.storage.stored import read_stored

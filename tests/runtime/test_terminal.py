@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from asyncrl.core.output import duration
+from asyncrl.core.wrapping import Typed
 from asyncrl.runtime import terminal
 from asyncrl.runtime.monitor import Summary, View
 from asyncrl.runtime.terminal import (
     TerminalView,
-    Typed,
     number,
     one_line,
     panel,
