@@ -11,6 +11,7 @@ from pathlib import Path
 
 from asyncrl.catalog import ALGORITHMS, module_of, name_of
 from asyncrl.core.output import ending_with_its_reader, print_line
+from asyncrl.core.wrapping import fitted
 from asyncrl.runtime.threads import request_one_thread
 
 COMMANDS = {
@@ -44,8 +45,11 @@ def run(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print_line("usage: asyncrl COMMAND [OPTIONS]\n\ncommands:")
         for name, text in (ALGORITHMS | COMMANDS).items():
-            print_line(f"  {name:16}{text}")
-        print_line("\n`asyncrl COMMAND --help` lists the options; `python -m asyncrl COMMAND` is the same command.")
+            print_line(fitted(f"  {name:16}{text}", 18))
+        print_line()
+        print_line(
+            fitted("`asyncrl COMMAND --help` lists the options; `python -m asyncrl COMMAND` is the same command.", 0)
+        )
         print_line("`asyncrl --version` says which this is.")
         return 0
     if words[0] == "--version":
@@ -65,7 +69,7 @@ def run(words: Sequence[str]) -> int:
         if words[:1] in (["-h"], ["--help"]):
             print_line("usage: asyncrl train ALGORITHM [OPTIONS]\n\nalgorithms, or your own module:")
             for name, text in ALGORITHMS.items():
-                print_line(f"  {name:16}{text}")
+                print_line(fitted(f"  {name:16}{text}", 18))
             print_line("\n`asyncrl train ALGORITHM --help` lists the options.")
             return 0
         if not words or words[0].startswith("-"):

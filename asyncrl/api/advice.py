@@ -10,7 +10,7 @@ from typing import Literal
 from asyncrl.api.resume import is_finished
 from asyncrl.catalog import name_of
 from asyncrl.core.errors import UsageError
-from asyncrl.runtime.terminal import Typed
+from asyncrl.core.wrapping import Typed
 from asyncrl.storage import checkpoints
 from asyncrl.storage.run_folder import GOING, RunFolder, read_status
 from asyncrl.storage.stored import read_stored
@@ -78,4 +78,6 @@ def as_typed(path: Path, language: Language) -> str:
     """A path as one would type it: relative to the current folder if it is in there, and quoted where necessary."""
     near = os.path.relpath(path)
     typed = str(path) if near.startswith("..") else near
-    return repr(typed) if language == "python" else shlex.quote(typed)
+    if language == "python":
+        return repr(typed) if {'"', "\\"} & {*typed} else f'"{typed}"'
+    return shlex.quote(typed)

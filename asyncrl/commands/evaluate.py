@@ -21,6 +21,7 @@ from asyncrl.commands.program import prints_aside, run_with
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.core.statistics import Estimate, mean_of
+from asyncrl.core.wrapping import fitted
 from asyncrl.envs.spec import NOOP_MAX, EnvSpec
 from asyncrl.runtime.evaluator import cut_in_words
 from asyncrl.runtime.terminal import shown
@@ -159,18 +160,22 @@ def show(row: dict[str, Any], config: Config) -> None:
     if config.json:
         print_line(json.dumps(row, indent=2))
         return
-    print_line("{algorithm} on {env_id}, {checkpoint} checkpoint, trained for {steps:,} steps".format(**row))
-    print_line(f"{config.episodes} episodes, {row['policy']} policy, seed {config.seed}{_protocol(config)}")
-    print_line("returns: " + " ".join(f"{score:g}" for score in row["returns"]))
-    print_line("lengths: " + " ".join(map(str, row["lengths"])))
+    _say("{algorithm} on {env_id}, {checkpoint} checkpoint, trained for {steps:,} steps".format(**row))
+    _say(f"{config.episodes} episodes, {row['policy']} policy, seed {config.seed}{_protocol(config)}")
+    _say("returns: " + " ".join(f"{score:g}" for score in row["returns"]))
+    _say("lengths: " + " ".join(map(str, row["lengths"])))
     rest = "standard deviation {std:.2f}, min {min:g}, max {max:g}, mean length {mean_length:.1f} steps".format(**row)
-    print_line(f"mean {row['mean']:.2f}{_interval_in_words(row['interval'], '.2f')}, {rest}")
+    _say(f"mean {row['mean']:.2f}{_interval_in_words(row['interval'], '.2f')}, {rest}")
     if "human_normalized" in row:
-        print_line(f"human-normalised {row['human_normalized']:.1f} % ({SOURCES[config.human]})")
+        _say(f"human-normalised {row['human_normalized']:.1f} % ({SOURCES[config.human]})")
     if row["cut"]:
-        print_line(cut_in_words(row["cut"], row["lengths"]))
+        _say(cut_in_words(row["cut"], row["lengths"]))
     if config.video:
         print_line(config.video)
+
+
+def _say(line: str) -> None:
+    print_line(fitted(line))
 
 
 def show_all(rows: Sequence[dict[str, Any]], config: Config) -> None:
@@ -183,11 +188,11 @@ def show_all(rows: Sequence[dict[str, Any]], config: Config) -> None:
         return
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     console.print(_table(rows))
-    print_line(f"{config.episodes} episodes each, seed {config.seed}{_protocol(config)}")
+    _say(f"{config.episodes} episodes each, seed {config.seed}{_protocol(config)}")
     if any("human_normalized" in row for row in rows):
-        print_line(f"human %: {SOURCES[config.human]}; random play is 0 in Video Pinball")
+        _say(f"human %: {SOURCES[config.human]}; random play is 0 in Video Pinball")
     for total in together:
-        print_line(_total_in_words(total))
+        _say(_total_in_words(total))
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:

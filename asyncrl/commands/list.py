@@ -13,6 +13,7 @@ from asyncrl.commands.program import run_command
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
 from asyncrl.core.spaces import Spaces
+from asyncrl.core.wrapping import fitted
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.plan import Plan
 
@@ -30,10 +31,11 @@ def main(words: Sequence[str] | None = None) -> int:
             return 0
         if words:
             raise UsageError(f"unexpected word {words[0]!r}")
-        print_line(row(*HEADER))
+        print_line(fitted(row(*HEADER), WIDTHS[0]))
         for name, text in ALGORITHMS.items():
             method = algorithm_of(module_of(name))
-            print_line(row(name, method.experience, ", ".join(backends_of(name, method)), text))
+            line = row(name, method.experience, ", ".join(backends_of(name, method)), text)
+            print_line(fitted(line, WIDTHS[0]))
         return 0
 
     return run_command("asyncrl list", show)

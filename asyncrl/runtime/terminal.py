@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -19,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.core.output import clean, duration, print_line
+from asyncrl.core.wrapping import fitted
 from asyncrl.runtime.monitor import Summary, View
 
 PLAIN_INTERVAL_SECONDS, COUNT_INTERVAL_SECONDS = 10.0, 5.0
@@ -34,18 +33,6 @@ def even_if_nobody_reads() -> Iterator[None]:
     except OSError:
         # Discard the rest, and what Python has buffered and would flush at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-class Typed(str):
-    """A line with something to be typed or copied, which is never broken."""
-
-
-def fitted(line: str) -> str:
-    """A line as it fits the terminal, broken between words and indented; as it is in logs, in pipes, and if `Typed`."""
-    if isinstance(line, Typed) or not getattr(sys.stdout, "isatty", bool)():  # a program may have no stdout
-        return line
-    width, rest = shutil.get_terminal_size().columns, "  "
-    return textwrap.fill(line, width, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)
 
 
 def say(line: str) -> None:

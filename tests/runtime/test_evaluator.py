@@ -296,7 +296,7 @@ def test_one_is_due_after_a_twentieth_of_the_time_as_well(
     """3 of 60 seconds since the last one; not if runs must repeat bit for bit, or an interval is given."""
     now = [0.0]
     monkeypatch.setattr(Clock, "seconds_of_this_part", property(lambda _: now[0]))
-    evaluator = evaluate(make_run(tmp_path, **({"backend": "local", "max_seconds": 60} | settings)), 1.0)
+    evaluator = evaluate(make_run(tmp_path, **({"backend": "local", "max_seconds": 60} | settings)), 1.0, 1.0)
 
     found = []
     for seconds in (2.9, 3.5, 6.4, 6.6):

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from asyncrl.core.output import duration
+from asyncrl.core.wrapping import Typed
 from asyncrl.runtime import terminal
 from asyncrl.runtime.monitor import Summary, View
 from asyncrl.runtime.terminal import (
     TerminalView,
-    Typed,
     number,
     one_line,
     panel,
@@ -267,7 +267,7 @@ def test_prose_is_broken_between_words_and_what_is_typed_is_not(monkeypatch: pyt
         assert " ".join(" ".join(broken).split()) == (prose * 2).rstrip()
         if isinstance(screen, FakeTerminal):
             assert max(map(len, broken)) <= width
-            assert len(broken) == 2 * (5 if width == 30 else 2)
+            assert len(broken) == 2 * (4 if width == 30 else 2)
         else:
             assert len(broken) == 2
 
