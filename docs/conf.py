@@ -33,6 +33,7 @@ myst_heading_anchors = 4
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+toc_object_entries = False  # every page copies the whole table: with each function in it, that took most of a build
 autodoc_mock_imports = ["ray"]  # which need not be installed
 
 html_theme = "furo"

@@ -172,6 +172,11 @@ def _finish(axes: Axes, panel: Panel) -> None:
             own.set_major_locator(FixedLocator(list(ticks)))
             own.set_ticks(list(ticks), list(ticks.values()))
         getattr(axes, f"set_{axis}lim")(*limits)
+    low, high = axes.dataLim.intervaly
+    is_alone = len(axes.get_shared_y_axes().get_siblings(axes)) == 1
+    if low == high and is_alone and panel.y_scale == "linear" and panel.y_limits == (None, None):
+        # All are equal: matplotlib would magnify nothing, with an axis from 0.19 to 0.21. This one has 0 on it.
+        axes.set_ylim(low - (abs(low) or 1.0), high + (abs(high) or 1.0))
     for x, y, text in panel.texts:
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1}
         axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", fontsize=8, bbox=box)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -68,6 +69,11 @@ class Point(Group):
     def is_crowded(self) -> bool:
         """Whether there were more workers than cores."""
         return self.is_clocked and 0 < self.cores < self.workers
+
+    @property
+    def seeds(self) -> int:
+        """The runs of the environment that has the fewest."""
+        return min(Counter(run.cell.env_id for run in self.runs).values())
 
     @property
     def staleness(self) -> float:

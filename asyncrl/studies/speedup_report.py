@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from asyncrl.core.statistics import LEAST, Estimate
-from asyncrl.plots.figures import BLACK, Bars, Line, Panel, colours_of, draw, method_name, shades
+from asyncrl.plots.figures import BLACK, WIDTH, Bars, Line, Panel, colours_of, draw, method_name, shades
 from asyncrl.studies.documents import (
     Block,
     heading,
@@ -46,7 +46,8 @@ NOTE = (
     "as slower than all that did. The clock starts when all workers are ready, each worker computes in one thread, and "
     "the evaluator is not one of the workers. Time per step is that of a worker, relative to one alone; beside it is "
     "the phase that grew most, in milliseconds per step. Amdahl's law and the Universal Scalability Law (USL, with at "
-    "least three numbers of workers besides 1) are fitted to the throughput of all points with a core for each worker."
+    "least three numbers of workers besides 1) are fitted to the throughput of all points with a core for each worker. "
+    "Points of a single seed are part of no fit and no projection."
 )
 
 
@@ -225,11 +226,14 @@ def _cell(point: Point, kind: str) -> str:
 
 
 def laws_of(results: SpeedupResults, series: Series, kind: str) -> tuple[Law | None, Law | None]:
-    """Amdahl's and the Universal law fitted to a series' means, from the points with a core for each worker."""
+    """Amdahl's and the Universal law fitted to a series' means, from the points with a core for each worker.
+
+    Points of a single seed are left out: the law would be one of chance.
+    """
     pairs = [
         (point.workers, estimate.value)
         for point, estimate in results.estimates(series, kind, results.clock_backend)
-        if not estimate.bound and not point.is_crowded
+        if not estimate.bound and not point.is_crowded and point.seeds > 1
     ]
     beyond = sum(workers > 1 for workers, _ in pairs)
     # The second law would go through any two points.
@@ -251,9 +255,14 @@ def draw_speedups(results: SpeedupResults) -> Figure | None:
     panels = [
         _speedup_panel(results, kind, backend, title, projected)
         for kind, backend, title, projected in wanted
-        if any(kind in point.speedups and point.workers > 1 for point in results.points if point.backend == backend)
+        if any(
+            kind in point.speedups and point.workers > 1 and (not projected or point.seeds > 1)
+            for point in results.points
+            if point.backend == backend
+        )
     ]
-    return draw([panels[i : i + 2] for i in range(0, len(panels), 2)], height=4.0) if panels else None
+    rows = [panels[i : i + 2] for i in range(0, len(panels), 2)]
+    return draw(rows, height=4.0, width=WIDTH if len(panels) > 1 else 8.0) if panels else None
 
 
 def _speedup_panel(results: SpeedupResults, kind: str, backend: str, title: str, projected: bool) -> Panel:

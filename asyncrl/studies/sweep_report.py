@@ -173,6 +173,13 @@ def height_of(value: str, values: Sequence[str]) -> float:
     return (own - low) / (high - low)
 
 
+def ticks_of(values: Sequence[str]) -> dict[float, str] | None:
+    """The values as they were given, at their places on an axis; None for many numbers, whose axis has a scale."""
+    if is_range(values):
+        return None
+    return {float(value if is_numeric(values) else i): value for i, value in enumerate(values)}
+
+
 def draw_scores(results: SweepResults) -> Figure:
     """Final score over the setting with the most values: a panel per environment, a colour per method and the rest.
 
@@ -204,7 +211,7 @@ def draw_scores(results: SweepResults) -> Figure:
             x, y = zip(*known, strict=True) if known else ((), ())
             marks.append(Line(x, y, colour, name, "", "o", alpha=0.75))
             marks.append(Line(lost, [lowest] * len(lost), colour, "", "", "x"))
-        ticks = None if is_numeric(values) else {float(i): value for i, value in enumerate(values)}
+        ticks = ticks_of(values)
         panels.append(
             Panel(
                 marks, across.replace("_", " "), "final score (raw return)", env_id,

@@ -17,7 +17,7 @@ from asyncrl.plots.figures import COLOURS, align, colours_of
 from asyncrl.studies.measure import measure_all
 from asyncrl.studies.speedup import make_points
 from asyncrl.studies.speedup_report import FIGURES as DRAWN
-from asyncrl.studies.speedup_report import SpeedupResults, draw_speedups, summary, write_report
+from asyncrl.studies.speedup_report import SpeedupResults, draw_laws, draw_speedups, summary, write_report
 from asyncrl.studies.study import Cell, Study
 from tests.studies.made_up import make_study
 
@@ -103,6 +103,20 @@ def test_few_seeds_show_nothing(tmp_path: Path, seeds: int) -> None:
     results = results_of(file)
 
     assert summary(results, results.series[0])["data needed"] == "unknown: too few seeds"
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_one_seed_is_no_ground_for_a_law_or_a_projection(tmp_path: Path, seeds: int) -> None:
+    """What was measured is drawn all the same."""
+    file = make_study(tmp_path / "study", reaches, rate, ("one_step_q",), seeds=seeds)
+    results = results_of(file)
+
+    figure = draw_speedups(results)
+    assert figure is not None
+    kinds = {axes.get_title().partition(":")[0] for axes in figure.axes if axes.get_visible()}
+    assert kinds == {"throughput", "data", "time"} | ({"projection"} if seeds > 1 else set())
+    assert (draw_laws(results) is None) == (seeds == 1)
+    assert (summary(results, results.series[0])["serial fraction (Amdahl)"] == "") == (seeds == 1)
 
 
 def test_methods_differ_in_colour() -> None:

@@ -123,6 +123,20 @@ def test_runs_of_a_sweep_are_evaluated_alike(tmp_path: Path, capsys: pytest.Capt
         assert all(line.count("--evaluation-interval-steps") == 1 for line in lines)
 
 
+@pytest.mark.parametrize(("score", "limits"), [(0.2, (0.0, 0.4)), (0.0, (-1.0, 1.0)), (-21.0, (-42.0, 0.0))])
+def test_equal_scores_are_not_magnified(score: float, limits: tuple[float, float]) -> None:
+    """The axis has 0 on it; that of a rate is logarithmic, with the rates as they were given."""
+    config, axes = understand(["--env-ids", "Catch", "--learning-rates", "1e-4", "1e-3"], "asyncrl sweep")
+    plan = make_plan(config, axes, ())
+    runs = [Measurement(cell, "finished", evaluations=(Evaluation(1000, 1.0, score),)) for cell in plan.cells]
+
+    (panel,) = draw_scores(SweepResults(runs, plan.variants)).axes
+
+    assert panel.get_ylim() == pytest.approx(limits)
+    assert panel.get_xscale() == "log"
+    assert [text.get_text() for text in panel.get_xticklabels()] == ["1e-4", "1e-3"]
+
+
 def test_a_run_that_was_stopped_has_no_final_score() -> None:
     """Its last evaluation is not of a whole training."""
     stopped = Measurement(Cell("a3c", "", "Catch", "", 0, 1), "stopped", evaluations=(Evaluation(500, 1.0, 3.0),))
