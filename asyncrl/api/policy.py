@@ -110,19 +110,21 @@ class Policy:
         state: PolicyState | None = None,
         episode_start: Any = None,
         deterministic: bool | None = None,
+        action_masks: Any = None,
     ) -> tuple[Any, PolicyState]:
         """`act` with the signature of Stable-Baselines3: the action or actions, and the next state.
 
         `episode_start`, bool or `[B]` bool, says which observations begin an episode. `deterministic` True takes the
-        best action, False samples one; None acts as the policy was loaded. Raises UsageError as `act` does.
+        best action, False samples one; None acts as the policy was loaded. `action_masks` are as in `act`, and so are
+        the errors raised.
         """
         if state is not None and episode_start is not None and np.any(episode_start):
             state = self.restart(state, np.broadcast_to(episode_start, len(state.seen)))
         if deterministic in (None, self.greedy):
-            return self.act(observation, state)
+            return self.act(observation, state, action_masks=action_masks)
         if self._other is None:
             self._other = self._with_greedy(not self.greedy)
-        return self._other.act(observation, state)
+        return self._other.act(observation, state, action_masks=action_masks)
 
     def _with_greedy(self, greedy: bool) -> Policy:
         """This policy with the same network and random numbers, which takes the best action or samples."""

@@ -31,7 +31,7 @@ SETTINGS = {
     "norm_obs normalize_obs normalize": ["normalize_observations"],
     "norm_reward normalize_reward normalize_rewards": ["normalize_returns"],
     "clip_reward clip_rewards reward_clipping": ["reward_clip"],
-    "anneal_lr lr_schedule": ["anneal_learning_rate"],
+    "anneal_lr lr_schedule": ["learning_rate_schedule"],
     "use_rms_prop optim": ["optimizer"],
     "rms_prop_eps adam_eps adam_epsilon eps": ["optimizer_epsilon"],
     "alpha": ["optimizer_decay"],
