@@ -95,5 +95,5 @@ def load_for_resume(algorithm: str, config: RunConfig, layout: Layout) -> Checkp
     # A run that was killed after its last step still has to make its last evaluation.
     if checkpoint.steps >= config.total_steps and is_finished(Path(config.resume)):
         made = f"the run has already trained for {checkpoint.steps} of {config.total_steps} steps; give a larger"
-        raise UsageError(f"{made} total_steps to go on", f"{made} --total-steps to go on")
+        raise UsageError(f"{made} total_steps to continue", f"{made} --total-steps to continue")
     return checkpoint

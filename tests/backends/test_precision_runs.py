@@ -25,7 +25,7 @@ def test_a_serial_run_in_bfloat16_repeats_itself_and_says_what_it_is(
     """To the bit; float32 gives another run. The choice is printed, and stands in config.json."""
     tell(monkeypatch, ["avx512f", "avx512_bf16"])
     first = train(tmp_path / "first", *WORDS, "--no-quiet")
-    assert ", bfloat16, " in capfd.readouterr().out
+    assert ", bfloat16\n" in capfd.readouterr().out
     second = train(tmp_path / "second", *WORDS)
     plain = train(tmp_path / "plain", *WORDS[:-2])
 

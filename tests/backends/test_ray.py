@@ -45,7 +45,7 @@ def test_what_hosts_cannot_do_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("algorithm", "words", "complaint"),
     [
-        ("apex", ("--checkpoint-replay",), "--checkpoint-replay is for one machine"),
+        ("apex", ("--checkpoint-replay",), "--checkpoint-replay needs a single machine"),
         (
             "apex",
             ("--hosts", "2", "--memory-steps", "700", "--warmup-steps", "0", "--workers", "2"),
@@ -57,9 +57,9 @@ def test_what_hosts_cannot_do_is_refused_in_one_line(
         ("a3c", ("--replay-hosts", "1"), "--replay-hosts"),
         ("gorila", ("--layout", "bundled", "--replay-hosts", "1"), "with --layout bundled each host has a memory"),
         ("gorila", ("--learners", "2", "--replay-hosts", "1"), "with several --learners each host has a memory"),
-        ("apex", ("--replay-hosts", "1", "--checkpoint-replay"), "--checkpoint-replay is for one machine"),
+        ("apex", ("--replay-hosts", "1", "--checkpoint-replay"), "--checkpoint-replay needs a single machine"),
         ("gorila", ("--layout", "bundled", "--hosts", "auto"), "--hosts auto is for methods without a memory"),
-        ("gorila", ("--layout", "bundled", "--checkpoint-replay"), "--checkpoint-replay is for one machine"),
+        ("gorila", ("--layout", "bundled", "--checkpoint-replay"), "--checkpoint-replay needs a single machine"),
         ("gorila", ("--layout", "bundled", "--learners", "2"), "--learners are for --layout unbundled"),
         (
             "gorila",

@@ -65,7 +65,7 @@ def test_a_resumed_run_fills_its_memory_again_unless_the_checkpoint_holds_it(
     assert main("asyncrl.apex", ["--resume", str(run), "--total-steps", "1900"]) == 0
 
     said = capfd.readouterr().out
-    assert ("the memory starts empty: learning begins when it has 500 steps" in said) == (not kept)
+    assert ("the memory starts empty: learning begins once it holds 500 steps" in said) == (not kept)
     assert "replay memory: 1,000 steps take " in said
     later = status_of(run)
     assert later["updates"] in possible_updates(later) if kept else later["updates"] == before["updates"]

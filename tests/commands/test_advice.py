@@ -185,7 +185,7 @@ def test_what_a_finished_run_and_one_without_an_evaluation_are_told_to_give(told
     on_the_command_line()
     on_the_command_line(resume=PATH)
     assert "give a larger --total-steps to continue" in told()
-    with pytest.raises(asyncrl.UsageError, match="give a larger total_steps to go on"):
+    with pytest.raises(asyncrl.UsageError, match="give a larger total_steps to continue"):
         asyncrl.train(resume=asyncrl.Run.open(PATH))
 
     troubles[:] = [interrupt]

@@ -335,7 +335,7 @@ def test_what_does_not_fit_is_refused() -> None:
     """Of another number of steps."""
     other = Batches(RolloutShape(3, 2, VECTOR), 2, Clock(2, total_steps=10), in_step=True)
 
-    with pytest.raises(UsageError, match="another shape than this run's"):
+    with pytest.raises(UsageError, match="a different shape from this run's"):
         batches_of(2).restore(other.state())
 
 

@@ -314,7 +314,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
         state | {"blocks.rewards": torch.zeros(2, 3, dtype=torch.float64)},
         state | {"blocks.rewards": torch.zeros(1, 3)},
     ):
-        with pytest.raises(UsageError, match="another shape"):
+        with pytest.raises(UsageError, match="different shape"):
             ring.restore(wrong)
     assert holds(ring.read(0), 1)
 

@@ -174,7 +174,7 @@ def test_a_job_whose_rank_is_killed_is_queued_again_and_finishes(tmp_path: Path)
         slurm.until(lambda: "JobState=COMPLETED" in slurm.ask("scontrol", "show", "job", job), "the end of the job")
 
     status = status_of(the_run(tmp_path / "runs"))
-    assert f"rank 1 on {socket.gethostname()} gave no sign of life" in first["reason"]
+    assert f"rank 1 on {socket.gethostname()} stopped responding" in first["reason"]
     assert (status["state"], status["part"]) == ("finished", 1)
     assert status["steps"] > first["steps"] > 0
     events = read_records(the_run(tmp_path / "runs") / "supervisor.jsonl")

@@ -257,7 +257,7 @@ def test_restoring_something_of_another_shape_is_refused() -> None:
     """Rather than broadcast into place."""
     store = shared_store(torch.zeros(2), PLAIN_SGD, workers=1)
 
-    with pytest.raises(UsageError, match="another size"):
+    with pytest.raises(UsageError, match="different size"):
         store.restore(torch.zeros(1), store.state(), Counts())
 
 
