@@ -108,7 +108,8 @@ def run_jobs(jobs: Sequence[Job], runs_dir: Path, slots: int, lock: int, say: Sa
     UsageError if a command rejects its arguments.
     """
     waiting = [job for job in jobs if not is_done(job, runs_dir)]
-    say(f"{len(jobs)} runs, {len(jobs) - len(waiting)} of them already finished; {slots} at a time")
+    runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs"
+    say(f"{runs}, {len(jobs) - len(waiting)} of them already finished; {slots} at a time")
 
     def task(job: Job, running: RunningJobs) -> Told:
         began = time.monotonic()
