@@ -46,8 +46,11 @@ BACKENDS = {
 """Settings that do something on some backends only; help shows them there."""
 HARMLESS = ("check_replicas", "collective_timeout_seconds", "exchange_updates", "init_method", "worker_restarts")
 """Of these, those that may be given on all backends; presets have some."""
-RARE = ("record_interval_seconds", "checkpoints_kept", "evaluation_cpu_share", "check_replicas")
-"""Settings for measurements and tests, which help does not show."""
+RARE = (
+    "record_interval_seconds", "checkpoints_kept", "evaluation_cpu_share", "check_replicas", "entropy_schedule",
+    "epsilon_schedule", "full_action_space",
+)  # fmt: skip
+"""Settings that few runs change, which help does not show."""
 
 
 def listed(names: Sequence[str], last: str = "and") -> str:
