@@ -36,7 +36,7 @@ BACKENDS = {
     "push": ("ray",),
     "exchange_updates": ("ray",),
     "replay_hosts": ("ray",),
-    "update": ("local", "serial"),
+    "update": ("local", "serial", "ray"),
     "statistics": ("local", "serial"),
     "on_worker_error": ("local", "ray"),
     "worker_restarts": ("local", "ray"),
@@ -235,7 +235,7 @@ class ParallelismSettings(Settings):
     delays: tuple[float, ...] = limited((), above=0)
     """Serial backend: duration of a turn of worker 0, 1, ... in any unit, instead of a schedule; the list repeats."""
     update: Literal["hogwild", "locked"] = "hogwild"
-    """hogwild: push to the shared parameters without a lock, as in the paper. locked: take a lock for each push."""
+    """hogwild: push to the shared parameters without a lock, as in the paper. locked: a lock for push and exchange."""
     statistics: Literal["auto", "shared", "per-worker"] = "auto"
     """Optimiser statistics: shared by all workers, or one set per worker. auto: per worker for momentum-sgd only."""
     overlap: bool = False

@@ -41,8 +41,8 @@ class SharedStore:
     """theta `[P]` and the optimiser's statistics in shared memory, read and written by all workers without a lock.
 
     So updates of two workers may overwrite each other element by element, and a pull or a snapshot may see half of an
-    update. Aligned 4-byte writes are atomic, so every element is some worker's value. With `lock_file` pushes and pulls
-    are serialised instead, by a lock that the kernel releases when a process dies.
+    update. Aligned 4-byte writes are atomic, so every element is some worker's value. With `lock_file` pushes, pulls
+    and a host's exchanges are serialised instead, by a lock that the kernel releases when a process dies.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class SharedStore:
 
     def pull(self, into: Tensor) -> int:
         """theta' <- theta. Copies to `into` `[P]` and returns the number of updates seen."""
-        with self._exclusive():
+        with self.exclusive():
             version = self.updates
             if into is not self.theta:
                 into.copy_(self.theta)
@@ -146,7 +146,7 @@ class SharedStore:
         norm = clip_by_norm(update.gradient, self._descent.max_gradient_norm)
         counts = self._counts[self._row(update.worker)]
         reason = self._fault(update, norm)
-        with self._exclusive():
+        with self.exclusive():
             before = self.updates
             staleness = before - update.version
             if not reason and 0 < self._descent.max_staleness < staleness:
@@ -225,7 +225,8 @@ class SharedStore:
             if left and (begun != self._counts[:, UPDATES]).any():
                 time.sleep(0.001)
                 continue
-            copy = self.theta[part].clone()
+            with self.exclusive():
+                copy = self.theta[part].clone()
             if (begun == self._counts[:, BEGUN]).all():
                 break
         return copy, counts
@@ -274,7 +275,8 @@ class SharedStore:
         self._cells.copy_(rows)
 
     @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
+        """Wait for the lock, and hold it; does nothing without one."""
         if self._lock_file is None:
             yield
             return

@@ -103,7 +103,7 @@ def test_one_rank_alone_needs_no_other(tmp_path: Path, algorithm: str) -> None:
     ("algorithm", "words", "complaint"),
     [
         ("impala", (), "does not wait for its actors, .* use --backend local or serial"),
-        ("a3c", ("--update", "locked"), "--update is for --backend local and serial"),
+        ("a3c", ("--update", "locked"), "--update is for --backend local, serial and ray"),
         ("a3c", ("--statistics", "per-worker"), "--statistics is for --backend local and serial"),
         ("a3c", ("--on-worker-error", "restart"), "--on-worker-error is for --backend local and ray"),
         ("a3c", ("--schedule", "random"), "--schedule is for --backend serial"),

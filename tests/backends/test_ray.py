@@ -27,7 +27,6 @@ ENDLESS = (*ALONE, "--hosts", "2")
         (("--backend", "local", "--hosts", "2"), "--hosts is for --backend ray"),
         (("--backend", "serial", "--address", "auto"), "--address is for --backend ray"),
         (("--backend", "local", "--push", "every-update"), "--push is for --backend ray"),
-        (("--backend", "ray", "--update", "locked"), "--update is for --backend local and serial"),
         (("--backend", "ray", "--statistics", "per-worker"), "--statistics is for --backend local and serial"),
     ],
 )

@@ -17,6 +17,8 @@ from tests.faults.running import CATCH, Running, actors, gone, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.usefixtures("needs_ray")]
 WORDS = (*CATCH, "--backend", "ray", "--workers", "1", "--total-steps", "1e9", "--evaluation-interval-steps", "0")
+WORDS += ("--update", "locked")
+"""Without the lock an exchange and a worker's update may overwrite each other, so theta would not count exactly."""
 
 
 @contextmanager

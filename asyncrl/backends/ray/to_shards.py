@@ -86,7 +86,8 @@ class ToShards(Exchange):
     def take(self, link: Link[Any], answer: Answer, took: float) -> None:
         """Take over theta, then answer the workers, so that their next pulls have their own updates."""
         lane, epoch = self._lanes[link], link.epoch
-        exchanged = lane.exchanger.accept(answer)
+        with self._store.exclusive():  # else a worker's update and this one may overwrite each other
+            exchanged = lane.exchanger.accept(answer)
         if exchanged is None:
             return
         news, judged, lost = answer.news, exchanged.judged, exchanged.lost
