@@ -186,7 +186,8 @@ def outputs_of(network: Any, spaces: Spaces, observations: Tensor, state: State)
 
         logits                  `[B, A]`, of a policy over discrete actions
         q                       `[B, A]`, of a value-based method
-        mean, deviation         `[B, n]`, of a policy over continuous actions, not yet clipped to their bounds
+        mean, deviation         `[B, n]`, of a policy over continuous actions, not yet clipped to their bounds; of a
+                                squashed one (SAC) before its tanh
         value                   `[B]`, the expected return, in the units of its loss
 
     REINFORCE has no `value`: its baseline is one number for all states. Raises UsageError for a user's network without
@@ -203,7 +204,7 @@ def outputs_of(network: Any, spaces: Spaces, observations: Tensor, state: State)
     if not spaces.is_continuous:
         return {"action": best_of(policy.logits[0]), "logits": policy.logits[0]} | value, after
     mean = policy.mean[0]
-    action = mean.clamp(torch.tensor(spaces.action_low), torch.tensor(spaces.action_high))
+    action = policy.mode()[0].clamp(torch.tensor(spaces.action_low), torch.tensor(spaces.action_high))
     return {"action": action, "mean": mean, "deviation": policy.deviation.expand_as(policy.mean)[0]} | value, after
 
 
