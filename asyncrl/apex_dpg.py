@@ -100,7 +100,7 @@ class ReplayActorCritic(nn.Module):
         components = len(spaces.action_low)
         self.policy = Layers((self.policy_trunk.features, *widths, outputs * components), 1, activation)
         between = getattr(config, "critic_sizes", ()) or widths
-        self.values = Layers((self.value_trunk.features + components, *between, 1), critics, activation)
+        self.value = Layers((self.value_trunk.features + components, *between, 1), critics, activation)
 
     def seen(self, observations: Tensor) -> Tensor:
         """What the critics' layers take of observations `[B, ...]`: `[B, F]`."""
@@ -117,7 +117,7 @@ class ReplayActorCritic(nn.Module):
 
     def values_of(self, seen: Tensor, scaled: Tensor) -> Tensor:
         """q of each critic, `[critics, B]`, of what it has `seen` and `scaled` actions `[B, n]`."""
-        values: Tensor = self.values(torch.cat([seen, scaled], -1))
+        values: Tensor = self.value(torch.cat([seen, scaled], -1))
         return values.squeeze(-1)
 
     def slope(self, seen: Tensor, scaled: Tensor) -> Tensor:

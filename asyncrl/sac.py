@@ -56,13 +56,14 @@ class Squashed:
 
     @property
     def mean(self) -> Tensor:
-        """mu before the tanh, `[..., n]`."""
-        return self.inner.mean
+        """The action of mu, `[..., n]`, for films and other programs."""
+        return self.mode()
 
     @property
     def deviation(self) -> Tensor:
-        """sigma before the tanh, `[..., n]`."""
-        return self.inner.deviation
+        """Half the distance between the actions of mu - sigma and mu + sigma, `[..., n]`, for the same."""
+        mean, deviation = self.inner.mean, self.inner.deviation
+        return (self.box.stretch(mean + deviation) - self.box.stretch(mean - deviation)) / 2
 
     def __getitem__(self, steps: slice) -> Squashed:
         """The same at some of the steps only."""
@@ -74,14 +75,14 @@ class Squashed:
 
     def mode(self) -> Tensor:
         """The action of mu, `[..., n]`."""
-        return self.box.stretch(self.mean)
+        return self.box.stretch(self.inner.mean)
 
     def drawn(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The action of standard normal `noise` `[..., n]` in half widths of the box, and its log-probability `[...]`.
 
         Both have a gradient in mu and sigma.
         """
-        before = self.mean + self.deviation * noise
+        before = self.inner.mean + self.inner.deviation * noise
         return before.tanh(), self.inner.log_probability(before) - _log_slope(before).sum(-1)
 
     def log_probability(self, actions: Tensor) -> Tensor:
@@ -199,16 +200,17 @@ class SAC(Algorithm):
         """
         network, box = self.network, self.network.box
         policy = network.policy_of(observations)
+        shape = policy.inner.mean.shape
         if self.who == "worker" and steps < self.config.warmup_steps:
-            scaled = 2 * torch.rand(policy.mean.shape, generator=self.generator) - 1
+            scaled = 2 * torch.rand(shape, generator=self.generator) - 1
         elif self.who == "evaluator" and self.config.evaluation_policy == "greedy":
-            scaled = policy.mean.tanh()
+            scaled = policy.inner.mean.tanh()
         else:
-            scaled = policy.drawn(torch.randn(policy.mean.shape, generator=self.generator))[0]
+            scaled = policy.inner.sample(self.generator).tanh()
         left = dict.fromkeys(self.extras, torch.zeros(len(observations)))
         if self.config.priority_exponent:
             seen = network.seen(observations)
-            fresh, log_probability = policy.drawn(torch.randn(scaled.shape, generator=self.generator))
+            fresh, log_probability = policy.drawn(torch.randn(shape, generator=self.generator))
             left["action_value"] = network.values_of(seen, scaled).amin(0)
             soft = network.values_of(seen, fresh).amin(0) - network.log_temperature.exp() * log_probability
             left["state_value"] = soft

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from asyncrl import catalog
 from asyncrl.algorithm import load
@@ -186,8 +186,7 @@ def outputs_of(network: Any, spaces: Spaces, observations: Tensor, state: State)
 
         logits                  `[B, A]`, of a policy over discrete actions
         q                       `[B, A]`, of a value-based method
-        mean, deviation         `[B, n]`, of a policy over continuous actions, not yet clipped to their bounds; of a
-                                squashed one (SAC) before its tanh
+        mean, deviation         `[B, n]`, of a policy over continuous actions, not yet clipped to their bounds
         value                   `[B]`, the expected return, in the units of its loss
 
     REINFORCE has no `value`: its baseline is one number for all states. Raises UsageError for a user's network without
@@ -200,11 +199,11 @@ def outputs_of(network: Any, spaces: Spaces, observations: Tensor, state: State)
         raise UsageError(f"{type(network).__name__} needs a method policy_at or values_at for this")
     policy, values, states = network(observations[None], state)
     after = None if states is None else tuple(part[0] for part in states)
-    value = {"value": values[0]} if isinstance(network.value, nn.Linear) else {}
+    value = {} if hasattr(network.value, "baseline") else {"value": values[0]}  # REINFORCE's is no value of a state
     if not spaces.is_continuous:
         return {"action": best_of(policy.logits[0]), "logits": policy.logits[0]} | value, after
     mean = policy.mean[0]
-    action = policy.mode()[0].clamp(torch.tensor(spaces.action_low), torch.tensor(spaces.action_high))
+    action = mean.clamp(torch.tensor(spaces.action_low), torch.tensor(spaces.action_high))
     return {"action": action, "mean": mean, "deviation": policy.deviation.expand_as(policy.mean)[0]} | value, after
 
 

@@ -128,7 +128,7 @@ def test_an_update_of_sac_is_the_paper_s(n: int, learns: bool) -> None:
         return action, squashed.log_prob(action)
 
     def q(of: Any, copy: int, observations: Tensor, scaled: Tensor) -> Tensor:
-        return stacked(of.values, copy, torch.cat([observations, scaled], -1))[..., 0]
+        return stacked(of.value, copy, torch.cat([observations, scaled], -1))[..., 0]
 
     with torch.no_grad():
         chosen, log_probability = policy(part.following, part.noise[1])
@@ -147,7 +147,7 @@ def test_an_update_of_sac_is_the_paper_s(n: int, learns: bool) -> None:
     least = torch.minimum(*(q(network, i, part.observations, chosen) for i in range(2)))
     log_alpha = network.log_temperature
     losses = {
-        "values": 0.5 * mean.mean(),
+        "value": 0.5 * mean.mean(),
         "policy": (0.3 * log_probability - least).mean(),
         "log_temperature": -(log_alpha * (log_probability.detach() - 2)).mean() * learns,
     }
@@ -188,7 +188,7 @@ def test_an_update_of_sac_is_stable_baselines3_s() -> None:
     torch.testing.assert_close(found, flatten_parameters(want), rtol=1e-5, atol=1e-5)
     take_weights(want, SB3["after"]["actor"], SB3["after"]["critic"], SB3["after"]["temperature"])
     torch.testing.assert_close(store.theta, flatten_parameters(want), rtol=1e-5, atol=1e-5)
-    of_critics = sum(p.numel() for p in network.values.parameters())
+    of_critics = sum(p.numel() for p in network.value.parameters())
     take_weights(want, SB3["after"]["actor"], SB3["after"]["target"], SB3["after"]["temperature"])
     own = store.target_view()
     assert own is not None
@@ -197,7 +197,7 @@ def test_an_update_of_sac_is_stable_baselines3_s() -> None:
     for name, got, wanted in zip(
         names_of, split_like(own, want.parameters()), split_like(flat, want.parameters()), strict=True
     ):
-        if name.startswith("values"):
+        if name.startswith("value"):
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
             compared += got.numel()
     assert compared == of_critics
@@ -207,7 +207,7 @@ def take_weights(network: Any, actor: dict[str, Any], critic: dict[str, Any], te
     """Copy Stable-Baselines3's numbers, by its names, into a network of ours."""
     of = {name: torch.tensor(value) for name, value in (actor | critic).items()}
     hidden = ["latent_pi.0", "latent_pi.2"]
-    policy, values = pairs_of(network.policy), pairs_of(network.values)
+    policy, values = pairs_of(network.policy), pairs_of(network.value)
     with torch.no_grad():
         for (weight, bias), name in zip(policy, hidden, strict=False):
             weight[0].copy_(of[f"{name}.weight"].T)
@@ -333,8 +333,8 @@ def test_sac_begins_with_random_actions_and_is_evaluated_without_noise() -> None
     drawn = policy.sample(torch.Generator().manual_seed(1)).shape
     assert drawn == (1, 2)
     before = torch.atanh((late / 2).clamp(-0.999999, 0.999999))
-    torch.testing.assert_close(before.mean(0), policy.mean[0], rtol=0, atol=0.08)
-    torch.testing.assert_close(before.std(0), policy.deviation[0], rtol=0.08, atol=0)
+    torch.testing.assert_close(before.mean(0), policy.inner.mean[0], rtol=0, atol=0.08)
+    torch.testing.assert_close(before.std(0), policy.inner.deviation[0], rtol=0.08, atol=0)
     evaluator = agent_of(SAC, "evaluator")
     torch.testing.assert_close(evaluator.act(seen[:2], None, 0)[0], evaluator.network.policy_at(seen[:2])[0].mode())
 
