@@ -13,7 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from asyncrl import a2c, a3c, apex, gorila, impala, n_step_q, one_step_q, one_step_sarsa, ppo, reinforce
+    from asyncrl import (  # isort: skip
+        a2c, a3c, apex, apex_dpg, gorila, impala, n_step_q, one_step_q, one_step_sarsa, ppo, reinforce, sac,
+    )  # fmt: skip
     from asyncrl.algorithm import Algorithm
     from asyncrl.api import train
     from asyncrl.api.background import Training, training
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Algorithm", "Callback", "Episode", "Evaluation", "Policy", "Progress", "Result", "Run", "RunFailed", "Running",
-    "Training", "UsageError", "a2c", "a3c", "apex", "gorila", "impala", "load", "n_step_q", "one_step_q",
-    "one_step_sarsa", "ppo", "reinforce", "train", "training",
+    "Training", "UsageError", "a2c", "a3c", "apex", "apex_dpg", "gorila", "impala", "load", "n_step_q", "one_step_q",
+    "one_step_sarsa", "ppo", "reinforce", "sac", "train", "training",
 ]  # fmt: skip
 
 

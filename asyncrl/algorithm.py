@@ -49,6 +49,8 @@ class Algorithm:
     """Whether there is a target network."""
     takes_continuous: ClassVar[bool] = False
     """Whether actions may be vectors."""
+    takes_discrete: ClassVar[bool] = True
+    """Whether actions may be numbers of choices."""
     private_copy: ClassVar[bool] = True
     """Whether a worker acts with its own copy theta', or on theta itself while others write it."""
     looks_ahead: ClassVar[bool] = False

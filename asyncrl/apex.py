@@ -27,8 +27,8 @@ from torch import Tensor
 
 from asyncrl.action_value import ActionValueMethod, taken
 from asyncrl.algorithm import MEMORY
-from asyncrl.config.groups import limited
-from asyncrl.config.value import ReplayConfig
+from asyncrl.config.replay import PrioritySettings
+from asyncrl.config.value import ValueReplayConfig
 from asyncrl.core.losses import Metrics, clipped_error
 from asyncrl.core.returns import n_step_targets
 from asyncrl.core.rollout import Extras, State, Transitions
@@ -43,7 +43,7 @@ class ApeX(ActionValueMethod):
     errors = torch.zeros(0)
 
     @dataclass(frozen=True)
-    class Config(ReplayConfig):
+    class Config(ValueReplayConfig, PrioritySettings):
         """Ape-X: one learner samples from one memory by priority (Horgan et al. 2018)."""
 
         exploration: Literal["drawn", "ladder", "boltzmann", "equal"] = "ladder"
@@ -54,10 +54,6 @@ class ApeX(ActionValueMethod):
         """Split Q into two streams, the state's value and the actions' advantages (Wang et al. 2016)."""
         n_step: int = 3
         """Steps of a transition, after which its return bootstraps."""
-        priority_exponent: float = limited(0.6, 0)
-        """alpha: how much more often steps with large errors are sampled; 0: uniform sampling."""
-        importance_exponent: float = limited(0.4, 0)
-        """beta: how much of the resulting bias the weights in the loss correct; 1: all of it."""
 
     config: Config
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from asyncrl.action_value import ActionValueMethod, taken
 from asyncrl.algorithm import MEMORY
 from asyncrl.config.groups import StabilitySettings, limited
-from asyncrl.config.value import ReplayConfig
+from asyncrl.config.value import ValueReplayConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.losses import Metrics, clipped_error
 from asyncrl.core.returns import n_step_targets
@@ -42,7 +42,7 @@ class Gorila(ActionValueMethod):
     presets = "gorila"
 
     @dataclass(frozen=True)
-    class Config(StabilitySettings, ReplayConfig):
+    class Config(StabilitySettings, ValueReplayConfig):
         """Gorila: DQN with many actors and learners (Nair et al. 2015)."""
 
         layout: Literal["unbundled", "bundled"] = "unbundled"

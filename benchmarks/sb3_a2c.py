@@ -28,10 +28,10 @@ from stable_baselines3.common.vec_env import VecNormalize, sync_envs_normalizati
 class Evaluations(BaseCallback):
     """Writes a row of evaluator.jsonl whenever the steps have crossed a multiple of `interval`; greedy episodes."""
 
-    def __init__(self, env_id: str, seed: int, interval: int, episodes: int, out: Path) -> None:
+    def __init__(self, env_id: str, seed: int, interval: int, episodes: int, out: Path, normalized: bool) -> None:
         super().__init__()
         self.environments = VecNormalize(
-            make_vec_env(env_id, n_envs=1, seed=seed + 10_000), training=False, norm_reward=False
+            make_vec_env(env_id, n_envs=1, seed=seed + 10_000), training=False, norm_obs=normalized, norm_reward=False
         )
         self.interval, self.episodes, self.out = interval, episodes, out
         self.due = interval
@@ -84,7 +84,7 @@ def learn(model: BaseAlgorithm, arguments: argparse.Namespace) -> None:
     """Train, evaluating every so many steps."""
     evaluations = Evaluations(
         arguments.env_id, arguments.seed, arguments.evaluation_interval_steps, arguments.evaluation_episodes,
-        arguments.out,
+        arguments.out, getattr(model.get_vec_normalize_env(), "norm_obs", False),
     )  # fmt: skip
     model.learn(arguments.total_steps, callback=evaluations)
 

@@ -249,6 +249,7 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
         ("a3c", {"config": asyncrl.a3c.A3C.Config(), "workers": 2}, "not both"),
         ("a3c", {"config": asyncrl.ppo.PPO.Config()}, "asyncrl.a3c takes a asyncrl"),
         ("one_step_q", {"env_id": "Pendulum-v1"}, "asyncrl one_step_q chooses between discrete ones"),
+        ("sac", {"env_id": "CartPole-v1"}, "asyncrl sac chooses vectors of numbers"),
         (None, {"workers": 2}, "name an algorithm first: a2c, "),
         ("a3c", {"config": "nowhere.toml"}, "--config nowhere.toml cannot be read: No such file or directory"),
         ("a3c", {"resume": "nowhere"}, "is not a run"),
@@ -578,6 +579,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("a3c", "CartPole-v1", {"normalize_observations": True}),
     ("a3c", "CartPole-v1", {"lstm_cells": 8, "frame_stack": 3}),
     ("a3c", "Pendulum-v1", {}),
+    ("sac", "Pendulum-v1", {"hidden_sizes": (16, 16)}),
+    ("apex_dpg", "Pendulum-v1", {"hidden_sizes": (16, 16)}),
     ("one_step_q", f"{HERE}:Screen", {"image_size": 16, "frame_stack": 2}),
     ("n_step_q", f"{HERE}:Screen", {}),
 ]

@@ -53,7 +53,7 @@ SMALL = {
     "sweep": STUDY | {"--workers": "2", "--evaluation-interval-steps": "200", "--max-episode-steps": "50"},
 }
 """Flags of each command that a test gives other values, to be done soon."""
-for page in ("gorila", "apex"):
+for page in ("gorila", "apex", "apex_dpg", "sac"):
     SMALL[page] = SMALL[page] | {"--memory-steps": "4000", "--warmup-steps": "200"}
 SMALL["my_package.my_algorithm"] = SMALL["a3c"]
 FURTHER = {"race": ["--", "--max-episode-steps", "50"], "speedup": ["--workers", "1", "2"]}

@@ -38,6 +38,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     serial, rank = ["--workers", "2", "--backend", "serial"], ["--workers", "1", "--backend", "collective"]
     pages = {"a3c": serial, "one_step_q": serial, "impala": serial, "ppo": serial, "reinforce": rank}
     pages["apex"] = [*serial, "--warmup-steps", "500"]
+    for page in ("apex_dpg", "sac"):
+        pages[page] = [*serial, "--env-id", "Pendulum-v1", "--warmup-steps", "500", "--minibatch", "32"]
     pages["a2c"] = [*rank, "--reduce", "gradients"]
     found = []
     for page, more in pages.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from asyncrl import catalog
 from asyncrl.algorithm import load
@@ -199,7 +199,7 @@ def outputs_of(network: Any, spaces: Spaces, observations: Tensor, state: State)
         raise UsageError(f"{type(network).__name__} needs a method policy_at or values_at for this")
     policy, values, states = network(observations[None], state)
     after = None if states is None else tuple(part[0] for part in states)
-    value = {"value": values[0]} if isinstance(network.value, nn.Linear) else {}
+    value = {} if hasattr(network.value, "baseline") else {"value": values[0]}  # REINFORCE's is no value of a state
     if not spaces.is_continuous:
         return {"action": best_of(policy.logits[0]), "logits": policy.logits[0]} | value, after
     mean = policy.mean[0]

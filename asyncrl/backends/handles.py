@@ -77,7 +77,7 @@ def rollout_shape(plan: Plan) -> RolloutShape:
 
 def memory_plan(plan: Plan, place: tuple[int, ...] = (0,)) -> ReplayPlan:
     """The replay memory of a run, as plain data. `place` distinguishes its random numbers from those of others."""
-    from asyncrl.config.value import ReplayConfig
+    from asyncrl.config.replay import ReplayConfig
     from asyncrl.experience.replay import ReplayPlan
     from asyncrl.experience.steps import StepShape
 

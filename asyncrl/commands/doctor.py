@@ -88,6 +88,9 @@ EXERCISE: dict[str, Any] = {
 }
 """The task of the checks, as far as an algorithm has such settings: each rollout of 16 steps contains an episode's end,
 nearly always by the time limit."""
+ENVIRONMENT = ("env_id", "env_kwargs", "max_episode_steps")
+VECTORS: dict[str, Any] = {"env_id": "Pendulum-v1", "env_kwargs": (), "max_episode_steps": 9}
+"""The same for algorithms whose actions are vectors."""
 PLAIN_SGD: dict[str, Any] = {
     "optimizer": "momentum-sgd",
     "optimizer_decay": 0.0,
@@ -218,12 +221,13 @@ def planned(config: Config, algorithm: str, spaces: Spaces) -> RunConfig:
 
 
 def exercise_run(algorithm: str, folder: str | Path, **settings: Any) -> Run:
-    """A small run of `algorithm` on Chain, below `folder`."""
-    spec = EnvSpec.of(RunConfig(env_id=EXERCISE["env_id"], env_kwargs=EXERCISE["env_kwargs"]))
-    spaces = spec.probe()
+    """A small run of `algorithm` on Chain, or on Pendulum, below `folder`."""
     method = algorithm_of(algorithm)
+    task = EXERCISE if method.takes_discrete else EXERCISE | VECTORS
     names = {setting.name for setting in dataclasses.fields(method.Config)}
-    fitting = {name: value for name, value in EXERCISE.items() if name in names}
+    fitting = {name: value for name, value in task.items() if name in names}
+    spec = EnvSpec.of(RunConfig(**{name: value for name, value in fitting.items() if name in ENVIRONMENT}))
+    spaces = spec.probe()
     config = method.Config(**(method.preset("default", spaces) | fitting | {"runs_dir": str(folder)} | settings))
     return prepare(Plan(algorithm, config, spec, spaces))
 

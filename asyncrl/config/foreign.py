@@ -20,9 +20,11 @@ SETTINGS = {
     "num_envs_per_worker num_envs_per_env_runner envs": ["envs_per_worker"],
     "timesteps_total num_timesteps n_timesteps max_timesteps total_frames max_frames": ["total_steps"],
     "max_time time_limit max_minutes": ["max_seconds"],
-    "ent_coef ent_coeff entropy_coef entropy_coeff entropy_beta entropy_weight beta": ["entropy_weights"],
+    "ent_coef ent_coeff entropy_coef entropy_coeff entropy_beta entropy_weight beta": [
+        "entropy_weights", "temperature"
+    ],
     "vf_coef vf_coeff vf_loss_coeff value_coef value_loss_coef": ["value_cost"],
-    "lambda lambda_ lam tau": ["gae_lambda"],
+    "lambda lambda_ lam tau": ["gae_lambda", "target_rate"],
     "discount discount_factor": ["gamma"],
     "clip_range clip_coef clip_param clip_epsilon": ["clip"],
     "clip_range_vf clip_vloss vf_clip_param": ["value_clip"],

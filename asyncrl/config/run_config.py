@@ -77,6 +77,7 @@ class RunConfig(
             self.per_worker_statistics,
             getattr(self, "target_interval_steps", 0),
             getattr(self, "target_interval_updates", 0),
+            getattr(self, "target_rate", 1.0),
             getattr(self, "max_staleness", 0),
             getattr(self, "max_loss_deviations", 0.0),
             self.learning_rate_schedule,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from asyncrl.config.groups import LearnerSettings, limited
+from asyncrl.config.groups import limited
+from asyncrl.config.replay import ReplayConfig
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.core.exploration import (
@@ -96,42 +97,8 @@ class ValueConfig(ActionValueConfig):
 
 
 @dataclass(frozen=True)
-class ReplayConfig(ActionValueConfig, LearnerSettings):
+class ValueReplayConfig(ActionValueConfig, ReplayConfig):
     """Settings of Gorila and Ape-X."""
 
-    memory_steps: int = limited(400_000, 1, 2**40)
-    """Capacity of the replay memory in steps, for all actors together; when full, the oldest are overwritten."""
-    warmup_steps: int = limited(10_000, 1, 2**40)
-    """Steps in the memory before learning starts, also after resuming without the memory."""
-    minibatch: int = limited(32, 1, 1_000_000)
-    """Transitions per update."""
-    replay_ratio: float = limited(0.25, above=0)
-    """Updates per step after the warm-up, kept by making actors or learner wait. 0.25 is DQN's update every 4 steps."""
-    n_step: int = limited(1, 1, 1_000)
-    """Number of rewards in a transition's return before it bootstraps."""
     error_clip: float = limited(1.0, 0)
     """Clip errors to [-x, x] in the gradient of the loss, as DQN does; 0: do not clip."""
-    target_interval_updates: int = limited(1_000, 1)
-    """Updates between refreshes of the target network."""
-    checkpoint_replay: bool = False
-    """Save the replay memory in checkpoints. Otherwise a resumed run refills it before it learns."""
-    replay_hosts: int = limited(0, 0)
-    """Ray backend: processes that divide memory, warm-up and hosts among them; 0: in the learner's process."""
-
-    def check(self) -> None:
-        """Raise UsageError for the first impossible value."""
-        super().check()
-        least = self.workers * self.envs_per_worker * self.least_rows
-        self._require(
-            "memory_steps", self.memory_steps >= least,
-            f"must be at least {least:_}, {self.least_rows} for each environment (4 times --t-max and more)",
-        )  # fmt: skip
-        self._require("warmup_steps", self.warmup_steps <= self.memory_steps, "must be at most --memory-steps")
-        if self.backend == "ray":
-            fits = self.replay_hosts <= self.most_hosts
-            self._require("replay_hosts", fits, "must be at most --hosts: each of them has the memory of some hosts")
-
-    @property
-    def least_rows(self) -> int:
-        """Steps of each environment that must fit into the memory: some rollouts and a transition."""
-        return 4 * self.t_max + self.n_step + max(4, self.frame_stack)

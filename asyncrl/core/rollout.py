@@ -189,7 +189,7 @@ class Transitions:
     observations: Tensor
     """`[B, ...]` the observation on which the first action was chosen."""
     actions: Tensor
-    """`[B]` int64: the first action."""
+    """`[B]` int64: the first action; float32 `[B, n]` where actions are vectors."""
     rewards: Tensor
     """`[n, B]` float32, raw."""
     discounts: Tensor

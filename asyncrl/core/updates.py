@@ -143,6 +143,8 @@ class Descent:
     """Refresh theta^- whenever T crosses a multiple of this; 0: not by T."""
     target_interval_updates: int = 0
     """Refresh theta^- whenever the number of updates crosses a multiple of this; 0: not by updates."""
+    target_rate: float = 1.0
+    """tau of a refresh: theta^- <- theta^- + tau (theta - theta^-); 1 copies theta."""
     max_staleness: int = 0
     """Drop a gradient if others have made more updates than this since; 0: never."""
     max_loss_deviations: float = 0.0

@@ -355,7 +355,7 @@ def judge_events(run: Run, initial: Tensor, events: Sequence[Event]) -> list[Fin
             seen[COUNTED].append(0.0 if event["counted"] == (updates, steps) else WRONG)
         now = steps if descent.target_interval_steps else updates
         if crossed(before, now, descent.target_interval_steps or descent.target_interval_updates):
-            target = theta.clone()
+            target = torch.lerp(target, theta, descent.target_rate)
         before = now
         for key in event.get("put", ()):
             waiting[key] += 1

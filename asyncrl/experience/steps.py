@@ -71,10 +71,11 @@ class StepShape:
     def layout(self, streams: int, capacity: int) -> BlockLayout:
         """The memory for `capacity` rows in each of `streams` streams."""
         each = (streams, capacity)
+        vector = (len(self.spaces.action_low),) if self.spaces.is_continuous else ()
         fields: list[Field] = [
             ("cells", (streams, _COLUMNS), torch.int64),
             ("frames", (*each, *self.frame), getattr(torch, self.spaces.observation_dtype)),
-            ("actions", each, torch.int64),
+            ("actions", (*each, *vector), torch.float32 if vector else torch.int64),
             ("rewards", each, torch.float32),
             ("discounts", each, torch.float32),
             ("marks", each, torch.uint8),

@@ -209,7 +209,7 @@ class SharedStore:
         now, interval = (steps, by_steps) if by_steps else (updates, self._descent.target_interval_updates)
         if crossed(int(self._target_steps), now, interval):
             self._target_steps.fill_(now)
-            self._target.copy_(self.theta)
+            self._target.lerp_(self.theta, self._descent.target_rate)  # a copy, to the bit, with a rate of 1
 
     def snapshot(self) -> Tensor:
         """A private copy of theta `[P]`, taken while others may be writing."""

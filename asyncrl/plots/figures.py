@@ -21,6 +21,7 @@ from asyncrl.core.errors import UsageError
 NAMES = {
     "a3c": "A3C", "one_step_q": "one-step Q", "one_step_sarsa": "one-step Sarsa", "n_step_q": "n-step Q",
     "reinforce": "REINFORCE", "a2c": "A2C", "ppo": "PPO", "impala": "IMPALA", "gorila": "Gorila", "apex": "Ape-X",
+    "apex_dpg": "Ape-X DPG", "sac": "SAC",
 }  # fmt: skip
 COLOURS = {algorithm: f"C{i}" for i, algorithm in enumerate(NAMES)}
 """The same in every figure of a study."""

@@ -103,6 +103,8 @@ class Plan:
         config, kind, command = self.config, self.method.experience, command_of(self.algorithm)
         if self.spaces.is_continuous and not self.method.takes_continuous:
             raise UsageError(f"{config.env_id} has continuous actions; {command} chooses between discrete ones")
+        if not self.spaces.is_continuous and not self.method.takes_discrete:
+            raise UsageError(f"{config.env_id} has discrete actions; {command} chooses vectors of numbers")
         if config.statistics == "per-worker" and kind != GRADIENT:
             who = "one learner does" if self.learners == 1 else "learners do"
             raise UsageError(f"--statistics per-worker is for workers that learn; in {command} {who}")

@@ -89,6 +89,12 @@ CASES = {
     "cartpole, impala": ("impala", "--env-id", "CartPole-v1", "--delays", "1", "1", "2", "4"),
     "cartpole, gorila": ("gorila", "--env-id", "CartPole-v1", *MEMORY, "--schedule", "random"),
     "cartpole, apex": ("apex", "--env-id", "CartPole-v1", *MEMORY),
+    "pendulum, apex_dpg": ("apex_dpg", "--env-id", "Pendulum-v1", *MEMORY, "--minibatch", "32"),
+    "pendulum, sac": ("sac", "--env-id", "Pendulum-v1", *MEMORY, "--minibatch", "32"),
+    "pendulum, sac by priority": (
+        "sac", "--env-id", "Pendulum-v1", *MEMORY, "--minibatch", "32", "--priority-exponent", "0.6",
+        "--normalize-observations", "--normalize-returns", "--n-step", "3",
+    ),
     "catch, a2c, lstm": ("a2c", "--env-id", "Catch", "--lstm-cells", "8", "--schedule", "random"),
     "catch, ppo, lstm": ("ppo", "--env-id", "Catch", "--lstm-cells", "8", "--t-max", "16", "--minibatches", "3"),
     "catch, impala, lstm": ("impala", "--env-id", "Catch", "--lstm-cells", "8", "--queue-length", "3"),

@@ -202,6 +202,8 @@ class TestLearning:
             ("impala", {NEWEST: 18, TRUE: 6, ONCE: 7, STATISTICS: 1, COUNTED: 18, WHOLE: 192, RATIO: 3, BOOTSTRAPS: 6}),
             ("gorila", MEMORY_COUNTS | {BOOTSTRAPS: 4}),
             ("apex", MEMORY_COUNTS | {BOOTSTRAPS: 5}),
+            ("apex_dpg", MEMORY_COUNTS | {BOOTSTRAPS: 5}),
+            ("sac", MEMORY_COUNTS | {BOOTSTRAPS: 5}),
         ],
     )
     def test_all_is_well(self, tmp_path: Path, algorithm: str, compared: dict[str, int]) -> None:
@@ -241,6 +243,8 @@ class TestLearning:
             ("apex", applied_twice, (ONCE, COUNTED), (WHOLE,)),
             ("gorila", not_pulled, (NEWEST,), (WHOLE,)),
             ("apex", never_refreshed, (TARGET,), (WHOLE, ONCE)),
+            ("sac", never_refreshed, (TARGET,), (WHOLE, ONCE)),
+            ("sac", steps_torn, (WHOLE,), (ONCE,)),
         ],
     )
     def test_a_fault_is_seen_by_its_own_checks(

@@ -97,6 +97,8 @@ def test_onnxruntime_does_what_the_agent_does_on_1000_observations(
         ("a3c", "Pendulum-v1", []),
         ("ppo", "Pendulum-v1", ["--lstm-cells", "8", "--variance", "state"]),
         ("apex", "CartPole-v1", ["--warmup-steps", "100"]),
+        ("apex_dpg", "Pendulum-v1", ["--warmup-steps", "100", "--normalize-observations"]),
+        ("sac", "Pendulum-v1", ["--warmup-steps", "100"]),
         ("n_step_q", "Catch", ["--lstm-cells", "8", "--dueling"]),
         ("reinforce", "CartPole-v1", []),
         ("a2c", "ALE/Breakout-v5", ["--network", "small"]),

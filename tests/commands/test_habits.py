@@ -121,7 +121,7 @@ def test_a_shell_completes_commands_flags_and_choices(tmp_path: Path, capfd: pyt
         )
         return done.stdout.split()
 
-    assert completed("asyncrl", "a") == ["a2c", "a3c", "apex"]
+    assert completed("asyncrl", "a") == ["a2c", "a3c", "apex", "apex_dpg"]
     assert {*ALGORITHMS, *COMMANDS} <= set(completed("asyncrl", "''"))
     assert completed("asyncrl", "ppo", "--clip") == ["--clip"]
     assert completed("asyncrl", "a3c", "--clip") == []

@@ -15,7 +15,10 @@ from asyncrl.config.run_config import RunConfig
 from asyncrl.core.spaces import Spaces
 
 FILE = Path(__file__).parent / "settings.json"
-ALGORITHMS = ("a3c", "one_step_q", "one_step_sarsa", "n_step_q", "a2c", "ppo", "impala", "reinforce", "gorila", "apex")
+ALGORITHMS = (
+    "a3c", "one_step_q", "one_step_sarsa", "n_step_q", "a2c", "ppo", "impala", "reinforce", "gorila", "apex",
+    "apex_dpg", "sac",
+)  # fmt: skip
 PRESETS = ("default", "paper")
 KINDS = {
     "atari": Spaces((4, 42, 42), "uint8", 6, kind="atari"),

@@ -38,12 +38,11 @@ ACTION_VALUE = (
 )
 VALUE = ACTION_VALUE + " target_interval_steps"
 LEARNER = " learner_threads learner_device"
-REPLAY = (
-    ACTION_VALUE
-    + LEARNER
-    + " memory_steps warmup_steps minibatch replay_ratio n_step error_clip target_interval_updates checkpoint_replay"
-    + " replay_hosts"
+MEMORY = LEARNER + (
+    " memory_steps warmup_steps minibatch replay_ratio n_step target_interval_updates checkpoint_replay replay_hosts"
 )
+REPLAY = ACTION_VALUE + MEMORY + " error_clip"
+PRIORITY = " priority_exponent importance_exponent"
 OWN = {
     "a3c": POLICY,
     "one_step_q": VALUE,
@@ -53,8 +52,10 @@ OWN = {
     "ppo": POLICY + LEARNER + " epochs minibatches clip anneal_clip value_clip",
     "impala": POLICY + LEARNER + " rho_bar c_bar queue_length batch_rollouts",
     "gorila": REPLAY + " layout learners max_staleness max_loss_deviations",
-    "apex": REPLAY + " priority_exponent importance_exponent",
+    "apex": REPLAY + PRIORITY,
     "reinforce": POLICY,
+    "apex_dpg": MEMORY + PRIORITY + " critic_sizes activation noises slope_clip",
+    "sac": MEMORY + PRIORITY + " target_rate temperature learn_temperature target_entropy",
 }
 
 

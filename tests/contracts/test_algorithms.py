@@ -20,6 +20,9 @@ from asyncrl.storage.checkpoints import load_newest
 from tests.support import status_of, the_run
 
 ALGORITHMS = list(catalog.ALGORITHMS)
+CONTROL = ["apex_dpg", "sac"]
+"""Those whose actions are always vectors."""
+DISCRETE = [algorithm for algorithm in ALGORITHMS if algorithm not in CONTROL]
 POLICIES = ["a3c", "a2c", "ppo", "impala", "reinforce"]
 """Those with a policy: actions may be vectors, and there is no target network."""
 VECTOR = Spaces((5,), "float32", 3)
@@ -27,22 +30,31 @@ ATARI = Spaces((4, 42, 42), "uint8", 6, kind="atari")
 SCREEN = Spaces((3, 60, 80), "uint8", 6, kind="screen")
 BOARD = Spaces((4, 10, 10), "float32", 3, kind="board")
 CONTINUOUS = Spaces((5,), "float32", 0, (-1.0, -2.0), (1.0, 2.0))
+CAMERA = replace(CONTINUOUS, observation_shape=(3, 40, 40), observation_dtype="uint8", kind="screen")
 WORLDS = {"vector": VECTOR, "atari": ATARI, "screen": SCREEN, "board": BOARD}
 LEARNT = ["a2c", "ppo", "impala"]
 """Those whose experience goes to a learner."""
-REPLAY = ["gorila", "apex"]
+REPLAY = ["gorila", "apex", *CONTROL]
 """Those that keep it in a memory."""
 CASES: list[tuple[str, Spaces, dict[str, Any]]] = [
-    *((algorithm, spaces, {}) for algorithm in ALGORITHMS for spaces in WORLDS.values()),
+    *((algorithm, spaces, {}) for algorithm in DISCRETE for spaces in WORLDS.values()),
     *((algorithm, VECTOR, {"lstm_cells": 7}) for algorithm in [*POLICIES, "n_step_q"]),
     *((algorithm, CONTINUOUS, {}) for algorithm in POLICIES),
+    *(
+        (algorithm, spaces, {"hidden_sizes": (16, 16), "n_step": 3})
+        for algorithm in CONTROL
+        for spaces in (CONTINUOUS, CAMERA)
+    ),
+    ("sac", CONTINUOUS, {"priority_exponent": 0.6, "n_step": 3}),
     *((algorithm, CONTINUOUS, {"mean": "linear", "variance": "state", "lstm_cells": 7}) for algorithm in POLICIES),
 ]
 
 
 def name_of(case: Any) -> str:
     if isinstance(case, Spaces):
-        return "continuous" if case.is_continuous else next(name for name, world in WORLDS.items() if world == case)
+        if case.is_continuous:
+            return "camera" if case.is_image else "continuous"
+        return next(name for name, world in WORLDS.items() if world == case)
     return str(case)
 
 
@@ -199,7 +211,7 @@ def test_presets_name_settings_that_exist(algorithm: str, name: str, spaces: Spa
     module.Config(**settings)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", DISCRETE)
 @pytest.mark.parametrize("name", ["default", "paper"])
 def test_only_ataris_rewards_are_clipped(algorithm: str, name: str) -> None:
     """Elsewhere a clip turns 10 into 1, and what pays 10 or -1 into what pays nothing on average."""
@@ -210,7 +222,7 @@ def test_only_ataris_rewards_are_clipped(algorithm: str, name: str) -> None:
     assert clips == {"vector": 0.0, "atari": 1.0, "screen": 0.0, "board": 0.0}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", DISCRETE)
 def test_a_small_atari_screen_is_a_screen(algorithm: str) -> None:
     """Below 36 pixels too: presets and networks ask what it is, not how large."""
     module = algorithm_of(f"asyncrl.{algorithm}")
@@ -224,12 +236,23 @@ def test_a_small_atari_screen_is_a_screen(algorithm: str) -> None:
 @pytest.mark.parametrize("backend", ["serial", "local"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_trains_and_resumes(tmp_path: Path, algorithm: str, backend: str) -> None:
-    """Two workers on Catch, then half as far again; the target network comes along."""
-    words = ["--env-id", "Catch", "--workers", "2", "--total-steps", "1500", "--backend", backend, "--quiet"]
+    """Two workers on Catch or Pendulum, then half as far again; the target network comes along."""
+    words = [
+        "--env-id",
+        "Pendulum-v1" if algorithm in CONTROL else "Catch",
+        "--workers",
+        "2",
+        "--total-steps",
+        "1500",
+        "--backend",
+        backend,
+        "--quiet",
+    ]
     has_target = algorithm not in POLICIES
     target = ["--target-interval-steps", "500"] if has_target else []
     if algorithm in REPLAY:
         target = ["--target-interval-updates", "100", "--warmup-steps", "200", "--replay-ratio", "0.25"]
+        target += ["--minibatch", "32"]
 
     assert main(f"asyncrl.{algorithm}", [*words, *target, "--runs-dir", str(tmp_path)]) == 0
     run = the_run(tmp_path)

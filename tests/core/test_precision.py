@@ -16,7 +16,7 @@ from asyncrl.nets.trunk import Trunk, compute_in, make_body
 from asyncrl.runtime.loops import Replica
 from asyncrl.runtime.protocols import EVALUATOR
 from asyncrl.runtime.roles import build_agent
-from tests.contracts.test_algorithms import BOARD, VECTOR, build, name_of, parts_of, rollout_of
+from tests.contracts.test_algorithms import BOARD, CONTINUOUS, CONTROL, VECTOR, build, name_of, parts_of, rollout_of
 from tests.support import make_run, shared_store
 
 REDUCED = torch.bfloat16
@@ -104,7 +104,7 @@ def test_who_evaluates_does_so_in_float32(tmp_path: Path, worker: int) -> None:
 @pytest.mark.parametrize("algorithm", catalog.ALGORITHMS)
 def test_every_algorithm_learns_in_bfloat16(algorithm: str, spaces: Spaces) -> None:
     """Losses and gradients are float32, finite, and close to those of float32."""
-    losses = {}
+    losses, spaces = {}, CONTINUOUS if algorithm in CONTROL else spaces
     for precision in ("float32", "bfloat16"):
         agent = build(algorithm, spaces, {})
         parameters = list(agent.network.parameters())

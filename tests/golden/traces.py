@@ -55,6 +55,19 @@ CASES: dict[str, tuple[str, ...]] = {
     },
     "a3c-continuous": ("asyncrl.a3c", *_CONTINUOUS),
     "a3c-continuous-memory": ("asyncrl.a3c", *_CONTINUOUS, "--lstm-cells", "16"),
+    **{
+        f"{algorithm}-continuous": (
+            f"asyncrl.{algorithm}",
+            *_CONTINUOUS,
+            "--warmup-steps",
+            "600",
+            "--replay-ratio",
+            "0.1",
+            "--minibatch",
+            "32",
+        )
+        for algorithm in ("apex_dpg", "sac")
+    },
     "a3c-paper": ("asyncrl.a3c", *_SCREEN, "--preset", "paper"),
     "a3c-random-turns": ("asyncrl.a3c", *_VECTOR, *_RATES["a3c-vector"], "--schedule", "random"),
 }

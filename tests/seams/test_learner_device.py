@@ -26,11 +26,13 @@ ALGORITHMS: list[tuple[str, dict[str, Any]]] = [
     ("ppo", {"t_max": 20, "epochs": 1, "minibatches": 2, "env_id": "Pendulum-v1"}),
     ("gorila", {**MEMORY, "dueling": False, "learners": 2}),
     ("apex", {**MEMORY, "dueling": False}),
+    ("apex_dpg", {**MEMORY, "env_id": "Pendulum-v1"}),
 ]
 SPLITTING: list[tuple[str, dict[str, Any]]] = [
     ("ppo", {"t_max": 20, "lstm_cells": 8, "epochs": 2, "minibatches": 2}),
     ("impala", {"normalize_returns": True}),
     ("apex", MEMORY),
+    ("sac", {**MEMORY, "env_id": "Pendulum-v1"}),
 ]
 """Torch's lazy device cannot compute with the parts of a tensor that was split."""
 

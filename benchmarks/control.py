@@ -1,0 +1,157 @@
+"""SAC and Ape-X DPG beside Stable-Baselines3's SAC: scores, minutes and core-minutes, for some tasks and seeds.
+
+    python benchmarks/control.py --sb3 PATH/TO/PYTHON --out runs/control
+
+The runs are made one after the other, seed by seed, each with both cores for itself; PATH/TO/PYTHON is that of an
+environment with Stable-Baselines3 (`sb3_sac.py`), without which only ours are made. The command can be stopped at any
+time and called again: it goes on where it was (ours from their checkpoints, with their memory; a run of
+Stable-Baselines3 from its beginning), and prints the table of what there is. `--only table` makes nothing.
+
+A score is the mean of all episodes of a run's last three evaluations, without noise. Minutes are those of the whole
+command and core-minutes the CPU time of all its processes, start, evaluations and checkpoints included, so that both
+sides are measured alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+LAST = 3
+"""Evaluations at the end of a run that make its score."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """An environment, and what differs between tasks."""
+
+    env_id: str
+    steps: int
+    interval: int
+    sac: tuple[str, ...]
+    dpg: tuple[str, ...] = ()
+
+
+MUJOCO = ("--preset", "zoo")
+TASKS = [
+    Task("Pendulum-v1", 20_000, 2_000, ("--learning-rate", "1e-3", "--warmup-steps", "100")),
+    Task("HalfCheetah-v5", 300_000, 10_000, MUJOCO, ("--warmup-steps", "10000")),
+    Task("Hopper-v5", 300_000, 10_000, MUJOCO, ("--warmup-steps", "10000")),
+]
+OURS = {
+    "SAC": ("sac", ()),
+    "SAC, bfloat16": ("sac", ("--precision", "bfloat16")),
+    "Ape-X DPG": ("apex_dpg", ()),
+}
+THEIRS = "Stable-Baselines3's SAC"
+
+
+def command_of(name: str, task: Task, seed: int, folder: Path, sb3: str) -> list[str]:
+    """What makes a run, or goes on with it, in `folder`."""
+    shared = ["--env-id", task.env_id, "--seed", str(seed), "--total-steps", str(task.steps)]
+    shared += ["--evaluation-interval-steps", str(task.interval), "--evaluation-episodes", "10"]
+    if name == THEIRS:
+        return [sb3, str(HERE / "sb3_sac.py"), *shared, "--out", str(folder)]
+    algorithm, more = OURS[name]
+    words = [*more, *(task.sac if algorithm == "sac" else task.dpg), "--workers", "1" if algorithm == "sac" else "2"]
+    place = ["--runs-dir", str(folder.parent.parent.parent), "--run-name", folder.name, "--resume", "auto"]
+    # Every evaluation is made when it is due, as theirs are.
+    return [
+        sys.executable, "-m", f"asyncrl.{algorithm}", *shared, *words, *place, "--checkpoint-replay",
+        "--checkpoint-interval-steps", "50000", "--evaluation-cpu-share", "1", "--quiet",
+    ]  # fmt: skip
+
+
+def folder_of(name: str, task: Task, seed: int, out: Path) -> Path:
+    """Where a run is: as asyncrl names folders."""
+    kind = "sb3" if name == THEIRS else name.replace(",", "").replace(" ", "-").lower()
+    algorithm = "sac" if name == THEIRS else OURS[name][0]
+    return out / kind / algorithm / task.env_id / f"seed-{seed}"
+
+
+def make(name: str, task: Task, seed: int, out: Path, sb3: str) -> None:
+    """Make a run, or the rest of it, and add up what it took."""
+    folder = folder_of(name, task, seed, out)
+    ledger = folder.parent / f"{folder.name}.cost.json"
+    spent = json.loads(ledger.read_text()) if ledger.is_file() else {"minutes": 0.0, "core_minutes": 0.0, "done": False}
+    if spent["done"] or (name == THEIRS and not sb3):
+        return
+    if name == THEIRS and folder.exists():
+        folder.rename(folder.with_name(f"{folder.name}.broken-{time.time_ns()}"))
+        spent |= {"minutes": 0.0, "core_minutes": 0.0}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    print(f"{task.env_id}, seed {seed}: {name}", flush=True)
+    began, before = time.monotonic(), cpu_seconds()
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
+    code = subprocess.run(command_of(name, task, seed, folder, sb3), env=environment, check=False).returncode
+    spent["minutes"] += (time.monotonic() - began) / 60
+    spent["core_minutes"] += (cpu_seconds() - before) / 60
+    spent["done"] = code == 0
+    ledger.write_text(json.dumps(spent))
+    if code:
+        raise SystemExit(f"{name} ended with exit code {code}; call this again to go on")
+
+
+def cpu_seconds() -> float:
+    """Of all processes that have been started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def score_of(folder: Path) -> float | None:
+    """The mean of all episodes of the last evaluations; None without any."""
+    file = folder / "evaluator.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    returns = [row["returns"] for row in rows if row.get("returns")]
+    return statistics.mean(score for one in returns[-LAST:] for score in one) if returns else None
+
+
+def table(tasks: Sequence[Task], seeds: Sequence[int], out: Path) -> None:
+    """Print what there is of finished runs."""
+    print("| task | method | scores | mean | minutes | core-minutes |\n|---|---|---|---|---|---|")
+    for task in tasks:
+        for name in [*OURS, THEIRS]:
+            found = []
+            for seed in seeds:
+                folder = folder_of(name, task, seed, out)
+                ledger = folder.parent / f"{folder.name}.cost.json"
+                spent = json.loads(ledger.read_text()) if ledger.is_file() else {}
+                if spent.get("done") and (score := score_of(folder)) is not None:
+                    found.append((score, spent["minutes"], spent["core_minutes"]))
+            if found:
+                scores, minutes, core_minutes = zip(*found, strict=True)
+                each = ", ".join(f"{score:,.0f}" for score in scores)
+                figures = f"{statistics.mean(minutes):.1f} | {statistics.mean(core_minutes):.1f}"
+                print(f"| {task.env_id} | {name} | {each} | {statistics.mean(scores):,.0f} | {figures} |")
+
+
+def main() -> None:
+    """Make what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sb3", default="", help="a Python with Stable-Baselines3")
+    parser.add_argument("--out", type=Path, default=Path("runs/control"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--tasks", nargs="+", default=[task.env_id for task in TASKS])
+    parser.add_argument("--only", nargs="+", default=[*OURS, THEIRS], help="some of the methods; table: none")
+    arguments = parser.parse_args()
+    tasks = [task for task in TASKS if task.env_id in arguments.tasks]
+    for task in tasks:
+        for seed in arguments.seeds:
+            for name in [*OURS, THEIRS]:
+                if name in arguments.only:
+                    make(name, task, seed, arguments.out.resolve(), arguments.sb3)
+    table(tasks, arguments.seeds, arguments.out.resolve())
+
+
+if __name__ == "__main__":
+    main()
