@@ -5,14 +5,15 @@ from zlib import crc32
 
 from setuptools import Extension, setup
 
-SOURCE = "asyncrl/core/kernels.c"
+SOURCES = sorted(str(path) for path in Path("asyncrl/core").glob("*.c"))
+CHECKSUM = crc32(b"".join(Path(source).read_bytes() for source in SOURCES))
 
 setup(
     ext_modules=[
         Extension(
             "asyncrl.core._kernels",
-            [SOURCE],
-            define_macros=[("SOURCE", f"{crc32(Path(SOURCE).read_bytes())}u")],
+            SOURCES,
+            define_macros=[("SOURCE", f"{CHECKSUM}u")],
             extra_compile_args=["-O3", "-ffp-contract=off", "-fno-math-errno"],
             libraries=["m"],
             py_limited_api=True,  # it has nothing of Python's, so one file serves every version

@@ -1,7 +1,7 @@
-"""The compiled part: `kernels.c`, built when the package is installed, if there is a C compiler then.
+"""The compiled part: `kernels.c` and `acting.c`, built when the package is installed, if there is a C compiler then.
 
-Python code beside each caller does the same, to the bit, where there is no library or ASYNCRL_KERNELS is 0. ctypes lets
-other threads run meanwhile.
+Python code beside each caller does the same where there is no library or ASYNCRL_KERNELS is 0: to the bit, except for
+acting, whose sums are rounded differently (`nets/acting.py`). ctypes lets other threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def load() -> tuple[CDLL | None, str]:
     except OSError:
         return None, "not compiled"
     library.kernels_source.restype = c_uint32
-    if library.kernels_source() != crc32(Path(__file__).with_suffix(".c").read_bytes()):
+    sources = sorted(Path(__file__).parent.glob("*.c"))
+    if library.kernels_source() != crc32(b"".join(source.read_bytes() for source in sources)):
         return None, "compiled from other sources"
     return library, ""
 
