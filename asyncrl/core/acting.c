@@ -96,10 +96,17 @@ void acting_forward(const struct layer *layers, int count, int lanes, const void
                     float *const *out) {
     (lanes == 16 ? forward_avx512 : forward_avx2)(layers, count, observations, bytes, batch, out);
 }
+
+void acting_standardize(int lanes, const void *raw, int bytes, const float *mean, const float *scale, int64_t rows,
+                        int64_t n, float most, float *out) {
+    (lanes == 16 ? standardize_avx512 : standardize_avx2)(raw, bytes, mean, scale, rows, n, most, out);
+}
 #else
 int acting_lanes(void) { return 0; }
 void acting_forward(const struct layer *layers, int count, int lanes, const void *observations, int bytes, int batch,
                     float *const *out) {}
+void acting_standardize(int lanes, const void *raw, int bytes, const float *mean, const float *scale, int64_t rows,
+                        int64_t n, float most, float *out) {}
 #endif
 
 #else /* for one width of vectors */
@@ -217,6 +224,23 @@ static TARGET void NAMED(connect)(const struct layer *l, const float *in, int ba
         o += n;
     }
 }
+
+/* (raw - mean) * scale, clipped, of `rows` rows of n numbers each: every element as torch computes it, to the bit. */
+#define STANDARDIZE(from)                                                                                              \
+    for (int64_t i = 0; i < rows * n; i += n)                                                                          \
+        for (int64_t j = 0; j < n; j++) {                                                                              \
+            const float v = ((float)from[i + j] - mean[j]) * scale[j];                                                 \
+            out[i + j] = v < -most ? -most : v > most ? most : v;                                                      \
+        }
+
+static TARGET void NAMED(standardize)(const void *raw, int bytes, const float *restrict mean, const float *restrict scale,
+                                      int64_t rows, int64_t n, float most, float *restrict out) {
+    const uint8_t *pixels = raw;
+    const float *numbers = raw;
+    if (bytes) STANDARDIZE(pixels)
+    else STANDARDIZE(numbers)
+}
+#undef STANDARDIZE
 
 static TARGET void NAMED(forward)(const struct layer *layers, int count, const void *observations, int bytes, int batch,
                                   float *const *out) {
