@@ -107,7 +107,7 @@ class ConvolutionalBody(Body):
         self.scale = 1 / 255 if raw_pixels else 1.0
         channels, height, width = shape
         layers: list[nn.Conv2d] = []
-        self._shapes: list[tuple[int, ...]] = [shape]
+        self.shapes: list[tuple[int, ...]] = [shape]
         for out, kernel, stride, padding in convolutions:
             if min(height, width) + 2 * padding < kernel:
                 raise UsageError(
@@ -117,14 +117,14 @@ class ConvolutionalBody(Body):
             height, width = ((size + 2 * padding - kernel) // stride + 1 for size in (height, width))
             layers.append(nn.Conv2d(channels, out, kernel, stride, padding))
             channels = out
-            self._shapes.append((channels, height, width))
+            self.shapes.append((channels, height, width))
         self.convolutions = nn.ModuleList(layers)
         self.linear = linear_layers((channels * height * width, *widths))
         self.features = widths[-1] if widths else channels * height * width
         # For a single observation, looking layers up and calling them takes a good part of the time.
         self._convolutions = [(layer.weight, layer.bias, layer.stride, layer.padding) for layer in layers]
         self._linear = parameters_of(self.linear)
-        self._shapes += [(width,) for width in widths]
+        self.shapes += [(width,) for width in widths]
 
     def forward(self, observations: Tensor) -> Tensor:
         """Features `[B, F]` of observations `[B, C, H, W]`, from the tape where it has them."""
@@ -164,7 +164,7 @@ class ConvolutionalBody(Body):
         if environments < TAPED_ENVIRONMENTS or self._multiplications() < TAPED_MULTIPLICATIONS:
             return None
         dtype = self._convolutions[0][0].dtype
-        activations = [torch.empty(steps * environments, *shape, dtype=dtype) for shape in self._shapes]
+        activations = [torch.empty(steps * environments, *shape, dtype=dtype) for shape in self.shapes]
         last = len(self._convolutions)
         if last > 1 and dtype == torch.float32:  # as when it computes with a gradient; bfloat16 has no use for it
             activations[:last] = [part.contiguous(memory_format=torch.channels_last) for part in activations[:last]]
@@ -197,7 +197,7 @@ class ConvolutionalBody(Body):
         """Of a forward pass, per observation."""
         weights = [layer[0] for layer in self._convolutions] + [layer[0] for layer in self._linear]
         return sum(
-            weight.numel() * math.prod(shape[1:]) for weight, shape in zip(weights, self._shapes[1:], strict=True)
+            weight.numel() * math.prod(shape[1:]) for weight, shape in zip(weights, self.shapes[1:], strict=True)
         )
 
     def _compute(self, observations: Tensor) -> Tensor:

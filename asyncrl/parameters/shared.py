@@ -16,7 +16,6 @@ from torch import Tensor
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.flat import clip_by_norm
-from asyncrl.core.moments import unusual
 from asyncrl.core.schedules import crossed
 from asyncrl.core.updates import Descent
 from asyncrl.runtime.clock import Clock, shared_zeros
@@ -178,6 +177,8 @@ class SharedStore:
         deviations = self._descent.max_loss_deviations
         if not deviations or update.loss is None:
             return ""
+        from asyncrl.core.outliers import unusual  # only this rule needs it
+
         losses: NDArray[np.float64] = self._losses.numpy()[self._row(update.worker)]
         return OUTLIER if unusual(losses, float(update.loss), deviations) else ""
 

@@ -39,6 +39,7 @@ class Replica:
         private_copy: bool,
         precision: str = "float32",
         taped: tuple[int, int] | None = None,
+        compiled: bool = False,
     ) -> None:
         """Puts each network on one flat vector. `private_copy`: theta' is a copy even if theta can be viewed.
 
@@ -46,7 +47,7 @@ class Replica:
 
         With a `precision` of "bfloat16" large layers have a copy in bfloat16 of their part of theta' in any case.
         `taped`: keep what the network computes when it acts between two pulls; so many observations of each of so many
-        environments.
+        environments. `compiled`: act by compiled code where there is any.
         """
         there = any(parameter.device.type != CPU for parameter in network.parameters())
         theta = None if private_copy or there else store.view()
@@ -63,6 +64,10 @@ class Replica:
             if parameter.dtype != torch.float32
         ]
         self._forgets = keep_activations(network, *taped) if taped else []
+        if compiled:
+            from asyncrl.nets.acting import act_compiled
+
+            self._forgets += act_compiled(network, changing=theta is not None)
         self.target: Tensor | None = None
         """theta^- `[P]`, or this process's copy of it."""
         self._copies_target = False

@@ -182,7 +182,11 @@ class Normalizer:
         """Raw `observations` `[..., *shape]` as the network should see them, float32, written to `out` if given."""
         if self._observations is None:
             return observations
-        return standardize(observations, self._mean, self._scale, out)
+        if out is None:
+            return standardize(observations, self._mean, self._scale)
+        from asyncrl.core.standardizing import standardize_into  # the command's own process does not need it
+
+        return standardize_into(observations, self._mean, self._scale, out)
 
     def reward(self, rewards: NDArray[np.float32], ended: NDArray[np.bool_], played: NDArray[np.bool_]) -> None:
         """Track the discounted return of each environment, `[E]` rewards at a time; not `played`: no step was made."""

@@ -46,7 +46,9 @@ def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
     # Who acts and learns with one theta' need not compute everything twice. Whole episodes would be too long to keep.
     alike = algorithm.private_copy and algorithm.experience == GRADIENT and not algorithm.whole_episodes
     taped = (spec.config.t_max + 1, spec.config.envs_per_worker) if alike and worker >= 0 else None
-    replica = Replica(store, network, target, private_copy, precision, taped)
+    # Compiled code rounds differently. Serial runs are the same on all machines of a kind, with a compiler or without.
+    compiled = spec.config.backend != "serial" and worker > LEARNER
+    replica = Replica(store, network, target, private_copy, precision, taped, compiled)
     random = generator(spec.config.seed, ACTIONS, *spec.stream(worker))
     return algorithm(spec.config, network, target, *_role_of(spec.among_all(worker)), random), replica
 

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.core.moments import SPREAD_OVER, Moments, mean_and_deviation, unusual
+from asyncrl.core.moments import Moments, mean_and_deviation
+from asyncrl.core.outliers import SPREAD_OVER, unusual
 
 
 @settings(max_examples=40, deadline=None)

@@ -13,7 +13,7 @@ from asyncrl.a3c import A3C
 from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.spaces import Spaces
 from asyncrl.core.updates import UpdateRule
-from asyncrl.nets import convolutions
+from asyncrl.nets import acting, convolutions
 from asyncrl.nets.actor_critic import ActorCritic
 from asyncrl.nets.convolutions import CONVOLUTIONS, ConvolutionalBody
 from asyncrl.nets.trunk import compute_in, keep_activations
@@ -100,6 +100,24 @@ def test_the_gradient_is_that_of_a_second_pass(
 
     assert passes == []
     assert_equal(own, expected, 1e-5 if precision == "float32" else 1e-2)
+
+
+@pytest.mark.skipif(not acting.LANES, reason="there is no compiled code for acting here")
+@pytest.mark.parametrize("name", SCREENS)
+def test_compiled_acting_keeps_the_same_activations(name: str, passes: list[int]) -> None:
+    """The gradient is that of a second pass, in the first rollout and in later ones, which reuse the memory."""
+    network, observations = network_of(name), observations_of(name)
+    expected = gradient_at(network, observations)
+    store = shared_store(flatten_parameters(network).clone(), UpdateRule("rmsprop"))
+    replica = Replica(store, network, None, True, taped=(STEPS + 1, ENVIRONMENTS), compiled=True)
+    for _ in range(2):
+        replica.pull(store)
+        passes.clear()
+        act(network, observations)
+        own = gradient_at(network, observations)
+
+        assert passes == []
+        assert_equal(own, expected)
 
 
 def test_features_without_a_layer_of_their_own_are_recorded_too() -> None:

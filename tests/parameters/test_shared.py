@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asyncrl.backends.processes import start
 from asyncrl.core.errors import UsageError
-from asyncrl.core.moments import SPREAD_OVER
+from asyncrl.core.outliers import SPREAD_OVER
 from asyncrl.core.updates import UpdateRule
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import ENDED, READY, Clock

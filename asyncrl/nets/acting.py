@@ -1,0 +1,192 @@
+"""Acting by compiled code: what a network computes before every step, in one call instead of several for each layer.
+
+`core/acting.c` says how. It knows the package's own networks without a memory. Others act as without a compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import Array, Structure, c_float, c_int, c_int32, c_void_p
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from asyncrl.core.distributions import Categorical
+from asyncrl.core.kernels import LIBRARY
+from asyncrl.core.rollout import State
+from asyncrl.nets.actor_critic import ActorCritic
+from asyncrl.nets.bodies import Body, VectorBody
+from asyncrl.nets.convolutions import ConvolutionalBody
+from asyncrl.nets.q_network import QNetwork
+from asyncrl.nets.trunk import Trunk
+
+NONE, RELU, TANH = range(3)
+CHANNELS = 16
+"""Packed layers have a multiple of so many outputs."""
+Memory: TypeAlias = tuple[Array[c_void_p], list[Tensor], Tensor]
+"""Where a call writes, as `acting_forward` takes it and as tensors, and the outputs among them."""
+
+
+class Layer(Structure):
+    """`struct layer` of acting.c."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("activation", "inputs", "outputs", "kernel", "stride", "padding")),
+        *((name, c_int32) for name in ("height", "width", "out_height", "out_width")),
+        ("scale", c_float),
+        *((name, c_void_p) for name in ("weight", "bias", "packed")),
+    )
+
+
+LANES: int = LIBRARY.acting_lanes() if LIBRARY else 0
+"""Numbers that the processor computes at once; 0: there is no compiled code for it."""
+if LIBRARY:
+    LIBRARY.acting_pack.argtypes, LIBRARY.acting_pack.restype = [c_void_p, c_int], None
+    LIBRARY.acting_forward.argtypes = [c_void_p, c_int, c_int, c_void_p, c_int, c_int, c_void_p]
+    LIBRARY.acting_forward.restype = None
+
+
+def act_compiled(network: nn.Module, changing: bool) -> list[Callable[[], None]]:
+    """Let `network` act by compiled code as far as there is any for it, from weights that stay where they are.
+
+    Call what is returned whenever the weights are others. If they are `changing` all the time, that is not needed.
+    """
+    trunks = [part for part in network.modules() if isinstance(part, Trunk) and is_known(part)] if LANES else []
+    head = head_of(network) if trunks else None
+    compiled = [Compiled(trunk.body, head, changing) for trunk in trunks]
+    if head is None:
+        for trunk, features in zip(trunks, compiled, strict=True):
+            trunk.body.step = features  # type: ignore[method-assign]
+        return [features.renew for features in compiled]
+    (outputs,) = compiled
+
+    def policy_at(observations: Tensor, state: State = None) -> tuple[Categorical, State]:
+        return Categorical(outputs(observations)), None
+
+    def values_at(observations: Tensor, state: State = None) -> tuple[Tensor, State]:
+        return outputs(observations), None
+
+    if isinstance(network, ActorCritic):
+        network.policy_at = policy_at  # type: ignore[method-assign]
+    else:
+        network.values_at = values_at  # type: ignore[assignment]
+    return [outputs.renew]
+
+
+def is_known(trunk: Trunk) -> bool:
+    """Whether there is compiled code for a trunk: it has a body of the package's own, in float32 on the CPU."""
+    weights = [weight for name, weight in trunk.body.named_parameters() if name.endswith("weight")]
+    packed = [weight for weight in weights if weight.dim() == 4 or isinstance(trunk.body, VectorBody)]
+    return (
+        type(trunk.body) in (VectorBody, ConvolutionalBody)
+        and trunk.memory is None
+        and bool(packed)
+        and all(len(weight) % CHANNELS == 0 for weight in packed)
+        and all(weight.is_cpu and weight.dtype == torch.float32 for weight in weights)
+    )
+
+
+def head_of(network: nn.Module) -> nn.Linear | None:
+    """The layer whose outputs are all that acting needs, if nothing else is between it and the body."""
+    head = {ActorCritic: "policy", QNetwork: "head"}.get(type(network), "")
+    layer = getattr(network, head, None)
+    return layer if isinstance(layer, nn.Linear) else None
+
+
+class Compiled:
+    """A body, and the head on it if one is given: outputs `[E, n]` of observations `[E, ...]`, without a gradient.
+
+    They equal torch's but for rounding, and lie in memory that the next call overwrites. A tape gets the activations.
+    """
+
+    def __init__(self, body: Body, head: nn.Linear | None, changing: bool) -> None:
+        """The body is that of a trunk that `is_known`, and has its tape already.
+
+        Weights are read where they lie now. `changing`: they may be others at each call; if not, `renew` says when.
+        """
+        assert isinstance(body, VectorBody | ConvolutionalBody)
+        self._changing, self._stale = changing, True
+        self._tape = None if isinstance(body, VectorBody) else body.tape
+        self._packed: list[Tensor] = []
+        layers = self._layers_of(body) + ([] if head is None else [connected(head, NONE)])
+        self._layers = (Layer * len(layers))(*layers)
+        self._inputs = layers[0].inputs * layers[0].height * layers[0].width
+        self._memory: dict[int, Memory] = {}
+        """By batch size, or by the place of a tape's row."""
+
+    def renew(self) -> None:
+        """The weights are others from now on."""
+        self._stale = True
+
+    def __call__(self, observations: Tensor) -> Tensor:
+        """Outputs `[E, n]` of observations `[E, ...]`. Raises ValueError for observations of another size."""
+        layers, count, batch = self._layers, len(self._layers), len(observations)
+        if LIBRARY is None or observations.numel() != batch * self._inputs:
+            raise ValueError(f"observations of shape {tuple(observations.shape)} do not fit this network")
+        if self._stale:
+            LIBRARY.acting_pack(layers, count)
+            self._stale = self._changing
+        row = None if self._tape is None else self._tape.row_for(observations)
+        place = batch if row is None else row[0].data_ptr()
+        if place not in self._memory:
+            self._memory[place] = self._allocate(batch, row)
+        pointers, memory, outputs = self._memory[place]
+        if row is not None and memory[0] is not row[0]:
+            row[0].copy_(observations)
+        pixels = observations.dtype == torch.uint8
+        source = observations.contiguous() if pixels else observations.float().contiguous()
+        LIBRARY.acting_forward(layers, count, LANES, source.data_ptr(), pixels, batch, pointers)
+        return outputs
+
+    def _layers_of(self, body: VectorBody | ConvolutionalBody) -> list[Layer]:
+        """All layers of a body. Those of vectors are faster packed, as convolutions of images of one pixel."""
+        if isinstance(body, VectorBody):
+            return [self._convolution(layer, TANH) for layer in body.linear]
+        sides = [shape[1:] for shape in body.shapes[: len(body.convolutions) + 1]]
+        convolutions = [
+            self._convolution(layer, RELU, before + after, 1.0 if number else body.scale)
+            for number, (layer, before, after) in enumerate(zip(body.convolutions, sides, sides[1:], strict=False))
+        ]
+        return convolutions + [connected(layer, RELU) for layer in body.linear]
+
+    def _convolution(
+        self, layer: nn.Module, activation: int, sides: tuple[int, ...] = (1, 1, 1, 1), scale: float = 1.0
+    ) -> Layer:
+        """A packed layer; `sides` are heights and widths of the images before and after it."""
+        assert isinstance(layer, nn.Conv2d | nn.Linear)
+        form = (1, 1, 0)
+        if isinstance(layer, nn.Conv2d):
+            form = layer.kernel_size[0], layer.stride[0], int(layer.padding[0])
+        weight, packed = layer.weight, torch.empty(layer.weight.numel())
+        self._packed.append(packed)
+        return Layer(activation, weight.shape[1], len(weight), *form, *sides, scale, *places(layer), packed.data_ptr())
+
+    def _allocate(self, batch: int, row: tuple[Tensor, ...] | None) -> Memory:
+        """Memory for `batch` observations and all that is computed from them, as far as a tape's `row` has none."""
+        first = self._layers[0]
+        sides = [side + 2 * first.padding for side in (first.height, first.width)]
+        # What is inside a border of zeros is overwritten, the border is not.
+        memory = [torch.zeros(batch, *sides, first.inputs)]
+        memory += [torch.empty(batch, layer.outputs * layer.out_height * layer.out_width) for layer in self._layers]
+        outputs = memory[-1]
+        last_image = sum(layer.kernel > 0 for layer in self._layers)
+        memory.append(torch.empty_like(memory[last_image]))
+        if row is not None:
+            memory[1 : len(row)] = row[1:]
+            outputs = memory[len(self._layers)].flatten(1)
+            if not first.padding and row[0].is_contiguous(memory_format=torch.channels_last):
+                memory[0] = row[0]
+        return (c_void_p * len(memory))(*(part.data_ptr() for part in memory)), memory, outputs
+
+
+def connected(layer: nn.Module, activation: int) -> Layer:
+    """A fully connected layer that reads its weights where they are."""
+    assert isinstance(layer, nn.Linear)
+    return Layer(activation, layer.in_features, layer.out_features, 0, 0, 0, 0, 0, 1, 1, 1.0, *places(layer))
+
+
+def places(layer: nn.Conv2d | nn.Linear) -> tuple[int, int]:
+    """Where weight and bias are."""
+    assert layer.bias is not None
+    return layer.weight.data_ptr(), layer.bias.data_ptr()

@@ -1,0 +1,198 @@
+"""Compiled code acts as the network itself does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from asyncrl.algorithm import algorithm_of
+from asyncrl.core.flat import flatten_parameters
+from asyncrl.core.spaces import Spaces
+from asyncrl.core.updates import UpdateRule
+from asyncrl.nets import acting
+from asyncrl.nets.acting import act_compiled
+from asyncrl.nets.trunk import compute_in
+from asyncrl.runtime import roles
+from asyncrl.runtime.loops import Replica
+from tests.support import make_run, shared_store
+
+compiled = pytest.mark.skipif(not acting.LANES, reason="there is no compiled code for acting here")
+VECTOR = Spaces((5,), "float32", 3, kind="vector")
+CONTINUOUS = Spaces((17,), "float32", 0, (-1.0, -2.0), (1.0, 2.0), kind="vector")
+SPACES = {
+    "mlp": VECTOR,
+    "board": Spaces((7, 10, 10), "uint8", 6, kind="board"),
+    "small": Spaces((4, 42, 42), "uint8", 6, kind="atari"),
+    "paper": Spaces((4, 84, 84), "uint8", 4, kind="atari"),
+    "nature": Spaces((4, 84, 84), "uint8", 18, kind="atari"),
+}
+
+
+def network_of(algorithm: str, spaces: Spaces, **settings: Any) -> Any:
+    """With weights that are far from the initial ones, biases among them."""
+    torch.manual_seed(3)
+    method = algorithm_of(f"asyncrl.{algorithm}")
+    network = method.make_network(method.Config(**({"normalize_observations": False} | settings)), spaces)
+    for parameter in network.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    return network
+
+
+def observations_of(spaces: Spaces, batch: int) -> Tensor:
+    shape = (batch, *spaces.observation_shape)
+    return torch.randn(shape) if spaces.kind == "vector" else torch.randint(0, 256, shape, dtype=torch.uint8)
+
+
+def outputs(network: Any, observations: Tensor) -> Tensor:
+    """All that acting needs, as a copy."""
+    with torch.inference_mode():
+        if hasattr(network, "values_at"):
+            return network.values_at(observations)[0].clone()
+        policy = network.policy_at(observations)[0]
+        return policy.mean if hasattr(policy, "mean") else policy.logits.clone()
+
+
+def is_compiled(network: nn.Module) -> bool:
+    parts = [network, *network.modules()]
+    return any(vars(part).keys() & {"policy_at", "values_at", "step"} for part in parts)
+
+
+def assert_same(own: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-5)
+
+
+@compiled
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("name", SPACES)
+def test_all_networks_give_what_torch_gives(
+    name: str, normalized: bool, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the instructions of each kind of processor, in batches of 1 to 17, also after a pull of other weights."""
+    if lanes > acting.LANES:
+        pytest.skip("this processor has no such instructions")
+    monkeypatch.setattr(acting, "LANES", lanes)
+    spaces = SPACES[name]
+    network, plain = (network_of("a3c", spaces, network=name, normalize_observations=normalized) for _ in range(2))
+    store = shared_store(flatten_parameters(plain), UpdateRule("rmsprop"))
+    replica = Replica(store, network, None, True, compiled=True)
+    for batch in (*range(1, 18), 3):
+        for parameter in plain.parameters():
+            parameter.data += 0.01 * torch.randn_like(parameter)
+        store.theta.copy_(torch.cat([parameter.detach().flatten() for parameter in plain.parameters()]))
+        replica.pull(store)
+        observations = observations_of(spaces, batch)
+        if normalized:
+            observations = observations.float() / 100 - 1
+
+        assert_same(outputs(network, observations), outputs(plain, observations))
+    assert is_compiled(network)
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("algorithm", "spaces", "settings"),
+    [
+        ("n_step_q", SPACES["small"], {}),
+        ("n_step_q", SPACES["small"], {"dueling": True}),
+        ("apex", VECTOR, {"hidden_sizes": (48, 80)}),
+        ("a3c", CONTINUOUS, {}),
+        ("a3c", Spaces((9,), "float32", 3, kind="vector", masked=True), {}),
+        ("a3c", SPACES["nature"], {"hidden_sizes": (50, 30)}),
+        ("a3c", Spaces((1, 30, 52), "uint8", 6, kind="atari"), {"network": "paper"}),
+    ],
+    ids=["q", "dueling", "widths", "continuous", "masks", "odd widths", "one image that is not square"],
+)
+def test_any_head_may_be_on_a_body(algorithm: str, spaces: Spaces, settings: dict[str, Any]) -> None:
+    network, plain = (network_of(algorithm, spaces, **settings) for _ in range(2))
+    act_compiled(network, changing=False)
+    observations = observations_of(spaces, 5)
+
+    assert is_compiled(network)
+    assert_same(outputs(network, observations), outputs(plain, observations))
+
+
+@compiled
+def test_observations_of_other_types_and_layouts_are_converted() -> None:
+    network, plain = (network_of("a3c", SPACES["small"]) for _ in range(2))
+    act_compiled(network, changing=False)
+    observations = observations_of(SPACES["small"], 3)
+    expected = outputs(plain, observations)
+
+    assert_same(outputs(network, observations.double()), expected)
+    assert_same(outputs(network, observations.contiguous(memory_format=torch.channels_last)), expected)
+
+
+@compiled
+def test_observations_that_do_not_fit_are_refused() -> None:
+    network = network_of("a3c", VECTOR)
+    act_compiled(network, changing=False)
+
+    with pytest.raises(ValueError, match=r"\(2, 4\) do not fit"):
+        network.policy_at(torch.zeros(2, 4))
+
+
+@compiled
+def test_theta_itself_may_change_at_any_time() -> None:
+    """A worker that acts on theta sees what others have written since its last step."""
+    network, plain = (network_of("n_step_q", SPACES["small"]) for _ in range(2))
+    store = shared_store(flatten_parameters(plain), UpdateRule("rmsprop"))
+    Replica(store, network, None, private_copy=False, compiled=True)
+    observations = observations_of(SPACES["small"], 2)
+    outputs(network, observations)
+
+    store.theta.mul_(1.3)
+    for parameter in plain.parameters():
+        parameter.data *= 1.3
+
+    assert is_compiled(network)
+    assert_same(outputs(network, observations), outputs(plain, observations))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"lstm_cells": 8}, {"hidden_sizes": (20,)}, {"network": "tests.nets.test_acting:own"}]
+)
+def test_other_networks_act_as_before(settings: dict[str, Any]) -> None:
+    network = network_of("a3c", VECTOR, **settings)
+
+    assert act_compiled(network, changing=False) == []
+    assert not is_compiled(network)
+
+
+def own(shape: tuple[int, ...]) -> nn.Module:
+    """A user's body."""
+    return nn.Sequential(nn.Linear(shape[0], 16), nn.ReLU())
+
+
+def test_bfloat16_acts_as_before() -> None:
+    network = network_of("a3c", SPACES["small"])
+    compute_in(network, "bfloat16")
+
+    assert act_compiled(network, changing=False) == []
+
+
+def test_serial_runs_do_not_use_it(tmp_path: Path) -> None:
+    """They are the same, to the bit, with and without a compiler."""
+    role = roles.build_worker(make_run(tmp_path), 0)
+
+    assert not is_compiled(role.agent.network)
+    role.close()
+
+
+@compiled
+def test_workers_of_other_runs_use_it(tmp_path: Path) -> None:
+    """What they say of their actions' probabilities is what a learner computes, but for rounding."""
+    role = roles.build_worker(make_run(tmp_path, "ppo", backend="local", envs_per_worker=6), 0)
+    agent: Any = role.agent
+    rollout = next(role.collector) if role.collector else None
+    role.close()
+
+    assert rollout is not None
+    assert is_compiled(agent.network)
+    policy, _, _ = agent.network(rollout.observations[:-1])
+    expected = policy.log_probability(rollout.actions).detach()
+    torch.testing.assert_close(rollout.extras["log_probability"], expected, rtol=0.0, atol=1e-5)
