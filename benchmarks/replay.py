@@ -85,7 +85,7 @@ def rollouts_of(run: Run, count: int = 8) -> list[Rollout]:
                 last=last,
                 truncated=(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)),
                 final_observations=None,
-                extras={name: torch.randn(each) for name in apex.extras},
+                extras={name: torch.randn(each) for name in apex.ApeX.extras},
             )
         )
     return made
