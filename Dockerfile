@@ -5,7 +5,7 @@ FROM python:3.11-slim
 # Where torch's CPU wheels are, as PyTorch's own page says. Without it pip may take the CUDA build, which is never used.
 ARG TORCH_INDEX=""
 
-COPY setup.cfg pyproject.toml README.md LICENSE constraints.txt /opt/asyncrl/
+COPY setup.cfg setup.py pyproject.toml README.md LICENSE constraints.txt /opt/asyncrl/
 COPY asyncrl /opt/asyncrl/asyncrl
 RUN cd /opt/asyncrl && pip install --no-cache-dir -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -e .
 

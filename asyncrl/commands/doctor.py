@@ -48,6 +48,7 @@ from asyncrl.doctor.learning import (
     Question,
     ask,
     check_at_once,
+    check_kernels,
     check_threads,
     judge_events,
     push_at_once,
@@ -185,7 +186,7 @@ def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Fi
         require_ray()
         needed = shared_bytes(plan, parameters, experience_bytes(plan))
         found += hosts.examine(start_context(algorithm), config.address, config.workers, needed, parameters)
-    room = list(check_room(plan, parameters, config.runs_dir))
+    room = [check_kernels(), *check_room(plan, parameters, config.runs_dir)]
     if 0 < raised_limit() < LEAST_FILES:  # the checks themselves would fail
         return [*found, *room]
     with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-", ignore_cleanup_errors=True) as folder:

@@ -26,11 +26,12 @@ from torch import Tensor
 
 from asyncrl.algorithm import GRADIENT, MEMORY, algorithm_of
 from asyncrl.backends.processes import Child, end
+from asyncrl.core import kernels
 from asyncrl.core.flat import clip_by_norm
 from asyncrl.core.losses import Metrics
 from asyncrl.core.rollout import Rollout, Transitions
 from asyncrl.core.schedules import crossed
-from asyncrl.doctor import Finding, judge
+from asyncrl.doctor import Finding, advise, judge
 from asyncrl.runtime.clock import RUNNING, shared_zeros
 from asyncrl.runtime.protocols import LEARNER, Agent, Batch, Receipt, Update
 from asyncrl.runtime.roles import build_agent, build_learner, build_worker
@@ -407,6 +408,13 @@ def check_threads(counts: Sequence[dict[str, int]]) -> Finding:
         ", ".join(f"{name} {number}" for name, number in most.items()),
         "workers compete for cores: look for set_num_threads in your own code, and at runtime/threads.py",
     )
+
+
+def check_kernels() -> Finding:
+    """Whether the compiled code is used."""
+    missing = kernels.MISSING
+    remedy = "learning is the same, but slower: where there is a C compiler, install asyncrl again"
+    return advise("compiled kernels", not missing, f"not used: {missing}" if missing else "used", remedy)
 
 
 def push_at_once(run: Run, worker: int) -> None:
