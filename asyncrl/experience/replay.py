@@ -22,7 +22,8 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.losses import importance_weights
 from asyncrl.core.rollout import Rollout, Transitions
 from asyncrl.experience.priorities import Priorities
-from asyncrl.experience.steps import LEAST_PRIORITY, Numbers, Steps, StepShape, ranges
+from asyncrl.experience.steps import Steps, StepShape, ranges
+from asyncrl.experience.transitions import LEAST_PRIORITY, Numbers
 from asyncrl.runtime.clock import Clock, shared_zeros
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.protocols import LEARNER, Batch

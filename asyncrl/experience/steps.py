@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ from asyncrl.experience.transitions import (
     ACTION_VALUE,
     FINAL,
     LAST,
-    LEAST_PRIORITY,
     START,
     STATE_VALUE,
     Found,
@@ -83,7 +82,14 @@ class StepShape:
     @property
     def record(self) -> np.dtype[np.void]:
         """What a row holds besides its image, side by side: whoever needs one of it needs all, from one cache line."""
-        fields = ["actions int64", "acted_at int64", "rewards float32", "discounts float32", "marks uint8", "older uint8"]
+        fields = [
+            "actions int64",
+            "acted_at int64",
+            "rewards float32",
+            "discounts float32",
+            "marks uint8",
+            "older uint8",
+        ]
         fields += [f"{name} float32" for name in (ACTION_VALUE, STATE_VALUE, "priorities") if self.priorities]
         return np.dtype([(name, kind) for name, kind in map(str.split, fields)], align=True)
 
@@ -112,7 +118,9 @@ class Steps:
         self._records: NDArray[np.void] = records.view(f"V{shape.record.itemsize}")[:, 0]
         """Without names: numpy copies those field by field."""
         named = self._records.view(shape.record)
-        self.rows: dict[str, NDArray[Any]] = {"frames": frames} | {name: named[name] for name in named.dtype.names or ()}
+        self.rows: dict[str, NDArray[Any]] = {"frames": frames} | {
+            name: named[name] for name in named.dtype.names or ()
+        }
         # For the streams written by this process: where the next row continues. A new process starts afresh.
         self._ages = np.full(self.streams, -1)
         """Rows between the start of the episode and the newest row; -1: nothing has been written yet."""
@@ -198,7 +206,7 @@ class Steps:
             rows["marks"][final_places] = FINAL
             rows["older"][final_places] = np.minimum(ages[cut] + 1, oldest)
             if self.shape.priorities:
-                # Nobody acted on the last observation of a truncated episode: the value before it stands in for its own.
+                # Nobody acted on the last observation of a truncated episode: the value before it stands in.
                 rows[STATE_VALUE][final_places] = records[STATE_VALUE][cut]
         if self.shape.priorities:
             self._first_priorities(streams, before, after, float(rollout.reward_scale))

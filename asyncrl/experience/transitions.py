@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asyncrl.core.kernels import compiled
 from asyncrl.core.returns import n_step_targets
+from asyncrl.experience.compiled import compiled
 
 Numbers: TypeAlias = NDArray[np.int64]
 Truths: TypeAlias = NDArray[np.bool_]
@@ -67,9 +67,9 @@ def find(
 def _lengths_and_whole(marks: NDArray[np.uint8]) -> tuple[Numbers, Truths]:
     """Of the rows' marks `[n + 1, B]`."""
     lasts = (marks[:-1] & LAST) > 0
-    goes_on = ~np.logical_or.accumulate(lasts)
+    goes_on: Truths = np.logical_not(np.logical_or.accumulate(lasts))
     lengths = 1 + goes_on[:-1].sum(0)
-    joins_others: Truths = (goes_on & ((marks[1:] & START) > 0)).any(0)
+    joins_others = np.asarray((goes_on & ((marks[1:] & START) > 0)).any(0))
     is_step: Truths = (marks[0] & FINAL) == 0
     return lengths, is_step & ~joins_others
 
