@@ -12,18 +12,27 @@ affect. In a real run the learner shares the machine with the actors.
 
     python benchmarks/replay.py
     python benchmarks/replay.py --env-ids ALE/Pong-v5 --memory-steps 100_000 --minibatches 32 --repeats 5
+
+With `--cpprb PYTHON`, a Python in which cpprb is installed, it alternates CartPole's memory with cpprb's instead: steps
+put 16 at a time (a rollout of the preset), and draws of 512 without and with new priorities and importance weights.
+Normalising is left out, which cpprb does not do.
+
+    python benchmarks/replay.py --cpprb ~/cpprb/bin/python --memory-steps 50_000
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 import torch
 
@@ -40,6 +49,7 @@ from asyncrl.runtime.threads import enforce_one_thread, keep_freed_memory, reque
 from asyncrl.storage.run_folder import RunFolder
 
 EPISODE = 200
+CPPRB = Path(__file__).with_name("replay_cpprb.py")
 
 
 class Rates(NamedTuple):
@@ -85,7 +95,7 @@ def rollouts_of(run: Run, count: int = 8) -> list[Rollout]:
                 last=last,
                 truncated=(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)),
                 final_observations=None,
-                extras={name: torch.randn(each) for name in apex.extras},
+                extras={name: torch.randn(each) for name in apex.ApeX.extras},
             )
         )
     return made
@@ -137,6 +147,65 @@ def measure(folder: Path, env_id: str, seconds: float, **settings: Any) -> Rates
     return Rates(put, drawn, learnt, planned * each, grown * each)
 
 
+def parts_of(folder: Path, n_step: int, batch: int, size: int, seconds: float, prioritised: bool) -> dict[str, float]:
+    """What `replay_cpprb.py` measures, of a memory of asyncrl."""
+    exponent = apex.ApeX.Config.priority_exponent if prioritised else 0.0
+    fixed = {"n_step": n_step, "minibatch": batch, "memory_steps": size, "priority_exponent": exponent}
+    run = make_run(folder, "CartPole-v1", **fixed)
+    memory, rollouts, number = run.handles.experience, rollouts_of(run), 0
+    assert isinstance(memory, Replay)
+
+    def put() -> None:
+        nonlocal number
+        memory.put(number % 4, rollouts[number // 4 % len(rollouts)], 0)
+        number += 1
+
+    for _ in range(size // rollouts[0].steps + 1):
+        put()
+    found = {"put": rate_of(put, seconds) * rollouts[0].steps}
+    drawing = memory._begin(0)
+    drawing.next()
+    begins, ends = memory.steps.drawable()
+    found["draw"] = rate_of(lambda: drawing._draw(begins, ends), seconds) * batch
+    if prioritised:
+        errors, tree = np.random.default_rng(0).random(batch), drawing._tree
+
+        def draw_and_renew() -> None:
+            drawn = drawing._draw(begins, ends)
+            assert drawn is not None
+            assert tree is not None
+            drawing._weigh(tree, *drawn[1:], 1)
+            assert drawing.keys is not None
+            drawing.renew(drawing.keys.numpy(), errors)
+
+        found["draw and renew"] = rate_of(draw_and_renew, seconds) * batch
+    return found
+
+
+def compare(python: str, size: int, repeats: int, seconds: float) -> None:
+    """Print a table of both memories, alternating."""
+    print("| steps | drawn | part | asyncrl, per second | cpprb | ratio (range) |\n|--:|---|---|--:|--:|---|")
+    for n_step in (1, 3):
+        for prioritised in (False, True):
+            pairs = []
+            for _ in range(repeats):
+                with tempfile.TemporaryDirectory() as folder:
+                    own = parts_of(Path(folder), n_step, 512, size, seconds, prioritised)
+                asked = {"size": size, "n_step": n_step, "put": 16, "batch": 512, "seconds": seconds}
+                words = [python, str(CPPRB), json.dumps(asked | {"prioritised": prioritised})]
+                said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+                pairs.append((own, json.loads(said)))
+            for part in pairs[0][0]:
+                own_rates, others = ([pair[side][part] for pair in pairs] for side in (0, 1))
+                ratios = [own / other for own, other in zip(own_rates, others, strict=True)]
+                print(
+                    f"| {n_step} | {'by priority' if prioritised else 'equally often'} | {part} "
+                    f"| {statistics.median(own_rates):,.0f} | {statistics.median(others):,.0f} "
+                    f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |",
+                    flush=True,
+                )
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -145,10 +214,14 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--memory-steps", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="of drawing, and of learning, each time")
+    parser.add_argument("--cpprb", metavar="PYTHON", help="compare with cpprb, which this Python has")
     options = parser.parse_args(words)
     request_one_thread()
     enforce_one_thread()
     keep_freed_memory()  # as training does
+    if options.cpprb:
+        compare(options.cpprb, options.memory_steps, options.repeats, options.seconds)
+        return
     print(f"{options.memory_steps:,} steps, {options.repeats} x {options.seconds:g} s each, medians")
     print("| environment | batch | drawn | put, steps/s | draw, transitions/s | learn, updates/s | GB / M | grown |")
     print("|---|--:|---|--:|--:|--:|--:|--:|")

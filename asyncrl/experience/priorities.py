@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import c_int64, c_void_p
 from typing import TypeAlias
 
 import numpy as np
@@ -11,10 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.errors import UsageError
+from asyncrl.experience.compiled import compiled
 
 Indices: TypeAlias = NDArray[np.int64]
 Numbers: TypeAlias = NDArray[np.float64]
 
+_ADD_UP = compiled("add_up", c_void_p, c_int64, c_void_p, c_void_p)
+_DESCEND = compiled("descend", c_void_p, c_int64, c_void_p, c_void_p)
 BRANCHES = 16
 """Children per node. Each level costs a few numpy calls, whatever its size, so the tree is wide rather than deep: a
 million slots take two levels below the top."""
@@ -61,9 +65,9 @@ class Priorities:
         if not ((priorities >= 0) & (priorities < np.inf)).all():
             raise ValueError("a priority is negative or not finite")
         self._own[indices] = priorities
+        children = np.array(indices, np.int64)
         for families, parents in zip(self._levels, [*self._levels[1:], self._top], strict=True):
-            indices = indices // BRANCHES
-            parents.reshape(-1)[indices] = families.take(indices, 0).sum(1)
+            _add_up(families, children, parents.reshape(-1))
 
     def sample(self, u: Numbers) -> Indices:
         """The slots `[n]` at the fractions `u` `[n]` of the total, each in [0, 1); never one of priority 0.
@@ -78,14 +82,8 @@ class Priorities:
         along = np.minimum(u * ends[-1], np.nextafter(ends[-1], 0))
         nodes: Indices = ends.searchsorted(along, side="right")
         along -= ends[nodes] - self._top[nodes]
-        rows = np.arange(len(nodes))
         for families in reversed(self._levels):
-            children = families.take(nodes, 0)
-            ends = children.cumsum(1)
-            along = np.clip(along, 0, np.nextafter(ends[:, -1], 0))
-            chosen = (ends > along[:, None]).argmax(1)
-            along -= ends[rows, chosen] - children[rows, chosen]
-            nodes = nodes * BRANCHES + chosen
+            _descend(families, nodes, along)
         return nodes
 
     def state(self) -> dict[str, Tensor]:
@@ -104,3 +102,28 @@ class Priorities:
 def _families(values: Numbers) -> Numbers:
     """A copy of `values` `[n]` in rows of BRANCHES siblings, the last one filled up with zeros."""
     return np.pad(values, (0, -len(values) % BRANCHES)).reshape(-1, BRANCHES)
+
+
+def _add_up(families: Numbers, children: Indices, parents: Numbers) -> None:
+    """Write the sums of the families in which these children `[n]` are into `parents`; `children` become the parents.
+
+    Like `_descend` it is compiled where there are kernels. The Python code does the same, to the bit.
+    """
+    if _ADD_UP is not None:
+        _ADD_UP(families.ctypes.data, len(children), children.ctypes.data, parents.ctypes.data)
+        return
+    children //= BRANCHES
+    parents[children] = families.take(children, 0).sum(1)
+
+
+def _descend(families: Numbers, nodes: Indices, along: Numbers) -> None:
+    """From nodes `[n]`, and positions `along` them `[n]`, to their children there, in place."""
+    if _DESCEND is not None:
+        _DESCEND(families.ctypes.data, len(nodes), nodes.ctypes.data, along.ctypes.data)
+        return
+    children, rows = families.take(nodes, 0), np.arange(len(nodes))
+    ends = children.cumsum(1)
+    along[:] = np.clip(along, 0, np.nextafter(ends[:, -1], 0))
+    chosen = (ends > along[:, None]).argmax(1)
+    along -= ends[rows, chosen] - children[rows, chosen]
+    nodes[:] = nodes * BRANCHES + chosen

@@ -22,7 +22,8 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.losses import importance_weights
 from asyncrl.core.rollout import Rollout, Transitions
 from asyncrl.experience.priorities import Priorities
-from asyncrl.experience.steps import LEAST_PRIORITY, Numbers, Steps, StepShape, ranges
+from asyncrl.experience.steps import Steps, StepShape, ranges
+from asyncrl.experience.transitions import LEAST_PRIORITY, Numbers
 from asyncrl.runtime.clock import Clock, shared_zeros
 from asyncrl.runtime.normalize import Normalizer
 from asyncrl.runtime.protocols import LEARNER, Batch
@@ -262,10 +263,11 @@ class _Drawing:
         places = (np.arange(count) + self._uniform(count)) / count  # stratified: one from each of `count` equal parts
         streams, rows = self._at(places, begins, ends)
         for _ in range(TRIES):
-            bad = ~self._steps.whole(streams, rows)
+            found = self._steps.find(streams, rows)
+            bad = ~found.whole
             if not bad.any():
-                drawn = self._steps.read(streams, rows)
-                self.acted_at = self._steps.rows["acted_at"][self._steps.place(streams, rows)]
+                drawn = self._steps.read(found)
+                self.acted_at = found.records["acted_at"][0]
                 bad = ~self._steps.intact(streams, rows)
                 if not bad.any():
                     return drawn, streams, rows

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,25 +27,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.errors import UsageError
-from asyncrl.core.returns import n_step_targets
 from asyncrl.core.rollout import Rollout, Transitions
 from asyncrl.core.spaces import Spaces
 from asyncrl.experience.blocks import BlockLayout, Field
+from asyncrl.experience.transitions import (
+    ACTION_VALUE,
+    FINAL,
+    LAST,
+    START,
+    STATE_VALUE,
+    Found,
+    Numbers,
+    Truths,
+    find,
+    first_priorities,
+)
 from asyncrl.runtime.clock import shared_zeros
 
-Numbers: TypeAlias = NDArray[np.int64]
-Truths: TypeAlias = NDArray[np.bool_]
-
-LAST, START, FINAL = 1, 2, 4
-"""Marks of a row: the return ends after it; an episode, or a new writer, begins with it; it is not a step, but the last
-observation of a truncated episode."""
 _BEGUN, _WRITTEN, _STEPS = range(3)
 """Columns of a stream's cells: rows begun, rows written, and steps among the latter, since the memory was made."""
 _COLUMNS = 8
-LEAST_PRIORITY = 1e-6
-"""Added to every absolute error, so that a transition without error can still be sampled."""
-ACTION_VALUE, STATE_VALUE = "action_value", "state_value"
-"""Extras that actors must provide for initial priorities: Q(s, a) and max_a Q(s, a)."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +72,27 @@ class StepShape:
     def layout(self, streams: int, capacity: int) -> BlockLayout:
         """The memory for `capacity` rows in each of `streams` streams."""
         each = (streams, capacity)
-        vector = (len(self.spaces.action_low),) if self.spaces.is_continuous else ()
-        fields: list[Field] = [
+        fields: tuple[Field, ...] = (
             ("cells", (streams, _COLUMNS), torch.int64),
             ("frames", (*each, *self.frame), getattr(torch, self.spaces.observation_dtype)),
-            ("actions", (*each, *vector), torch.float32 if vector else torch.int64),
-            ("rewards", each, torch.float32),
-            ("discounts", each, torch.float32),
-            ("marks", each, torch.uint8),
-            ("older", each, torch.uint8),
-            ("acted_at", each, torch.int64),
+            ("records", (*each, self.record.itemsize), torch.uint8),
+        )
+        return BlockLayout(fields)
+
+    @property
+    def record(self) -> np.dtype[np.void]:
+        """What a row holds besides its image, side by side: whoever needs one of it needs all, from one cache line."""
+        actions = f"({len(self.spaces.action_low)},)float32" if self.spaces.is_continuous else "int64"
+        fields = [
+            f"actions {actions}",
+            "acted_at int64",
+            "rewards float32",
+            "discounts float32",
+            "marks uint8",
+            "older uint8",
         ]
-        if self.priorities:
-            fields += [(name, each, torch.float32) for name in (ACTION_VALUE, STATE_VALUE, "priorities")]
-        return BlockLayout(tuple(fields))
+        fields += [f"{name} float32" for name in (ACTION_VALUE, STATE_VALUE, "priorities") if self.priorities]
+        return np.dtype([(name, kind) for name, kind in map(str.split, fields)], align=True)
 
 
 class Steps:
@@ -105,9 +113,15 @@ class Steps:
         layout = shape.layout(self.streams, capacity)
         self._memory = shared_zeros(layout.block_bytes, dtype=torch.uint8) if memory is None else memory
         views = {name: tensor.numpy() for name, tensor in layout.views(self._memory).items()}
-        self._cells: Numbers = views.pop("cells")
+        self._cells: Numbers = views["cells"]
         # All streams one after the other: position p of stream s is at s * capacity + p.
-        self.rows: dict[str, NDArray[Any]] = {name: view.reshape(-1, *view.shape[2:]) for name, view in views.items()}
+        frames, records = (views[name].reshape(-1, *views[name].shape[2:]) for name in ("frames", "records"))
+        self._records: NDArray[np.void] = records.view(f"V{shape.record.itemsize}")[:, 0]
+        """Without names: numpy copies those field by field."""
+        named = self._records.view(shape.record)
+        self.rows: dict[str, NDArray[Any]] = {"frames": frames} | {
+            name: named[name] for name in named.dtype.names or ()
+        }
         # For the streams written by this process: where the next row continues. A new process starts afresh.
         self._ages = np.full(self.streams, -1)
         """Rows between the start of the episode and the newest row; -1: nothing has been written yet."""
@@ -150,58 +164,73 @@ class Steps:
 
     def add(self, actor: int, rollout: Rollout) -> None:
         """Append a rollout to the streams of its actor."""
-        own = np.arange(actor * self.environments, (actor + 1) * self.environments)
+        own = slice(actor * self.environments, (actor + 1) * self.environments)
+        streams = np.arange(own.start, own.stop)
         observations = rollout.observations if rollout.raw is None else rollout.raw
         finals = rollout.final_observations if rollout.raw is None else rollout.raw_final
         seen, last = observations[:-1].numpy(), rollout.last.numpy()
         cut = tuple(part.numpy() for part in rollout.truncated)
         steps = len(last)
 
-        before = self.written[own]
-        after = before + steps + np.bincount(cut[1], minlength=len(own))
+        before = self._cells[own, _WRITTEN].copy()
+        after = before + steps
+        if len(cut[0]):
+            after += np.bincount(cut[1], minlength=len(streams))
         # A writer that died may have begun more rows than its successor begins now. Those are lost.
         self._cells[own, _BEGUN] = np.maximum(self._cells[own, _BEGUN], after)
-        shift = np.zeros((steps + 1, len(own)), np.int64)
-        shift[cut[0] + 1, cut[1]] = 1  # one more row after each step at which an episode was truncated
-        numbers = before + np.arange(steps)[:, None] + shift[:-1].cumsum(0)
-        places, final_places = self.place(own, numbers), self.place(own[cut[1]], numbers[cut] + 1)
+        numbers = before + np.arange(steps)[:, None]
+        if len(cut[0]):
+            shift = np.zeros((steps + 1, len(streams)), np.int64)
+            shift[cut[0] + 1, cut[1]] = 1  # one more row after each step at which an episode was truncated
+            numbers += shift[:-1].cumsum(0)
+        places = self.place(streams, numbers)
 
         starts, ages = self._find_episodes(own, seen, last)
         newest, oldest = self.shape.frame[0], self.shape.stack - 1
         rows = self.rows
+        records = np.zeros(places.shape, self.shape.record)
+        records["actions"] = rollout.actions.numpy()
+        records["rewards"] = rollout.rewards.numpy()
+        records["discounts"] = rollout.discounts.numpy()
+        records["marks"] = LAST * last + START * starts
+        records["older"] = np.minimum(ages, oldest)
+        records["acted_at"] = rollout.acted_at
+        if self.shape.priorities:
+            for name in (ACTION_VALUE, STATE_VALUE):
+                records[name] = rollout.extras[name].numpy()
         rows["frames"][places] = seen[:, :, -newest:]
-        rows["actions"][places] = rollout.actions.numpy()
-        rows["rewards"][places] = rollout.rewards.numpy()
-        rows["discounts"][places] = rollout.discounts.numpy()
-        rows["marks"][places] = LAST * last + START * starts
-        rows["older"][places] = np.minimum(ages, oldest)
-        rows["acted_at"][places] = rollout.acted_at
-        if len(final_places):
+        self._records[places] = records.view(self._records.dtype)
+        if len(cut[0]):
+            final_places = self.place(streams[cut[1]], numbers[cut] + 1)
             assert finals is not None
             rows["frames"][final_places] = finals.numpy()[:, -newest:]
             rows["marks"][final_places] = FINAL
             rows["older"][final_places] = np.minimum(ages[cut] + 1, oldest)
+            if self.shape.priorities:
+                # Nobody acted on the last observation of a truncated episode: the value before it stands in.
+                rows[STATE_VALUE][final_places] = records[STATE_VALUE][cut]
         if self.shape.priorities:
-            for name in (ACTION_VALUE, STATE_VALUE):
-                rows[name][places] = rollout.extras[name].numpy()
-            # Nobody acted on the last observation of a truncated episode: the value before it stands in for its own.
-            rows[STATE_VALUE][final_places] = rows[STATE_VALUE][places[cut]]
-            self._first_priorities(own, before, after, float(rollout.reward_scale))
+            self._first_priorities(streams, before, after, float(rollout.reward_scale))
         self._cells[own, _STEPS] += steps
         self._cells[own, _WRITTEN] = after
 
-    def _find_episodes(self, own: Numbers, seen: NDArray[Any], last: Truths) -> tuple[Truths, Numbers]:
+    def _find_episodes(self, own: slice, seen: NDArray[Any], last: Truths) -> tuple[Truths, Numbers]:
         """Which observations `[T, E, ...]` begin an episode, and how many rows of the episode are before each.
 
         A rollout marks lost lives and ends of episodes alike. The images tell them apart: after an end all but the
         newest image of the stack are zeros.
         """
-        starts: Truths = np.concatenate([self._ended[own][None], last[:-1]])
+        starts = np.empty_like(last)
+        starts[0], starts[1:] = self._ended[own], last[:-1]
+        numbers = np.arange(len(last))[:, None]
+        if not starts.any() and self._ages[own].min() >= 0:
+            ages = self._ages[own] + 1 + numbers  # as in most rollouts, all episodes go on
+            self._ages[own], self._ended[own] = ages[-1], last[-1]
+            return starts, ages
         ended = starts.nonzero()
         older = seen[ended][:, : -self.shape.frame[0]]
         starts[ended] = ~older.any(tuple(range(1, older.ndim)))
         starts[0] |= self._ages[own] < 0
-        numbers = np.arange(len(last))[:, None]
         # The row in which the episode began, relative to the first row here; negative if it began earlier.
         first = np.maximum.accumulate(np.where(starts, numbers, -1 - self._ages[own]), 0)
         ages = numbers - first
@@ -213,18 +242,10 @@ class Steps:
 
         They are absolute n-step errors, computed from the action values that the actors left in the rows.
         """
-        n, clip = self.shape.n_step, self.shape.reward_clip
+        n = self.shape.n_step
         which, rows = ranges(np.maximum(0, before - n), np.maximum(0, after - n))
-        streams = own[which]
-        places, marks = self._places(streams, rows)
-        rewards, discounts = (self.rows[name][places[:-1]] for name in ("rewards", "discounts"))
-        rewards *= np.float32(scale)
-        values = self.rows[STATE_VALUE][self.place(streams, rows + _length(marks))]
-        learning = (rewards.clip(-clip, clip) if clip else rewards, discounts, (marks[:-1] & LAST) > 0, values)
-        targets = n_step_targets(*(torch.from_numpy(array) for array in learning)).numpy()
-        errors = targets - self.rows[ACTION_VALUE][places[0]]
-        priorities = np.where(np.isfinite(errors), np.abs(errors), 0) + LEAST_PRIORITY
-        self.rows["priorities"][places[0]] = priorities * self._is_whole(marks)
+        found = self.find(own[which], rows)
+        self.rows["priorities"][found.places[0]] = first_priorities(found, scale, self.shape.reward_clip)
 
     def renew(self, streams: Numbers, rows: Numbers, priorities: NDArray[np.floating[Any]]) -> None:
         """Store new priorities `[B]` in those of the rows `[B]` that are still there, for a restarted learner.
@@ -235,12 +256,9 @@ class Steps:
         there = rows >= self.begun[streams] - self.capacity
         self.rows["priorities"][self.place(streams[there], rows[there])] = priorities[there]
 
-    def whole(self, streams: Numbers, rows: Numbers) -> Truths:
-        """Whether a transition can begin with each of these rows `[B]` of the `drawable` range.
-
-        It cannot begin with a row that is not a step, nor reach across the start of a new writer.
-        """
-        return self._is_whole(self._places(streams, rows)[1])
+    def find(self, streams: Numbers, rows: Numbers) -> Found:
+        """What is known of the transitions that begin with these rows `[B]` of the `drawable` range."""
+        return find(self._records, self.shape.record, self.capacity, self.shape.n_step, streams, rows)
 
     def intact(self, streams: Numbers, rows: Numbers) -> Truths:
         """`[B]` Whether no row is being overwritten that belongs to the transitions beginning with these rows.
@@ -250,47 +268,38 @@ class Steps:
         oldest = np.maximum(rows - (self.shape.stack - 1), 0)
         return np.asarray(oldest >= self.begun[streams] - self.capacity)
 
-    def read(self, streams: Numbers, rows: Numbers) -> Transitions:
-        """Copies of the transitions that begin with these rows `[B]`, with raw observations and a weight of 1.
+    def read(self, found: Found) -> Transitions:
+        """Copies of these transitions, with raw observations and a weight of 1.
 
         Check afterwards whether they are `intact`.
         """
-        places, marks = self._places(streams, rows)
-        first, steps = places[0], places[:-1]
+        places, records, lengths, _ = found
+        following = lengths, np.arange(len(lengths))
         return Transitions(
-            observations=self._stacked(streams, rows),
-            actions=torch.from_numpy(self.rows["actions"][first]),
-            rewards=torch.from_numpy(self.rows["rewards"][steps]),
-            discounts=torch.from_numpy(self.rows["discounts"][steps]),
-            last=torch.from_numpy((marks[:-1] & LAST) > 0),
-            following=self._stacked(streams, rows + _length(marks)),
-            weights=torch.ones(len(rows)),
+            observations=self._stacked(places[0], records["older"][0]),
+            actions=torch.from_numpy(records["actions"][0].copy()),
+            rewards=torch.from_numpy(records["rewards"][:-1].copy()),
+            discounts=torch.from_numpy(records["discounts"][:-1].copy()),
+            last=torch.from_numpy((records["marks"][:-1] & LAST) > 0),
+            following=self._stacked(places[following], records["older"][following]),
+            weights=torch.ones(len(lengths)),
         )
 
-    def _stacked(self, streams: Numbers, rows: Numbers) -> Tensor:
-        """The observations `[B, ...]` of these rows."""
+    def _stacked(self, places: Numbers, older: NDArray[np.uint8]) -> Tensor:
+        """The observations `[B, ...]` whose newest images are at these places."""
         stack = self.shape.stack
+        if stack == 1:
+            return torch.from_numpy(self.rows["frames"].take(places, 0))
         back = np.arange(stack - 1, -1, -1)
-        frames = self.rows["frames"].take(self.place(streams[:, None], rows[:, None] - back), 0)
-        if stack > 1:
-            frames[self.rows["older"][self.place(streams, rows)][:, None] < back] = 0
-        return torch.from_numpy(frames.reshape(len(rows), *self.shape.spaces.observation_shape))
+        behind = places[:, None] - back
+        behind += self.capacity * (back > (places % self.capacity)[:, None])  # the ring goes round
+        frames = self.rows["frames"].take(behind, 0)
+        frames[older[:, None] < back] = 0
+        return torch.from_numpy(frames.reshape(len(places), *self.shape.spaces.observation_shape))
 
     def place(self, streams: Numbers, rows: Numbers) -> Numbers:
         """Positions in the arrays of `rows` of these rows of these streams; the arguments broadcast."""
         return streams * self.capacity + rows % self.capacity
-
-    def _places(self, streams: Numbers, rows: Numbers) -> tuple[Numbers, NDArray[np.uint8]]:
-        """Places and marks, `[n + 1, B]`, of each transition's n rows and the row after them."""
-        places = self.place(streams, rows + np.arange(self.shape.n_step + 1)[:, None])
-        return places, self.rows["marks"][places]
-
-    def _is_whole(self, marks: NDArray[np.uint8]) -> Truths:
-        """`whole`, `[B]`, from the rows' marks `[n + 1, B]`."""
-        goes_on = _goes_on(marks) & ((marks[:-1] & LAST) == 0)
-        joins_others: Truths = (goes_on & ((marks[1:] & START) > 0)).any(0)
-        is_step: Truths = (marks[0] & FINAL) == 0
-        return is_step & ~joins_others
 
     def state(self) -> dict[str, Tensor]:
         """Copies of all rows, and the counts. Rows overwritten during the copy count as lost."""
@@ -330,17 +339,6 @@ class Steps:
         if writers_go_on:
             ages, ended = state["newest"].numpy()
             self._ages[:], self._ended[:] = ages, ended.astype(bool)
-
-
-def _goes_on(marks: NDArray[np.uint8]) -> Truths:
-    """`[n, B]` Whether the return still covers each of the n steps, from marks `[n + 1, B]`."""
-    cut = np.maximum.accumulate((marks[:-1] & LAST) > 0, 0)
-    return np.concatenate([np.ones((1, marks.shape[1]), bool), ~cut[:-1]])
-
-
-def _length(marks: NDArray[np.uint8]) -> Numbers:
-    """Steps of each transition `[B]`: n, or fewer if the return ends before."""
-    return np.asarray(_goes_on(marks).sum(0), np.int64)
 
 
 def ranges(begins: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:

@@ -11,7 +11,8 @@ import torch
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import Transitions
 from asyncrl.experience.replay import Replay, ReplayPlan
-from asyncrl.experience.steps import Numbers, Steps, StepShape
+from asyncrl.experience.steps import Steps, StepShape
+from asyncrl.experience.transitions import Found
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.normalize import Normalizer, RunMoments
@@ -78,7 +79,7 @@ def test_every_step_of_every_ring_is_drawn_equally_often() -> None:
     for stream in range(4):
         rows = np.arange(begins[stream], ends[stream])
         streams = np.full(len(rows), stream)
-        whole = steps.whole(streams, rows)
+        whole = steps.find(streams, rows).whole
         expected.append(steps.rows["frames"][steps.place(streams, rows)][whole, 0, 0, 0])
     there, wanted = np.unique(np.concatenate(expected), return_counts=True)
     found, counts = np.unique(numbers.numpy(), return_counts=True)
@@ -121,10 +122,10 @@ def test_what_is_overwritten_while_it_is_read_is_drawn_again(monkeypatch: pytest
         world.put(0, 1)
     read, calls = Steps.read, 0
 
-    def overwritten(self: Steps, streams: Numbers, rows: Numbers) -> Transitions:
+    def overwritten(self: Steps, found: Found) -> Transitions:
         nonlocal calls
         calls += 1
-        drawn = read(self, streams, rows)
+        drawn = read(self, found)
         if calls == 1:
             world.put(0, 0)
         return drawn
@@ -192,7 +193,7 @@ def test_transitions_are_drawn_by_priority_and_weighed_by_it() -> None:
     assert transitions.weights.numpy() == pytest.approx(weights / weights.max(), rel=1e-5)
     assert batch.facts["priority_mean"] == pytest.approx(priorities.mean(), rel=1e-4)
     assert torch.equal(transitions.weights, transitions.weights.clamp(0, 1))
-    assert steps.whole(streams, rows).all()
+    assert steps.find(streams, rows).whole.all()
 
 
 @pytest.mark.parametrize("resumed", [False, True])

@@ -40,10 +40,10 @@ def fill(steps: Steps, kinds: list[list[int]], t_max: int, lives: list[int]) -> 
 
 def check(steps: Steps, stream: int, row: int, expected: Expected | None) -> None:
     streams, rows = np.array([stream]), np.array([row])
-    assert bool(steps.whole(streams, rows)[0]) == (expected is not None)
+    assert bool(steps.find(streams, rows).whole[0]) == (expected is not None)
     if expected is None:
         return
-    drawn = steps.read(streams, rows)
+    drawn = steps.read(steps.find(streams, rows))
     assert steps.intact(streams, rows).all()
     assert np.array_equal(drawn.observations[0].numpy(), expected.observation)
     assert int(drawn.actions[0]) == expected.action
@@ -152,7 +152,7 @@ def test_a_memory_goes_on_from_a_copy_of_it() -> None:
         check(again, 0, row, expected[row])
     assert all(torch.equal(ours, again.state()[name]) for name, ours in steps.state().items())
     before, streams = int(state["cells"][0, 1]), np.array([0])
-    assert steps.whole(streams, np.array([before - 1])).all()
-    assert not fresh.whole(streams, np.array([before - 1])).any()
+    assert steps.find(streams, np.array([before - 1])).whole.all()
+    assert not fresh.find(streams, np.array([before - 1])).whole.any()
     with pytest.raises(UsageError, match="--memory-steps"):
         Steps(shape, 1, 1, 24).restore(state, writers_go_on=True)
