@@ -4,9 +4,9 @@ Both learn Pong from 84 x 84 screens with the network of Mnih et al. 2015 and th
 for Atari: A2C with 16 environments, 5 steps and RMSProp; PPO with 8 environments, 128 steps, 4 epochs and minibatches
 of 256. A3C, which Stable-Baselines3 lacks, is compared with A2C. Runs alternate; compare the ratio within a repetition.
 Stable-Baselines3 runs its environments in one process and in a process each; the faster one counts for steps per
-second, the cheaper one for CPU time per step, which depends less on how many cores there are. A3C with rollouts of
-20 steps (`a3c-20`) learns from longer rollouts than A2C; only `a3c` is compared on equal terms. It needs its own Python
-environment:
+second, the cheaper one for CPU time per step, with the threads that it takes by itself (`cost.py` compares programs of
+one thread). A3C with rollouts of 20 steps (`a3c-20`) learns from longer rollouts than A2C; only `a3c` is compared on
+equal terms. It needs its own Python environment:
 
     pip install torch==2.13.0 && pip install -c constraints.txt -e ".[test]" stable-baselines3
     python benchmarks/peers.py --repeats 3 --seconds 30
@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cost import stable_baselines3
 from throughput import BARE, WARM_UP, Usage, training_rate
 
 SCREENS = ("--image-size", "84", "--network", "nature", "--no-normalize-observations")
@@ -40,12 +41,7 @@ PEER_OF = {"a2c": "a2c", "ppo": "ppo", "a3c": "a2c", "a3c-20": "a2c"}
 
 def learn_as_stable_baselines3(algorithm: str, vectorized: str, seconds: float) -> float:
     """Steps per second of Stable-Baselines3 after the warm-up, in this process."""
-    import ale_py
-    import gymnasium
-    from stable_baselines3 import A2C, PPO
     from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.env_util import make_atari_env
-    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
 
     class Clock(BaseCallback):
         """Ends learning when the time is over."""
@@ -63,20 +59,10 @@ def learn_as_stable_baselines3(algorithm: str, vectorized: str, seconds: float) 
                 self.rate = (self.num_timesteps - self.first) / (now - self.since)
             return now < WARM_UP + seconds
 
-    gymnasium.register_envs(ale_py)
-    kind, how = {"dummy": (DummyVecEnv, {}), "subproc": (SubprocVecEnv, {"start_method": "fork"})}[vectorized]
-    number = 16 if algorithm == "a2c" else 8
-    plain = {"frameskip": 1, "repeat_action_probability": 0.0}
-    environments = make_atari_env("ALE/Pong-v5", number, 1, vec_env_cls=kind, vec_env_kwargs=how, env_kwargs=plain)
-    environments = VecFrameStack(environments, 4)
     clock = Clock()
-    if algorithm == "a2c":
-        model = A2C("CnnPolicy", environments, ent_coef=0.01, vf_coef=0.25, device="cpu")
-    else:
-        model = PPO("CnnPolicy", environments, n_steps=128, n_epochs=4, batch_size=256, ent_coef=0.01, device="cpu",
-                    learning_rate=2.5e-4, clip_range=0.1)  # fmt: skip
+    model = stable_baselines3(algorithm, vectorized)
     model.learn(10**9, callback=clock)
-    environments.close()
+    model.env.close()
     return clock.rate
 
 
