@@ -42,7 +42,8 @@ class UpdateRule:
         All are contiguous. `updates` is the number of updates these statistics have seen before this one. The gradient
         may be overwritten: it is the caller's scratch space afterwards.
         """
-        compiled = kernels.RULES.get(self.name) if theta.is_cpu and theta.dtype == torch.float32 and len(statistics) else None
+        known = theta.is_cpu and theta.dtype == torch.float32 and len(statistics) > 0
+        compiled = kernels.RULES.get(self.name) if known else None
         if compiled:  # to the bit what the formula below does, in one pass over the memory
             memory = theta.data_ptr(), gradient.data_ptr(), statistics.data_ptr(), theta.numel()
             compiled(*memory, self.decay, 1.0 - self.decay, self.epsilon, -eta, kernels.FUSED)
