@@ -62,10 +62,10 @@ def act_compiled(network: nn.Module, changing: bool) -> list[Callable[[], None]]
     (outputs,) = compiled
 
     def policy_at(observations: Tensor, state: State = None) -> tuple[Categorical, State]:
-        return Categorical(outputs(observations)), None
+        return Categorical(outputs(observations).clone()), None
 
     def values_at(observations: Tensor, state: State = None) -> tuple[Tensor, State]:
-        return outputs(observations), None
+        return outputs(observations).clone(), None
 
     if isinstance(network, ActorCritic):
         network.policy_at = policy_at  # type: ignore[method-assign]
