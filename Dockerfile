@@ -7,7 +7,11 @@ ARG TORCH_INDEX=""
 
 COPY setup.cfg setup.py pyproject.toml README.md LICENSE constraints.txt /opt/asyncrl/
 COPY asyncrl /opt/asyncrl/asyncrl
-RUN cd /opt/asyncrl && pip install --no-cache-dir -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -e .
+# The compiler is for the kernels only.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && cd /opt/asyncrl \
+    && pip install --no-cache-dir -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -e . \
+    && apt-get purge -y --auto-remove gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 
 # Environments and pages of your own are found here; runs are written to /work/runs.
 WORKDIR /work

@@ -7,15 +7,13 @@ Gymnasium's `AtariPreprocessing` and `FrameStackObservation(4, padding_type="zer
 differ: a lost life is reported without restarting the game, and the step limit counts agent steps.
 
 The emulator takes most of a step's time, so the rest is kept small: the screen is read only for the two frames that
-count, into arrays that are reused, and only the rows that changed are shrunk again.
+count, into arrays that are reused, and only the rows that changed are shrunk again (`screens.py`).
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any
 
 import ale_py
@@ -27,6 +25,7 @@ from numpy.typing import NDArray
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.environment import NOT_RUNNING, Untranslated, did_you_mean
+from asyncrl.envs.screens import make_screens
 
 NOOP = 0
 _ID = re.compile(
@@ -88,14 +87,8 @@ class AtariEnvironment(Untranslated):
         self._life_loss = life_loss
         self._max_episode_steps = max_episode_steps
 
-        height, width = self._ale.getScreenDims()
-        self._penultimate = np.zeros((height, width), np.uint8)  # the frame before the last of a step
-        self._merged = np.zeros((height, width), np.uint8)  # the maximum of both, in the latest step
-        self._scratch = np.zeros((height, width), np.uint8)  # that of the step before, to be overwritten
-        self._shrink = _Shrinker(height, width, image_size)
-
         self._ring = np.zeros((_RING_STACKS * frame_stack, image_size, image_size), np.uint8)
-        self._images = tuple(self._ring)
+        self._screens = make_screens(self._ale, self._ring)
         self._stacks = tuple(self._ring[max(i + 1 - frame_stack, 0) : i + 1] for i in range(len(self._ring)))
         self._frame_stack = frame_stack
         self._newest = frame_stack - 1
@@ -115,11 +108,9 @@ class AtariEnvironment(Untranslated):
         self._lives = ale.lives()
         self._elapsed = 0
         self._running = True
-        ale.getScreenGrayscale(self._merged)
-        self._penultimate.fill(0)
         self._newest = self._frame_stack - 1
         self._ring[: self._newest] = 0
-        self._shrink.whole(self._merged, self._images[self._newest])
+        self._screens.begin(self._newest)
         return self._stacks[self._newest]
 
     def step(self, action: int) -> tuple[NDArray[np.uint8], float, bool, bool, bool]:
@@ -132,21 +123,17 @@ class AtariEnvironment(Untranslated):
         pressed = self._actions[action]
         reward = 0
         over = False
-        before, merged = self._merged, self._scratch
+        unread = 0
         for left in self._countdown:
             reward += ale.act(pressed)
             if ale.game_over():
                 over = True
-                # As in Gymnasium: the screen of a frame that ended the game is not read, the previous one remains.
-                np.copyto(merged, before)
+                unread = left + 1
                 break
-            if left == 1:
-                ale.getScreenGrayscale(self._penultimate)
-            elif left == 0:
-                ale.getScreenGrayscale(merged)
-        np.maximum(merged, self._penultimate, out=merged)
-        self._merged, self._scratch = merged, before
-        observation = self._observe(before, merged)
+            if left < 2:
+                self._screens.read(left)
+        before = self._advance()
+        self._screens.show(before, self._newest, unread=unread)
 
         self._elapsed += 1
         truncated = not over and self._elapsed >= self._max_episode_steps
@@ -154,7 +141,7 @@ class AtariEnvironment(Untranslated):
         lives = ale.lives()
         life_lost = self._life_loss and lives < self._lives and not over
         self._lives = lives
-        return observation, float(reward), over, truncated, life_lost
+        return self._stacks[self._newest], float(reward), over, truncated, life_lost
 
     def picture(self) -> NDArray[np.uint8]:
         """The newest frame in colour, uint8 [height, width, 3], for people to look at."""
@@ -171,7 +158,7 @@ class AtariEnvironment(Untranslated):
             "emulator": self._ale.cloneState(include_rng=True).serialize(),
             "random": self._random.bit_generator.state,
             "stack": self._stacks[self._newest].copy(),
-            "merged": self._merged.copy(),
+            "merged": self._screens.merged.copy(),
             "lives": self._lives,
             "elapsed": self._elapsed,
             "running": self._running,
@@ -183,60 +170,18 @@ class AtariEnvironment(Untranslated):
         self._random.bit_generator.state = state["random"]
         self._newest = self._frame_stack - 1
         self._stacks[self._newest][:] = state["stack"]
-        self._merged[:] = state["merged"]
-        self._penultimate.fill(0)  # what it showed is in the merged screen
+        self._screens.restore(state["merged"])
         self._lives, self._elapsed, self._running = state["lives"], state["elapsed"], state["running"]
 
-    def _observe(self, before: NDArray[np.uint8], merged: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Append the image of the merged screen to the ring; `before` is the screen of the newest image so far."""
-        previous = self._images[self._newest]
-        self._newest += 1
-        if self._newest == len(self._images):
+    def _advance(self) -> int:
+        """Make room in the ring for one more image; returns the number of the newest so far."""
+        if self._newest + 1 == len(self._ring):
             kept = self._frame_stack - 1
             self._ring[:kept] = self._ring[len(self._ring) - kept :]
             self._newest = kept
-        self._shrink.changes(before, merged, previous, self._images[self._newest])
-        return self._stacks[self._newest]
-
-
-class _Shrinker:
-    """cv2's INTER_AREA to a square image, repeated only for the rows that changed since the last image.
-
-    When 210 rows become 84, each 5 rows become 2, independently of all others. So the image has 42 bands that can be
-    shrunk separately, with the same arithmetic and so the same pixels; in general there are gcd(height, size) bands.
-    Most of a screen does not change (a third of Pong's does in a step), so a step takes up to a tenth less time.
-    """
-
-    def __init__(self, height: int, width: int, size: int) -> None:
-        # Bands give the same pixels only if the scale is an exact float and no row is interpolated.
-        exact = Fraction(height / size) == Fraction(height, size) and size <= min(height, width)
-        bands = math.gcd(height, size) if exact else 1
-        self._size = size
-        self._source_rows = height // bands
-        self._target_rows = size // bands
-        self._band_pixels = self._source_rows * width
-
-    def whole(self, screen: NDArray[np.uint8], image: NDArray[np.uint8]) -> None:
-        """Shrink a screen [H, W] into an image [size, size]."""
-        cv2.resize(screen, (self._size, self._size), image, interpolation=cv2.INTER_AREA)
-
-    def changes(
-        self,
-        before: NDArray[np.uint8],
-        screen: NDArray[np.uint8],
-        image_before: NDArray[np.uint8],
-        image: NDArray[np.uint8],
-    ) -> None:
-        """The same, given that `image_before` is the image of the screen `before`."""
-        np.copyto(image, image_before)
-        # Compared eight pixels at a time. Only the span from the first to the last change is shrunk: one call of cv2.
-        changed = np.flatnonzero(before.view(np.uint64) != screen.view(np.uint64))
-        if changed.size:
-            first, last = 8 * int(changed[0]) // self._band_pixels, 8 * int(changed[-1]) // self._band_pixels
-            bands = last + 1 - first
-            rows = screen[first * self._source_rows : (last + 1) * self._source_rows]
-            target = image[first * self._target_rows : (last + 1) * self._target_rows]
-            cv2.resize(rows, (self._size, bands * self._target_rows), target, interpolation=cv2.INTER_AREA)
+            return len(self._ring) - 1
+        self._newest += 1
+        return self._newest - 1
 
 
 def _load(env_id: str, seed: int, sticky_actions: float, arguments: Mapping[str, Any]) -> ale_py.ALEInterface:

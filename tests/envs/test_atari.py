@@ -16,7 +16,8 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from numpy.typing import NDArray
 
 from asyncrl.core.errors import UsageError
-from asyncrl.envs.atari import AtariEnvironment, _Shrinker, find_game, games
+from asyncrl.envs.atari import AtariEnvironment, find_game, games
+from asyncrl.envs.screens import Shrinker
 from asyncrl.envs.spec import EnvSpec
 
 
@@ -92,7 +93,7 @@ def test_other_settings_are_pixel_identical_too(settings: dict[str, Any]) -> Non
 def test_shrinking_the_changed_rows_equals_shrinking_the_screen(height: int, size: int) -> None:
     """For every single row that may change, including the first and the last."""
     random = np.random.default_rng(0)
-    shrinker = _Shrinker(height, 160, size)
+    shrinker = Shrinker(height, 160, size)
     before = random.integers(256, size=(height, 160), dtype=np.uint8)
     image_before, image = np.zeros((2, size, size), np.uint8)
     shrinker.whole(before, image_before)
