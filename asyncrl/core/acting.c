@@ -90,8 +90,9 @@ int acting_lanes(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 8 : 0;
 }
 
-/* `out`: memory for the observations as channels-last float32, for the output of each layer, and for a copy of the last
-   convolution's. That one's output is [batch, channels, height, width], that of others channels-last. */
+/* Observations are uint8 if `bytes` is not 0, else float32. `out`: memory for the observations as channels-last float32,
+   for the output of each layer, and for a copy of the last convolution's. That one's output is [batch, channels, height,
+   width], that of others channels-last. */
 void acting_forward(const struct layer *layers, int count, int lanes, const void *observations, int bytes, int batch,
                     float *const *out) {
     (lanes == 16 ? forward_avx512 : forward_avx2)(layers, count, observations, bytes, batch, out);

@@ -62,10 +62,10 @@ def act_compiled(network: nn.Module, changing: bool) -> list[Callable[[], None]]
     (outputs,) = compiled
 
     def policy_at(observations: Tensor, state: State = None) -> tuple[Categorical, State]:
-        return Categorical(outputs(observations)), None
+        return Categorical(outputs(observations).clone()), None
 
     def values_at(observations: Tensor, state: State = None) -> tuple[Tensor, State]:
-        return outputs(observations), None
+        return outputs(observations).clone(), None
 
     if isinstance(network, ActorCritic):
         network.policy_at = policy_at  # type: ignore[method-assign]
@@ -128,10 +128,7 @@ class Compiled:
             LIBRARY.acting_pack(layers, count)
             self._stale = self._changing
         row = None if self._tape is None else self._tape.row_for(observations)
-        place = batch if row is None else row[0].data_ptr()
-        if place not in self._memory:
-            self._memory[place] = self._allocate(batch, row)
-        pointers, memory, outputs = self._memory[place]
+        pointers, memory, outputs = self._memory_for(batch, row)
         if row is not None and memory[0] is not row[0]:
             row[0].copy_(observations)
         pixels = observations.dtype == torch.uint8
@@ -162,22 +159,30 @@ class Compiled:
         self._packed.append(packed)
         return Layer(activation, weight.shape[1], len(weight), *form, *sides, scale, *places(layer), packed.data_ptr())
 
-    def _allocate(self, batch: int, row: tuple[Tensor, ...] | None) -> Memory:
-        """Memory for `batch` observations and all that is computed from them, as far as a tape's `row` has none."""
-        first = self._layers[0]
+    def _memory_for(self, batch: int, row: tuple[Tensor, ...] | None = None) -> Memory:
+        """Memory for `batch` observations and all that is computed from them; a tape's `row` has some of its own."""
+        place = batch if row is None else row[0].data_ptr()
+        if place not in self._memory:
+            parts = self._allocate(batch) if row is None else self._with_row(batch, row)
+            pointers = (c_void_p * len(parts))(*(part.data_ptr() for part in parts))
+            self._memory[place] = pointers, parts, parts[len(self._layers)].flatten(1)
+        return self._memory[place]
+
+    def _allocate(self, batch: int) -> list[Tensor]:
+        """Observations, the outputs of all layers, and room for a copy of the last convolution's."""
+        first, convolutions = self._layers[0], sum(layer.kernel > 0 for layer in self._layers)
         sides = [side + 2 * first.padding for side in (first.height, first.width)]
+        outputs = [torch.empty(batch, layer.outputs * layer.out_height * layer.out_width) for layer in self._layers]
         # What is inside a border of zeros is overwritten, the border is not.
-        memory = [torch.zeros(batch, *sides, first.inputs)]
-        memory += [torch.empty(batch, layer.outputs * layer.out_height * layer.out_width) for layer in self._layers]
-        outputs = memory[-1]
-        last_image = sum(layer.kernel > 0 for layer in self._layers)
-        memory.append(torch.empty_like(memory[last_image]))
-        if row is not None:
-            memory[1 : len(row)] = row[1:]
-            outputs = memory[len(self._layers)].flatten(1)
-            if not first.padding and row[0].is_contiguous(memory_format=torch.channels_last):
-                memory[0] = row[0]
-        return (c_void_p * len(memory))(*(part.data_ptr() for part in memory)), memory, outputs
+        return [torch.zeros(batch, *sides, first.inputs), *outputs, torch.empty_like(outputs[convolutions - 1])]
+
+    def _with_row(self, batch: int, row: tuple[Tensor, ...]) -> list[Tensor]:
+        """The same, with the activations in a tape's row, and there the observations if they have this layout."""
+        parts = list(self._memory_for(batch)[1])
+        parts[1 : len(row)] = row[1:]
+        if not self._layers[0].padding and row[0].is_contiguous(memory_format=torch.channels_last):
+            parts[0] = row[0]
+        return parts
 
 
 def connected(layer: nn.Module, activation: int) -> Layer:

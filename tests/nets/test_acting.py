@@ -128,6 +128,21 @@ def test_observations_of_other_types_and_layouts_are_converted() -> None:
 
 
 @compiled
+@pytest.mark.parametrize("algorithm", ["a3c", "n_step_q"])
+def test_outputs_are_kept_by_who_has_them(algorithm: str) -> None:
+    """The next step does not overwrite them."""
+    network = network_of(algorithm, VECTOR)
+    act_compiled(network, changing=False)
+    with torch.inference_mode():
+        called = network.values_at if algorithm == "n_step_q" else network.policy_at
+        first, _ = called(torch.ones(2, 5))
+        kept = outputs(network, torch.ones(2, 5))
+        called(torch.zeros(2, 5))
+
+    assert torch.equal(getattr(first, "logits", first), kept)
+
+
+@compiled
 def test_observations_that_do_not_fit_are_refused() -> None:
     network = network_of("a3c", VECTOR)
     act_compiled(network, changing=False)
