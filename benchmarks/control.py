@@ -6,6 +6,8 @@ The runs are made one after the other, seed by seed, each with both cores for it
 environment with Stable-Baselines3 (`sb3_sac.py`), without which only ours are made. The command can be stopped at any
 time and called again: it goes on where it was (ours from their checkpoints, with their memory; a run of
 Stable-Baselines3 from its beginning), and prints the table of what there is. `--only table` makes nothing.
+Stable-Baselines3 computes in one thread per core; on a machine that does other work, too, it is faster with
+OMP_NUM_THREADS=1 in the environment.
 
 A score is the mean of all episodes of a run's last three evaluations, without noise. Minutes are those of the whole
 command and core-minutes the CPU time of all its processes, which are asked twice a second: start, evaluations and
