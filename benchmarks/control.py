@@ -6,18 +6,20 @@ The runs are made one after the other, seed by seed, each with both cores for it
 environment with Stable-Baselines3 (`sb3_sac.py`), without which only ours are made. The command can be stopped at any
 time and called again: it goes on where it was (ours from their checkpoints, with their memory; a run of
 Stable-Baselines3 from its beginning), and prints the table of what there is. `--only table` makes nothing.
+Stable-Baselines3 computes in one thread per core; on a machine that does other work, too, it is faster with
+OMP_NUM_THREADS=1 in the environment.
 
 A score is the mean of all episodes of a run's last three evaluations, without noise. Minutes are those of the whole
-command and core-minutes the CPU time of all its processes, start, evaluations and checkpoints included, so that both
-sides are measured alike.
+command and core-minutes the CPU time of all its processes, which are asked twice a second: start, evaluations and
+checkpoints included, so that both sides are measured alike.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -25,6 +27,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 HERE = Path(__file__).parent
 LAST = 3
@@ -91,21 +95,27 @@ def make(name: str, task: Task, seed: int, out: Path, sb3: str) -> None:
         spent |= {"minutes": 0.0, "core_minutes": 0.0}
     folder.parent.mkdir(parents=True, exist_ok=True)
     print(f"{task.env_id}, seed {seed}: {name}", flush=True)
-    began, before = time.monotonic(), cpu_seconds()
-    environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
-    code = subprocess.run(command_of(name, task, seed, folder, sb3), env=environment, check=False).returncode
+    began = time.monotonic()
+    code, seconds = run(command_of(name, task, seed, folder, sb3))
     spent["minutes"] += (time.monotonic() - began) / 60
-    spent["core_minutes"] += (cpu_seconds() - before) / 60
+    spent["core_minutes"] += seconds / 60
     spent["done"] = code == 0
     ledger.write_text(json.dumps(spent))
     if code:
         raise SystemExit(f"{name} ended with exit code {code}; call this again to go on")
 
 
-def cpu_seconds() -> float:
-    """Of all processes that have been started here and have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def run(command: list[str]) -> tuple[int, float]:
+    """The exit code of a command, and the CPU seconds of its processes, but for the last moment of each."""
+    used: dict[tuple[int, float], float] = {}
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(HERE.parent)}) as process:
+        root = psutil.Process(process.pid)
+        while process.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                for one in [root, *root.children(recursive=True)]:
+                    used[one.pid, one.create_time()] = sum(one.cpu_times()[:2])
+            time.sleep(0.5)
+    return process.returncode, sum(used.values())
 
 
 def score_of(folder: Path) -> float | None:
