@@ -67,12 +67,13 @@ FLOATS void momentum_sgd(float *restrict theta, const float *restrict gradient, 
     }
 }
 
-/* Replay (`experience/steps.py`). What a row holds besides its image; without priorities it ends after `older`. */
+/* Replay (`experience/steps.py`). What a row holds besides its image: without priorities nothing after `older`, and its
+   action last of all. */
 
 enum { LAST = 1, START = 2, FINAL = 4 };
 
 struct record {
-    int64_t action, acted_at;
+    int64_t acted_at;
     float reward, discount;
     uint8_t marks, older;
     float action_value, state_value, priority;

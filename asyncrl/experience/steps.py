@@ -83,15 +83,9 @@ class StepShape:
     def record(self) -> np.dtype[np.void]:
         """What a row holds besides its image, side by side: whoever needs one of it needs all, from one cache line."""
         actions = f"({len(self.spaces.action_low)},)float32" if self.spaces.is_continuous else "int64"
-        fields = [
-            f"actions {actions}",
-            "acted_at int64",
-            "rewards float32",
-            "discounts float32",
-            "marks uint8",
-            "older uint8",
-        ]
+        fields = ["acted_at int64", "rewards float32", "discounts float32", "marks uint8", "older uint8"]
         fields += [f"{name} float32" for name in (ACTION_VALUE, STATE_VALUE, "priorities") if self.priorities]
+        fields += [f"actions {actions}"]  # the last, as their size differs and kernels know the others' places
         return np.dtype([(name, kind) for name, kind in map(str.split, fields)], align=True)
 
 

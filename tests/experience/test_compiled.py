@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -43,11 +44,17 @@ def test_a_tree_adds_up_and_draws_alike() -> None:
     assert one == other
 
 
+@pytest.mark.parametrize("actions", [None, (-1.0,), (-1.0, -1.0, -1.0)])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 6, 20])
-def test_transitions_and_their_first_priorities_are_alike(n: int, clip: float) -> None:
-    """With all marks, values that are not finite, and rings that go round."""
-    record = StepShape(spaces_of(1), 1, n, priorities=True).record
+def test_transitions_and_their_first_priorities_are_alike(
+    n: int, clip: float, actions: tuple[float, ...] | None
+) -> None:
+    """With all marks, values that are not finite, and rings that go round, whatever the size of an action."""
+    spaces = (
+        spaces_of(1) if actions is None else replace(spaces_of(1), actions=0, action_low=actions, action_high=actions)
+    )
+    record = StepShape(spaces, 1, n, priorities=True).record
     random, memory = np.random.default_rng(0), np.zeros(5000, record)
     for name in ("rewards", "discounts", "action_value", "state_value"):
         memory[name] = random.normal(size=5000) * 10 ** random.uniform(-5, 5, 5000)
