@@ -28,6 +28,7 @@ from asyncrl.commands import doctor
 from asyncrl.commands.doctor import exercise_run, main
 from asyncrl.commands.train import main as train
 from asyncrl.config.run_config import RunConfig
+from asyncrl.core import kernels
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.doctor import Finding, environment, group, learning, room
@@ -297,6 +298,12 @@ def push_and_lose(run: Run, worker: int) -> None:
     learning.push_at_once(run, worker)
 
 
+def push_by_formula(run: Run, worker: int) -> None:
+    """The main function of a child without the compiled rules, which read nothing back."""
+    kernels.RULES.clear()
+    learning.push_at_once(run, worker)
+
+
 class TestAtOnce:
     """Processes that push at the same time."""
 
@@ -314,7 +321,8 @@ class TestAtOnce:
 
     def test_a_momentum_that_others_write_to_is_seen(self, tmp_path: Path) -> None:
         """What was once the rule of plain SGD as well: a worker reads back from shared memory what it has written."""
-        assert self.examine(tmp_path, optimizer_decay=1e-30, statistics="shared").verdict == "FAIL"
+        settings = {"optimizer_decay": 1e-30, "statistics": "shared"}
+        assert self.examine(tmp_path, push_by_formula, **settings).verdict == "FAIL"
 
     def test_updates_that_reach_nobody_are_seen(self, tmp_path: Path) -> None:
         """Those of one that has left shared memory; the few that Hogwild loses would be no fault."""
