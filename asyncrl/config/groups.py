@@ -348,7 +348,7 @@ class NetworkSettings(Settings):
     hidden_sizes: tuple[int, ...] = limited((), 1, 100_000)
     """Widths of the fully connected layers; empty: the network's own (256; nature 512; mlp 64 64)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of matrix products in large layers. bfloat16 halves their time on processors that support it."""
+    """Precision of matrix products in large layers. bfloat16 saves time in large networks; refused if slower here."""
     # Most of a game's screen does not move. Per-pixel moments remove that and leave what moves: Pong began to improve
     # after a third of the steps it took without them.
     normalize_observations: bool = True

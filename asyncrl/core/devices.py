@@ -8,8 +8,6 @@ from asyncrl.core.errors import UsageError
 
 CPU = "cpu"
 """The device of everything but a learner's computation."""
-BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""CPU flags of Linux: a processor with any of these multiplies in bfloat16 in hardware."""
 
 
 def usable_cores() -> list[int]:

@@ -1,9 +1,9 @@
 """All of a network below its heads: a body, optionally with an LSTM after it (Mnih et al. 2016, section 5.1).
 
-With a precision of bfloat16 the large layers multiply in bfloat16 and accumulate in float32. On a processor with the
-instructions this takes half the time. These layers hold a bfloat16 copy of theta', renewed by each pull. Autocast casts
-their inputs; their outputs are cast back to float32. Theta, the optimiser's statistics, recurrent states, returns and
-losses are float32.
+With a precision of bfloat16 the large layers multiply in bfloat16 and accumulate in float32, which some processors do
+in half the time (`asyncrl.runtime.precision`). These layers hold a bfloat16 copy of theta', renewed by each pull.
+Autocast casts their inputs; their outputs are cast back to float32. Theta, the optimiser's statistics, recurrent
+states, returns and losses are float32.
 """
 
 from __future__ import annotations

@@ -12,12 +12,11 @@ import torch
 from asyncrl.algorithm import GRADIENT, IN_STEP, MEMORY, Algorithm, algorithm_of
 from asyncrl.catalog import command_of
 from asyncrl.config.run_config import RunConfig
-from asyncrl.core.devices import BFLOAT16, CPU, require_device
+from asyncrl.core.devices import CPU, require_device
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.seeding import GLOBAL_GENERATOR
-from asyncrl.storage.run_folder import cpu_instructions
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,9 @@ class Plan:
         if config.overlap and kind == GRADIENT and config.backend != "collective":
             raise UsageError(f"--overlap is for ranks (--backend collective); workers of {command} do not wait")
         if config.precision == "bfloat16":
-            self._check_precision()
+            from asyncrl.runtime.precision import require_bfloat16
+
+            require_bfloat16(self.learner_device)
         if self.bundled and (getattr(config, "learner_threads", 1) > 1 or self.learner_device != CPU):
             raise UsageError(
                 "--learner-threads and --learner-device are for --layout unbundled: bundled, every worker is a learner"
@@ -122,17 +123,6 @@ class Plan:
             require_device(self.learner_device)  # else it may be on another machine
         if config.update == "locked" and sys.platform == "win32":
             raise UsageError("--update locked needs a POSIX system")
-
-    def _check_precision(self) -> None:
-        """Raise UsageError where bfloat16 is slower, or is not to be had."""
-        if self.learner_device != CPU:
-            raise UsageError("--precision bfloat16 is for the CPU: with --learner-device use --precision float32")
-        instructions = cpu_instructions()
-        if instructions is not None and BFLOAT16.isdisjoint(instructions):
-            raise UsageError(
-                "--precision bfloat16 needs a processor that has it (avx512_bf16 or amx_bf16; bf16 on ARM), and this "
-                "one would be slower with it: use --precision float32"
-            )
 
 
 @functools.lru_cache(maxsize=1)  # it takes a network, and a run asks for it twice before it begins

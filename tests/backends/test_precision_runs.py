@@ -6,17 +6,19 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from asyncrl.commands.train import main
-from asyncrl.runtime import plan
+from asyncrl.runtime import precision
 from tests.backends.test_runs import train, what_was_learnt
 
 WORDS = ("--backend", "serial", "--workers", "2", "--total-steps", "2000", "--precision", "bfloat16")
 
 
-def tell(monkeypatch: pytest.MonkeyPatch, instructions: list[str] | None) -> None:
-    """Let the processor seem to have these instructions; without them bfloat16 is only slower."""
-    monkeypatch.setattr(plan, "cpu_instructions", lambda: instructions)
+def tell(monkeypatch: pytest.MonkeyPatch, instructions: list[str] | None, gain: float = 1.5) -> None:
+    """Let the processor seem to have these instructions, and to be so many times as fast in bfloat16."""
+    monkeypatch.setattr(precision, "cpu_instructions", lambda: instructions)
+    monkeypatch.setattr(precision, "gain_of_bfloat16", lambda: gain)
 
 
 def test_a_serial_run_in_bfloat16_repeats_itself_and_says_what_it_is(
@@ -50,7 +52,7 @@ def test_a_resumed_run_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.M
 def test_a_processor_without_bfloat16_refuses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In one line, before a folder is made. A system that does not tell is believed."""
+    """In one line, before a folder is made. Where the system does not tell, it is measured."""
     tell(monkeypatch, ["avx2", "avx512f"])
 
     assert main("asyncrl.a3c", ["--env-id", "Catch", "--runs-dir", str(tmp_path / "runs"), *WORDS]) == 2
@@ -61,3 +63,37 @@ def test_a_processor_without_bfloat16_refuses_it(
     assert not (tmp_path / "runs").exists()
     tell(monkeypatch, None)
     train(tmp_path / "runs", *WORDS)
+
+
+@pytest.mark.parametrize("instructions", [["avx512f", "avx512_bf16"], ["bf16"], None])
+def test_a_processor_that_is_slower_in_bfloat16_refuses_it(
+    instructions: list[str] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever its instructions promise: in one line, which says what was measured."""
+    tell(monkeypatch, instructions, gain=0.8)
+
+    assert main("asyncrl.a3c", ["--env-id", "Catch", "--runs-dir", str(tmp_path / "runs"), *WORDS]) == 2
+
+    error = capfd.readouterr().err
+    assert "--precision bfloat16 takes 1.25 times as long as float32" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_processor_with_tiles_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """amx_bf16 is enough."""
+    tell(monkeypatch, ["amx_bf16"], gain=0.0)
+
+    train(tmp_path, *WORDS)
+
+
+def test_the_measurement_changes_no_random_numbers() -> None:
+    """It makes a network; a run's own must be the same after it."""
+    precision.gain_of_bfloat16.cache_clear()
+    before = torch.random.get_rng_state()
+
+    assert precision.gain_of_bfloat16() > 0
+    assert torch.equal(torch.random.get_rng_state(), before)
