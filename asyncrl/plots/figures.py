@@ -23,7 +23,7 @@ NAMES = {
     "reinforce": "REINFORCE", "a2c": "A2C", "ppo": "PPO", "impala": "IMPALA", "gorila": "Gorila", "apex": "Ape-X",
     "apex_dpg": "Ape-X DPG", "sac": "SAC",
 }  # fmt: skip
-COLOURS = {algorithm: f"C{i}" for i, algorithm in enumerate(NAMES)}
+COLOURS = dict(zip(NAMES, [*(f"C{i}" for i in range(10)), "goldenrod", "black"], strict=True))
 """The same in every figure of a study."""
 WIDTH = 10.0
 """Width of a figure in inches."""
