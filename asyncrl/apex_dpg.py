@@ -164,7 +164,7 @@ class ApeXDPG(Algorithm):
 
     @dataclass(frozen=True)
     class Config(ReplayConfig, PrioritySettings):
-        """Ape-X DPG: deterministic policy gradients from one memory, by priority (Horgan et al. 2018)."""
+        """Ape-X DPG: a deterministic policy from a shared memory (Horgan et al. 2018)."""
 
         env_id: str = "Pendulum-v1"
         """Environment with continuous actions: any Gymnasium id, or module:factory."""

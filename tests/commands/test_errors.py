@@ -72,7 +72,8 @@ def refuse(
 
     def run(*words: str, algorithm: str = "a3c") -> Refusal:
         runs = tmp_path / "runs"
-        code = main(f"asyncrl.{algorithm}", ["--env-id", "Catch", "--runs-dir", str(runs), *words])
+        env_id = "Catch" if algorithm_of(f"asyncrl.{algorithm}").takes_discrete else "Pendulum-v1"
+        code = main(f"asyncrl.{algorithm}", ["--env-id", env_id, "--runs-dir", str(runs), *words])
         captured = capfd.readouterr()
         assert captured.out == ""
         assert captured.err.endswith("\n")
@@ -551,7 +552,8 @@ def test_help_names_every_flag_that_applies(
     assert (end.value.code or 0, error) == (0, "")
     assert out.startswith(f"usage: asyncrl {algorithm} ")
     assert max(len(line) for line in out.splitlines()) <= 80
-    hidden = meaningless(config_of(algorithm)(), "local", KINDS["atari"])
+    kind = "atari" if algorithm_of(f"asyncrl.{algorithm}").takes_discrete else "continuous"
+    hidden = meaningless(config_of(algorithm)(), "local", KINDS[kind])
     for field in dataclasses.fields(config_of(algorithm)):
         assert bool(re.search(rf"^│ {flag(field.name)}[ ,]", out, re.MULTILINE)) == (field.name not in hidden)
     assert algorithm != "a3c" or len(re.findall(r"^│ --", out, re.MULTILINE)) <= 55
@@ -561,7 +563,7 @@ def test_help_names_every_flag_that_applies(
     ("backend", "kind", "hidden", "shown"),
     [
         ("local", "vector", "hosts init_method delays noop_max image_size mean overlap check_replicas", "update seed"),
-        ("ray", "atari", "delays reduce init_method update first_deviation", "hosts push address noop_max image_size"),
+        ("ray", "atari", "delays reduce init_method first_deviation", "hosts push address update noop_max image_size"),
         ("serial", "continuous", "hosts push on_worker_error life_loss", "delays schedule mean variance statistics"),
         ("collective", "board", "hosts delays update image_size worker_restarts", "reduce init_method overlap"),
     ],
