@@ -103,7 +103,7 @@ class Compiled:
     def __init__(self, body: Body, head: nn.Linear | None, changing: bool) -> None:
         """The body is that of a trunk that `is_known`, and has its tape already.
 
-        Weights are read where they lie now. `changing`: they may be others at each call; if not, `renew` says when.
+        `changing`: the weights may be others at each call; if not, `renew` says when.
         """
         assert isinstance(body, VectorBody | ConvolutionalBody)
         self._changing, self._stale = changing, True
@@ -111,6 +111,10 @@ class Compiled:
         self._packed: list[Tensor] = []
         layers = self._layers_of(body) + ([] if head is None else [connected(head, NONE)])
         self._layers = (Layer * len(layers))(*layers)
+        modules = [*getattr(body, "convolutions", ()), *body.linear, *([] if head is None else [head])]
+        self._parameters = [module._parameters for module in modules]
+        self._found: list[tuple[int, int]] = []
+        """Address and version of each layer's weight and bias."""
         self._inputs = layers[0].inputs * layers[0].height * layers[0].width
         self._memory: dict[int, Memory] = {}
         """By batch size, or by the place of a tape's row."""
@@ -120,10 +124,14 @@ class Compiled:
         self._stale = True
 
     def __call__(self, observations: Tensor) -> Tensor:
-        """Outputs `[E, n]` of observations `[E, ...]`. Raises ValueError for observations of another size."""
+        """Outputs `[E, n]` of observations `[E, ...]`. Raises ValueError for those, or weights, of another kind."""
         layers, count, batch = self._layers, len(self._layers), len(observations)
         if LIBRARY is None or observations.numel() != batch * self._inputs:
             raise ValueError(f"observations of shape {tuple(observations.shape)} do not fit this network")
+        parts = [part for own in self._parameters for part in own.values() if part is not None]
+        found = [(part.data_ptr(), part._version) for part in parts]
+        if found != self._found:  # somebody has changed the parameters, or bound them to other memory
+            self._read_from(parts, found)
         if self._stale:
             LIBRARY.acting_pack(layers, count)
             self._stale = self._changing
@@ -135,6 +143,14 @@ class Compiled:
         source = observations.contiguous() if pixels else observations.float().contiguous()
         LIBRARY.acting_forward(layers, count, LANES, source.data_ptr(), pixels, batch, pointers)
         return outputs
+
+    def _read_from(self, parts: list[Tensor], found: list[tuple[int, int]]) -> None:
+        """Take weights and biases from there from now on."""
+        if not all(part.is_cpu and part.dtype == torch.float32 and part.is_contiguous() for part in parts):
+            raise ValueError("the network's weights are not contiguous float32 tensors on the CPU any more")
+        for layer, weight, bias in zip(self._layers, found[::2], found[1::2], strict=True):
+            layer.weight, layer.bias = weight[0], bias[0]
+        self._found, self._stale = found, True
 
     def _layers_of(self, body: VectorBody | ConvolutionalBody) -> list[Layer]:
         """All layers of a body. Those of vectors are faster packed, as convolutions of images of one pixel."""
@@ -157,7 +173,7 @@ class Compiled:
             form = layer.kernel_size[0], layer.stride[0], int(layer.padding[0])
         weight, packed = layer.weight, torch.empty(layer.weight.numel())
         self._packed.append(packed)
-        return Layer(activation, weight.shape[1], len(weight), *form, *sides, scale, *places(layer), packed.data_ptr())
+        return Layer(activation, weight.shape[1], len(weight), *form, *sides, scale, packed=packed.data_ptr())
 
     def _memory_for(self, batch: int, row: tuple[Tensor, ...] | None = None) -> Memory:
         """Memory for `batch` observations and all that is computed from them; a tape's `row` has some of its own."""
@@ -188,10 +204,4 @@ class Compiled:
 def connected(layer: nn.Module, activation: int) -> Layer:
     """A fully connected layer that reads its weights where they are."""
     assert isinstance(layer, nn.Linear)
-    return Layer(activation, layer.in_features, layer.out_features, 0, 0, 0, 0, 0, 1, 1, 1.0, *places(layer))
-
-
-def places(layer: nn.Conv2d | nn.Linear) -> tuple[int, int]:
-    """Where weight and bias are."""
-    assert layer.bias is not None
-    return layer.weight.data_ptr(), layer.bias.data_ptr()
+    return Layer(activation, layer.in_features, layer.out_features, 0, 0, 0, 0, 0, 1, 1, 1.0)

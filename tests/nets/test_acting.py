@@ -152,6 +152,38 @@ def test_observations_that_do_not_fit_are_refused() -> None:
 
 
 @compiled
+@pytest.mark.parametrize("algorithm", ["a3c", "one_step_q"])
+@pytest.mark.parametrize("spaces", [VECTOR, SPACES["small"]], ids=lambda spaces: spaces.kind)
+def test_weights_that_somebody_changes_or_moves_are_used(algorithm: str, spaces: Spaces) -> None:
+    """In place, by binding parameters to other memory, as an export does, or to other parameters."""
+    network, plain = (network_of(algorithm, spaces) for _ in range(2))
+    act_compiled(network, changing=False)
+    observations = observations_of(spaces, 3)
+    others = {name: 1.1 * part for name, part in plain.state_dict().items()}
+
+    def in_place(changed: nn.Module) -> None:
+        changed.load_state_dict(others)
+
+    def elsewhere(changed: nn.Module) -> None:
+        for parameter in changed.parameters():
+            parameter.data = 0.9 * parameter.data
+
+    def replaced(changed: nn.Module) -> None:
+        changed.load_state_dict({name: part.clone() for name, part in plain.state_dict().items()}, assign=True)
+
+    for change in (in_place, elsewhere, in_place, replaced):
+        before = outputs(network, observations)
+        for one in (network, plain):
+            change(one)
+        assert_same(outputs(network, observations), outputs(plain, observations))
+        assert not torch.equal(outputs(network, observations), before) or change is replaced
+
+    network.double()
+    with pytest.raises(ValueError, match="not contiguous float32"):
+        outputs(network, observations)
+
+
+@compiled
 def test_theta_itself_may_change_at_any_time() -> None:
     """A worker that acts on theta sees what others have written since its last step."""
     network, plain = (network_of("n_step_q", SPACES["small"]) for _ in range(2))
