@@ -9,6 +9,7 @@ import re
 import secrets
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from asyncrl.commands import doctor
 from asyncrl.commands.doctor import exercise_run, main
 from asyncrl.commands.train import main as train
 from asyncrl.config.run_config import RunConfig
-from asyncrl.core import kernels
+from asyncrl.core import kernels, updates
 from asyncrl.core.rollout import Rollout
 from asyncrl.core.spaces import Spaces
 from asyncrl.doctor import Finding, environment, group, learning, room
@@ -298,9 +299,19 @@ def push_and_lose(run: Run, worker: int) -> None:
     learning.push_at_once(run, worker)
 
 
-def push_by_formula(run: Run, worker: int) -> None:
-    """The main function of a child without the compiled rules, which read nothing back."""
+def push_what_is_read_back(run: Run, worker: int) -> None:
+    """The main function of a child that reads its momentum back from shared memory a moment after it wrote it.
+
+    The compiled rule reads nothing back, and by the formula it depends on chance whether another writes in between.
+    """
+
+    def momentum_sgd(rule: Any, theta: Tensor, gradient: Tensor, statistics: Tensor, eta: float, _: int) -> None:
+        statistics[0].mul_(rule.decay).add_(gradient, alpha=1.0 - rule.decay)
+        time.sleep(0.0005)
+        theta.add_(statistics[0], alpha=-eta)
+
     kernels.RULES.clear()
+    updates.RULES["momentum-sgd"] = momentum_sgd
     learning.push_at_once(run, worker)
 
 
@@ -322,7 +333,7 @@ class TestAtOnce:
     def test_a_momentum_that_others_write_to_is_seen(self, tmp_path: Path) -> None:
         """What was once the rule of plain SGD as well: a worker reads back from shared memory what it has written."""
         settings = {"optimizer_decay": 1e-30, "statistics": "shared"}
-        assert self.examine(tmp_path, push_by_formula, **settings).verdict == "FAIL"
+        assert self.examine(tmp_path, push_what_is_read_back, **settings).verdict == "FAIL"
 
     def test_updates_that_reach_nobody_are_seen(self, tmp_path: Path) -> None:
         """Those of one that has left shared memory; the few that Hogwild loses would be no fault."""
