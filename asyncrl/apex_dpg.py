@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from asyncrl.algorithm import MEMORY, Algorithm, Who
 from asyncrl.config.groups import limited
-from asyncrl.config.replay import PrioritySettings, ReplayConfig
+from asyncrl.config.replay import ContinuousReplayConfig
 from asyncrl.core.distributions import Gaussian
 from asyncrl.core.errors import UsageError
 from asyncrl.core.exploration import spread_temperature
@@ -111,10 +111,6 @@ class ReplayActorCritic(nn.Module):
         made: Tensor = self.policy(self.policy_trunk.step(observations, None)[0])
         return made[0]
 
-    def scaled(self, actions: Tensor) -> Tensor:
-        """Actions `[..., n]` in half widths of the box."""
-        return (actions - self.box.centre) / self.box.unit
-
     def values_of(self, seen: Tensor, scaled: Tensor) -> Tensor:
         """q of each critic, `[critics, B]`, of what it has `seen` and `scaled` actions `[B, n]`."""
         values: Tensor = self.value(torch.cat([seen, scaled], -1))
@@ -163,29 +159,13 @@ class ApeXDPG(Algorithm):
     errors = torch.zeros(0)
 
     @dataclass(frozen=True)
-    class Config(ReplayConfig, PrioritySettings):
+    class Config(ContinuousReplayConfig):
         """Ape-X DPG: a deterministic policy from a shared memory (Horgan et al. 2018)."""
 
-        env_id: str = "Pendulum-v1"
-        """Environment with continuous actions: any Gymnasium id, or module:factory."""
-        learning_rate_schedule: str = "constant"
-        """Factor of the learning rate over total_steps: linear, cosine, constant, or points (0:1,0.5:0.1,1:0)."""
-        max_gradient_norm: float = 0.0
-        """Scale gradients with a larger L2 norm down to this norm; 0: never."""
-        normalize_observations: bool = False
-        """Normalise each component (pixel) of observations to mean 0 and standard deviation 1 over all workers."""
-        hidden_sizes: tuple[int, ...] = ()
-        """Widths of the hidden layers of policy and critic; empty: 256 256."""
         critic_sizes: tuple[int, ...] = limited((), 1, 100_000)
         """Widths of the critic's hidden layers, if they are others than the policy's."""
         activation: Literal["relu", "tanh"] = "relu"
         """What follows each hidden layer."""
-        envs_per_worker: int = 1
-        """Environments of each worker (E), evaluated as one batch."""
-        t_max: int = 4
-        """Steps of each environment between two pulls of the parameters."""
-        minibatch: int = 256
-        """Transitions per update."""
         n_step: int = 5
         """Steps of a transition, after which its return bootstraps."""
         target_interval_updates: int = 100
@@ -236,7 +216,7 @@ class ApeXDPG(Algorithm):
             following = self.target.values_of(self.target.seen(part.following), choice)[0]
         targets = n_step_targets(rewards, part.discounts, part.last, following)  # G
         seen = network.seen(part.observations)
-        values = network.values_of(seen, network.scaled(part.actions))[0]
+        values = network.values_of(seen, network.box.scaled(part.actions))[0]
         self.errors = targets - values.detach()
         errors = squared_error(values, targets)
 

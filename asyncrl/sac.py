@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from asyncrl.algorithm import MEMORY, Algorithm
 from asyncrl.apex_dpg import ReplayActorCritic
 from asyncrl.config.groups import limited
-from asyncrl.config.replay import PrioritySettings, ReplayConfig
+from asyncrl.config.replay import ContinuousReplayConfig
 from asyncrl.core.distributions import Gaussian
 from asyncrl.core.losses import Metrics
 from asyncrl.core.returns import n_step_targets
@@ -87,8 +87,7 @@ class Squashed:
 
     def log_probability(self, actions: Tensor) -> Tensor:
         """log of the density of actions `[..., n]` in half widths of the box, `[...]` (equation 26)."""
-        scaled = (actions - self.box.centre) / self.box.unit
-        before = torch.atanh(scaled.clamp(-1 + 1e-6, 1 - 1e-6))
+        before = torch.atanh(self.box.scaled(actions).clamp(-1 + 1e-6, 1 - 1e-6))
         return self.inner.log_probability(before) - _log_slope(before).sum(-1)
 
 
@@ -144,31 +143,15 @@ class SAC(Algorithm):
     errors = torch.zeros(0)
 
     @dataclass(frozen=True)
-    class Config(ReplayConfig, PrioritySettings):
+    class Config(ContinuousReplayConfig):
         """SAC: soft actor-critic with a learnt temperature (Haarnoja et al. 2018)."""
 
         preset: Literal["default", "paper", "zoo"] = "default"  # type: ignore[assignment]  # one more than others have
         """Starting point of the other settings: the defaults, the paper's, or RL Baselines3 Zoo's for MuJoCo."""
-        env_id: str = "Pendulum-v1"
-        """Environment with continuous actions: any Gymnasium id, or module:factory."""
-        learning_rate_schedule: str = "constant"
-        """Factor of the learning rate over total_steps: linear, cosine, constant, or points (0:1,0.5:0.1,1:0)."""
         learning_rate: float = 3e-4
         """Learning rate (eta) of policy, critics and temperature at the first step."""
-        max_gradient_norm: float = 0.0
-        """Scale gradients with a larger L2 norm down to this norm; 0: never."""
-        normalize_observations: bool = False
-        """Normalise each component (pixel) of observations to mean 0 and standard deviation 1 over all workers."""
-        hidden_sizes: tuple[int, ...] = ()
-        """Widths of the hidden layers of policy and critics; empty: 256 256."""
-        envs_per_worker: int = 1
-        """Environments of each worker (E), evaluated as one batch."""
-        t_max: int = 4
-        """Steps of each environment between two pulls of the parameters."""
         warmup_steps: int = 10_000
         """Steps in the memory before learning starts, with random actions in the run's first ones."""
-        minibatch: int = 256
-        """Transitions per update."""
         replay_ratio: float = 1.0
         """Updates per step after the warm-up, kept by making actors or learner wait."""
         priority_exponent: float = 0.0
@@ -233,7 +216,7 @@ class SAC(Algorithm):
         rewards = part.learning_rewards(config.reward_clip)
         targets = n_step_targets(rewards, part.discounts, part.last, following)  # y
         seen = network.seen(part.observations)
-        values = network.values_of(seen, network.scaled(part.actions))
+        values = network.values_of(seen, network.box.scaled(part.actions))
         errors = values - targets
         self.errors = errors.detach().abs().mean(0)
         value_loss = 0.5 * errors.square().sum(0)

@@ -56,3 +56,25 @@ class PrioritySettings(Settings):
     """alpha: how much more often steps with large errors are sampled; 0: uniform sampling."""
     importance_exponent: float = limited(0.4, 0)
     """beta: how much of the resulting bias the weights in the loss correct; 1: all of it."""
+
+
+@dataclass(frozen=True)
+class ContinuousReplayConfig(ReplayConfig, PrioritySettings):
+    """Settings of SAC and Ape-X DPG."""
+
+    env_id: str = "Pendulum-v1"
+    """Environment with continuous actions: any Gymnasium id, or module:factory."""
+    learning_rate_schedule: str = "constant"
+    """Factor of the learning rate over total_steps: linear, cosine, constant, or points (0:1,0.5:0.1,1:0)."""
+    max_gradient_norm: float = 0.0
+    """Scale gradients with a larger L2 norm down to this norm; 0: never."""
+    normalize_observations: bool = False
+    """Normalise each component (pixel) of observations to mean 0 and standard deviation 1 over all workers."""
+    hidden_sizes: tuple[int, ...] = ()
+    """Widths of the hidden layers of policy and critics; empty: 256 256."""
+    envs_per_worker: int = 1
+    """Environments of each worker (E), evaluated as one batch."""
+    t_max: int = 4
+    """Steps of each environment between two pulls of the parameters."""
+    minibatch: int = 256
+    """Transitions per update."""

@@ -34,11 +34,18 @@ def load() -> tuple[CDLL | None, str]:
     return library, ""
 
 
+def compiled(name: str, *types: Any, result: Any = None) -> Any:
+    """The library's function of this name, with parameters and a result of these ctypes; None without a library."""
+    if LIBRARY is None:
+        return None
+    function = getattr(LIBRARY, name)
+    function.argtypes, function.restype = types, result
+    return function
+
+
 LIBRARY, MISSING = load()
-RULES: dict[str, Any] = {}
-"""The compiled update rules."""
-if LIBRARY:
-    RULES |= {"rmsprop": LIBRARY.rmsprop, "centred-rmsprop": LIBRARY.centred_rmsprop}
-    RULES |= {"momentum-sgd": LIBRARY.momentum_sgd}
-    for rule in RULES.values():
-        rule.argtypes, rule.restype = [c_void_p] * 3 + [c_int64] + [c_float] * 4 + [c_int], None
+_RULE = *[c_void_p] * 3, c_int64, *[c_float] * 4, c_int
+RULES = {name: compiled(name.replace("-", "_"), *_RULE) for name in ("rmsprop", "centred-rmsprop", "momentum-sgd")}
+"""The compiled update rules; None without a library."""
+LANES: int = LIBRARY.acting_lanes() if LIBRARY else 0
+"""Numbers that `acting.c` computes at once on this processor; 0: it does not run here."""

@@ -23,6 +23,9 @@ from asyncrl.core import kernels
 Bytes = NDArray[np.uint8]
 MARGIN = 64
 """Bytes behind a merged screen that the kernel may read, with weight 0."""
+_READ = kernels.compiled("screen_read", *[ctypes.c_void_p] * 4, result=ctypes.c_int)
+_MERGE = kernels.compiled("screen_merge", *[ctypes.c_void_p] * 3)
+_SHRINK = kernels.compiled("screen_shrink", *[ctypes.c_void_p] * 3)
 UNSEEN = 255
 """No colour, because the chip's are even numbers; and no grey that is known."""
 
@@ -179,16 +182,6 @@ def _taps(length: int, size: int, unused: int) -> tuple[NDArray[np.int32], NDArr
     return np.array(first + first[-1:] * unused, np.int32), padded
 
 
-@cache
-def _functions() -> tuple[Any, ...]:
-    """Those of kernels.c that read, merge and shrink."""
-    library: Any = kernels.LIBRARY
-    functions = library.screen_read, library.screen_merge, library.screen_shrink
-    for function, pointers in zip(functions, (4, 3, 3), strict=True):
-        function.argtypes = [ctypes.c_void_p] * pointers
-    return functions
-
-
 def _address(array: NDArray[Any]) -> int:
     return array.ctypes.data
 
@@ -225,7 +218,6 @@ class CompiledScreens(Screens):
 
     def __init__(self, ale: ale_py.ALEInterface, ring: Bytes, area: Area) -> None:
         self._ale = ale
-        self._read, self._merge, self._shrink_changes = _functions()
         memory = np.zeros(area.height * area.width + MARGIN, np.uint8)
         self.merged = memory[:-MARGIN].reshape(area.height, area.width)
         self._greys = np.full(256, UNSEEN, np.uint8)
@@ -256,7 +248,7 @@ class CompiledScreens(Screens):
         """Show the screen as it is now, alone, in the image of this number."""
         self.read(0)
         self.restore(self._grey[0])
-        self._shrink_changes(self._its_address, self._images[image], self._images[image])
+        _SHRINK(self._its_address, self._images[image], self._images[image])
         self._changed.fill(1)  # the frame before does not belong to it
 
     def restore(self, merged: Bytes) -> None:
@@ -267,7 +259,7 @@ class CompiledScreens(Screens):
     def read(self, left: int) -> None:
         """Read the screen of a frame after which there are 1 or 0 left in the step."""
         self._ale.getScreen(self._colours)
-        if self._read(self._its_address, *self._places[left]):
+        if _READ(self._its_address, *self._places[left]):
             self._ale.getScreenGrayscale(self._grey[left])
             self._greys[self._colours] = self._grey[left]
             self._changed.fill(1)
@@ -275,9 +267,9 @@ class CompiledScreens(Screens):
     def show(self, before: int, image: int, *, unread: int = 0) -> None:
         """Merge the two frames that were read and show them in an image, given the number of the image before."""
         if not unread:
-            self._merge(self._its_address, *self._frames)
+            _MERGE(self._its_address, *self._frames)
         else:
             self.restore(np.maximum(self.merged, self._grey[1]) if unread < 2 else self.merged)
-        self._shrink_changes(self._its_address, self._images[before], self._images[image])
+        _SHRINK(self._its_address, self._images[before], self._images[image])
         if unread:
             self._changed.fill(1)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.errors import UsageError
-from asyncrl.experience.compiled import compiled
+from asyncrl.core.kernels import compiled
 
 Indices: TypeAlias = NDArray[np.int64]
 Numbers: TypeAlias = NDArray[np.float64]

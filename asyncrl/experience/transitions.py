@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from asyncrl.core.kernels import compiled
 from asyncrl.core.returns import n_step_targets
-from asyncrl.experience.compiled import compiled
 
 Numbers: TypeAlias = NDArray[np.int64]
 Truths: TypeAlias = NDArray[np.bool_]

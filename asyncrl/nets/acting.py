@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.core.distributions import Categorical
-from asyncrl.core.kernels import LIBRARY
+from asyncrl.core.kernels import LANES, compiled
 from asyncrl.core.rollout import State
 from asyncrl.nets.actor_critic import ActorCritic
 from asyncrl.nets.bodies import Body, VectorBody
@@ -39,27 +39,23 @@ class Layer(Structure):
     )
 
 
-LANES: int = LIBRARY.acting_lanes() if LIBRARY else 0
-"""Numbers that the processor computes at once; 0: there is no compiled code for it."""
-if LIBRARY:
-    LIBRARY.acting_pack.argtypes, LIBRARY.acting_pack.restype = [c_void_p, c_int], None
-    LIBRARY.acting_forward.argtypes = [c_void_p, c_int, c_int, c_void_p, c_int, c_int, c_void_p]
-    LIBRARY.acting_forward.restype = None
+_PACK = compiled("acting_pack", c_void_p, c_int)
+_FORWARD = compiled("acting_forward", c_void_p, c_int, c_int, c_void_p, c_int, c_int, c_void_p)
 
 
 def act_compiled(network: nn.Module, changing: bool) -> list[Callable[[], None]]:
-    """Let `network` act by compiled code as far as there is any for it, from weights that stay where they are.
+    """Let `network` act by compiled code as far as there is any for it.
 
     Call what is returned whenever the weights are others. If they are `changing` all the time, that is not needed.
     """
     trunks = [part for part in network.modules() if isinstance(part, Trunk) and is_known(part)] if LANES else []
     head = head_of(network) if trunks else None
-    compiled = [Compiled(trunk.body, head, changing) for trunk in trunks]
+    bodies = [Compiled(trunk.body, head, changing) for trunk in trunks]
     if head is None:
-        for trunk, features in zip(trunks, compiled, strict=True):
+        for trunk, features in zip(trunks, bodies, strict=True):
             trunk.body.step = features  # type: ignore[method-assign]
-        return [features.renew for features in compiled]
-    (outputs,) = compiled
+        return [features.renew for features in bodies]
+    (outputs,) = bodies
 
     def policy_at(observations: Tensor, state: State = None) -> tuple[Categorical, State]:
         return Categorical(outputs(observations).clone()), None
@@ -126,14 +122,14 @@ class Compiled:
     def __call__(self, observations: Tensor) -> Tensor:
         """Outputs `[E, n]` of observations `[E, ...]`. Raises ValueError for those, or weights, of another kind."""
         layers, count, batch = self._layers, len(self._layers), len(observations)
-        if LIBRARY is None or observations.numel() != batch * self._inputs:
+        if observations.numel() != batch * self._inputs:
             raise ValueError(f"observations of shape {tuple(observations.shape)} do not fit this network")
         parts = [part for own in self._parameters for part in own.values() if part is not None]
         found = [(part.data_ptr(), part._version) for part in parts]
         if found != self._found:  # somebody has changed the parameters, or bound them to other memory
             self._read_from(parts, found)
         if self._stale:
-            LIBRARY.acting_pack(layers, count)
+            _PACK(layers, count)
             self._stale = self._changing
         row = None if self._tape is None else self._tape.row_for(observations)
         pointers, memory, outputs = self._memory_for(batch, row)
@@ -141,7 +137,7 @@ class Compiled:
             row[0].copy_(observations)
         pixels = observations.dtype == torch.uint8
         source = observations.contiguous() if pixels else observations.float().contiguous()
-        LIBRARY.acting_forward(layers, count, LANES, source.data_ptr(), pixels, batch, pointers)
+        _FORWARD(layers, count, LANES, source.data_ptr(), pixels, batch, pointers)
         return outputs
 
     def _read_from(self, parts: list[Tensor], found: list[tuple[int, int]]) -> None:

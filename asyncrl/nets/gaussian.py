@@ -112,6 +112,10 @@ class Box:
         # 1 for a component with a single possible value.
         self.unit = torch.where(self.half_width > 0, self.half_width, 1.0)
 
+    def scaled(self, actions: Tensor) -> Tensor:
+        """Actions `[..., n]` in half widths, from -1 to 1 within the bounds."""
+        return (actions - self.centre) / self.unit
+
     def stretch(self, outputs: Tensor) -> Tensor:
         """centre + half_width tanh(x) for `outputs` x `[..., n]`; x itself for components without bounds."""
         return self.centre + self.half_width * torch.where(self.bounded, outputs.tanh(), outputs)

@@ -61,12 +61,10 @@ class Bilinear(nn.Module):
     def __init__(self, w: float, u: float) -> None:
         super().__init__()
         self.w, self.u = nn.Parameter(torch.tensor([w])), nn.Parameter(torch.tensor([u]))
+        self.box = Box((-1.0,), (1.0,))
 
     def seen(self, observations: Tensor) -> Tensor:
         return observations
-
-    def scaled(self, actions: Tensor) -> Tensor:
-        return actions
 
     def choose(self, observations: Tensor) -> Tensor:
         return self.w * observations
