@@ -222,14 +222,13 @@ class SharedStore:
         With many writers there may be no moment without an update: then some are in the copy and not yet counted.
         """
         for left in reversed(range(tries)):
-            begun, counts = self._counts[:, BEGUN].copy(), self.counts()
-            if left and (begun != self._counts[:, UPDATES]).any():
-                time.sleep(0.001)
-                continue
-            with self.exclusive():
-                copy = self.theta[part].clone()
-            if (begun == self._counts[:, BEGUN]).all():
-                break
+            with self.exclusive():  # then there is no update now, and the counts are those of the copy
+                begun, counts = self._counts[:, BEGUN].copy(), self.counts()
+                if not left or (begun == self._counts[:, UPDATES]).all():
+                    copy = self.theta[part].clone()
+                    if (begun == self._counts[:, BEGUN]).all():
+                        break
+            time.sleep(0.001)
         return copy, counts
 
     def _parts(self) -> dict[str, Tensor]:

@@ -53,6 +53,8 @@ class Engines(Running):
     def __init__(self, run: Running, sleeps: str) -> None:
         super().__init__(run.process, run.runs_dir)
         self._sleeps = sleeps
+        self.first: set[psutil.Process] = set()
+        """The six that lived when `all_run` was true."""
 
     def simulators(self) -> list[psutil.Process]:
         """All that live."""
@@ -64,7 +66,8 @@ class Engines(Running):
 
     def all_run(self) -> bool:
         """Whether everybody has its two simulators, and the run has begun."""
-        return len(self.simulators()) == 6 and self.status.get("steps", 0) > 0
+        self.first = set(self.simulators())
+        return len(self.first) == 6 and self.status.get("steps", 0) > 0
 
 
 @contextmanager
@@ -169,10 +172,10 @@ def test_simulators_end_with_a_worker_that_hangs(tmp_path: Path) -> None:
     """Its successor hangs as well, after as many steps, with its own two."""
     with engines(tmp_path, "--hang-seconds", "2", trouble="hangs") as run:
         run.until(run.all_run, "the simulators")
-        before = set(run.simulators())
+        run.until(lambda: len(run.first - set(run.simulators())) == 2, "the end of the worker's two simulators")
         run.until(lambda: run.restarts >= 1, "the loss")
 
-        assert len(before & set(run.simulators())) <= 4
+        assert len(run.first & set(run.simulators())) == 4
         run.process.send_signal(signal.SIGTERM)
         run.ends_with(143)
         assert run.simulators() == []

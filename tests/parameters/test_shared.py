@@ -110,6 +110,24 @@ def push_to_first(store: SharedStore, worker: int) -> None:
         push(store, worker, torch.ones(1), 0)
 
 
+def test_with_a_lock_a_copy_has_the_updates_that_its_counts_say_and_no_other() -> None:
+    """Though two processes push all the time, which never leaves a moment between two updates for long."""
+    with tempfile.NamedTemporaryFile() as lock:
+        store = shared_store(torch.zeros(1), PLAIN_SGD, workers=2, lock_file=lock.name, learning_rate=1.0)
+        context = multiprocessing.get_context("forkserver")
+        pushing = [context.Process(target=push_to_first, args=(store, worker)) for worker in range(2)]
+        for process in pushing:
+            start(process)
+        copies = []
+        while any(process.is_alive() for process in pushing) and store.updates < 600:
+            copies.append(store.counted_copy(tries=1))
+        for process in pushing:
+            process.join(200)
+
+    assert len({counts.updates for _, counts in copies}) > 10
+    assert all(theta.item() == -counts.updates for theta, counts in copies)
+
+
 def test_per_worker_statistics_are_apart() -> None:
     """Worker 1's update leaves worker 0's statistics alone."""
     store = shared_store(torch.zeros(2), UpdateRule("rmsprop"), workers=2, per_worker_statistics=True)
