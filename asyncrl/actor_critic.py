@@ -66,10 +66,15 @@ class ActorCriticMethod(Algorithm):
         return self.network.initial_state(environments)
 
     def act(self, observations: Tensor, state: State, steps: int) -> tuple[Tensor, State, Extras]:
-        """a_t ~ pi(a_t | s_t; theta'), `[E]`, and its log-probability if that is among the extras."""
-        policy, state = self.network.policy_at(observations, state)
+        """a_t ~ pi(a_t | s_t; theta'), `[E]`; its log-probability and V(s_t; theta') if these are among the extras."""
+        extras: Extras = {}
+        if "value" in self.extras:
+            policy, extras["value"], state = self.network.policy_and_value_at(observations, state)
+        else:
+            policy, state = self.network.policy_at(observations, state)
         actions = policy.mode() if self.choose_best else policy.sample(self.generator)
-        extras = {"log_probability": policy.log_probability(actions)} if "log_probability" in self.extras else {}
+        if "log_probability" in self.extras:
+            extras["log_probability"] = policy.log_probability(actions)
         return actions, state, extras
 
     def next_values(self, rollout: Rollout, values: Tensor, states: State) -> Tensor:

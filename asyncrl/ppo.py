@@ -4,7 +4,7 @@ Schulman et al. 2017 (arXiv 1707.06347), Algorithm 1, with the clipped surrogate
 with the parameters theta of one learner:
 
     repeat
-        each actor: theta_old <- theta, act T steps with a_t ~ pi(a | s_t; theta_old)
+        each actor: theta_old <- theta, act T steps with a_t ~ pi(a | s_t; theta_old), and note V(s_t; theta_old)
         wait for all actors, and put their rollouts side by side
         A_t by generalised advantage estimation (equation 11), R_t = A_t + V(s_t; theta_old)
         K epochs of minibatches: update theta by the gradient of
@@ -38,7 +38,7 @@ class PPO(ActorCriticMethod):
     """Policy and value of an actor or of the learner, the learner's passes, and its loss."""
 
     experience = IN_STEP
-    extras = ("log_probability",)
+    extras = ("log_probability", "value")
     presets = "ppo"
 
     @dataclass(frozen=True)
@@ -103,12 +103,14 @@ class PPO(ActorCriticMethod):
     def _prepare(self, batch: Rollout) -> Minibatch:
         """The batch with returns R_t, advantages A_t and values V(s_t; theta_old), before theta moves."""
         config = self.config
-        _, values, states = self.network(batch.observations, batch.state, batch.last)
+        if batch.state is None:
+            values, states = torch.cat([batch.extras["value"], self.network(batch.observations[-1:])[1]]), None
+        else:  # what follows a time limit needs the memory's states after each step, which actors do not send
+            _, values, states = self.network(batch.observations, batch.state, batch.last)
         next_values = self.next_values(batch, values, states)
-        values = values[:-1]
         rewards = batch.learning_rewards(config.reward_clip)
         returns = lambda_returns(rewards, batch.discounts, next_values, batch.last, config.gae_lambda)
-        extras = batch.extras | {"return": returns, "advantage": returns - values, "value": values}
+        extras = batch.extras | {"return": returns, "advantage": returns - values[:-1], "value": values[:-1]}
         return Minibatch(batch.observations[:-1], batch.actions, extras, batch.acted_at, batch.state, batch.last)
 
     def loss(self, part: Minibatch) -> tuple[Tensor, Metrics]:

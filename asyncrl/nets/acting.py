@@ -60,11 +60,15 @@ def act_compiled(network: nn.Module, changing: bool) -> list[Callable[[], None]]
     def policy_at(observations: Tensor, state: State = None) -> tuple[Categorical, State]:
         return Categorical(outputs(observations).clone()), None
 
+    def policy_and_value_at(observations: Tensor, state: State = None) -> tuple[Categorical, Tensor, State]:
+        policy, _ = policy_at(observations)
+        return policy, network.get_submodule("value")(outputs.features).squeeze(-1), None
+
     def values_at(observations: Tensor, state: State = None) -> tuple[Tensor, State]:
         return outputs(observations).clone(), None
 
     if isinstance(network, ActorCritic):
-        network.policy_at = policy_at  # type: ignore[method-assign]
+        network.policy_at, network.policy_and_value_at = policy_at, policy_and_value_at  # type: ignore[method-assign]
     else:
         network.values_at = values_at  # type: ignore[assignment]
     return [outputs.renew]
@@ -114,6 +118,8 @@ class Compiled:
         self._inputs = layers[0].inputs * layers[0].height * layers[0].width
         self._memory: dict[int, Memory] = {}
         """By batch size, or by the place of a tape's row."""
+        self.features = torch.empty(0)
+        """`[E, n]` what the last layer has read in the newest call: with a head, the body's outputs."""
 
     def renew(self) -> None:
         """The weights are others from now on."""
@@ -133,6 +139,7 @@ class Compiled:
             self._stale = self._changing
         row = None if self._tape is None else self._tape.row_for(observations)
         pointers, memory, outputs = self._memory_for(batch, row)
+        self.features = memory[len(layers) - 1].view(batch, -1)
         if row is not None and memory[0] is not row[0]:
             row[0].copy_(observations)
         pixels = observations.dtype == torch.uint8

@@ -30,6 +30,11 @@ class MaskedActorCritic(ActorCritic):
         policy, state = super().policy_at(observations, state)
         return Categorical(masked(policy.logits, observations)), state
 
+    def policy_and_value_at(self, observations: Tensor, state: State = None) -> tuple[Categorical, Tensor, State]:
+        """As in the class above."""
+        policy, value, state = super().policy_and_value_at(observations, state)
+        return Categorical(masked(policy.logits, observations)), value, state
+
 
 class MaskedQNetwork(QNetwork):
     """Action values of which those of invalid actions are INVALID, so that no maximum has them."""

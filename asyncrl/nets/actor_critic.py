@@ -36,3 +36,8 @@ class ActorCritic(nn.Module):
         """All that acting needs: the policy `[E]` at observations `[E, *shape]`, and the state after them."""
         features, state = self.trunk.step(observations, state)
         return Categorical(self.policy(features)), state
+
+    def policy_and_value_at(self, observations: Tensor, state: State = None) -> tuple[Categorical, Tensor, State]:
+        """The same with the value `[E]` between the two."""
+        features, state = self.trunk.step(observations, state)
+        return Categorical(self.policy(features)), self.value(features).squeeze(-1), state

@@ -70,11 +70,17 @@ class GaussianActorCritic(nn.Module):
 
     def policy_at(self, observations: Tensor, state: State = None) -> tuple[Gaussian, State]:
         """All that acting needs: the policy `[E]` at observations `[E, *shape]`, and the states after them."""
+        if state is not None:  # the memory of the value must see every observation too
+            policy, _, state = self.policy_and_value_at(observations, state)
+            return policy, state
+        return self._gaussian(self.policy_trunk.step(observations, None)[0]), None
+
+    def policy_and_value_at(self, observations: Tensor, state: State = None) -> tuple[Gaussian, Tensor, State]:
+        """The same with the value `[E]` between the two."""
         of_policy, of_value = _halves(state)
         features, policy_state = self.policy_trunk.step(observations, of_policy)
-        # The memory of the value must see every observation too.
-        value_state = None if of_value is None else self.value_trunk.step(observations, of_value)[1]
-        return self._gaussian(features), _joined(policy_state, value_state)
+        seen, value_state = self.value_trunk.step(observations, of_value)
+        return self._gaussian(features), self.value(seen).squeeze(-1), _joined(policy_state, value_state)
 
     def _gaussian(self, features: Tensor) -> Gaussian:
         mean = self.mean(features)

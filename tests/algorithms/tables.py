@@ -30,6 +30,9 @@ class Table(nn.Module):
     def policy_at(self, observations: Tensor, state: State = None) -> tuple[Categorical, State]:
         return self(observations, state)[0], state
 
+    def policy_and_value_at(self, observations: Tensor, state: State = None) -> tuple[Categorical, Tensor, State]:
+        return self(observations, state)
+
 
 def rollout_of(
     states: list[float], actions: list[int], rewards: list[float], discounts: list[float], environments: int = 1

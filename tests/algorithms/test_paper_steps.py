@@ -280,6 +280,7 @@ def test_ppo(
     rollout = rollout_of(steps, actors, setting.steps, 1.0)
     rewards = rollout.rewards.clip(-1, 1) if kind == "atari" else rollout.rewards
     values = (rollout.observations @ network.value.T)[..., 0].detach()
+    rollout.extras["value"] = values[:-1]  # as actors send them
     delta = rewards + rollout.discounts * values[1:] - values[:-1]
     advantages = delta.clone()
     for t in reversed(range(steps - 1)):  # equation 11

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from asyncrl import ppo
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import Minibatch, Rollout
 from asyncrl.core.spaces import Spaces
+from asyncrl.runtime.roles import build_worker
 from tests.algorithms.tables import Table, gradients_of, rollout_of
+from tests.support import make_run
 
 STEPS = ([1, 2, 3], [0, 1], [1, 1], [0.5, 0.5])
 HALF = math.log(0.5)
@@ -52,13 +55,15 @@ def numbered_batch(steps: int, environments: int, remembers: bool = False) -> Ro
     rollout = rollout_of([0] * (steps + 1), [0] * steps, [1] * steps, [0.5] * steps, environments)
     numbers = torch.arange(steps + 1)[:, None] + 10 * torch.arange(environments)
     state = (100.0 + torch.arange(environments)[:, None],) if remembers else None
-    return replace(rollout, observations=numbers[..., None].float(), state=state)
+    extras = rollout.extras | {"value": 2.0 * numbers[:-1]}
+    return replace(rollout, observations=numbers[..., None].float(), state=state, extras=extras)
 
 
 def test_the_first_pass_is_the_actor_critics() -> None:
     """Ratios of 1: A2C's gradient of the same rollout, by hand in its own tests."""
-    agent = agent_of(Table())
-    (part,) = agent.passes(rollout_of(*STEPS))
+    agent, rollout = agent_of(Table()), rollout_of(*STEPS)
+    rollout.extras["value"] = 2.0 * rollout.observations[:-1, :, 0]
+    (part,) = agent.passes(rollout)
 
     assert gradients_of(agent, part) == {"v": -0.5, "logit": 0.25}
     # In the order in which the steps were drawn.
@@ -76,7 +81,7 @@ def test_in_the_first_pass_every_ratio_is_exactly_1() -> None:
         rollout_of([0] * 4, [0] * 3, [1] * 3, [0.5] * 3, environments=3),
         observations=observations,
         actions=torch.stack([actions for actions, _, _ in acted]),
-        extras={"log_probability": torch.stack([extras["log_probability"] for _, _, extras in acted])},
+        extras={name: torch.stack([extras[name] for _, _, extras in acted]) for name in agent.extras},
     )
 
     for part in agent.passes(batch):
@@ -219,3 +224,34 @@ def test_the_paper_presets_are_tables_3_and_5() -> None:
     assert (atari.value_cost, atari.entropy_weights, atari.gae_lambda, atari.gamma) == (1.0, (0.01,), 0.95, 0.99)
     assert (continuous.workers, continuous.t_max, continuous.epochs, continuous.minibatches) == (1, 2048, 10, 32)
     assert (continuous.clip, continuous.learning_rate, continuous.gae_lambda) == (0.2, 3e-4, 0.95)
+
+
+def test_values_are_those_of_the_parameters_that_acted() -> None:
+    """Of V(s_t) = 3 at every step, though the learner's are 2 by now; it values the last state itself, V(4) = 8.
+
+    lambda 1: returns 1 + 1/2 (1 + 1/2 8) = 3.5 and 1 + 1/2 8 = 5. With lambda 0, 1 + 1/2 3 = 2.5 and 5.
+    """
+    for gae_lambda, returns in ((1.0, [3.5, 5.0]), (0.0, [2.5, 5.0])):
+        agent = agent_of(Table(), gae_lambda=gae_lambda)
+        rollout = rollout_of([1, 1, 4], [0, 0], [1, 1], [0.5, 0.5])
+        rollout.extras["value"] = torch.full((2, 1), 3.0)
+        part = agent._prepare(rollout)
+
+        assert part.extras["return"][:, 0].tolist() == returns
+        assert part.extras["advantage"][:, 0].tolist() == [value - 3.0 for value in returns]
+
+
+@pytest.mark.parametrize("lstm_cells", [0, 8])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_actors_send_the_values_that_the_network_has_at_the_observations(
+    tmp_path: Path, env_id: str, lstm_cells: int
+) -> None:
+    """One network or two, with and without a memory."""
+    role = build_worker(make_run(tmp_path, "ppo", env_id=env_id, lstm_cells=lstm_cells, t_max=40, minibatches=1), 0)
+    network: Any = role.agent.network
+    assert role.collector is not None
+    rollout = next(role.collector)
+    role.close()
+
+    values = network(rollout.observations, rollout.state, rollout.last)[1][:-1]
+    torch.testing.assert_close(rollout.extras["value"], values.detach())

@@ -232,7 +232,7 @@ def test_serial_runs_do_not_use_it(tmp_path: Path) -> None:
 
 @compiled
 def test_workers_of_other_runs_use_it(tmp_path: Path) -> None:
-    """What they say of their actions' probabilities is what a learner computes, but for rounding."""
+    """What they say of their actions' probabilities and of values is what a learner computes, but for rounding."""
     role = roles.build_worker(make_run(tmp_path, "ppo", backend="local", envs_per_worker=6), 0)
     agent: Any = role.agent
     rollout = next(role.collector) if role.collector else None
@@ -240,6 +240,6 @@ def test_workers_of_other_runs_use_it(tmp_path: Path) -> None:
 
     assert rollout is not None
     assert is_compiled(agent.network)
-    policy, _, _ = agent.network(rollout.observations[:-1])
-    expected = policy.log_probability(rollout.actions).detach()
-    torch.testing.assert_close(rollout.extras["log_probability"], expected, rtol=0.0, atol=1e-5)
+    policy, value, _ = agent.network(rollout.observations[:-1])
+    expected = {"log_probability": policy.log_probability(rollout.actions).detach(), "value": value.detach()}
+    torch.testing.assert_close(rollout.extras, expected, rtol=0.0, atol=1e-5)
