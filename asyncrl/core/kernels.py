@@ -1,4 +1,4 @@
-"""The compiled part: `kernels.c` and `acting.c`, built when the package is installed, if there is a C compiler then.
+"""The compiled part: the C files beside this one, built when the package is installed, if there is a C compiler then.
 
 Python code beside each caller does the same where there is no library or ASYNCRL_KERNELS is 0: to the bit, except for
 acting, whose sums are rounded differently (`nets/acting.py`). ctypes lets other threads run meanwhile.

@@ -263,14 +263,11 @@ class _Drawing:
         places = (np.arange(count) + self._uniform(count)) / count  # stratified: one from each of `count` equal parts
         streams, rows = self._at(places, begins, ends)
         for _ in range(TRIES):
-            found = self._steps.find(streams, rows)
-            bad = ~found.whole
-            if not bad.any():
-                drawn = self._steps.read(found)
-                self.acted_at = found.records["acted_at"][0]
-                bad = ~self._steps.intact(streams, rows)
-                if not bad.any():
-                    return drawn, streams, rows
+            read = self._steps.read(streams, rows)
+            if read.usable.all():
+                self.acted_at = read.acted_at
+                return read.transitions, streams, rows
+            bad = ~read.usable
             streams[bad], rows[bad] = self._at(self._uniform(int(bad.sum())), begins, ends)
         return None
 

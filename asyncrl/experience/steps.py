@@ -13,13 +13,17 @@ stores holds here too.
 
 A writer that dies may leave rows that were never written. Its successor, with other environments, continues in the same
 ring: its first row is marked, and no transition or stack crosses it.
+
+Adding a rollout, and reading transitions, are one call each of `core/replay.c` where it is compiled. Python code here
+does the same, to the bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import addressof, c_char, c_float, c_int64, c_void_p
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asyncrl.core.errors import UsageError
+from asyncrl.core.kernels import compiled
 from asyncrl.core.rollout import Rollout, Transitions
 from asyncrl.core.spaces import Spaces
 from asyncrl.experience.blocks import BlockLayout, Field
@@ -34,19 +39,21 @@ from asyncrl.experience.transitions import (
     ACTION_VALUE,
     FINAL,
     LAST,
+    LEAST_PRIORITY,
     START,
     STATE_VALUE,
-    Found,
     Numbers,
     Truths,
-    find,
     first_priorities,
+    lengths_of,
 )
 from asyncrl.runtime.clock import shared_zeros
 
 _BEGUN, _WRITTEN, _STEPS = range(3)
 """Columns of a stream's cells: rows begun, rows written, and steps among the latter, since the memory was made."""
 _COLUMNS = 8
+_PUT = compiled("steps_put", c_void_p, *[c_int64] * 5, *[c_float] * 3, *[c_void_p] * 10)
+_READ = compiled("steps_read", c_void_p, c_int64, *[c_void_p] * 10)
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,17 @@ class StepShape:
         return np.dtype([(name, kind) for name, kind in map(str.split, fields)], align=True)
 
 
+class Read(NamedTuple):
+    """Copies of B transitions."""
+
+    transitions: Transitions
+    """With raw observations and a weight of 1."""
+    acted_at: Numbers
+    """`[B]` T when their first actions were chosen."""
+    usable: Truths
+    """`[B]` Whether it is a transition (see `lengths_of`), and no row of it was overwritten meanwhile."""
+
+
 class Steps:
     """The rows of all streams. Stream `actor * environments + e` is written by that actor's process alone."""
 
@@ -106,13 +124,15 @@ class Steps:
         self.streams = actors * environments
         layout = shape.layout(self.streams, capacity)
         self._memory = shared_zeros(layout.block_bytes, dtype=torch.uint8) if memory is None else memory
-        views = {name: tensor.numpy() for name, tensor in layout.views(self._memory).items()}
+        tensors = layout.views(self._memory)
+        views = {name: tensor.numpy() for name, tensor in tensors.items()}
         self._cells: Numbers = views["cells"]
         # All streams one after the other: position p of stream s is at s * capacity + p.
         frames, records = (views[name].reshape(-1, *views[name].shape[2:]) for name in ("frames", "records"))
-        self._records: NDArray[np.void] = records.view(f"V{shape.record.itemsize}")[:, 0]
+        self._record = shape.record
+        self._records: NDArray[np.void] = records.view(f"V{self._record.itemsize}")[:, 0]
         """Without names: numpy copies those field by field."""
-        named = self._records.view(shape.record)
+        named = self._records.view(self._record)
         self.rows: dict[str, NDArray[Any]] = {"frames": frames} | {
             name: named[name] for name in named.dtype.names or ()
         }
@@ -121,6 +141,17 @@ class Steps:
         """Rows between the start of the episode and the newest row; -1: nothing has been written yet."""
         self._ended = np.zeros(self.streams, bool)
         """Whether the return ended after the newest row."""
+        self._frames = tensors["frames"]
+        self._struct = self._as_struct()
+        self._address: int = self._struct.ctypes.data
+
+    def _as_struct(self) -> Numbers:
+        """`struct steps` of replay.c."""
+        shape, frames = self.shape, self.rows["frames"]
+        arrays = self._records, self.rows["actions"], frames, self._cells, self._ages, self._ended
+        sizes = self._record.itemsize, self._record["actions"].itemsize, frames[0].nbytes
+        numbers = self.capacity, shape.n_step, shape.stack, frames.dtype == np.float32, shape.priorities
+        return np.array([*(array.ctypes.data for array in arrays), *sizes, *numbers], np.int64)
 
     def __reduce__(self) -> tuple[type[Steps], tuple[StepShape, int, int, int, Tensor]]:
         """In another process, the same memory."""
@@ -158,11 +189,25 @@ class Steps:
 
     def add(self, actor: int, rollout: Rollout) -> None:
         """Append a rollout to the streams of its actor."""
+        seen = rollout.observations if rollout.raw is None else rollout.raw
+        finals = rollout.final_observations if rollout.raw is None else rollout.raw_final
+        if _PUT is None:
+            self._add(actor, rollout, seen[:-1].numpy(), finals)
+            return
+        values = [rollout.extras[name] if self.shape.priorities else None for name in (ACTION_VALUE, STATE_VALUE)]
+        steps = (seen, rollout.actions, rollout.rewards, rollout.discounts, rollout.last, *values)
+        ends = (*rollout.truncated, None if finals is None else finals.to(seen.dtype))
+        tensors = [None if tensor is None else tensor.contiguous() for tensor in (*steps, *ends)]
+        counts = self.environments, len(rollout.last), len(ends[0]), rollout.acted_at
+        numbers = float(rollout.reward_scale), self.shape.reward_clip, LEAST_PRIORITY
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+        _PUT(self._address, actor * self.environments, *counts, *numbers, *addresses)
+
+    def _add(self, actor: int, rollout: Rollout, seen: NDArray[Any], finals: Tensor | None) -> None:
+        """The same in Python, of raw observations `[T, E, ...]` and those at time limits."""
         own = slice(actor * self.environments, (actor + 1) * self.environments)
         streams = np.arange(own.start, own.stop)
-        observations = rollout.observations if rollout.raw is None else rollout.raw
-        finals = rollout.final_observations if rollout.raw is None else rollout.raw_final
-        seen, last = observations[:-1].numpy(), rollout.last.numpy()
+        last = rollout.last.numpy()
         cut = tuple(part.numpy() for part in rollout.truncated)
         steps = len(last)
 
@@ -182,7 +227,7 @@ class Steps:
         starts, ages = self._find_episodes(own, seen, last)
         newest, oldest = self.shape.frame[0], self.shape.stack - 1
         rows = self.rows
-        records = np.zeros(places.shape, self.shape.record)
+        records = np.zeros(places.shape, self._record)
         records["actions"] = rollout.actions.numpy()
         records["rewards"] = rollout.rewards.numpy()
         records["discounts"] = rollout.discounts.numpy()
@@ -217,10 +262,6 @@ class Steps:
         starts = np.empty_like(last)
         starts[0], starts[1:] = self._ended[own], last[:-1]
         numbers = np.arange(len(last))[:, None]
-        if not starts.any() and self._ages[own].min() >= 0:
-            ages = self._ages[own] + 1 + numbers  # as in most rollouts, all episodes go on
-            self._ages[own], self._ended[own] = ages[-1], last[-1]
-            return starts, ages
         ended = starts.nonzero()
         older = seen[ended][:, : -self.shape.frame[0]]
         starts[ended] = ~older.any(tuple(range(1, older.ndim)))
@@ -238,8 +279,8 @@ class Steps:
         """
         n = self.shape.n_step
         which, rows = ranges(np.maximum(0, before - n), np.maximum(0, after - n))
-        found = self.find(own[which], rows)
-        self.rows["priorities"][found.places[0]] = first_priorities(found, scale, self.shape.reward_clip)
+        places, records, lengths = self._find(own[which], rows)
+        self.rows["priorities"][places[0]] = first_priorities(records, lengths, scale, self.shape.reward_clip)
 
     def renew(self, streams: Numbers, rows: Numbers, priorities: NDArray[np.floating[Any]]) -> None:
         """Store new priorities `[B]` in those of the rows `[B]` that are still there, for a restarted learner.
@@ -250,26 +291,26 @@ class Steps:
         there = rows >= self.begun[streams] - self.capacity
         self.rows["priorities"][self.place(streams[there], rows[there])] = priorities[there]
 
-    def find(self, streams: Numbers, rows: Numbers) -> Found:
-        """What is known of the transitions that begin with these rows `[B]` of the `drawable` range."""
-        return find(self._records, self.shape.record, self.capacity, self.shape.n_step, streams, rows)
+    def read(self, streams: Numbers, rows: Numbers) -> Read:
+        """The transitions that begin with these rows `[B]` of the `drawable` range."""
+        if _READ is None:
+            return self._read(streams, rows)
+        count, n, shape = len(rows), self.shape.n_step, (len(rows), *self.shape.spaces.observation_shape)
+        observations, following = self._frames.new_empty(shape), self._frames.new_empty(shape)
+        actions = torch.from_numpy(np.empty(count, self._record["actions"]))
+        rewards, discounts, last = torch.empty(n, count), torch.empty(n, count), torch.empty(n, count, dtype=torch.bool)
+        acted_at, usable = np.empty(count, np.int64), np.empty(count, bool)
+        copies = (observations, actions, rewards, discounts, last, following)
+        arrays: tuple[Any, ...] = (streams, rows, acted_at, usable)
+        addresses = [addressof(c_char.from_buffer(array)) for array in arrays]  # sooner than `array.ctypes.data`
+        _READ(self._address, count, *addresses, *[tensor.data_ptr() for tensor in copies])
+        return Read(Transitions(*copies, torch.ones(count)), acted_at, usable)
 
-    def intact(self, streams: Numbers, rows: Numbers) -> Truths:
-        """`[B]` Whether no row is being overwritten that belongs to the transitions beginning with these rows.
-
-        If True after a read, everything that was read is valid.
-        """
-        oldest = np.maximum(rows - (self.shape.stack - 1), 0)
-        return np.asarray(oldest >= self.begun[streams] - self.capacity)
-
-    def read(self, found: Found) -> Transitions:
-        """Copies of these transitions, with raw observations and a weight of 1.
-
-        Check afterwards whether they are `intact`.
-        """
-        places, records, lengths, _ = found
+    def _read(self, streams: Numbers, rows: Numbers) -> Read:
+        """The same in Python."""
+        places, records, lengths = self._find(streams, rows)
         following = lengths, np.arange(len(lengths))
-        return Transitions(
+        transitions = Transitions(
             observations=self._stacked(places[0], records["older"][0]),
             actions=torch.from_numpy(records["actions"][0].copy()),
             rewards=torch.from_numpy(records["rewards"][:-1].copy()),
@@ -278,6 +319,21 @@ class Steps:
             following=self._stacked(places[following], records["older"][following]),
             weights=torch.ones(len(lengths)),
         )
+        return Read(transitions, records["acted_at"][0], (lengths > 0) & self._intact(streams, rows))
+
+    def _intact(self, streams: Numbers, rows: Numbers) -> Truths:
+        """`[B]` Whether no row is being overwritten that belongs to the transitions beginning with these rows.
+
+        If True after a read, everything that was read is valid.
+        """
+        oldest = np.maximum(rows - (self.shape.stack - 1), 0)
+        return np.asarray(oldest >= self.begun[streams] - self.capacity)
+
+    def _find(self, streams: Numbers, rows: Numbers) -> tuple[Numbers, NDArray[np.void], Numbers]:
+        """Of the transitions that begin there, places and copies `[n + 1, B]` of their rows, and their lengths."""
+        places = self.place(streams, rows + np.arange(self.shape.n_step + 1)[:, None])
+        records = self._records.take(places).view(self._record)
+        return places, records, lengths_of(records["marks"])
 
     def _stacked(self, places: Numbers, older: NDArray[np.uint8]) -> Tensor:
         """The observations `[B, ...]` whose newest images are at these places."""

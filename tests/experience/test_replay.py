@@ -10,9 +10,10 @@ import torch
 
 from asyncrl.core.errors import UsageError
 from asyncrl.core.rollout import Transitions
+from asyncrl.experience import steps as steps_module
 from asyncrl.experience.replay import Replay, ReplayPlan
 from asyncrl.experience.steps import Steps, StepShape
-from asyncrl.experience.transitions import Found
+from asyncrl.experience.transitions import Numbers
 from asyncrl.runtime.clock import Clock
 from asyncrl.runtime.collect import Collector
 from asyncrl.runtime.normalize import Normalizer, RunMoments
@@ -79,8 +80,8 @@ def test_every_step_of_every_ring_is_drawn_equally_often() -> None:
     for stream in range(4):
         rows = np.arange(begins[stream], ends[stream])
         streams = np.full(len(rows), stream)
-        whole = steps.find(streams, rows).whole
-        expected.append(steps.rows["frames"][steps.place(streams, rows)][whole, 0, 0, 0])
+        usable = steps.read(streams, rows).usable
+        expected.append(steps.rows["frames"][steps.place(streams, rows)][usable, 0, 0, 0])
     there, wanted = np.unique(np.concatenate(expected), return_counts=True)
     found, counts = np.unique(numbers.numpy(), return_counts=True)
     assert found.tolist() == there.tolist()
@@ -115,22 +116,27 @@ def test_the_learner_waits_for_the_warm_up_and_for_steps_and_actors_for_updates(
     assert world.clock.steps == waiting + 20
 
 
-def test_what_is_overwritten_while_it_is_read_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The writer goes round once more in the middle of it."""
+@pytest.mark.parametrize("step", ["read", "_intact"])
+def test_what_is_overwritten_while_it_is_read_is_drawn_again(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """The writer goes round once more before it, or between the copies and the check.
+
+    Nothing comes between these deterministically where they are compiled; test_replay_processes.py has many tries.
+    """
     world = World(replace(PLAN, ratio=10.0))
     for _ in range(6):
         world.put(0, 1)
-    read, calls = Steps.read, 0
+    if step == "_intact":
+        monkeypatch.setattr(steps_module, "_READ", None)
+    do, calls = getattr(Steps, step), 0
 
-    def overwritten(self: Steps, found: Found) -> Transitions:
+    def overwritten(self: Steps, streams: Numbers, rows: Numbers) -> object:
         nonlocal calls
         calls += 1
-        drawn = read(self, found)
         if calls == 1:
             world.put(0, 0)
-        return drawn
+        return do(self, streams, rows)
 
-    monkeypatch.setattr(Steps, "read", overwritten)
+    monkeypatch.setattr(Steps, step, overwritten)
     _, transitions = world.take()
 
     assert calls == 2
@@ -193,7 +199,7 @@ def test_transitions_are_drawn_by_priority_and_weighed_by_it() -> None:
     assert transitions.weights.numpy() == pytest.approx(weights / weights.max(), rel=1e-5)
     assert batch.facts["priority_mean"] == pytest.approx(priorities.mean(), rel=1e-4)
     assert torch.equal(transitions.weights, transitions.weights.clamp(0, 1))
-    assert steps.find(streams, rows).whole.all()
+    assert steps.read(streams, rows).usable.all()
 
 
 @pytest.mark.parametrize("resumed", [False, True])

@@ -40,11 +40,10 @@ def fill(steps: Steps, kinds: list[list[int]], t_max: int, lives: list[int]) -> 
 
 def check(steps: Steps, stream: int, row: int, expected: Expected | None) -> None:
     streams, rows = np.array([stream]), np.array([row])
-    assert bool(steps.find(streams, rows).whole[0]) == (expected is not None)
+    drawn, _, usable = steps.read(streams, rows)
+    assert bool(usable[0]) == (expected is not None)
     if expected is None:
         return
-    drawn = steps.read(steps.find(streams, rows))
-    assert steps.intact(streams, rows).all()
     assert np.array_equal(drawn.observations[0].numpy(), expected.observation)
     assert int(drawn.actions[0]) == expected.action
     length = len(expected.rewards)
@@ -108,11 +107,11 @@ def test_what_was_overwritten_while_it_was_read_is_noticed() -> None:
     steps = Steps(StepShape(spaces(2), 2, 1), 1, 1, 20)
     fill(steps, [[GOES_ON]], 5, [4])
     streams, rows = np.zeros(3, np.int64), np.array([1, 5, 6])
-    assert steps.intact(streams, rows).all()
+    assert steps.read(streams, rows).usable.all()
 
     steps._cells[0, 0] += 5  # begun, and not written
 
-    assert steps.intact(streams, rows).tolist() == [False, False, True]
+    assert steps.read(streams, rows).usable.tolist() == [False, False, True]
     assert steps.drawable()[0].tolist() == [6]
     fill(steps, [[TERMINATES]], 2, [0, 1])
     assert steps.written[0] == 22
@@ -152,7 +151,7 @@ def test_a_memory_goes_on_from_a_copy_of_it() -> None:
         check(again, 0, row, expected[row])
     assert all(torch.equal(ours, again.state()[name]) for name, ours in steps.state().items())
     before, streams = int(state["cells"][0, 1]), np.array([0])
-    assert steps.find(streams, np.array([before - 1])).whole.all()
-    assert not fresh.find(streams, np.array([before - 1])).whole.any()
+    assert steps.read(streams, np.array([before - 1])).usable.all()
+    assert not fresh.read(streams, np.array([before - 1])).usable.any()
     with pytest.raises(UsageError, match="--memory-steps"):
         Steps(shape, 1, 1, 24).restore(state, writers_go_on=True)
