@@ -38,7 +38,7 @@ class PPO(ActorCriticMethod):
     """Policy and value of an actor or of the learner, the learner's passes, and its loss."""
 
     experience = IN_STEP
-    extras = ("log_probability", "value")
+    extras = ("value", "log_probability")
     presets = "ppo"
 
     @dataclass(frozen=True)

@@ -141,7 +141,7 @@ class Steps:
         """Rows between the start of the episode and the newest row; -1: nothing has been written yet."""
         self._ended = np.zeros(self.streams, bool)
         """Whether the return ended after the newest row."""
-        self._frames = tensors["frames"]
+        self._pixel = tensors["frames"].dtype
         self._struct = self._as_struct()
         self._address: int = self._struct.ctypes.data
 
@@ -296,7 +296,7 @@ class Steps:
         if _READ is None:
             return self._read(streams, rows)
         count, n, shape = len(rows), self.shape.n_step, (len(rows), *self.shape.spaces.observation_shape)
-        observations, following = self._frames.new_empty(shape), self._frames.new_empty(shape)
+        observations, following = torch.empty(shape, dtype=self._pixel), torch.empty(shape, dtype=self._pixel)
         actions = torch.from_numpy(np.empty(count, self._record["actions"]))
         rewards, discounts, last = torch.empty(n, count), torch.empty(n, count), torch.empty(n, count, dtype=torch.bool)
         acted_at, usable = np.empty(count, np.int64), np.empty(count, bool)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
+from contextlib import AbstractContextManager
 from typing import cast
 
 import pytest
@@ -110,22 +111,26 @@ def push_to_first(store: SharedStore, worker: int) -> None:
         push(store, worker, torch.ones(1), 0)
 
 
-def test_with_a_lock_a_copy_has_the_updates_that_its_counts_say_and_no_other() -> None:
-    """Though two processes push all the time, which never leaves a moment between two updates for long."""
+@pytest.mark.parametrize("tries", [1, 5])
+def test_with_a_lock_a_copy_has_the_updates_that_its_counts_say(tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though somebody else has made an update until the moment at which the lock is free."""
     with tempfile.NamedTemporaryFile() as lock:
-        store = shared_store(torch.zeros(1), PLAIN_SGD, workers=2, lock_file=lock.name, learning_rate=1.0)
-        context = multiprocessing.get_context("forkserver")
-        pushing = [context.Process(target=push_to_first, args=(store, worker)) for worker in range(2)]
-        for process in pushing:
-            start(process)
-        copies = []
-        while any(process.is_alive() for process in pushing) and store.updates < 600:
-            copies.append(store.counted_copy(tries=1))
-        for process in pushing:
-            process.join(200)
+        store = shared_store(torch.zeros(1), PLAIN_SGD, lock_file=lock.name, learning_rate=1.0)
+        exclusive = store.exclusive
 
-    assert len({counts.updates for _, counts in copies}) > 10
-    assert all(theta.item() == -counts.updates for theta, counts in copies)
+        def after_an_update() -> AbstractContextManager[None]:
+            with monkeypatch.context() as patch:
+                patch.setattr(store, "exclusive", exclusive)
+                push(store, 0, torch.ones(1), 0)
+            return exclusive()
+
+        monkeypatch.setattr(store, "exclusive", after_an_update)
+        for _ in range(3):
+            theta, counts = store.counted_copy(tries=tries)
+
+            assert theta.item() == -counts.updates
+
+    assert store.updates == 3
 
 
 def test_per_worker_statistics_are_apart() -> None:
