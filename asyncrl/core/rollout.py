@@ -159,9 +159,15 @@ class Minibatch:
     """`[T, B]` where an episode ended, so that the state is reset."""
 
     def flat(self) -> Minibatch:
-        """All steps of all environments as single ones, `[1, T B, ...]`, without a state."""
+        """All steps of all environments as single ones, `[1, T B, ...]`, without a state.
+
+        Images have their channels last in memory, as the networks compute, so that no pass reorders them again.
+        """
+        observations = self.observations.flatten(0, 1)
+        if observations.dim() == 4:
+            observations = observations.contiguous(memory_format=torch.channels_last)
         return Minibatch(
-            self.observations.flatten(0, 1)[None],
+            observations[None],
             self.actions.flatten(0, 1)[None],
             {name: values.reshape(1, -1) for name, values in self.extras.items()},
             self.acted_at,
@@ -169,8 +175,13 @@ class Minibatch:
 
     def select(self, chosen: Tensor) -> Minibatch:
         """Those of the B with the indices `chosen` `[b]`."""
+        observations = self.observations
+        if observations.dim() == 5 and not observations.is_contiguous():  # the result would be
+            observations = observations.movedim(2, -1).index_select(1, chosen).movedim(-1, 2)
+        else:
+            observations = observations.index_select(1, chosen)  # twice as fast as indexing
         return Minibatch(
-            self.observations.index_select(1, chosen),  # twice as fast as indexing
+            observations,
             self.actions[:, chosen],
             {name: values[:, chosen] for name, values in self.extras.items()},
             self.acted_at,

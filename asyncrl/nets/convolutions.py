@@ -212,7 +212,7 @@ class ConvolutionalBody(Body):
         # Without a gradient, and with one layer, oneDNN reorders its inputs faster than torch does. The backward pass
         # of several layers is faster if everything already has the layout that oneDNN uses. Converted and reordered in
         # one pass over the memory; bfloat16, too, represents all integers up to 255.
-        layout = torch.channels_last if last and torch.is_grad_enabled() else torch.preserve_format
+        layout = torch.channels_last if last and torch.is_grad_enabled() else torch.contiguous_format
         hidden = observations.to(self._convolutions[0][0].dtype, memory_format=layout)
         for number, (weight, bias, stride, padding) in enumerate(self._convolutions):
             hidden = F.conv2d(hidden, weight if scale == 1.0 else weight * scale, bias, stride, padding)

@@ -255,3 +255,18 @@ def test_actors_send_the_values_that_the_network_has_at_the_observations(
 
     values = network(rollout.observations, rollout.state, rollout.last)[1][:-1]
     torch.testing.assert_close(rollout.extras["value"], values.detach())
+
+
+def test_minibatches_of_images_are_the_images() -> None:
+    """Of all steps in any order; in memory their channels are last, so that no pass reorders them."""
+    images = torch.randint(0, 256, (3, 2, 4, 5, 6), dtype=torch.uint8)
+    count = torch.arange(6.0).view(3, 2)
+    part = Minibatch(images, count.long(), {"number": count}, acted_at=0).flat()
+    chosen = torch.tensor([4, 0, 3])
+    selected = part.select(chosen)
+
+    assert torch.equal(part.observations, images.flatten(0, 1)[None])
+    assert torch.equal(selected.observations, images.flatten(0, 1)[None, chosen])
+    assert selected.observations[0].is_contiguous(memory_format=torch.channels_last)
+    assert selected.actions.tolist() == [chosen.tolist()]
+    assert selected.extras["number"].tolist() == [chosen.tolist()]
