@@ -176,7 +176,7 @@ class Minibatch:
     def select(self, chosen: Tensor) -> Minibatch:
         """Those of the B with the indices `chosen` `[b]`."""
         observations = self.observations
-        if observations.dim() == 5 and not observations.is_contiguous():  # the result would be
+        if observations.dim() == 5 and not observations.is_contiguous():  # `flat`'s layout, which is kept
             observations = observations.movedim(2, -1).index_select(1, chosen).movedim(-1, 2)
         else:
             observations = observations.index_select(1, chosen)  # twice as fast as indexing

@@ -118,8 +118,13 @@ class Compiled:
         self._inputs = layers[0].inputs * layers[0].height * layers[0].width
         self._memory: dict[int, Memory] = {}
         """By batch size, or by the place of a tape's row."""
-        self.features = torch.empty(0)
+        self._newest: list[Tensor] = []
+        """The memory of the newest call."""
+
+    @property
+    def features(self) -> Tensor:
         """`[E, n]` what the last layer has read in the newest call: with a head, the body's outputs."""
+        return self._newest[len(self._layers) - 1].flatten(1)
 
     def renew(self) -> None:
         """The weights are others from now on."""
@@ -139,7 +144,7 @@ class Compiled:
             self._stale = self._changing
         row = None if self._tape is None else self._tape.row_for(observations)
         pointers, memory, outputs = self._memory_for(batch, row)
-        self.features = memory[len(layers) - 1].view(batch, -1)
+        self._newest = memory
         if row is not None and memory[0] is not row[0]:
             row[0].copy_(observations)
         pixels = observations.dtype == torch.uint8
