@@ -195,8 +195,8 @@ class Steps:
             self._add(actor, rollout, seen[:-1].numpy(), finals)
             return
         values = [rollout.extras[name] if self.shape.priorities else None for name in (ACTION_VALUE, STATE_VALUE)]
-        steps = (seen, rollout.actions, rollout.rewards, rollout.discounts, rollout.last, *values)
-        ends = (*rollout.truncated, None if finals is None else finals.to(seen.dtype))
+        steps = (seen.to(self._pixel), rollout.actions, rollout.rewards, rollout.discounts, rollout.last, *values)
+        ends = (*rollout.truncated, None if finals is None else finals.to(self._pixel))
         tensors = [None if tensor is None else tensor.contiguous() for tensor in (*steps, *ends)]
         counts = self.environments, len(rollout.last), len(ends[0]), rollout.acted_at
         numbers = float(rollout.reward_scale), self.shape.reward_clip, LEAST_PRIORITY
