@@ -7,6 +7,10 @@ finished run is not repeated: an interrupted benchmark continues with the run th
     python benchmarks/time_to_score.py                     # ALE/Pong-v5 to 18, seeds 1 to 3, the plain default
     python benchmarks/time_to_score.py --algorithm ppo
     python benchmarks/time_to_score.py --env-id CartPole-v1 --score 475 --seeds 1 2 3 4 5 -- --workers 4
+    python benchmarks/time_to_score.py --seeds --csv pong.csv --figure pong.png
+
+`--csv` keeps the runs in a file, under `--name`, and `--figure` draws for each name in that file which share of its
+runs have the score after so many minutes and steps.
 
 Flags after `--` go to the training command. Three times are printed, in minutes: `reached` is the snapshot whose
 evaluation reached the score, counted from the moment all workers were ready; `known` is the end of that evaluation;
@@ -16,6 +20,7 @@ evaluation reached the score, counted from the moment all workers were ready; `k
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import shutil
@@ -27,7 +32,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from asyncrl.plots.figures import Line, Panel, draw, save_figure
 from asyncrl.storage.records import read_records
+from asyncrl.studies.documents import write_csv
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,40 @@ def measure(seed: int, folder: Path, arguments: argparse.Namespace, flags: Seque
     )  # fmt: skip
 
 
+def keep(results: Sequence[Result], name: str, file: Path) -> list[dict[str, str]]:
+    """Put runs into a file, in the place of those of the same name and seed; returns all rows."""
+    rows = {}
+    if file.exists():
+        with file.open(newline="") as lines:
+            rows = {(row["name"], int(row["seed"])): row for row in csv.DictReader(lines)}
+    for one in results:
+        values = asdict(one) | {key: round(getattr(one, key), 2) for key in ("score", "reached", "known", "command")}
+        rows[name, one.seed] = {"name": name} | {key: str(value) for key, value in values.items()}
+    write_csv(file, list(rows.values()))
+    return list(rows.values())
+
+
+def share_reached(rows: Sequence[dict[str, str]], key: str, unit: float, colour: str) -> Line:
+    """Which share of runs have the score after so many minutes or steps. Those that never had it stay below."""
+    x, y = [0.0], [0.0]
+    for at in sorted(float(row[key]) / unit for row in rows if row["ended"] == "True"):
+        x += [at, at]
+        y += [y[-1], y[-1] + 1 / len(rows)]
+    last = max([float(row[key]) / unit for row in rows if row["ended"] != "True"], default=x[-1])
+    return Line([*x, last], [*y, y[-1]], colour, f"{rows[0]['name']} ({len(rows)} seeds)", width=2)
+
+
+def draw_shares(rows: Sequence[dict[str, str]], score: float, path: Path) -> None:
+    """Minutes on the left, steps on the right."""
+    groups = [[row for row in rows if row["name"] == name] for name in dict.fromkeys(row["name"] for row in rows)]
+    panels = []
+    for key, unit, label in (("known", 1.0, "minutes"), ("steps", 1e6, "million steps")):
+        marks = [share_reached(group, key, unit, f"C{i}") for i, group in enumerate(groups)]
+        title = f"share of runs that have {score:g}"
+        panels.append(Panel(marks, label, title, y_limits=(0, 1.02), x_limits=(0, None)))
+    save_figure(draw([panels], 3.4, share_y="all"), path)
+
+
 def main() -> None:
     """Measure and print."""
     words = sys.argv[1:]
@@ -80,9 +121,12 @@ def main() -> None:
     parser.add_argument("--algorithm", default="a3c", help="the algorithm's module")
     parser.add_argument("--env-id", default="ALE/Pong-v5")
     parser.add_argument("--score", type=float, default=18.0)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3], help="none: only draw")
     parser.add_argument("--max-minutes", type=float, default=60.0)
     parser.add_argument("--runs-dir", type=Path, default=Path("runs/time-to-score"))
+    parser.add_argument("--csv", type=Path, help="put the runs into this file")
+    parser.add_argument("--name", default="", help="of the runs in that file")
+    parser.add_argument("--figure", type=Path, help="draw all runs of that file")
     arguments = parser.parse_args(words[: words.index("--")] if "--" in words else words)
 
     print(f"{arguments.algorithm} on {arguments.env_id} until {arguments.score:g}:", *flags)
@@ -107,6 +151,10 @@ def main() -> None:
     if reached:
         print(f"; median {statistics.median(result.known for result in reached):.1f} minutes", end="")
     print()
+    if arguments.csv:
+        rows = keep(results, arguments.name, arguments.csv)
+        if arguments.figure:
+            draw_shares(rows, arguments.score, arguments.figure)
 
 
 if __name__ == "__main__":
