@@ -115,11 +115,18 @@ def draw_rows(points: Sequence[dict[str, str]], path: Path) -> None:
     """A panel for each row: every seed's evaluations over minutes, and the published score at its time."""
     panels = []
     for row in REPORT:
-        name = f"{method_name(row.algorithm)}, two cores"
         marks = [Line((row.minutes,), (row.score,), BLACK, "RLlib on a supercomputer", "", marker="*", size=11)]
         for run in runs_in(points, row).values():
             minutes, scores = [float(at["seconds"]) / 60 for at in run], [float(at["score"]) for at in run]
-            marks.append(Line(minutes, scores, COLOURS[row.algorithm], name, width=1.2))
+            marks.append(
+                Line(
+                    minutes,
+                    scores,
+                    COLOURS[row.algorithm],
+                    f"{method_name(row.algorithm)}, {run[-1]['cores']} cores",
+                    width=1.2,
+                )
+            )
         panels.append(Panel(marks, "minutes", "score of ten games", f"{method_name(row.algorithm)}, {row.game}"))
     save_figure(draw([panels[:3], panels[3:]], 3.2), path)
 

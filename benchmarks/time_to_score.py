@@ -129,6 +129,9 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="draw all runs of that file")
     arguments = parser.parse_args(words[: words.index("--")] if "--" in words else words)
 
+    if arguments.figure and not arguments.csv:
+        parser.error("--figure draws the runs of a file: give --csv")
+
     print(f"{arguments.algorithm} on {arguments.env_id} until {arguments.score:g}:", *flags)
     print(f"{'seed':>5} {'score':>7} {'steps':>11} {'reached':>9} {'known':>9} {'command':>9} {'core-min':>9}")
     results = []
