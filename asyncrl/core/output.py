@@ -22,8 +22,11 @@ def clean(text: str) -> str:
 
 
 def print_line(text: object = "", to: TextIO | None = None, error: bool = False) -> None:
-    """Print a line at once, to stdout, or to stderr if it is an `error`, or to another stream."""
-    print(clean(str(text)), file=to or (sys.stderr if error else sys.stdout), flush=True)
+    """Print a line at once, to stdout, or to stderr if it is an `error`, or to another stream.
+
+    Text and end go out in one write, though Python be unbuffered: other processes write to the same terminal.
+    """
+    print(f"{clean(str(text))}\n", end="", file=to or (sys.stderr if error else sys.stdout), flush=True)
 
 
 @contextlib.contextmanager

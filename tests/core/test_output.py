@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,7 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.output import clean
 from asyncrl.runtime.terminal import TerminalView, panel
 from asyncrl.storage.run_folder import RunFolder
+from tests.faults.running import SECONDS
 from tests.support import the_run
 
 ATTACK = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x9b1m\r\u202eevil\x00\x7f[bold]\x1bP1\x1b\\"
@@ -45,6 +50,17 @@ def test_the_package_prints_in_one_place() -> None:
         calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
         prints = [call.lineno for call in calls if isinstance(call, ast.Name) and call.id == "print"]
         assert (file.relative_to(root).as_posix() == "core/output.py") == bool(prints), f"{file} {prints}"
+
+
+def test_a_line_and_its_end_are_one_write() -> None:
+    """Without a buffer, too, as under PYTHONUNBUFFERED: lines of several processes would otherwise run together."""
+    program = "from asyncrl.core.output import print_line; [print_line(f'{n} {n}') for n in range(3)]"
+    reading, writing = socket.socketpair(type=socket.SOCK_DGRAM)  # a packet for each write
+    with reading, writing:
+        subprocess.run([sys.executable, "-u", "-c", program], stdout=writing, check=True, timeout=SECONDS)
+        reading.settimeout(SECONDS)
+        written = filter(None, (reading.recv(100) for _ in itertools.count()))  # print writes its empty end, too
+        assert list(itertools.islice(written, 3)) == [b"0 0\n", b"1 1\n", b"2 2\n"]
 
 
 def test_an_error_is_one_clean_line(capfd: pytest.CaptureFixture[str]) -> None:
