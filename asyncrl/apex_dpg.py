@@ -22,11 +22,11 @@ Policy and critic are parts of one theta, and one update moves both. The loops a
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asyncrl.algorithm import MEMORY, Algorithm, Who
@@ -39,7 +39,9 @@ from asyncrl.core.losses import Metrics, squared_error
 from asyncrl.core.returns import n_step_targets
 from asyncrl.core.rollout import Extras, State, Transitions
 from asyncrl.core.spaces import Spaces
+from asyncrl.nets.bodies import linear_layers, parameters_of
 from asyncrl.nets.gaussian import Box
+from asyncrl.nets.products import linear
 from asyncrl.nets.trunk import Reducible, Trunk, make_body
 
 WIDTHS = (256, 256)
@@ -47,35 +49,32 @@ WIDTHS = (256, 256)
 
 
 class Layers(Reducible):
-    """`copies` fully connected networks of the same shape side by side, `[..., B, i]` -> `[copies, B, o]`."""
+    """A fully connected network, `[B, i]` -> `[B, o]`, initialised like torch's linear layers."""
 
-    def __init__(self, sizes: tuple[int, ...], copies: int = 1, activation: str = "relu") -> None:
-        """`sizes` are those of the input, the hidden layers and the output. Initialised like torch's linear layers."""
+    def __init__(self, sizes: tuple[int, ...], activation: str = "relu") -> None:
+        """`sizes` are those of the input, the hidden layers and the output."""
         super().__init__()
-        layers = []
-        for inputs, outputs in itertools.pairwise(sizes):
-            bound = inputs**-0.5
-            weight = nn.Parameter(torch.empty(copies, inputs, outputs).uniform_(-bound, bound))
-            layers.append((weight, nn.Parameter(torch.empty(copies, 1, outputs).uniform_(-bound, bound))))
-        *self._hidden, self._last = layers
-        self.hidden = nn.ParameterList(itertools.chain(*self._hidden))
-        self.output = nn.ParameterList(self._last)
-        self._copies = copies
-        self._activation = torch.tanh_ if activation == "tanh" else torch.relu_
+        self.hidden = linear_layers(sizes[:-1])
+        self.output = nn.Linear(sizes[-2], sizes[-1])
+        self._layers = parameters_of(self.hidden)
+        self._activation = activation
 
     def large(self) -> nn.Module:
         """The hidden layers."""
         return self.hidden
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """`[copies, B, o]` of inputs `[B, i]`."""
-        hidden = inputs.expand(self._copies, *inputs.shape)
-        # Not baddbmm: it returns the layout of the expanded bias, columns first, which makes the rest slow.
+    def forward(self, inputs: Tensor, frozen: bool = False) -> Tensor:
+        """`[B, o]` of inputs `[B, i]`; no gradient for the parameters if they are `frozen`."""
+        hidden = inputs
         with self.precision:
-            for weight, bias in self._hidden:
-                hidden = self._activation(torch.bmm(hidden, weight).add_(bias))
-        weight, bias = self._last
-        return torch.bmm(hidden.float(), weight).add_(bias)
+            for weight, bias in self._layers:
+                if frozen:
+                    weight, bias = weight.detach(), bias.detach()
+                hidden = linear(hidden, weight, bias, self._activation)
+        weight, bias = self.output.weight, self.output.bias
+        if frozen:
+            weight, bias = weight.detach(), bias.detach()
+        return F.linear(hidden.float(), weight, bias)
 
 
 class ReplayActorCritic(nn.Module):
@@ -98,9 +97,9 @@ class ReplayActorCritic(nn.Module):
             Trunk(make_body(config.network, (), spaces, config.normalize_observations)) for _ in range(2)
         )
         components = len(spaces.action_low)
-        self.policy = Layers((self.policy_trunk.features, *widths, outputs * components), 1, activation)
-        between = getattr(config, "critic_sizes", ()) or widths
-        self.value = Layers((self.value_trunk.features + components, *between, 1), critics, activation)
+        self.policy = Layers((self.policy_trunk.features, *widths, outputs * components), activation)
+        sizes = (self.value_trunk.features + components, *(getattr(config, "critic_sizes", ()) or widths), 1)
+        self.critics = nn.ModuleList(Layers(sizes, activation) for _ in range(critics))
 
     def seen(self, observations: Tensor) -> Tensor:
         """What the critics' layers take of observations `[B, ...]`: `[B, F]`."""
@@ -109,17 +108,17 @@ class ReplayActorCritic(nn.Module):
     def outputs(self, observations: Tensor) -> Tensor:
         """What the policy's layers make of observations `[B, ...]`."""
         made: Tensor = self.policy(self.policy_trunk.step(observations, None)[0])
-        return made[0]
+        return made
 
-    def values_of(self, seen: Tensor, scaled: Tensor) -> Tensor:
+    def values_of(self, seen: Tensor, scaled: Tensor, frozen: bool = False) -> Tensor:
         """q of each critic, `[critics, B]`, of what it has `seen` and `scaled` actions `[B, n]`."""
-        values: Tensor = self.value(torch.cat([seen, scaled], -1))
-        return values.squeeze(-1)
+        both = torch.cat([seen, scaled], -1)
+        return torch.stack([critic(both, frozen).squeeze(-1) for critic in self.critics])
 
     def slope(self, seen: Tensor, scaled: Tensor) -> Tensor:
         """grad_a of the least q at `scaled` actions, `[B, n]`, without a gradient for anybody."""
         free = scaled.detach().requires_grad_()
-        least = self.values_of(seen.detach(), free).amin(0)
+        least = self.values_of(seen.detach(), free, frozen=True).amin(0)
         return torch.autograd.grad(least.sum(), free)[0]
 
 

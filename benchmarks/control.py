@@ -6,8 +6,9 @@ The runs are made one after the other, seed by seed, each with both cores for it
 environment with Stable-Baselines3 (`sb3_sac.py`), without which only ours are made. The command can be stopped at any
 time and called again: it goes on where it was (ours from their checkpoints, with their memory; a run of
 Stable-Baselines3 from its beginning), and prints the table of what there is. `--only table` makes nothing.
-Stable-Baselines3 computes in one thread per core; on a machine that does other work, too, it is faster with
-OMP_NUM_THREADS=1 in the environment.
+
+SAC learns in two threads on both sides. With `--threads 1` it takes one, so that two runs may be made side by side, by
+two such commands, in less time than one after the other; these count for the scores and not for the times.
 
 A score is the mean of all episodes of a run's last three evaluations, without noise. Minutes are those of the whole
 command and core-minutes the CPU time of all its processes, which are asked twice a second: start, evaluations and
@@ -52,22 +53,23 @@ TASKS = [
     Task("HalfCheetah-v5", 300_000, 10_000, MUJOCO, ("--warmup-steps", "10000")),
     Task("Hopper-v5", 300_000, 10_000, MUJOCO, ("--warmup-steps", "10000")),
 ]
-OURS = {
-    "SAC": ("sac", ()),
-    "SAC, bfloat16": ("sac", ("--precision", "bfloat16")),
-    "Ape-X DPG": ("apex_dpg", ()),
-}
+OURS = {"SAC": "sac", "Ape-X DPG": "apex_dpg"}
+ALONE = 2
+"""Threads of a run that has both cores for itself."""
 THEIRS = "Stable-Baselines3's SAC"
 
 
-def command_of(name: str, task: Task, seed: int, folder: Path, sb3: str) -> list[str]:
+def command_of(name: str, task: Task, seed: int, folder: Path, sb3: str, threads: int) -> list[str]:
     """What makes a run, or goes on with it, in `folder`."""
     shared = ["--env-id", task.env_id, "--seed", str(seed), "--total-steps", str(task.steps)]
     shared += ["--evaluation-interval-steps", str(task.interval), "--evaluation-episodes", "10"]
     if name == THEIRS:
         return [sb3, str(HERE / "sb3_sac.py"), *shared, "--out", str(folder)]
-    algorithm, more = OURS[name]
-    words = [*more, *(task.sac if algorithm == "sac" else task.dpg), "--workers", "1" if algorithm == "sac" else "2"]
+    algorithm = OURS[name]
+    if algorithm == "sac":
+        words = [*task.sac, "--workers", "1", "--learner-threads", str(threads)]
+    else:
+        words = [*task.dpg, "--workers", "2"]
     place = ["--runs-dir", str(folder.parent.parent.parent), "--run-name", folder.name, "--resume", "auto"]
     # Every evaluation is made when it is due, as theirs are.
     return [
@@ -78,16 +80,18 @@ def command_of(name: str, task: Task, seed: int, folder: Path, sb3: str) -> list
 
 def folder_of(name: str, task: Task, seed: int, out: Path) -> Path:
     """Where a run is: as asyncrl names folders."""
-    kind = "sb3" if name == THEIRS else name.replace(",", "").replace(" ", "-").lower()
-    algorithm = "sac" if name == THEIRS else OURS[name][0]
+    kind = "sb3" if name == THEIRS else name.replace(" ", "-").lower()
+    algorithm = "sac" if name == THEIRS else OURS[name]
     return out / kind / algorithm / task.env_id / f"seed-{seed}"
 
 
-def make(name: str, task: Task, seed: int, out: Path, sb3: str) -> None:
+def make(name: str, task: Task, seed: int, out: Path, sb3: str, threads: int) -> None:
     """Make a run, or the rest of it, and add up what it took."""
     folder = folder_of(name, task, seed, out)
     ledger = folder.parent / f"{folder.name}.cost.json"
-    spent = json.loads(ledger.read_text()) if ledger.is_file() else {"minutes": 0.0, "core_minutes": 0.0, "done": False}
+    spent = {"minutes": 0.0, "core_minutes": 0.0, "done": False, "threads": threads}
+    if ledger.is_file():
+        spent = json.loads(ledger.read_text())
     if spent["done"] or (name == THEIRS and not sb3):
         return
     if name == THEIRS and folder.exists():
@@ -96,7 +100,7 @@ def make(name: str, task: Task, seed: int, out: Path, sb3: str) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     print(f"{task.env_id}, seed {seed}: {name}", flush=True)
     began = time.monotonic()
-    code, seconds = run(command_of(name, task, seed, folder, sb3))
+    code, seconds = run(command_of(name, task, seed, folder, sb3, threads), threads)
     spent["minutes"] += (time.monotonic() - began) / 60
     spent["core_minutes"] += seconds / 60
     spent["done"] = code == 0
@@ -105,10 +109,11 @@ def make(name: str, task: Task, seed: int, out: Path, sb3: str) -> None:
         raise SystemExit(f"{name} ended with exit code {code}; call this again to go on")
 
 
-def run(command: list[str]) -> tuple[int, float]:
+def run(command: list[str], threads: int) -> tuple[int, float]:
     """The exit code of a command, and the CPU seconds of its processes, but for the last moment of each."""
     used: dict[tuple[int, float], float] = {}
-    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(HERE.parent)}) as process:
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": str(threads)}
+    with subprocess.Popen(command, env=environment) as process:
         root = psutil.Process(process.pid)
         while process.poll() is None:
             with contextlib.suppress(psutil.Error):
@@ -137,11 +142,15 @@ def table(tasks: Sequence[Task], seeds: Sequence[int], out: Path) -> None:
                 ledger = folder.parent / f"{folder.name}.cost.json"
                 spent = json.loads(ledger.read_text()) if ledger.is_file() else {}
                 if spent.get("done") and (score := score_of(folder)) is not None:
-                    found.append((score, spent["minutes"], spent["core_minutes"]))
+                    found.append(spent | {"score": score})
             if found:
-                scores, minutes, core_minutes = zip(*found, strict=True)
+                scores = [one["score"] for one in found]
                 each = ", ".join(f"{score:,.0f}" for score in scores)
-                figures = f"{statistics.mean(minutes):.1f} | {statistics.mean(core_minutes):.1f}"
+                alone = [one for one in found if one["threads"] == ALONE]
+                figures = " | ".join(
+                    f"{statistics.mean(one[cost] for one in alone):.1f}" if alone else "-"
+                    for cost in ("minutes", "core_minutes")
+                )
                 print(f"| {task.env_id} | {name} | {each} | {statistics.mean(scores):,.0f} | {figures} |")
 
 
@@ -152,6 +161,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/control"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--tasks", nargs="+", default=[task.env_id for task in TASKS])
+    parser.add_argument("--threads", type=int, default=ALONE, help="1: another run is made at the same time")
     parser.add_argument("--only", nargs="+", default=[*OURS, THEIRS], help="some of the methods; table: none")
     arguments = parser.parse_args()
     tasks = [task for task in TASKS if task.env_id in arguments.tasks]
@@ -159,7 +169,7 @@ def main() -> None:
         for seed in arguments.seeds:
             for name in [*OURS, THEIRS]:
                 if name in arguments.only:
-                    make(name, task, seed, arguments.out.resolve(), arguments.sb3)
+                    make(name, task, seed, arguments.out.resolve(), arguments.sb3, arguments.threads)
     table(tasks, arguments.seeds, arguments.out.resolve())
 
 

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asyncrl.core.devices import CPU
 from asyncrl.core.errors import UsageError
 from asyncrl.nets.bodies import Body, linear_layers, parameters_of
+from asyncrl.nets.products import linear, product, relu_backward
 
 Layers = tuple[tuple[int, int, int, int], ...]
 """Output channels, kernel, stride and padding of each convolutional layer."""
@@ -36,14 +36,9 @@ CONVOLUTIONS: dict[str, Layers] = {
 TAPED_ENVIRONMENTS, TAPED_MULTIPLICATIONS = 4, 2_000_000
 """From how many environments, and multiplications per observation, it pays to keep activations for the gradient."""
 
-LARGE = 1_000_000
-"""From how many weights on a linear layer is computed by oneDNN."""
-
 # Each with its overload, for which torch would look at every call.
 relu_into = torch.ops.aten.relu.out
-relu_backward = torch.ops.aten.threshold_backward.default
 convolution_backward = torch.ops.aten.convolution_backward.default
-onednn_linear: Any = torch.ops.mkldnn._linear_pointwise.default if torch._C._has_mkldnn else None
 
 
 class Tape:
@@ -186,8 +181,8 @@ class ConvolutionalBody(Body):
         below = list(activations)
         for weight, _ in reversed(self._linear):
             gradient = relu_backward(gradient, below.pop(), 0)
-            backwards += [gradient.sum(0), product(gradient.T, below[-1].flatten(1), weight)]
-            gradient = product(gradient, weight, weight)
+            backwards += [gradient.sum(0), product(gradient.T, below[-1].flatten(1))]
+            gradient = product(gradient, weight)
         gradient = gradient.view(below[-1].shape)
         for weight, _, stride, padding in reversed(self._convolutions):
             gradient = relu_backward(gradient, below.pop(), 0)
@@ -222,7 +217,7 @@ class ConvolutionalBody(Body):
             scale = 1.0
         hidden = hidden.flatten(1)
         for weight, bias in self._linear:
-            hidden = linear_relu(hidden, weight, bias)
+            hidden = linear(hidden, weight, bias, "relu")
         return hidden
 
 
@@ -241,48 +236,3 @@ class Retrace(torch.autograd.Function):
         """Gradients of the parameters, from that of the features `[count, F]`."""
         count = context.tape.used(gradient)
         return None, None, None, *context.body.gradients(gradient[:count], context.tape.up_to(count))
-
-
-def linear_relu(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """ReLU of a linear layer with `weight` `[O, F]` and `bias` `[O]`, `[B, F]` -> `[B, O]`."""
-    if multiplies_by_onednn(weight) and hidden.dtype == weight.dtype:  # else autocast has reduced it
-        result: Tensor = LinearReLU.apply(hidden, weight, bias)  # type: ignore[no-untyped-call]
-        return result
-    return F.linear(hidden, weight, bias).relu_()
-
-
-class LinearReLU(torch.autograd.Function):
-    """The same by oneDNN, whose product adds the bias and applies the ReLU as well."""
-
-    @staticmethod
-    def forward(context: Any, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """`[B, F]` -> `[B, O]`."""
-        result: Tensor = onednn_linear(hidden, weight, bias, "relu", [], "")
-        context.save_for_backward(hidden, weight, result)
-        return result
-
-    @staticmethod
-    @once_differentiable
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of the input, the weight and the bias, from that of the output `[B, O]`."""
-        hidden, weight, result = context.saved_tensors
-        gradient = relu_backward(gradient, result, 0)
-        return product(gradient, weight, weight), product(gradient.T, hidden, weight), gradient.sum(0)
-
-
-def product(left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
-    """`left @ right`, without a gradient, by the library that multiplies by `weight`."""
-    if multiplies_by_onednn(weight):
-        result: Tensor = onednn_linear(left, right.T, None, "none", [], "")
-        return result
-    return left @ right
-
-
-def multiplies_by_onednn(weight: Tensor) -> bool:
-    """Whether oneDNN multiplies by this weight, and not the library that torch's own linear layers call.
-
-    That is MKL, which reaches half of oneDNN's speed on processors that are not Intel's. For small weights it does not
-    matter. What is exported has torch's own layers, which other programs know.
-    """
-    large = weight.numel() >= LARGE and weight.dtype == torch.float32 and weight.device.type == CPU
-    return large and onednn_linear is not None and not torch.compiler.is_compiling()

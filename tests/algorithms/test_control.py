@@ -69,7 +69,7 @@ class Bilinear(nn.Module):
     def choose(self, observations: Tensor) -> Tensor:
         return self.w * observations
 
-    def values_of(self, seen: Tensor, scaled: Tensor) -> Tensor:
+    def values_of(self, seen: Tensor, scaled: Tensor, frozen: bool = False) -> Tensor:
         return (self.u * seen * scaled)[..., 0][None]
 
     slope = ReplayActorCritic.slope
@@ -97,16 +97,16 @@ def test_an_update_of_apex_dpg_by_hand(clip: float, climb: float, weight: float)
 
 def pairs_of(layers: Layers) -> list[tuple[Tensor, Tensor]]:
     """Weights and biases of the layers, from the first to the last."""
-    numbers = [*layers.hidden, *layers.output]
+    numbers = list(layers.parameters())
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def stacked(layers: Layers, copy: int, inputs: Tensor) -> Tensor:
-    """What one of several networks side by side makes of `[B, i]`, layer by layer."""
-    *hidden, last = [(weight[copy], bias[copy]) for weight, bias in pairs_of(layers)]
+def by_hand(layers: Layers, inputs: Tensor) -> Tensor:
+    """What the layers make of `[B, i]`, one by one."""
+    *hidden, last = pairs_of(layers)
     for weight, bias in hidden:
-        inputs = (inputs @ weight + bias).clamp(min=0)
-    return inputs @ last[0] + last[1]
+        inputs = (inputs @ weight.T + bias).clamp(min=0)
+    return inputs @ last[0].T + last[1]
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -119,14 +119,14 @@ def test_an_update_of_sac_is_the_paper_s(n: int, learns: bool) -> None:
     (part,) = agent.passes(transitions_of(64, n))
 
     def policy(observations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_deviation = stacked(network.policy, 0, observations).chunk(2, -1)
+        mean, log_deviation = by_hand(network.policy, observations).chunk(2, -1)
         normal = Normal(mean, log_deviation.exp())
         squashed = TransformedDistribution(Independent(normal, 1), [TanhTransform(cache_size=1)])
         action = squashed.transforms[0](mean + log_deviation.exp() * noise)
         return action, squashed.log_prob(action)
 
     def q(of: Any, copy: int, observations: Tensor, scaled: Tensor) -> Tensor:
-        return stacked(of.value, copy, torch.cat([observations, scaled], -1))[..., 0]
+        return by_hand(of.critics[copy], torch.cat([observations, scaled], -1))[..., 0]
 
     with torch.no_grad():
         chosen, log_probability = policy(part.following, part.noise[1])
@@ -145,7 +145,7 @@ def test_an_update_of_sac_is_the_paper_s(n: int, learns: bool) -> None:
     least = torch.minimum(*(q(network, i, part.observations, chosen) for i in range(2)))
     log_alpha = network.log_temperature
     losses = {
-        "value": 0.5 * mean.mean(),
+        "critics": 0.5 * mean.mean(),
         "policy": (0.3 * log_probability - least).mean(),
         "log_temperature": -(log_alpha * (log_probability.detach() - 2)).mean() * learns,
     }
@@ -186,7 +186,7 @@ def test_an_update_of_sac_is_stable_baselines3_s() -> None:
     torch.testing.assert_close(found, flatten_parameters(want), rtol=1e-5, atol=1e-5)
     take_weights(want, SB3["after"]["actor"], SB3["after"]["critic"], SB3["after"]["temperature"])
     torch.testing.assert_close(store.theta, flatten_parameters(want), rtol=1e-5, atol=1e-5)
-    of_critics = sum(p.numel() for p in network.value.parameters())
+    of_critics = sum(p.numel() for p in network.critics.parameters())
     take_weights(want, SB3["after"]["actor"], SB3["after"]["target"], SB3["after"]["temperature"])
     own = store.target_view()
     assert own is not None
@@ -195,7 +195,7 @@ def test_an_update_of_sac_is_stable_baselines3_s() -> None:
     for name, got, wanted in zip(
         names_of, split_like(own, want.parameters()), split_like(flat, want.parameters()), strict=True
     ):
-        if name.startswith("value"):
+        if name.startswith("critics"):
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
             compared += got.numel()
     assert compared == of_critics
@@ -204,18 +204,17 @@ def test_an_update_of_sac_is_stable_baselines3_s() -> None:
 def take_weights(network: Any, actor: dict[str, Any], critic: dict[str, Any], temperature: list[float]) -> None:
     """Copy Stable-Baselines3's numbers, by its names, into a network of ours."""
     of = {name: torch.tensor(value) for name, value in (actor | critic).items()}
-    hidden = ["latent_pi.0", "latent_pi.2"]
-    policy, values = pairs_of(network.policy), pairs_of(network.value)
+    policy = pairs_of(network.policy)
     with torch.no_grad():
-        for (weight, bias), name in zip(policy, hidden, strict=False):
-            weight[0].copy_(of[f"{name}.weight"].T)
-            bias[0, 0].copy_(of[f"{name}.bias"])
-        policy[2][0][0].copy_(torch.cat([of["mu.weight"], of["log_std.weight"]]).T)
-        policy[2][1][0, 0].copy_(torch.cat([of["mu.bias"], of["log_std.bias"]]))
-        for copy in range(2):
-            for place, (weight, bias) in enumerate(values):
-                weight[copy].copy_(of[f"qf{copy}.{2 * place}.weight"].T)
-                bias[copy, 0].copy_(of[f"qf{copy}.{2 * place}.bias"])
+        for (weight, bias), name in zip(policy, ["latent_pi.0", "latent_pi.2"], strict=False):
+            weight.copy_(of[f"{name}.weight"])
+            bias.copy_(of[f"{name}.bias"])
+        policy[2][0].copy_(torch.cat([of["mu.weight"], of["log_std.weight"]]))
+        policy[2][1].copy_(torch.cat([of["mu.bias"], of["log_std.bias"]]))
+        for number, critic in enumerate(network.critics):
+            for place, (weight, bias) in enumerate(pairs_of(critic)):
+                weight.copy_(of[f"qf{number}.{2 * place}.weight"])
+                bias.copy_(of[f"qf{number}.{2 * place}.bias"])
         network.log_temperature.copy_(torch.tensor(temperature))
 
 
