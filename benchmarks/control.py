@@ -7,8 +7,9 @@ environment with Stable-Baselines3 (`sb3_sac.py`), without which only ours are m
 time and called again: it goes on where it was (ours from their checkpoints, with their memory; a run of
 Stable-Baselines3 from its beginning), and prints the table of what there is. `--only table` makes nothing.
 
-SAC learns in two threads on both sides. With `--threads 1` it takes one, so that two runs may be made side by side, by
-two such commands, in less time than one after the other; these count for the scores and not for the times.
+Stable-Baselines3 computes in two threads; ours learns in one, since a second gains nothing. With `--threads 1` it gets
+one as well, so that two runs may be made side by side, by two such commands, in less time than one after the other;
+these count for the scores and not for the times.
 
 A score is the mean of all episodes of a run's last three evaluations, without noise. Minutes are those of the whole
 command and core-minutes the CPU time of all its processes, which are asked twice a second: start, evaluations and
@@ -55,21 +56,18 @@ TASKS = [
 ]
 OURS = {"SAC": "sac", "Ape-X DPG": "apex_dpg"}
 ALONE = 2
-"""Threads of a run that has both cores for itself."""
+"""Threads of Stable-Baselines3 when a run has both cores for itself."""
 THEIRS = "Stable-Baselines3's SAC"
 
 
-def command_of(name: str, task: Task, seed: int, folder: Path, sb3: str, threads: int) -> list[str]:
+def command_of(name: str, task: Task, seed: int, folder: Path, sb3: str) -> list[str]:
     """What makes a run, or goes on with it, in `folder`."""
     shared = ["--env-id", task.env_id, "--seed", str(seed), "--total-steps", str(task.steps)]
     shared += ["--evaluation-interval-steps", str(task.interval), "--evaluation-episodes", "10"]
     if name == THEIRS:
         return [sb3, str(HERE / "sb3_sac.py"), *shared, "--out", str(folder)]
     algorithm = OURS[name]
-    if algorithm == "sac":
-        words = [*task.sac, "--workers", "1", "--learner-threads", str(threads)]
-    else:
-        words = [*task.dpg, "--workers", "2"]
+    words = [*(task.sac if algorithm == "sac" else task.dpg), "--workers", "1" if algorithm == "sac" else "2"]
     place = ["--runs-dir", str(folder.parent.parent.parent), "--run-name", folder.name, "--resume", "auto"]
     # Every evaluation is made when it is due, as theirs are.
     return [
@@ -100,7 +98,7 @@ def make(name: str, task: Task, seed: int, out: Path, sb3: str, threads: int) ->
     folder.parent.mkdir(parents=True, exist_ok=True)
     print(f"{task.env_id}, seed {seed}: {name}", flush=True)
     began = time.monotonic()
-    code, seconds = run(command_of(name, task, seed, folder, sb3, threads), threads)
+    code, seconds = run(command_of(name, task, seed, folder, sb3), threads)
     spent["minutes"] += (time.monotonic() - began) / 60
     spent["core_minutes"] += seconds / 60
     spent["done"] = code == 0
