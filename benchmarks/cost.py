@@ -1,8 +1,9 @@
 """CPU microseconds that a step of one environment costs, by part, compared with Stable-Baselines3's A2C and PPO.
 
 Everything learns Pong. Each program has a process of its own with one thread, and the processes take turns, a round
-each. Time is CPU time, which other programs on the machine affect less than time by the clock; starting a program and
-its first steps do not count. The table has medians of the rounds. The parts of a step:
+each. Ours is one worker of a local run, with the learner if there is one. Time is CPU time, which other programs on the
+machine affect less than time by the clock; starting a program and its first steps do not count. The table has medians
+of the rounds. The parts of a step:
 
     environment   emulator, screens, and normalising observations
     act           the policy's forward pass, and drawing actions
@@ -106,7 +107,7 @@ def make_run(folder: str, algorithm: str, settings: Mapping[str, Any]) -> Run:
     method = algorithm_of(name)
     fixed = {
         "env_id": PONG, "total_steps": 2**50, "workers": 1, "record_interval_seconds": 1e9, "overlap": False,
-        "backend": "serial",
+        "backend": "local",
     }  # fmt: skip
     screen = {key: value for key, value in settings.items() if key == "image_size"}
     environment = EnvSpec.of(method.Config(env_id=PONG, **screen))

@@ -57,6 +57,12 @@ def act_compiled(network: nn.Module, changing: bool) -> list[Callable[[], None]]
         return [features.renew for features in bodies]
     (outputs,) = bodies
 
+    def step(observations: Tensor) -> Tensor:
+        outputs(observations)
+        return outputs.features
+
+    trunks[0].body.step = step  # type: ignore[method-assign]  # for observations that nobody acts on
+
     def policy_at(observations: Tensor, state: State = None) -> tuple[Categorical, State]:
         return Categorical(outputs(observations).clone()), None
 

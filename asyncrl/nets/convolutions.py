@@ -154,7 +154,7 @@ class ConvolutionalBody(Body):
             scale = 1.0
         hidden = hidden.flatten(1)
         for (weight, bias), out in zip(self._linear, row[1 + len(self._convolutions) :], strict=True):
-            hidden = relu_into(F.linear(hidden, weight, bias), out=out)
+            hidden = out.copy_(linear(hidden, weight, bias, "relu"))
         return hidden
 
     def keep_activations(self, steps: int, environments: int) -> Callable[[], None] | None:

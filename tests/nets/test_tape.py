@@ -103,18 +103,25 @@ def test_the_gradient_is_that_of_a_second_pass(
 
 
 @pytest.mark.skipif(not acting.LANES, reason="there is no compiled code for acting here")
+@pytest.mark.parametrize("bootstrap", [False, True])
 @pytest.mark.parametrize("name", SCREENS)
-def test_compiled_acting_keeps_the_same_activations(name: str, passes: list[int]) -> None:
-    """The gradient is that of a second pass, in the first rollout and in later ones, which reuse the memory."""
+def test_compiled_acting_keeps_the_same_activations(
+    name: str, bootstrap: bool, passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient is that of a second pass, in the first rollout and in later ones, which reuse the memory.
+
+    What has not been acted on, the last observation, is computed by compiled code, too.
+    """
     network, observations = network_of(name), observations_of(name)
-    expected = gradient_at(network, observations)
+    expected = gradient_at(network, observations, bootstrap)
+    monkeypatch.delattr(ConvolutionalBody, "step")
     store = shared_store(flatten_parameters(network).clone(), UpdateRule("rmsprop"))
     replica = Replica(store, network, None, True, taped=(STEPS + 1, ENVIRONMENTS), compiled=True)
     for _ in range(2):
         replica.pull(store)
         passes.clear()
         act(network, observations)
-        own = gradient_at(network, observations)
+        own = gradient_at(network, observations, bootstrap)
 
         assert passes == []
         assert_equal(own, expected)
