@@ -99,7 +99,7 @@ class ReplayActorCritic(nn.Module):
         components = len(spaces.action_low)
         self.policy = Layers((self.policy_trunk.features, *widths, outputs * components), activation)
         sizes = (self.value_trunk.features + components, *(getattr(config, "critic_sizes", ()) or widths), 1)
-        self.critics = nn.ModuleList(Layers(sizes, activation) for _ in range(critics))
+        self.value = nn.ModuleList(Layers(sizes, activation) for _ in range(critics))
 
     def seen(self, observations: Tensor) -> Tensor:
         """What the critics' layers take of observations `[B, ...]`: `[B, F]`."""
@@ -113,7 +113,7 @@ class ReplayActorCritic(nn.Module):
     def values_of(self, seen: Tensor, scaled: Tensor, frozen: bool = False) -> Tensor:
         """q of each critic, `[critics, B]`, of what it has `seen` and `scaled` actions `[B, n]`."""
         both = torch.cat([seen, scaled], -1)
-        return torch.stack([critic(both, frozen).squeeze(-1) for critic in self.critics])
+        return torch.stack([critic(both, frozen).squeeze(-1) for critic in self.value])
 
     def slope(self, seen: Tensor, scaled: Tensor) -> Tensor:
         """grad_a of the least q at `scaled` actions, `[B, n]`, without a gradient for anybody."""

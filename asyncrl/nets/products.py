@@ -30,11 +30,11 @@ def by_onednn(left: Tensor, right: Tensor) -> bool:
     What is exported has torch's own layers, which other programs know; autocast reduces their inputs to bfloat16.
     """
     return (
-        left.numel() * right.shape[1] >= MANY
+        not torch.compiler.is_compiling()  # first: what is exported must not depend on the batch size
+        and onednn_linear is not None
+        and left.numel() * right.shape[1] >= MANY
         and left.dtype == right.dtype == torch.float32
         and left.device.type == CPU
-        and onednn_linear is not None
-        and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled(CPU)
     )
 

@@ -126,7 +126,7 @@ def test_an_update_of_sac_is_the_paper_s(n: int, learns: bool) -> None:
         return action, squashed.log_prob(action)
 
     def q(of: Any, copy: int, observations: Tensor, scaled: Tensor) -> Tensor:
-        return by_hand(of.critics[copy], torch.cat([observations, scaled], -1))[..., 0]
+        return by_hand(of.value[copy], torch.cat([observations, scaled], -1))[..., 0]
 
     with torch.no_grad():
         chosen, log_probability = policy(part.following, part.noise[1])
@@ -145,7 +145,7 @@ def test_an_update_of_sac_is_the_paper_s(n: int, learns: bool) -> None:
     least = torch.minimum(*(q(network, i, part.observations, chosen) for i in range(2)))
     log_alpha = network.log_temperature
     losses = {
-        "critics": 0.5 * mean.mean(),
+        "value": 0.5 * mean.mean(),
         "policy": (0.3 * log_probability - least).mean(),
         "log_temperature": -(log_alpha * (log_probability.detach() - 2)).mean() * learns,
     }
@@ -186,7 +186,7 @@ def test_an_update_of_sac_is_stable_baselines3_s() -> None:
     torch.testing.assert_close(found, flatten_parameters(want), rtol=1e-5, atol=1e-5)
     take_weights(want, SB3["after"]["actor"], SB3["after"]["critic"], SB3["after"]["temperature"])
     torch.testing.assert_close(store.theta, flatten_parameters(want), rtol=1e-5, atol=1e-5)
-    of_critics = sum(p.numel() for p in network.critics.parameters())
+    of_critics = sum(p.numel() for p in network.value.parameters())
     take_weights(want, SB3["after"]["actor"], SB3["after"]["target"], SB3["after"]["temperature"])
     own = store.target_view()
     assert own is not None
@@ -195,7 +195,7 @@ def test_an_update_of_sac_is_stable_baselines3_s() -> None:
     for name, got, wanted in zip(
         names_of, split_like(own, want.parameters()), split_like(flat, want.parameters()), strict=True
     ):
-        if name.startswith("critics"):
+        if name.startswith("value"):
             torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
             compared += got.numel()
     assert compared == of_critics
@@ -211,7 +211,7 @@ def take_weights(network: Any, actor: dict[str, Any], critic: dict[str, Any], te
             bias.copy_(of[f"{name}.bias"])
         policy[2][0].copy_(torch.cat([of["mu.weight"], of["log_std.weight"]]))
         policy[2][1].copy_(torch.cat([of["mu.bias"], of["log_std.bias"]]))
-        for number, critic in enumerate(network.critics):
+        for number, critic in enumerate(network.value):
             for place, (weight, bias) in enumerate(pairs_of(critic)):
                 weight.copy_(of[f"qf{number}.{2 * place}.weight"])
                 bias.copy_(of[f"qf{number}.{2 * place}.bias"])

@@ -103,11 +103,12 @@ def test_autocast_reduces_its_inputs() -> None:
 
 @needs_onednn
 def test_what_is_exported_has_torchs_own_layers() -> None:
-    """Other programs do not know oneDNN's operator."""
+    """Other programs do not know oneDNN's operator; and it serves batches of any size."""
     body = ConvolutionalBody((4, 84, 84), CONVOLUTIONS["nature"], (512,), raw_pixels=True)
 
     with torch.no_grad():
-        exported = torch.export.export(body, (torch.zeros(2, 4, 84, 84, dtype=torch.uint8),))
+        observations = torch.zeros(2, 4, 84, 84, dtype=torch.uint8)
+        exported = torch.export.export(body, (observations,), dynamic_shapes=({0: torch.export.Dim("batch")},))
 
     assert "linear" in str(exported.graph)
     assert "mkldnn" not in str(exported.graph)
