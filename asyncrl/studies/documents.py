@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import io
 import math
 import re
 from collections import Counter
@@ -20,6 +21,7 @@ from matplotlib.figure import Figure
 
 from asyncrl.plots.figures import BLACK, Line, Panel, median_curve, save_figure, unit_of
 from asyncrl.plots.templates import Markup, Parts
+from asyncrl.storage.files import replace_file
 from asyncrl.studies.measure import LAST, Measurement
 from asyncrl.studies.study import CLOCKED
 
@@ -118,11 +120,12 @@ def write_pages(folder: Path, title: str, blocks: Sequence[Block]) -> Path:
 
 
 def write_csv(path: Path, rows: Rows) -> None:
-    """Write a table."""
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else ["empty"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    """Write a table, in place of an older one only when it is whole."""
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, list(rows[0]) if rows else ["empty"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_file(path, lines.getvalue().encode())
 
 
 def write_runs(folder: Path, runs: Sequence[tuple[str, Measurement]]) -> Rows:
