@@ -56,7 +56,7 @@ class Layers(Reducible):
         super().__init__()
         self.hidden = linear_layers(sizes[:-1])
         self.output = nn.Linear(sizes[-2], sizes[-1])
-        self._layers = parameters_of(self.hidden)
+        self._layers = [*parameters_of(self.hidden), (self.output.weight, self.output.bias)]
         self._activation = activation
 
     def large(self) -> nn.Module:
@@ -65,16 +65,12 @@ class Layers(Reducible):
 
     def forward(self, inputs: Tensor, frozen: bool = False) -> Tensor:
         """`[B, o]` of inputs `[B, i]`; no gradient for the parameters if they are `frozen`."""
+        layers = [(weight.detach(), bias.detach()) for weight, bias in self._layers] if frozen else self._layers
         hidden = inputs
         with self.precision:
-            for weight, bias in self._layers:
-                if frozen:
-                    weight, bias = weight.detach(), bias.detach()
+            for weight, bias in layers[:-1]:
                 hidden = linear(hidden, weight, bias, self._activation)
-        weight, bias = self.output.weight, self.output.bias
-        if frozen:
-            weight, bias = weight.detach(), bias.detach()
-        return F.linear(hidden.float(), weight, bias)
+        return F.linear(hidden.float(), *layers[-1])
 
 
 class ReplayActorCritic(nn.Module):

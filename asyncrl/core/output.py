@@ -24,7 +24,7 @@ def clean(text: str) -> str:
 def print_line(text: object = "", to: TextIO | None = None, error: bool = False) -> None:
     """Print a line at once, to stdout, or to stderr if it is an `error`, or to another stream.
 
-    Text and end go out in one write, though Python be unbuffered: other processes write to the same terminal.
+    The text and its newline are one write, even without a buffer: other processes write to the same terminal.
     """
     print(f"{clean(str(text))}\n", end="", file=to or (sys.stderr if error else sys.stdout), flush=True)
 
