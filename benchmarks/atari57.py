@@ -12,7 +12,6 @@ median over games with an interval by bootstrap, which draws games and, of each,
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +25,7 @@ import numpy as np
 from asyncrl.core.devices import usable_cores
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.storage.records import read_records
-from asyncrl.studies.documents import write_csv
+from asyncrl.studies.documents import read_csv, write_csv
 from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs
 from asyncrl.studies.scores import human_normalized
 
@@ -72,8 +71,7 @@ def normalized(game: str, score: float) -> float:
 
 def published() -> dict[str, dict[str, float]]:
     """Scores of A3C and PPO by game; some games are missing."""
-    with PUBLISHED.open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(PUBLISHED)
     return {row["game"]: {name: float(row[name]) for name in row if name != "game" and row[name]} for row in rows}
 
 
@@ -103,13 +101,10 @@ def row_of(game: str, seed: int, folder: Path) -> Row:
 
 def read_rows(file: Path) -> Rows:
     """The rows that there are."""
-    if not file.exists():
-        return {}
-    with file.open() as lines:
-        rows = [
-            Row(row.pop("game"), int(row.pop("seed")), **{name: float(value) for name, value in row.items()})
-            for row in csv.DictReader(lines)
-        ]
+    rows = [
+        Row(row.pop("game"), int(row.pop("seed")), **{name: float(value) for name, value in row.items()})
+        for row in read_csv(file)
+    ]
     return {(row.game, row.seed): row for row in rows}
 
 

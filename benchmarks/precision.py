@@ -7,8 +7,6 @@ python benchmarks/precision.py docs/results/bfloat16.csv --figure docs/results/b
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +14,9 @@ from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 
-from asyncrl.storage.files import read_json, replace_file
+from asyncrl.storage.files import read_json
 from asyncrl.storage.records import read_records
+from asyncrl.studies.documents import read_csv, write_csv
 
 FROM_STEPS = 750_000
 """Evaluations from here on count."""
@@ -48,21 +47,10 @@ def collect(runs: Path) -> list[Evaluation]:
 
 def read(file: Path) -> list[Evaluation]:
     """The evaluations of a CSV file."""
-    with file.open() as lines:
-        rows = list(csv.DictReader(lines))
     return [
         Evaluation(row["env_id"], row["precision"], int(row["seed"]), int(row["steps"]), float(row["score"]))
-        for row in rows
+        for row in read_csv(file)
     ]
-
-
-def write(file: Path, evaluations: Sequence[Evaluation]) -> None:
-    """Replace the file."""
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(Evaluation._fields)
-    writer.writerows(sorted(evaluations))
-    replace_file(file, lines.getvalue().encode())
 
 
 def scores_of(evaluations: Sequence[Evaluation], env_id: str, precision: str) -> dict[int, float]:
@@ -119,7 +107,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="draw the curves here")
     arguments = parser.parse_args()
     if arguments.runs:
-        write(arguments.rows, collect(arguments.runs))
+        write_csv(arguments.rows, [one._asdict() for one in sorted(collect(arguments.runs))])
     evaluations = read(arguments.rows)
     print_table(evaluations)
     if arguments.figure:

@@ -17,7 +17,6 @@ are minutes times cores.
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -26,7 +25,7 @@ from statistics import fmean
 
 from asyncrl.plots.figures import BLACK, COLOURS, Line, Panel, draw, method_name, save_figure
 from asyncrl.storage.records import read_records
-from asyncrl.studies.documents import Rows, plain_table, write_csv
+from asyncrl.studies.documents import Rows, plain_table, read_csv, write_csv
 from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs
 from asyncrl.studies.measure import measure
 from asyncrl.studies.study import Cell
@@ -77,14 +76,6 @@ def points_of(row: Published, seed: int, folder: Path) -> Rows:
         training = round(fmean(past), 2) if past else ""
         points.append(place | {"seconds": round(at.seconds), "score": round(at.score, 2), "training": training})
     return points
-
-
-def read_points(file: Path) -> list[dict[str, str]]:
-    """All rows of the file."""
-    if not file.exists():
-        return []
-    with file.open(newline="") as lines:
-        return list(csv.DictReader(lines))
 
 
 def runs_in(points: Sequence[dict[str, str]], row: Published) -> dict[int, list[dict[str, str]]]:
@@ -142,7 +133,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="draw it here")
     arguments = parser.parse_args()
 
-    points = read_points(arguments.points)
+    points = read_csv(arguments.points)
     jobs = {
         (row, seed): job_of(row, seed, arguments.words)
         for seed in arguments.seeds for row in REPORT

@@ -15,8 +15,6 @@ side, for that number of workers; so `--tune` may have to be called more than on
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import math
 import statistics
 from collections.abc import Sequence
@@ -30,7 +28,7 @@ from numpy.typing import NDArray
 
 from asyncrl.core.devices import usable_cores
 from asyncrl.core.statistics import Estimate, Sample, ratio
-from asyncrl.storage.files import replace_file
+from asyncrl.studies.documents import read_csv, write_csv
 from asyncrl.studies.jobs import Job, alone_in, is_done, run_jobs
 from asyncrl.studies.measure import Evaluation, Measurement, measure
 from asyncrl.studies.study import Cell
@@ -91,10 +89,8 @@ class Study:
 
     def read(self) -> None:
         """Read the file."""
-        if self.file.exists():
-            with self.file.open() as lines:
-                for run, steps, score in list(csv.reader(lines))[1:]:
-                    self.rows.setdefault(run, []).append(Evaluation(int(steps), 0.0, float(score)))
+        for row in read_csv(self.file):
+            self.rows.setdefault(row["run"], []).append(Evaluation(int(row["steps"]), 0.0, float(row["score"])))
 
     def make(self, jobs: Sequence[Job], slots: int) -> None:
         """Make the runs that are missing; the file has each as soon as it has ended."""
@@ -113,12 +109,14 @@ class Study:
             run_jobs(missing, self.folder, slots, lock, say)
 
     def _write(self) -> None:
-        lines = io.StringIO()
-        writer = csv.writer(lines, lineterminator="\n")
-        writer.writerow(("run", "steps", "score"))
-        for run in sorted(self.rows):
-            writer.writerows((run, one.steps, round(one.score, 4)) for one in self.rows[run])
-        replace_file(self.file, lines.getvalue().encode())
+        write_csv(
+            self.file,
+            [
+                {"run": run, "steps": one.steps, "score": round(one.score, 4)}
+                for run in sorted(self.rows)
+                for one in self.rows[run]
+            ],
+        )
 
     def run(self, job: Job, workers: int, seed: int) -> Measurement:
         """The records of a run; its state is "" if it has not been made."""

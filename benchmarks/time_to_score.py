@@ -20,7 +20,6 @@ evaluation reached the score, counted from the moment all workers were ready; `k
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import shutil
@@ -34,7 +33,7 @@ from pathlib import Path
 
 from asyncrl.plots.figures import Line, Panel, draw, save_figure
 from asyncrl.storage.records import read_records
-from asyncrl.studies.documents import write_csv
+from asyncrl.studies.documents import read_csv, write_csv
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,7 @@ def measure(seed: int, folder: Path, arguments: argparse.Namespace, flags: Seque
 
 def keep(results: Sequence[Result], name: str, file: Path) -> list[dict[str, str]]:
     """Put runs into a file, in the place of those of the same name and seed; returns all rows."""
-    rows = {}
-    if file.exists():
-        with file.open(newline="") as lines:
-            rows = {(row["name"], int(row["seed"])): row for row in csv.DictReader(lines)}
+    rows = {(row["name"], int(row["seed"])): row for row in read_csv(file)}
     for one in results:
         values = asdict(one) | {key: round(getattr(one, key), 2) for key in ("score", "reached", "known", "command")}
         rows[name, one.seed] = {"name": name} | {key: str(value) for key, value in values.items()}

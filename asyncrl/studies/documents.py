@@ -119,6 +119,14 @@ def write_pages(folder: Path, title: str, blocks: Sequence[Block]) -> Path:
     return path
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a table; none if there is no such file."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def write_csv(path: Path, rows: Rows) -> None:
     """Write a table, in place of an older one only when it is whole."""
     lines = io.StringIO()
