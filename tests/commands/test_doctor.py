@@ -303,11 +303,14 @@ def push_what_is_read_back(run: Run, worker: int) -> None:
     """The main function of a child that reads its momentum back from shared memory a moment after it wrote it.
 
     The compiled rule reads nothing back, and by the formula it depends on chance whether another writes in between.
+    Only the first worker waits there, the others before they write: if all waited there, they could apply each other's
+    updates in turn, each of them once.
     """
 
     def momentum_sgd(rule: Any, theta: Tensor, gradient: Tensor, statistics: Tensor, eta: float, _: int) -> None:
+        time.sleep(0.0005 if worker else 0.0)
         statistics[0].mul_(rule.decay).add_(gradient, alpha=1.0 - rule.decay)
-        time.sleep(0.0005)
+        time.sleep(0.0 if worker else 0.0005)
         theta.add_(statistics[0], alpha=-eta)
 
     kernels.RULES.clear()
