@@ -124,17 +124,19 @@ def run(command: list[str], threads: int) -> tuple[int, float]:
     environment = os.environ | {"PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": str(threads)}
     with subprocess.Popen(command, env=environment) as process:
         root = psutil.Process(process.pid)
-        while process.poll() is None:
-            with contextlib.suppress(psutil.Error):
-                for one in [root, *root.children(recursive=True)]:
-                    used[one.pid, one.create_time()] = sum(one.cpu_times()[:2])
-            time.sleep(0.5)
+        with contextlib.suppress(KeyboardInterrupt):  # the command gets it too, and ends by itself
+            while process.poll() is None:
+                with contextlib.suppress(psutil.Error):
+                    for one in [root, *root.children(recursive=True)]:
+                        used[one.pid, one.create_time()] = sum(one.cpu_times()[:2])
+                time.sleep(0.5)
     return process.returncode, sum(used.values())
 
 
 def runs_of(points: Sequence[Point], task: Task, name: str) -> dict[int, list[Point]]:
     """The evaluations of a method's runs, by seed."""
     own = [point for point in points if (point["task"], point["method"]) == (task.env_id, name)]
+    own.sort(key=lambda point: int(point["seed"]))
     return {int(seed): list(run) for seed, run in groupby(own, key=lambda point: point["seed"])}
 
 

@@ -81,6 +81,7 @@ def points_of(row: Published, seed: int, folder: Path) -> Rows:
 def runs_in(points: Sequence[dict[str, str]], row: Published) -> dict[int, list[dict[str, str]]]:
     """The evaluations of our runs of a row, by seed."""
     own = [point for point in points if (point["algorithm"], point["game"]) == (row.algorithm, row.game)]
+    own.sort(key=lambda point: int(point["seed"]))
     return {int(seed): list(run) for seed, run in groupby(own, key=lambda point: point["seed"])}
 
 
