@@ -125,10 +125,13 @@ class RunFolder:
         return holding(self.path / LOCK, say, interrupted)
 
     def remove_remains(self) -> None:
-        """Take away what was saved while somebody deleted this folder: without config.json nobody can use it."""
-        if not (self.config_file.exists() or (self.path / LOCK).exists()):
-            shutil.rmtree(self.checkpoints, ignore_errors=True)
-            remove_folders([self.path, self.tensorboard])
+        """Take away what was written while somebody deleted this folder.
+
+        All that is in it goes if none of the files is there that a run writes at its start and never again.
+        """
+        once = self.config_file, self.host_file, self.supervisor_file, self.path / LOCK
+        if not any(file.exists() for file in once):
+            shutil.rmtree(self.path, ignore_errors=True)
 
     config_file = _Entry("config.json")
     """The configuration the run was started with."""

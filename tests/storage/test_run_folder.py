@@ -133,18 +133,22 @@ def test_a_failure_leaves_the_runs_of_others(tmp_path: Path, monkeypatch: pytest
     assert os.listdir(other.path.parent) == ["other"]
 
 
-def test_what_was_saved_while_a_folder_was_deleted_goes_too(tmp_path: Path) -> None:
-    """But nothing of a folder that still is a run, or that another process has just made."""
+def test_what_was_written_while_a_folder_was_deleted_goes_too(tmp_path: Path) -> None:
+    """But nothing of a folder that still is a run, of which something was kept, or that another has just made."""
     run = RunFolder.create(tmp_path, "a3c", "Chain", "first")
     saved = run.checkpoints / "step_000000000100"
     saved.mkdir()
-    for name in ("config.json", "run.lock"):
+    for file in (run.evaluator_file, run.worker_file(1), run.tensorboard / "events", run.path / ".status.json.tmp"):
+        file.touch()
+    written = sorted(run.path.rglob("*"))
+    for name in ("config.json", "host.json", "supervisor.jsonl", "run.lock"):
         (run.path / name).touch()
         run.remove_remains()
-        assert saved.exists()
         (run.path / name).unlink()
+        assert sorted(run.path.rglob("*")) == written
     run.remove_remains()
     assert os.listdir(run.path.parent) == []
+    run.remove_remains()
 
 
 def test_a_run_can_be_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
