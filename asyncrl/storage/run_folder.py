@@ -127,7 +127,7 @@ class RunFolder:
     def remove_remains(self) -> None:
         """Take away what was written while somebody deleted this folder.
 
-        All that is in it goes if none of the files is there that a run writes at its start and never again.
+        All that is in it goes if none of the files is there that a run creates at its start and never again.
         """
         once = self.config_file, self.host_file, self.supervisor_file, self.path / LOCK
         if not any(file.exists() for file in once):
