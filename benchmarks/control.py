@@ -158,20 +158,17 @@ def print_table(points: Sequence[Point]) -> None:
 
 
 def draw_curves(points: Sequence[Point], path: Path) -> None:
-    """A panel for each task: every seed's evaluations over steps."""
+    """A panel for each task: every seed's evaluations over steps, and their mean."""
     panels = []
     for task in TASKS:
-        lines = [
-            Line(
-                [int(point["steps"]) / 1000 for point in run],
-                [float(point["score"]) for point in run],
-                colour,
-                name,
-                width=1.2,
-            )
-            for name, colour in METHODS.items()
-            for run in runs_of(points, task, name).values()
-        ]
+        lines = []
+        for name, colour in METHODS.items():
+            runs = list(runs_of(points, task, name).values())
+            scores = [[float(point["score"]) for point in run] for run in runs]
+            steps = [task.interval * (number + 1) / 1000 for number in range(task.steps // task.interval)]
+            lines += [Line(steps, run, colour, width=0.8, alpha=0.3) for run in scores]
+            if runs:
+                lines.append(Line(steps, list(map(statistics.fmean, zip(*scores, strict=True))), colour, name, width=2))
         panels.append(Panel(lines, "steps, thousands", "score of ten episodes", task.env_id))
     save_figure(draw([panels], 3.4), path)
 
