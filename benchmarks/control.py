@@ -161,13 +161,11 @@ def draw_curves(points: Sequence[Point], path: Path) -> None:
     """A panel for each task: every seed's evaluations over steps, and their mean."""
     panels = []
     for task in TASKS:
-        lines = []
+        steps, lines = [due / 1000 for due in range(task.interval, task.steps + 1, task.interval)], []
         for name, colour in METHODS.items():
-            runs = list(runs_of(points, task, name).values())
-            scores = [[float(point["score"]) for point in run] for run in runs]
-            steps = [task.interval * (number + 1) / 1000 for number in range(task.steps // task.interval)]
+            scores = [[float(point["score"]) for point in run] for run in runs_of(points, task, name).values()]
             lines += [Line(steps, run, colour, width=0.8, alpha=0.3) for run in scores]
-            if runs:
+            if scores:
                 lines.append(Line(steps, list(map(statistics.fmean, zip(*scores, strict=True))), colour, name, width=2))
         panels.append(Panel(lines, "steps, thousands", "score of ten episodes", task.env_id))
     save_figure(draw([panels], 3.4), path)
