@@ -11,7 +11,7 @@ from typing import Any
 from asyncrl import catalog
 from asyncrl.algorithm import Algorithm, algorithm_of, load, name_of_class
 from asyncrl.backends.probing import probe
-from asyncrl.config.groups import AUTO
+from asyncrl.config.groups import AUTO, LONG_STEPS
 from asyncrl.config.run_config import RunConfig, to_plain
 from asyncrl.config.settings import own_names, settings_for
 from asyncrl.core.errors import UsageError
@@ -90,7 +90,8 @@ class Request:
             spec = EnvSpec.of(first)
             spaces = look_at(algorithm, first, spec)  # the preset depends on it
             with user_code(f"{algorithm}'s preset()"):
-                preset = method.preset(first.preset, spaces) | {"preset": first.preset}
+                name = self._preset(method, first, spaces)
+                preset = method.preset(name, spaces) | {"preset": name}
             config = self._on(replace(method.Config(), **preset))
             if EnvSpec.of(config) != spec:
                 spec = EnvSpec.of(config)
@@ -105,6 +106,14 @@ class Request:
             require(config.track)
         backend_of(config).refuse(resolved)
         return resolved
+
+    def _preset(self, method: type[Algorithm], first: RunConfig, spaces: Spaces) -> str:
+        """The preset that was given, or "long" for so many steps without one. Raises UsageError."""
+        has_long = method.has_preset("long", spaces)
+        if first.preset == "long" and not has_long:
+            raise UsageError(f"preset: {catalog.name_of(self.algorithm)} has none for long runs in {first.env_id}")
+        steps = 0 if "preset" in self.settings else self.settings.get("total_steps", 0)
+        return "long" if has_long and steps >= LONG_STEPS else first.preset
 
     def _on(self, defaults: RunConfig) -> RunConfig:
         """The given settings, the others from `defaults` unless there is a complete Config."""

@@ -21,6 +21,8 @@ AUTO = "auto"
 """--resume auto: the newest run of the same name, or a new one."""
 AUTO_HOSTS = 16
 """Room for hosts of --hosts auto."""
+LONG_STEPS = 5_000_000
+"""A run whose --total-steps are given, at least so many, has the preset "long" if there is one and none was given."""
 NETWORKS = ("auto", "small", "board", "paper", "nature", "mlp")
 BACKENDS = {
     "schedule": ("serial",),
@@ -148,8 +150,8 @@ class Settings:
 class RunSettings(Settings):
     """Length of the run, and where it is stored."""
 
-    preset: Literal["default", "paper"] = "default"
-    """Starting point of the other settings: the tuned defaults, or the paper's exact settings."""
+    preset: Literal["default", "long", "paper"] = "default"
+    """Starting point of the other settings: the tuned defaults, those for long runs, or the paper's exact settings."""
     total_steps: int = limited(10_000_000, 1, 2**53)
     """T_max: the run finishes after this many steps, summed over all workers."""
     max_seconds: float = limited(0.0, 0)

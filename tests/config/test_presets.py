@@ -9,6 +9,8 @@ import pytest
 
 from asyncrl.a3c import A3C
 from asyncrl.algorithm import algorithm_of
+from asyncrl.commands.train import configure
+from asyncrl.core.errors import UsageError
 from asyncrl.core.exploration import EpsilonGreedy
 from asyncrl.gorila import Gorila
 from tests.config.settings import ALGORITHMS, FILE, KINDS, PRESETS, changes, settings_of
@@ -48,3 +50,29 @@ def test_a_preset_is_a_copy() -> None:
     A3C.preset("default", KINDS["atari"])["reward_clip"] = 7.0
 
     assert A3C.preset("default", KINDS["atari"])["reward_clip"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words", "preset", "image_size"),
+    [
+        ("a2c", "--total-steps 5000000", "long", 84),
+        ("a2c", "--total-steps 4999999", "default", 42),
+        ("a2c", "", "default", 42),  # 10 million steps, which nobody has asked for
+        ("ppo", "--preset long --total-steps 1000", "long", 84),
+        ("ppo", "--preset default --total-steps 20000000", "default", 42),
+        ("ppo", "--total-steps 20000000 --image-size 60", "long", 60),
+        ("a3c", "--total-steps 20000000", "default", 42),  # has no such preset
+    ],
+)
+def test_many_steps_choose_the_preset_for_long_runs(algorithm: str, words: str, preset: str, image_size: int) -> None:
+    """If they are given, and no preset is."""
+    config = configure(f"asyncrl.{algorithm}", ["--env-id", "ALE/Freeway-v5", *words.split()]).config
+
+    assert (config.preset, config.image_size or 42) == (preset, image_size)
+
+
+def test_long_runs_elsewhere_have_the_default() -> None:
+    """And whoever asks for a preset that does not exist is told so."""
+    assert configure("asyncrl.a2c", ["--env-id", "CartPole-v1", "--total-steps", "20000000"]).config.preset == "default"
+    with pytest.raises(UsageError, match="preset: a2c has none for long runs in CartPole-v1"):
+        configure("asyncrl.a2c", ["--env-id", "CartPole-v1", "--preset", "long"])
