@@ -97,7 +97,7 @@ class Algorithm:
     def _table(cls, name: str, spaces: Spaces) -> Mapping[str, Any] | None:
         kind = "continuous" if spaces.kind == "vector" and spaces.is_continuous else spaces.kind
         tables = _tuned()[cls.presets] if isinstance(cls.presets, str) else cls.presets
-        kinds = tables.get(name, {})
+        kinds: Mapping[str, Mapping[str, Any]] = tables.get(name, {})
         return kinds.get(kind, kinds.get("other"))
 
     @classmethod
