@@ -65,7 +65,8 @@ def cost(algorithm: str, words: Sequence[str], seconds: float) -> tuple[float, f
             "--runs-dir", folder, "--quiet",
         ]  # fmt: skip
         command = subprocess.Popen(
-            [sys.executable, "-m", f"asyncrl.{algorithm}", *words, *common], stdout=subprocess.DEVNULL
+            [sys.executable, "-m", f"asyncrl.{algorithm}", "--preset", "default", *words, *common],
+            stdout=subprocess.DEVNULL,
         )
         try:
             while counted(Path(folder))[1] < 20:

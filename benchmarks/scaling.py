@@ -120,7 +120,7 @@ def measure(
         often = ("--parameter-shards", str(shards), "--exchange-updates", "1") if algorithm == "a3c" else ()
         words = [
             "--env-id", env_id, "--backend", "ray", "--address", address, "--hosts", str(hosts),
-            "--workers", "1", "--total-steps", "1e9", "--evaluation-interval-steps", "0",
+            "--workers", "1", "--preset", "default", "--total-steps", "1e9", "--evaluation-interval-steps", "0",
             "--record-interval-seconds", "0.2", "--runs-dir", folder, "--quiet", *often, *network,
         ]  # fmt: skip
         command = subprocess.Popen([sys.executable, "-m", f"asyncrl.{algorithm}", *words], stdout=subprocess.DEVNULL)

@@ -90,7 +90,7 @@ def command_of(options: argparse.Namespace, evaluation_interval: int) -> list[st
     """The run, which begins or goes on."""
     return [
         sys.executable, "-m", f"asyncrl.{options.algorithm}", "--env-id", options.env_id, "--workers",
-        str(options.workers),
+        str(options.workers), "--preset", "default",
         "--runs-dir", str(options.folder), "--run-name", NAME, "--resume", "auto", "--total-steps", "1e12",
         "--evaluation-interval-steps", str(evaluation_interval), "--worker-restarts", "1000000", "--quiet",
         *options.words,

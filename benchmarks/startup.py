@@ -67,7 +67,10 @@ def part_of(process: psutil.Process) -> str:
 def measure(algorithm: str, workers: int, env_id: str, settle: float, extra: Sequence[str]) -> Start:
     """Start a run, let it train for `settle` seconds, weigh it, and stop it."""
     with tempfile.TemporaryDirectory() as runs:
-        words = ["--env-id", env_id, "--workers", str(workers), "--runs-dir", runs, "--total-steps", "1e12", *extra]
+        words = [
+            "--env-id", env_id, "--workers", str(workers), "--runs-dir", runs, "--preset", "default", "--total-steps",
+            "1e12", *extra,
+        ]  # fmt: skip
         began = time.perf_counter()
         command = subprocess.Popen(
             [sys.executable, "-m", f"asyncrl.{algorithm}", *words], stdout=subprocess.PIPE, text=True

@@ -108,12 +108,13 @@ class Request:
         return resolved
 
     def _preset(self, method: type[Algorithm], first: RunConfig, spaces: Spaces) -> str:
-        """The preset that was given, or "long" for so many steps without one. Raises UsageError."""
+        """The preset that was given, or "long" for a run that is meant to be so. Raises UsageError."""
         has_long = method.has_preset("long", spaces)
         if first.preset == "long" and not has_long:
             raise UsageError(f"preset: {catalog.name_of(self.algorithm)} has none for long runs in {first.env_id}")
-        steps = 0 if "preset" in self.settings else self.settings.get("total_steps", 0)
-        return "long" if has_long and steps >= LONG_STEPS else first.preset
+        given = self.settings
+        open_end = "preset" not in given and first.stop_at_score is None and not first.max_seconds
+        return "long" if has_long and open_end and given.get("total_steps", 0) >= LONG_STEPS else first.preset
 
     def _on(self, defaults: RunConfig) -> RunConfig:
         """The given settings, the others from `defaults` unless there is a complete Config."""

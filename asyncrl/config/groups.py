@@ -22,7 +22,8 @@ AUTO = "auto"
 AUTO_HOSTS = 16
 """Room for hosts of --hosts auto."""
 LONG_STEPS = 5_000_000
-"""A run whose --total-steps are given, at least so many, has the preset "long" if there is one and none was given."""
+"""A run that is given at least so many --total-steps, and no end by score or time, has the preset "long" if there is
+one and no other was given."""
 NETWORKS = ("auto", "small", "board", "paper", "nature", "mlp")
 BACKENDS = {
     "schedule": ("serial",),

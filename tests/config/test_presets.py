@@ -62,11 +62,13 @@ def test_a_preset_is_a_copy() -> None:
         ("ppo", "--preset long --total-steps 1000", "long", 84),
         ("ppo", "--preset default --total-steps 20000000", "default", 42),
         ("ppo", "--total-steps 20000000 --image-size 60", "long", 60),
+        ("ppo", "--total-steps 20000000 --stop-at-score 18", "default", 42),  # may be short
+        ("ppo", "--total-steps 20000000 --max-seconds 600", "default", 42),
         ("a3c", "--total-steps 20000000", "default", 42),  # has no such preset
     ],
 )
 def test_many_steps_choose_the_preset_for_long_runs(algorithm: str, words: str, preset: str, image_size: int) -> None:
-    """If they are given, and no preset is."""
+    """If they are given, and neither a preset nor another end is."""
     config = configure(f"asyncrl.{algorithm}", ["--env-id", "ALE/Freeway-v5", *words.split()]).config
 
     assert (config.preset, config.image_size or 42) == (preset, image_size)
