@@ -86,15 +86,11 @@ class Algorithm:
     @classmethod
     def preset(cls, name: str, spaces: Spaces) -> dict[str, Any]:
         """The settings of preset `name` for such an environment, as far as they differ from the Config's defaults."""
-        return _resolved(cls._table(name, spaces) or {})
+        return _resolved(cls.table(name, spaces) or {})
 
     @classmethod
-    def has_preset(cls, name: str, spaces: Spaces) -> bool:
-        """Whether there is a table of preset `name` for such an environment."""
-        return cls._table(name, spaces) is not None
-
-    @classmethod
-    def _table(cls, name: str, spaces: Spaces) -> Mapping[str, Any] | None:
+    def table(cls, name: str, spaces: Spaces) -> Mapping[str, Any] | None:
+        """The table of preset `name` for such an environment, if there is one."""
         kind = "continuous" if spaces.kind == "vector" and spaces.is_continuous else spaces.kind
         tables = _tuned()[cls.presets] if isinstance(cls.presets, str) else cls.presets
         kinds: Mapping[str, Mapping[str, Any]] = tables.get(name, {})

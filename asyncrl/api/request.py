@@ -83,19 +83,15 @@ class Request:
             before = stored_config(algorithm, stored, permission, trains=True)
             config = replace(self._on(before), resume=resume)
             changes = differences(before, config)
-            spec = EnvSpec.of(config)
-            spaces = look_at(algorithm, config, spec)
         else:
             first = self._on(method.Config())
-            spec = EnvSpec.of(first)
-            spaces = look_at(algorithm, first, spec)  # the preset depends on it
+            spec, spaces = look_at(algorithm, first)  # the preset depends on it
             with user_code(f"{algorithm}'s preset()"):
                 name = self._preset(method, first, spaces)
                 preset = method.preset(name, spaces) | {"preset": name}
             config = self._on(replace(method.Config(), **preset))
-            if EnvSpec.of(config) != spec:
-                spec = EnvSpec.of(config)
-                spaces = look_at(algorithm, config, spec)
+        if resume or EnvSpec.of(config) != spec:
+            spec, spaces = look_at(algorithm, config)
         # Described from the probed spaces: describing must not create another environment.
         facts = {"id": config.env_id, "description": spec.describe(spaces), **asdict(spaces)}
         resolved = ResolvedRun(algorithm, config, spec, spaces, changes, facts)
@@ -109,7 +105,7 @@ class Request:
 
     def _preset(self, method: type[Algorithm], first: RunConfig, spaces: Spaces) -> str:
         """The preset that was given, or "long" for a run that is meant to be so. Raises UsageError."""
-        has_long = method.has_preset("long", spaces)
+        has_long = method.table("long", spaces) is not None
         if first.preset == "long" and not has_long:
             raise UsageError(f"preset: {catalog.name_of(self.algorithm)} has none for long runs in {first.env_id}")
         given = self.settings
@@ -180,9 +176,10 @@ def backend_of(config: RunConfig) -> Any:
     return import_module(f"asyncrl.backends.{config.backend}")
 
 
-def look_at(algorithm: str, config: RunConfig, spec: EnvSpec) -> Spaces:
-    """The spaces of the environment. Raises UsageError if it cannot be used, or takes longer than --hang-seconds."""
-    return probe(spec, algorithm, config.hang_seconds, here=config.backend == "serial")
+def look_at(algorithm: str, config: RunConfig) -> tuple[EnvSpec, Spaces]:
+    """The environment and its spaces. Raises UsageError if it can't be used, or takes longer than --hang-seconds."""
+    spec = EnvSpec.of(config)
+    return spec, probe(spec, algorithm, config.hang_seconds, here=config.backend == "serial")
 
 
 def _told(config: type[RunConfig]) -> str:

@@ -5,7 +5,6 @@ What experience needs is imported where it is built: workers that learn from the
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,6 @@ from asyncrl.runtime.run import Handles, RunSpec
 
 if TYPE_CHECKING:
     from asyncrl.experience.blocks import RolloutShape
-    from asyncrl.experience.replay import ReplayPlan
 
 
 def shared(
@@ -52,6 +50,7 @@ def clock_of(spec: RunSpec, steps: int = 0, seconds: float = 0.0) -> Clock:
 def experience_of(spec: RunSpec, clock: Clock, moments: RunMoments) -> Experience:
     """Where rollouts of a run go on their way to a learner of this machine."""
     if spec.method.experience == MEMORY:
+        from asyncrl.backends.replay_plans import memory_plan
         from asyncrl.experience.replay import Replay
 
         make = partial(make_normalizer, moments, LEARNER, spec)
@@ -75,48 +74,6 @@ def rollout_shape(plan: Plan) -> RolloutShape:
     )
 
 
-def memory_plan(plan: Plan, place: tuple[int, ...] = (0,)) -> ReplayPlan:
-    """The replay memory of a run, as plain data. `place` distinguishes its random numbers from those of others."""
-    from asyncrl.config.replay import ReplayConfig
-    from asyncrl.experience.replay import ReplayPlan
-    from asyncrl.experience.steps import StepShape
-
-    config = plan.config
-    assert isinstance(config, ReplayConfig)
-    exponent, correction = (getattr(config, name, 0.0) for name in ("priority_exponent", "importance_exponent"))
-    stack = plan.environment.frames_per_observation
-    return ReplayPlan(
-        StepShape(plan.spaces, stack, config.n_step, exponent > 0, config.reward_clip),
-        config.workers,
-        config.envs_per_worker,
-        config.t_max,
-        config.memory_steps,
-        config.warmup_steps,
-        config.minibatch,
-        config.replay_ratio,
-        exponent,
-        correction,
-        (config.seed, *place),
-        config.checkpoint_replay,
-        plan.bundled,
-        config.workers if plan.bundled else plan.learners,
-    )
-
-
-def memory_plan_of_host(plan: Plan, number: int, place: tuple[int, ...]) -> ReplayPlan:
-    """The part of a run's replay memory that replay host `number` has: that of hosts `number`, `number` + N, ..."""
-    from asyncrl.runtime.hosts import on_one_machine
-
-    whole = memory_plan(on_one_machine(plan, plan.config.all_workers), place)
-    hosts, own = plan.config.most_hosts, len(range(number, plan.config.most_hosts, plan.replay_hosts))
-    return replace(
-        whole,
-        actors=own * plan.config.workers,
-        capacity=whole.capacity * own // hosts,
-        warmup_steps=whole.warmup_steps * own // hosts,
-    )
-
-
 def experience_bytes(plan: Plan) -> int:
     """Bytes of shared memory that rollouts of a run take on their way to a learner; 0 without one.
 
@@ -126,6 +83,8 @@ def experience_bytes(plan: Plan) -> int:
     if kind == GRADIENT or config.backend == "collective":
         return 0
     if kind == MEMORY:
+        from asyncrl.backends.replay_plans import memory_plan, memory_plan_of_host
+
         return (memory_plan_of_host(plan, 0, (0,)) if plan.replay_hosts else memory_plan(plan)).bytes
     from asyncrl.experience.batches import batches_bytes
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.backends.handles import memory_plan_of_host
 from asyncrl.backends.ray import memory as memories_of
 from asyncrl.backends.ray import to_learner
 from asyncrl.backends.ray.arrivals import Delivery, Rollouts
@@ -23,6 +22,7 @@ from asyncrl.backends.ray.learner import LearnerHost
 from asyncrl.backends.ray.member import Member, build
 from asyncrl.backends.ray.memory import Draw, Drew, Feedback, RemoteReplay, ReplayHost
 from asyncrl.backends.ray.to_learner import ToLearner
+from asyncrl.backends.replay_plans import memory_plan_of_host
 from asyncrl.core.rollout import Rollout, Transitions
 from asyncrl.experience.replay import Replay
 from asyncrl.runtime import link

@@ -22,9 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asyncrl.backends.handles import memory_plan_of_host, rollout_shape
+from asyncrl.backends.handles import rollout_shape
 from asyncrl.backends.ray.arrivals import Arrivals, Rollouts, WithoutActors
 from asyncrl.backends.ray.member import LAST_SECONDS
+from asyncrl.backends.replay_plans import memory_plan_of_host
 from asyncrl.core.rollout import Transitions
 from asyncrl.experience.replay import Replay, normalized
 from asyncrl.runtime.clock import Clock, Watch
