@@ -55,11 +55,11 @@ def test_a_preset_is_a_copy() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "words", "preset", "image_size"),
     [
-        ("a2c", "--total-steps 5000000", "long", 84),
+        ("a2c", "--total-steps 5000000", "long", 60),
         ("a2c", "--total-steps 4999999", "default", 42),
         ("a2c", "", "default", 42),  # 10 million steps, which nobody has asked for
-        ("impala", "--total-steps 10000000", "long", 84),
-        ("ppo", "--preset long --total-steps 1000", "long", 84),
+        ("impala", "--total-steps 10000000", "long", 60),
+        ("ppo", "--preset long --total-steps 1000", "long", 60),
         ("ppo", "--preset default --total-steps 20000000", "default", 42),
         ("ppo", "--total-steps 20000000 --image-size 60", "long", 60),
         ("ppo", "--total-steps 20000000 --stop-at-score 18", "default", 42),  # may be short
