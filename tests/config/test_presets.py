@@ -61,7 +61,7 @@ def test_a_preset_is_a_copy() -> None:
         ("impala", "--total-steps 10000000", "long", 60),
         ("ppo", "--preset long --total-steps 1000", "long", 60),
         ("ppo", "--preset default --total-steps 20000000", "default", 42),
-        ("ppo", "--total-steps 20000000 --image-size 60", "long", 60),
+        ("ppo", "--total-steps 20000000 --image-size 84", "long", 84),
         ("ppo", "--total-steps 20000000 --stop-at-score 18", "default", 42),  # may be short
         ("ppo", "--total-steps 20000000 --max-seconds 600", "default", 42),
         ("a3c", "--total-steps 20000000", "default", 42),  # has no such preset
