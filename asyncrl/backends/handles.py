@@ -34,7 +34,7 @@ def shared(
     if shards:
         from asyncrl.parameters.pushing import PushingStore
 
-        store: SharedStore = PushingStore(theta, config.descent, config.workers, clock, shards)
+        store: SharedStore = PushingStore(theta, config.descent, config.workers, clock, shards, lock_file)
     else:
         store = SharedStore(theta, config.descent, config.workers, clock, lock_file)
     moments = RunMoments(config.workers, spec.moments_size)

@@ -34,9 +34,11 @@ class PushingStore(SharedStore):
     the optimiser's statistics. The host's `Pushes` carries gradients and answers.
     """
 
-    def __init__(self, initial: Tensor, descent: Descent, workers: int, clock: Clock, shards: int) -> None:
+    def __init__(
+        self, initial: Tensor, descent: Descent, workers: int, clock: Clock, shards: int, lock_file: str | None = None
+    ) -> None:
         """`shards` is the number of parts of theta."""
-        super().__init__(initial, descent, workers, clock)
+        super().__init__(initial, descent, workers, clock, lock_file)
         writers = len(self._losses)
         self.gradients = shared_zeros(writers, initial.numel())
         """`[N, P]`"""
@@ -82,9 +84,10 @@ class PushingStore(SharedStore):
 
     def pull(self, into: Tensor) -> int:
         """theta' <- theta. Copies to `into` `[P]` and returns the number of updates seen."""
-        self._pulled[:] = self._seen.numpy()
-        if into is not self.theta:
-            into.copy_(self.theta)
+        with self.exclusive():
+            self._pulled[:] = self._seen.numpy()
+            if into is not self.theta:
+                into.copy_(self.theta)
         return int(self._pulled[0])
 
     def push(self, update: Update) -> Receipt:

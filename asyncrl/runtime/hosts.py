@@ -18,8 +18,7 @@ def on_one_machine(plan: PlanT, workers: int) -> PlanT:
         config = replace(config, replay_hosts=0)  # type: ignore[call-arg]
     config = replace(
         config, backend="local", workers=workers, hosts=1, address="", parameter_shards=1, learner_resource="",
-        push=plain.push, update="hogwild" if config.backend == "ray" else config.update,
-        statistics="per-worker" if config.per_worker_statistics else "shared",
+        push=plain.push, statistics="per-worker" if config.per_worker_statistics else "shared",
     )  # fmt: skip
     return replace(plan, config=config)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,11 @@ import pytest
 import torch
 
 from asyncrl.backends.ray.host import Host
-from asyncrl.backends.ray.member import Beginning
+from asyncrl.backends.ray.member import Beginning, build
 from asyncrl.backends.ray.reports import KINDS, LEFT, Seen
 from asyncrl.config.run_config import RunConfig
 from asyncrl.parameters.shards import Account, Change, Ledger, Shard, State, beginning, slices
+from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import ENDED, FINISH, GO_ON, READY
 from asyncrl.runtime.hosts import on_one_host
 from asyncrl.runtime.link import Answer, Call
@@ -106,6 +109,40 @@ def follow(hosts: list[Host], enough: Callable[[], bool], seconds: float = 200.0
 def account_of(shards: list[Shard]) -> tuple[int, int]:
     """Updates in theta, and lost ones."""
     return Account().balance([shard.state() for shard in shards], ended=True)
+
+
+@pytest.mark.parametrize("push", ["exchange", "every-update"])
+def test_workers_of_a_locked_run_wait_for_their_host_and_others_do_not(tmp_path: Path, push: str) -> None:
+    """Its exchange holds the lock."""
+    for update in ("locked", "hogwild"):
+        run = make_run(tmp_path / update, "a3c", workers=1, backend="ray", push=push, update=update)
+        own = build(beginning_of(run, 0), on_one_host(run.spec)).store
+        assert isinstance(own, SharedStore)
+        of_worker = copy.copy(own)  # as in another process, where the lock file is opened anew
+        pull = threading.Thread(target=of_worker.pull, args=(torch.zeros(own.theta.numel()),))
+        with own.exclusive():
+            pull.start()
+            pull.join(timeout=0.3 if update == "locked" else 60.0)
+            assert pull.is_alive() == (update == "locked")
+        pull.join(timeout=60.0)
+        assert not pull.is_alive()
+
+
+OF_SHARDS = {"parameter_shards": 3, "push": "every-update", "update": "locked", "address": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"), [("a3c", OF_SHARDS), ("gorila", OF_SHARDS), ("impala", {"learner_resource": "big"})]
+)
+def test_a_host_has_the_settings_of_its_run(tmp_path: Path, algorithm: str, settings: dict[str, Any]) -> None:
+    """All but those that say where the parts of the run are, and those of which each host has a share."""
+    run = make_run(tmp_path, algorithm, backend="ray", hosts=2, **settings).spec
+    of_host = on_one_host(run).config
+
+    changed = {one.name for one in fields(run.config) if getattr(run.config, one.name) != getattr(of_host, one.name)}
+    where = {"backend", "hosts", "address", "parameter_shards", "learner_resource", "push", "replay_hosts"}
+    shared = {"optimizer_decay", "optimizer_momentum", "memory_steps", "warmup_steps", "statistics"}
+    assert changed <= where | shared
 
 
 @pytest.mark.parametrize(
