@@ -226,7 +226,7 @@ class SharedStore:
                 begun, counts = self._counts[:, BEGUN].copy(), self.counts()
                 if not left or (begun == self._counts[:, UPDATES]).all():
                     copy = self.theta[part].clone()
-                    if (begun == self._counts[:, BEGUN]).all():
+                    if not left or (begun == self._counts[:, BEGUN]).all():
                         break
             time.sleep(0.001)
         return copy, counts
