@@ -74,6 +74,14 @@ def test_many_steps_choose_the_preset_for_long_runs(algorithm: str, words: str, 
     assert (config.preset, config.image_size or 42) == (preset, image_size)
 
 
+def test_a_long_run_of_impala_has_the_lambda_that_was_tuned() -> None:
+    """And a short one the paper's."""
+    words = ["--env-id", "ALE/Freeway-v5", "--total-steps"]
+    of = {steps: configure("asyncrl.impala", [*words, steps]).config.gae_lambda for steps in ("5000000", "1000000")}
+
+    assert of == {"5000000": 0.95, "1000000": 1.0}
+
+
 def test_long_runs_elsewhere_have_the_default() -> None:
     """And whoever asks for a preset that does not exist is told so."""
     assert configure("asyncrl.a2c", ["--env-id", "CartPole-v1", "--total-steps", "20000000"]).config.preset == "default"
