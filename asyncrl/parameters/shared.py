@@ -69,7 +69,6 @@ class SharedStore:
         self._descent = descent
         self._clock = clock
         self._lock_file = lock_file
-        self._lock: int | None = None
         # A row per writer: the workers, then the learners. The last row has the counts from before a resume.
         self._workers = workers
         writers = workers + max(1, len(clock.learners))
@@ -79,7 +78,7 @@ class SharedStore:
         self._losses = zeros(writers, 3, dtype=torch.float64)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_counts"} | {"_lock": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_counts"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -282,10 +281,11 @@ class SharedStore:
             return
         import fcntl  # POSIX only, and only --update locked needs it
 
-        if self._lock is None:  # each process opens the file itself: a lock belongs to the open file
-            self._lock = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        # Opened anew each time: a lock belongs to the open file, and must keep out threads of this process as well.
+        lock = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o600)
         try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             yield
         finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            fcntl.flock(lock, fcntl.LOCK_UN)  # closing does not release it if a process was forked meanwhile
+            os.close(lock)

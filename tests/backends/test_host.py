@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -113,13 +112,12 @@ def account_of(shards: list[Shard]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("push", ["exchange", "every-update"])
 def test_workers_of_a_locked_run_wait_for_their_host_and_others_do_not(tmp_path: Path, push: str) -> None:
-    """Its exchange holds the lock."""
+    """Its exchange holds the lock, which keeps out other threads as it does other processes."""
     for update in ("locked", "hogwild"):
         run = make_run(tmp_path / update, "a3c", workers=1, backend="ray", push=push, update=update)
         own = build(beginning_of(run, 0), on_one_host(run.spec)).store
         assert isinstance(own, SharedStore)
-        of_worker = copy.copy(own)  # as in another process, where the lock file is opened anew
-        pull = threading.Thread(target=of_worker.pull, args=(torch.zeros(own.theta.numel()),))
+        pull = threading.Thread(target=own.pull, args=(torch.zeros(own.theta.numel()),))
         with own.exclusive():
             pull.start()
             pull.join(timeout=0.3 if update == "locked" else 60.0)
