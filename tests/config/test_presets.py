@@ -68,11 +68,10 @@ def test_a_preset_is_a_copy() -> None:
     ],
 )
 def test_many_steps_choose_the_preset_for_long_runs(algorithm: str, words: str, preset: str, image_size: int) -> None:
-    """If they are given, and neither a preset nor another end is; such a run is evaluated by its best actions."""
+    """If they are given, and neither a preset nor another end is."""
     config = configure(f"asyncrl.{algorithm}", ["--env-id", "ALE/Freeway-v5", *words.split()]).config
 
     assert (config.preset, config.image_size or 42) == (preset, image_size)
-    assert config.evaluation_policy == ("greedy" if preset == "long" else "sampled")
 
 
 def test_a_long_run_of_impala_has_the_lambda_that_was_tuned() -> None:
