@@ -74,12 +74,13 @@ def test_many_steps_choose_the_preset_for_long_runs(algorithm: str, words: str, 
     assert (config.preset, config.image_size or 42) == (preset, image_size)
 
 
-def test_a_long_run_of_impala_has_the_lambda_that_was_tuned() -> None:
-    """And a short one the paper's."""
+def test_a_long_run_of_impala_has_the_settings_that_were_tuned() -> None:
+    """And a short one the paper's lambda and the plain schedules."""
     words = ["--env-id", "ALE/Freeway-v5", "--total-steps"]
-    of = {steps: configure("asyncrl.impala", [*words, steps]).config.gae_lambda for steps in ("5000000", "1000000")}
+    long, short = (configure("asyncrl.impala", [*words, steps]).config for steps in ("5000000", "1000000"))
 
-    assert of == {"5000000": 0.95, "1000000": 1.0}
+    settings = [(of.gae_lambda, of.entropy_schedule, of.learning_rate_schedule) for of in (long, short)]
+    assert settings == [(0.95, "linear", "0:1,0.7:1,1:0"), (1.0, "constant", "linear")]
 
 
 def test_long_runs_elsewhere_have_the_default() -> None:
