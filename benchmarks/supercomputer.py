@@ -104,9 +104,11 @@ def print_table(points: Sequence[dict[str, str]]) -> None:
 
 
 def draw_rows(points: Sequence[dict[str, str]], path: Path) -> None:
-    """A panel for each row: every seed's evaluations over minutes, and the published score at its time."""
+    """A panel for each row with runs: every seed's evaluations over minutes, and the published score at its time."""
     panels = []
     for row in REPORT:
+        if not runs_in(points, row):
+            continue
         marks = [Line((row.minutes,), (row.score,), BLACK, "RLlib on a supercomputer", "", marker="*", size=11)]
         for run in runs_in(points, row).values():
             minutes, scores = [float(at["seconds"]) / 60 for at in run], [float(at["score"]) for at in run]

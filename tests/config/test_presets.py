@@ -74,13 +74,22 @@ def test_many_steps_choose_the_preset_for_long_runs(algorithm: str, words: str, 
     assert (config.preset, config.image_size or 42) == (preset, image_size)
 
 
-def test_a_long_run_of_impala_has_the_settings_that_were_tuned() -> None:
-    """And a short one the paper's lambda and the plain schedules."""
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("a2c", (0.95, "linear", "0:1,0.7:1,1:0")),
+        ("impala", (0.95, "linear", "0:1,0.7:1,1:0")),
+        ("ppo", (0.95, "constant", "linear")),
+    ],
+)
+def test_a_long_run_has_the_settings_that_were_tuned(algorithm: str, settings: tuple[float, str, str]) -> None:
+    """And a short one of IMPALA the paper's lambda, and all of them the plain schedules."""
     words = ["--env-id", "ALE/Freeway-v5", "--total-steps"]
-    long, short = (configure("asyncrl.impala", [*words, steps]).config for steps in ("5000000", "1000000"))
+    long, short = (configure(f"asyncrl.{algorithm}", [*words, steps]).config for steps in ("5000000", "1000000"))
 
-    settings = [(of.gae_lambda, of.entropy_schedule, of.learning_rate_schedule) for of in (long, short)]
-    assert settings == [(0.95, "linear", "0:1,0.7:1,1:0"), (1.0, "constant", "linear")]
+    assert (long.gae_lambda, long.entropy_schedule, long.learning_rate_schedule) == settings
+    plain = (1.0 if algorithm == "impala" else 0.95, "constant", "linear")
+    assert (short.gae_lambda, short.entropy_schedule, short.learning_rate_schedule) == plain
 
 
 def test_long_runs_elsewhere_have_the_default() -> None:
