@@ -107,10 +107,11 @@ def draw_rows(points: Sequence[dict[str, str]], path: Path) -> None:
     """A panel for each row with runs: every seed's evaluations over minutes, and the published score at its time."""
     panels = []
     for row in REPORT:
-        if not runs_in(points, row):
+        runs = runs_in(points, row).values()
+        if not runs:
             continue
         marks = [Line((row.minutes,), (row.score,), BLACK, "RLlib on a supercomputer", "", marker="*", size=11)]
-        for run in runs_in(points, row).values():
+        for run in runs:
             minutes, scores = [float(at["seconds"]) / 60 for at in run], [float(at["score"]) for at in run]
             marks.append(
                 Line(
