@@ -5,6 +5,7 @@
     python benchmarks/superlinear.py runs/superlinear superlinear.csv --count --exploration equal
     python benchmarks/superlinear.py runs/superlinear superlinear.csv --figure superlinear.png
     python benchmarks/superlinear.py runs/confirm superlinear-confirm.csv --confirm    # 80 runs: four core-hours
+    python benchmarks/superlinear.py runs/pong superlinear-pong.csv --pong    # 7 runs: fourteen core-hours
 
 Each call prints the tables of the runs that there are. It may be interrupted at any time, and goes on when it is called
 again, also on another machine with the CSV file alone: that has every evaluation of every finished run. Nothing is
@@ -44,6 +45,11 @@ SEEDS, STEPS = tuple(range(1, 11)), 600_000
 CONFIRM_SEEDS, CONFIRM_WORKERS, CONFIRM_SCORE, CONFIRM_IN_A_ROW = tuple(range(201, 221)), (1, 16), 5.0, 3
 """The second plan: new seeds, two numbers of workers, one outcome."""
 PERMUTATIONS = 100_000
+PONG_STEPS, PONG_FROM = 4_000_000, 3_000_000
+"""The third plan: the score is the mean of the evaluations between the two."""
+PONG_WORDS = ("--preset", "paper", "--learning-rate-schedule", "0:1,1:0.95", "--total-steps", str(PONG_STEPS))
+PONG_EPSILONS = {"0.1": 0.4, "0.01": 0.3, "0.5": 0.3}
+"""The paper's final epsilons, each with its probability."""
 SCORES = (2.0, 3.5, 5.0)
 IN_A_ROW = (1, 3)
 """How many evaluations in a row must have the score."""
@@ -315,6 +321,29 @@ def contrast(cells: NDArray[np.float64]) -> NDArray[np.float64]:
     return difference
 
 
+def pong_jobs() -> list[Job]:
+    """The runs of the third plan: many workers by number and seed, one worker by its epsilon."""
+    words = {f"w{n:02d}-s{seed}": ("--workers", str(n), "--seed", str(seed)) for n in (4, 16) for seed in (1, 2)} | {
+        f"one-{epsilon}": ("--workers", "1", "--seed", "1", "--exploration", "equal", "--epsilons", epsilon)
+        for epsilon in PONG_EPSILONS
+    }
+    return [Job("one_step_q", "ALE/Pong-v5", name, (*PONG_WORDS, *own)) for name, own in words.items()]
+
+
+def print_pong(study: Study) -> None:
+    """The third plan's outcome: the score of each run, and what one worker has on average."""
+    scores = {
+        job.name: statistics.fmean(at.score for at in study.rows[str(job)] if at.steps >= PONG_FROM)
+        for job in pong_jobs() if str(job) in study.rows
+    }  # fmt: skip
+    print("\n| run | mean score from 3 to 4 million steps |\n|---|--:|")
+    for name, score in scores.items():
+        print(f"| {name} | {score:.1f} |")
+    if all(f"one-{epsilon}" in scores for epsilon in PONG_EPSILONS):
+        average = sum(scores[f"one-{epsilon}"] * share for epsilon, share in PONG_EPSILONS.items())
+        print(f"| one worker on average | {average:.1f} |")
+
+
 def draw(study: Study, chosen: dict[int, Setting], path: Path) -> None:
     """Score over learning rate for each number of workers; the speed-ups by one and by three evaluations."""
     figure, (left, *others) = plt.subplots(
@@ -372,6 +401,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="make the tuning runs that are missing")
     parser.add_argument("--count", action="store_true", help="make the counted runs that are missing")
     parser.add_argument("--confirm", action="store_true", help="the second plan: make its missing runs, and test")
+    parser.add_argument("--pong", action="store_true", help="the third plan: make its missing runs, and show")
     parser.add_argument("--exploration", choices=HOWS, default="drawn", help="of the counted runs")
     parser.add_argument("--method", choices=("one_step_q", "one_step_sarsa"), default="one_step_q")
     parser.add_argument("--env-id", default="MinAtar/Breakout-v0")
@@ -382,6 +412,10 @@ def main() -> None:
     study.read()
     slots = arguments.jobs or len(usable_cores())
 
+    if arguments.pong:
+        study.make(list(pong_jobs().values()), slots)
+        print_pong(study)
+        return
     if arguments.confirm:
         study.make(confirm_jobs(study), slots)
         print_confirmation(study)
