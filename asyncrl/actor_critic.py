@@ -90,8 +90,8 @@ class ActorCriticMethod(Algorithm):
         return rollout.next_values(values[1:].detach(), value_of)
 
     def scaled(self, advantages: Tensor) -> Tensor:
-        """The advantages, normalised if the settings say so."""
-        return normalized(advantages) if self.config.normalize_advantages else advantages
+        """The advantages, normalised if the settings say so. A single one would become 0, and stays as it is."""
+        return normalized(advantages) if self.config.normalize_advantages and advantages.numel() > 1 else advantages
 
     def weighted(self, policy_loss: Tensor, value_loss: Tensor, entropy: Tensor, steps: int) -> Tensor:
         """The three terms of the loss in one, step by step: policy, value and entropy, weighted as at T = `steps`."""

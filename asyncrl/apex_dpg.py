@@ -77,7 +77,8 @@ class ReplayActorCritic(nn.Module):
     """A policy and `critics` action values q(s, a), which share nothing.
 
     Vectors go into the layers as they are, images through the convolutions of `--network` first. Actions outside are
-    the environment's; inside they are in half widths of its box, from -1 to 1.
+    the environment's; inside they are in half widths of its box, from -1 to 1. The critics do not see components with a
+    single possible value: whatever the policy's outputs for these are, the action is the same.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class ReplayActorCritic(nn.Module):
         )
         components = len(spaces.action_low)
         self.policy = Layers((self.policy_trunk.features, *widths, outputs * components), activation)
-        sizes = (self.value_trunk.features + components, *(getattr(config, "critic_sizes", ()) or widths), 1)
+        sizes = (self.value_trunk.features + self.box.dimensions, *(getattr(config, "critic_sizes", ()) or widths), 1)
         self.value = nn.ModuleList(Layers(sizes, activation) for _ in range(critics))
 
     def seen(self, observations: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ class ReplayActorCritic(nn.Module):
 
     def values_of(self, seen: Tensor, scaled: Tensor, frozen: bool = False) -> Tensor:
         """q of each critic, `[critics, B]`, of what it has `seen` and `scaled` actions `[B, n]`."""
-        both = torch.cat([seen, scaled], -1)
+        both = torch.cat([seen, scaled[..., self.box.free]], -1)
         return torch.stack([critic(both, frozen).squeeze(-1) for critic in self.value])
 
     def slope(self, seen: Tensor, scaled: Tensor) -> Tensor:

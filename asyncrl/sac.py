@@ -83,12 +83,18 @@ class Squashed:
         Both have a gradient in mu and sigma.
         """
         before = self.inner.mean + self.inner.deviation * noise
-        return before.tanh(), self.inner.log_probability(before) - _log_slope(before).sum(-1)
+        return before.tanh(), self._density(before)
 
     def log_probability(self, actions: Tensor) -> Tensor:
         """log of the density of actions `[..., n]` in half widths of the box, `[...]` (equation 26)."""
         before = torch.atanh(self.box.scaled(actions).clamp(-1 + 1e-6, 1 - 1e-6))
-        return self.inner.log_probability(before) - _log_slope(before).sum(-1)
+        return self._density(before)
+
+    def _density(self, before: Tensor) -> Tensor:
+        """log of the density in half widths of the box, of the action's components that are free, before the tanh."""
+        free = (..., self.box.free)
+        inner = Gaussian(self.inner.mean[free], self.inner.deviation[free])
+        return inner.log_probability(before[free]) - _log_slope(before[free]).sum(-1)
 
 
 def _log_slope(before: Tensor) -> Tensor:
@@ -225,7 +231,7 @@ class SAC(Algorithm):
         # A linear function of the action with the gradient of q, so that nothing else of q gets one.
         climb = (network.slope(seen, chosen) * chosen).sum(-1)
         policy_loss = alpha * log_probability - climb
-        missing = -log_probability.detach() - config.target_entropy * chosen.shape[-1]  # entropy beyond what is wanted
+        missing = -log_probability.detach() - config.target_entropy * network.box.dimensions  # entropy above the target
         temperature_loss = log_alpha * missing if config.learn_temperature else 0.0
         loss = (part.weights * value_loss + policy_loss + temperature_loss).mean()
         return loss, lambda: {

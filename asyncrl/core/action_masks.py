@@ -24,25 +24,35 @@ def masked(scores: Tensor, observations: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ValidEpsilonGreedy(EpsilonGreedy):
+class ValidEpsilonGreedy:
     """Epsilon-greedy whose random actions are valid ones, all equally likely."""
+
+    among_all: EpsilonGreedy
+    """The same without masks, which says what epsilon is."""
 
     def choose(self, values: Tensor, steps: int, generator: torch.Generator) -> Tensor:
         """Actions `[E]` from masked action values `[E, A]`."""
-        explore = torch.rand(len(values), generator=generator) < self.epsilon(steps)
+        explore = torch.rand(len(values), generator=generator) < self.among_all.epsilon(steps)
         anything = sample(torch.where(values > INVALID, 0.0, INVALID), generator)
         return torch.where(explore, anything, greedy(values))
 
     def probabilities(self, values: Tensor, steps: int) -> Tensor:
         """epsilon / (number of valid actions) for each of these, and the rest for the best."""
-        epsilon, valid = self.epsilon(steps), (values > INVALID).to(values.dtype)
+        epsilon, valid = self.among_all.epsilon(steps), (values > INVALID).to(values.dtype)
         return (epsilon * valid / valid.sum(-1, keepdim=True)).scatter_add(
             -1, greedy(values).unsqueeze(-1), torch.full_like(values[..., :1], 1.0 - epsilon)
         )
 
+    def facts(self) -> dict[str, float]:
+        """Those without masks."""
+        return self.among_all.facts()
+
 
 def among_valid(exploration: Exploration) -> Exploration:
-    """The same exploration among valid actions. Those that draw from softmax(values), as Boltzmann, need no change."""
-    if isinstance(exploration, EpsilonGreedy):
-        return ValidEpsilonGreedy(exploration.final, exploration.over)
+    """The same exploration among valid actions.
+
+    Those that draw from softmax(values), as Boltzmann, need no change, and a user's own `choose` is left as it is.
+    """
+    if isinstance(exploration, EpsilonGreedy) and type(exploration).choose is EpsilonGreedy.choose:
+        return ValidEpsilonGreedy(exploration)
     return exploration

@@ -107,7 +107,8 @@ def _joined(policy: State, value: State) -> State:
 class Box:
     """The box of possible actions: `centre` and `half_width` `[n]`, 0 and 1 for a component without bounds.
 
-    `unit` `[n]` is the unit of deviations.
+    `free` is an index of the components with more than one possible value, of which there are `dimensions`. `unit`
+    `[n]` is the unit of deviations, 1 for the other components.
     """
 
     def __init__(self, low: tuple[float, ...], high: tuple[float, ...]) -> None:
@@ -115,8 +116,10 @@ class Box:
         self.bounded = torch.isfinite(highest - lowest)  # False also for the largest floats, which bound nothing
         self.centre = torch.where(self.bounded, (lowest + highest) / 2, 0.0)
         self.half_width = torch.where(self.bounded, (highest - lowest) / 2, 1.0)
-        # 1 for a component with a single possible value.
-        self.unit = torch.where(self.half_width > 0, self.half_width, 1.0)
+        is_free = self.half_width > 0
+        self.unit = torch.where(is_free, self.half_width, 1.0)
+        self.dimensions = int(is_free.sum())
+        self.free = slice(None) if self.dimensions == len(low) else is_free
 
     def scaled(self, actions: Tensor) -> Tensor:
         """Actions `[..., n]` in half widths, from -1 to 1 within the bounds."""

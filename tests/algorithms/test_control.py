@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -250,6 +251,34 @@ def test_its_log_probability_is_finite_at_the_edge_of_the_box() -> None:
 
     assert float(scaled) == 1.0
     assert float(log_probability) == pytest.approx(-0.5 * math.log(2 * math.pi) - (math.log(4) - 40), rel=1e-6)
+
+
+def with_a_fixed_component(part: Transitions) -> Transitions:
+    """The same with a third component of actions, whose only possible value is 0.7."""
+    return dataclasses.replace(part, actions=torch.cat([part.actions, torch.full((len(part.actions), 1), 0.7)], -1))
+
+
+@pytest.mark.parametrize("algorithm", [ApeXDPG, SAC])
+def test_a_component_with_a_single_value_counts_for_nothing(algorithm: Any) -> None:
+    """Critics, policies and temperatures learn the same from any outputs for it, and these learn nothing."""
+    fixed = dataclasses.replace(SPACES, action_low=(-2.0, -2.0, 0.7), action_high=(2.0, 2.0, 0.7))
+    part = with_a_fixed_component(transitions_of(20))
+    gradients, rows = [], []
+    for bias in (0.0, 2.0):
+        agent = agent_of(algorithm, spaces=fixed)
+        outputs = agent.network.policy.output.bias
+        rows = list(range(2, len(outputs), 3))  # of SAC's two outputs for each component
+        with torch.no_grad():
+            outputs[rows] += bias
+        batch = next(iter(agent.passes(part)))
+        flat = gradient(agent, batch)
+        shapes = {name: parameter.shape for name, parameter in agent.network.named_parameters()}
+        gradients.append(dict(zip(shapes, split_like(flat, list(agent.network.parameters())), strict=True)))
+
+    first, second = gradients
+    assert first["policy.output.bias"].count_nonzero() == len(first["policy.output.bias"]) - len(rows)
+    for name in first:
+        torch.testing.assert_close(first[name], second[name])
 
 
 def test_targets_are_averages_by_hand() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asyncrl.algorithm import Algorithm, algorithm_of
 from asyncrl.commands.train import main
-from asyncrl.core.action_masks import INVALID, ValidEpsilonGreedy, among_valid
+from asyncrl.core.action_masks import INVALID, among_valid
 from asyncrl.core.exploration import Boltzmann, EpsilonGreedy
 from asyncrl.core.flat import flatten_parameters, gradient_of
 from asyncrl.core.losses import Metrics
@@ -156,7 +156,7 @@ def test_exploration_is_among_valid_actions() -> None:
     values = torch.tensor([[3.0, INVALID, 2.0], [INVALID, INVALID, 1.0]])
     epsilon, softmax = among_valid(EpsilonGreedy(0.5)), among_valid(Boltzmann(0.5))
 
-    assert epsilon == ValidEpsilonGreedy(0.5)
+    assert epsilon.facts() == {"final_epsilon": 0.5}
     torch.testing.assert_close(epsilon.probabilities(values, 0), torch.tensor([[0.75, 0.0, 0.25], [0.0, 0.0, 1.0]]))
     likely = 1 / (1 + math.exp(-2))
     torch.testing.assert_close(
@@ -167,6 +167,32 @@ def test_exploration_is_among_valid_actions() -> None:
         first = Counter(policy.choose(values[:1].expand(20_000, 3), 0, generator).tolist())
         assert set(first) == {0, 2}
         assert first[0] / 20_000 == pytest.approx(share, abs=0.02)
+
+
+class Half(EpsilonGreedy):
+    """A user's own, in part."""
+
+    def epsilon(self, steps: int) -> float:
+        return 0.5
+
+
+class Last(EpsilonGreedy):
+    """A user's own choice."""
+
+    def choose(self, values: Tensor, steps: int, generator: torch.Generator) -> Tensor:
+        return torch.tensor([values.shape[-1] - 1])
+
+
+def test_masks_leave_epsilon_as_it_is() -> None:
+    """Its schedule too, and what a user's own class says; whoever chooses by himself sees INVALID."""
+    values = torch.tensor([[3.0, INVALID, 2.0]])
+    by_schedule = EpsilonGreedy(0.1, 1000, "0:1,0.5:0.2,1:0.1")
+
+    for exploration, epsilon in ((by_schedule, 0.2), (Half(0.1), 0.5)):
+        chances = among_valid(exploration).probabilities(values, 500)
+        torch.testing.assert_close(chances, torch.tensor([[1 - epsilon / 2, 0.0, epsilon / 2]]))
+    own = Last(0.1)
+    assert among_valid(own) is own
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,13 @@ def test_padding_counts_for_nothing_and_episodes_are_averaged() -> None:
     assert gradients(padded) == pytest.approx([0.625, -0.045])
 
 
+def test_the_advantage_of_a_single_step_is_not_normalised_away() -> None:
+    """G = 1 with action 0 of two: d/dl of -log pi is 1/2."""
+    single = rollout_of([1, 2], [0], [1], [0.0])
+
+    assert gradients(single, normalize_advantages=True) == gradients(single) == pytest.approx([0.5, -0.02])
+
+
 def test_returns_are_of_whole_episodes() -> None:
     """No other lambda."""
     with pytest.raises(UsageError, match="--gae-lambda must be 1"):
