@@ -293,7 +293,7 @@ class Account:
         them."""
 
     def balance(self, states: Sequence[State], ended: bool = False) -> tuple[int, int]:
-        """Updates in theta, and updates that were lost; with several shards those of the shard with the fewest.
+        """Updates in theta, and updates that were lost; with several shards the fewest of one and the most of one.
 
         So every part of theta has had at least so many updates. A shard has lost what it had acknowledged before it
         fell back to an earlier state. It has also lost what a host that is gone brought to another shard only.
@@ -304,10 +304,11 @@ class Account:
             for host, incarnation in enumerate(state.get("incarnations", np.zeros(0, np.int64)).tolist()):
                 most = self._most.setdefault((host, incarnation), np.zeros(len(states), np.int64))
                 most[shard] = max(most[shard], brought[host, 1])
-        return min(
-            (int(state["counts"][1]), int(state.get("lost", np.zeros(0)).sum()) + self._missing(shard, state, ended))
+        lost = [
+            int(state.get("lost", np.zeros(0)).sum()) + self._missing(shard, state, ended)
             for shard, state in enumerate(states)
-        )
+        ]
+        return min(int(state["counts"][1]) for state in states), max(lost)
 
     def _missing(self, shard: int, state: State, ended: bool) -> int:
         """Updates that the shard has lost and does not know of."""

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from asyncrl.backends.ray.reports import Tell
-from asyncrl.runtime.clock import Watch
+from asyncrl.runtime.clock import FINISH, GO_ON, LEAVE, Clock, Watch
 from asyncrl.runtime.link import Empty, State
 
 ray = pytest.importorskip("ray")
 
 from asyncrl.backends.ray.actors import Place, Poller  # noqa: E402
+from asyncrl.backends.ray.driver import Driver, HostPlace  # noqa: E402
 from asyncrl.backends.ray.servers import ServerPlace  # noqa: E402
 
 SILENT = object()
@@ -140,3 +141,18 @@ def test_a_server_that_answers_again_is_said_to_and_no_call_is_waited_for_too_lo
     assert cluster.lines[-1] == "server 0 on its machine answers again"
     assert place.known["counts"].tolist() == [3, 4]
     assert place.losses == []
+
+
+@pytest.mark.parametrize(("order", "is_over"), [(GO_ON, False), (FINISH, True), (LEAVE, True)])
+def test_a_run_that_ends_while_no_host_is_there_has_ended(order: int, is_over: bool) -> None:
+    """The only host has died, and its successor is not due before the run's time is up."""
+    driver = object.__new__(Driver)
+    driver._clock = Clock(1, 100)
+    driver._learner, driver._watch, driver._inhabited, driver._leaving = None, Watch(), time.monotonic(), 0.0
+    place = HostPlace(0, driver)
+    place.due = time.monotonic() + 1000
+    driver._places, driver._nodes = [place], [{"NodeID": "a"}]
+    if order != GO_ON:
+        driver._clock.stop(order)
+
+    assert driver._over() is is_over

@@ -21,12 +21,12 @@ import torch
 from asyncrl import api
 from asyncrl.api import resume
 from asyncrl.backends.collective import board
-from asyncrl.backends.collective.board import Board
 from asyncrl.commands.train import main
 from asyncrl.config.run_config import RunConfig
 from asyncrl.core.errors import UsageError
 from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
+from tests.backends.meeting import boards_of
 from tests.backends.test_seals import KEYS, write_as_stranger
 from tests.faults.running import SECONDS, environment_of, running
 from tests.support import evaluations_of, free_port, status_of, the_run
@@ -425,8 +425,7 @@ def test_what_is_wrong_with_launched_ranks_is_said_once(
 
 def test_values_on_the_board_are_read_by_all_and_taken_once() -> None:
     """Two ranks of one process."""
-    first = Board("127.0.0.1", 0, 0, 2, SECRET, serve=True)
-    second = Board("127.0.0.1", first.port, 1, 2, SECRET)
+    first, second = boards_of(SECRET)
 
     second.put("rows/1/0", {"steps": 7})
 
@@ -444,8 +443,7 @@ def test_a_rank_that_does_not_notice_the_end_ends_itself(
     """It gives signs of life until then."""
     monkeypatch.setattr(board, "BEAT_SECONDS", 0.01)
     monkeypatch.setattr(board, "GRACE_SECONDS", 0.05)
-    first = Board("127.0.0.1", 0, 0, 2, SECRET, serve=True)
-    second = Board("127.0.0.1", first.port, 1, 2, SECRET)
+    first, second = boards_of(SECRET)
     ended: list[int] = []
     second.begun = 7
     second.beat(end=ended.append)
@@ -464,3 +462,22 @@ def test_a_rank_that_does_not_notice_the_end_ends_itself(
 
     assert ended[0] == 1
     assert "rank 1 does not respond at the end of the run, so it exits" in capfd.readouterr().err
+
+
+def test_who_may_still_come_or_knows_of_the_end_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others leave an exchange as soon as a rank is lost, while rank 0 may be in a rollout, and then explains."""
+    monkeypatch.setattr(board, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(board, "GRACE_SECONDS", 0.05)
+    first, second = boards_of(SECRET)
+    ended: list[int] = []
+    second.notice()
+    first.beat(end=ended.append, patience=1000.0)
+    second.beat(end=ended.append)
+    second.put("left/1", "Connection closed by peer")
+    first.put("over", True)
+
+    time.sleep(0.5)
+    for one in (first, second):
+        one.close()
+
+    assert not ended

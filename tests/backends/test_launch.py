@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from asyncrl.core.errors import UsageError
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "hostA", "MASTER_PORT": "29400"}
 MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "hostA,hostB", "SLURM_JOB_ID": "7"}
+OF_SLURM = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_JOBID": "7.0"}
+"""What SLURM's plugin for PMI adds to it."""
 
 
 def test_nobody_has_started_a_command_that_was_typed() -> None:
@@ -31,6 +34,8 @@ def test_nobody_has_started_a_command_that_was_typed() -> None:
         (MPIRUN | {"MASTER_ADDR": "hostB", "MASTER_PORT": "5000"}, "mpirun", 1, 2, "tcp://hostB:5000"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "PMI", 0, 2, "tcp://h:1"),
         (SRUN | MPIRUN | {"MASTER_ADDR": "h", "MASTER_PORT": "1"}, "mpirun", 1, 2, "tcp://h:1"),
+        (SRUN | OF_SLURM | {"MASTER_ADDR": "h", "MASTER_PORT": "1"}, "srun", 1, 2, "tcp://h:1"),
+        (SRUN | {"PMI_RANK": "3", "PMI_SIZE": "8", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "PMI", 3, 8, "tcp://h:1"),
     ],
 )
 def test_each_launcher_is_recognised(environment: dict[str, str], by: str, rank: int, size: int, address: str) -> None:
@@ -41,7 +46,7 @@ def test_each_launcher_is_recognised(environment: dict[str, str], by: str, rank:
     assert (launch.by, launch.rank, launch.size, launch.address) == (by, rank, size, address)
 
 
-@pytest.mark.parametrize(("environment", "host"), [(SRUN, "hostA"), (MPIRUN, "127.0.0.1")])
+@pytest.mark.parametrize(("environment", "host"), [(SRUN, "hostA"), (SRUN | OF_SLURM, "hostA"), (MPIRUN, "127.0.0.1")])
 def test_where_to_meet_follows_from_the_job(environment: dict[str, str], host: str) -> None:
     """The first node of SLURM's step, or this machine; the port is the same for all of a job and another in others."""
     first = launched(environment)
@@ -105,7 +110,9 @@ def test_what_cannot_be_is_said_in_one_line(environment: dict[str, str], complai
         launched(environment)
 
 
-@pytest.mark.parametrize("address", ["here", "tcp://host", "tcp://host:x", "tcp://127.0.0.1:70000", "udp://h:1"])
+@pytest.mark.parametrize(
+    "address", ["here", "tcp://host", "tcp://host:x", "tcp://host:\u00b2", "tcp://127.0.0.1:70000", "udp://h:1"]
+)
 def test_an_address_is_a_host_and_a_port(address: str) -> None:
     """Anything else is a mistake."""
     with pytest.raises(UsageError, match=r"takes tcp://HOST:PORT or file://PATH, got"):
@@ -114,8 +121,9 @@ def test_an_address_is_a_host_and_a_port(address: str) -> None:
 
 def test_a_host_that_does_not_exist_is_named() -> None:
     """Looked up first: gloo would wait for it and then fill the screen."""
-    with pytest.raises(UsageError, match=r"there is no host 'nowhere.invalid'"):
-        tcp_address("tcp://nowhere.invalid:1")
+    for host in ("nowhere.invalid", "node..cluster", ".local", 64 * "x" + ".local"):
+        with pytest.raises(UsageError, match=rf"there is no host '{re.escape(host)}' \("):
+            tcp_address(f"tcp://{host}:1")
 
 
 def test_of_gloos_errors_one_line_is_kept() -> None:

@@ -16,6 +16,7 @@ from asyncrl.backends.collective.board import Board, Sealed
 from asyncrl.backends.collective.launch import launched
 from asyncrl.core.errors import UsageError
 from asyncrl.storage import stored
+from tests.backends.meeting import boards_of, joined
 
 SECRET = b"only ranks know it"
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29400"}
@@ -57,7 +58,7 @@ def test_what_lacks_the_secret_counts_as_absent_and_is_told_once(
     assert [first.each(name) for name in ("hello", "left", "cause", "ended")] == [{}] * 4
     assert first.beats() == {}
 
-    second = Board("127.0.0.1", first.port, 1, 2, SECRET)
+    second = joined(first, SECRET)
     for board in (first, second):
         board.greet(["--seed", "1"])
     assert [hello["words"] for hello in first.await_hellos().values()] == [["--seed", "1"]] * 2
@@ -81,6 +82,27 @@ def test_a_message_counts_in_its_place_and_its_run_only() -> None:
 
     assert first.get("left/1") is None
     assert first.get("over") is None
+
+
+def test_what_a_rank_was_told_in_an_earlier_run_is_no_answer() -> None:
+    """A stranger has kept it, and writes it again and again while the rank of a later run joins."""
+    earlier, _ = boards_of(SECRET)
+    earlier.put("answer", {"steps": 666})
+    kept = {key: TCPStore("127.0.0.1", earlier.port, None, False, wait_for_workers=False).get(key)
+            for key in ("nonce/1", "question/1", "answer")}  # fmt: skip
+    first = Board("127.0.0.1", 0, 0, 2, SECRET, serve=True)
+    stranger = TCPStore("127.0.0.1", first.port, None, False, wait_for_workers=False)
+
+    def write() -> None:
+        for key, value in kept.items():
+            stranger.set(key, value)  # type: ignore[arg-type]
+
+    write()
+    second = joined(first, SECRET, write)
+
+    assert second.get("answer") is None
+    first.put("answer", {"steps": 3})
+    assert second.get("answer") == {"steps": 3}
 
 
 def test_an_old_heartbeat_is_no_sign_of_life() -> None:

@@ -469,6 +469,14 @@ def test_what_a_lost_host_has_brought_to_one_of_two_shards_is_lost() -> None:
     assert account_of(*shards, account=account) == (5, 2)
 
 
+def test_of_several_shards_the_fewest_updates_and_the_most_losses_count() -> None:
+    """Two updates are on their way to one or the other: neither number falls because of that."""
+    lost = np.array([[0, 5]])
+    for first, second, told in ((100, 101, (100, 5)), (102, 101, (101, 5))):
+        states = [{"counts": np.array([0, first]), "lost": lost}, {"counts": np.array([0, second])}]
+        assert Account().balance(states) == told
+
+
 def test_a_loss_is_known_though_nobody_is_left_who_could_tell() -> None:
     """By what was seen of the shard before: 9 updates, of which it is filled with 3."""
     shard = filled(Shard(1), beginning(np.zeros(1, np.float32), updates=100))

@@ -114,7 +114,7 @@ class Leader:
     def lead(self) -> Outcome:
         """Set up all ranks, work, and let the evaluator finish. Raises RanksLost."""
         run, board = self._run, self._board
-        board.beat()
+        board.beat(patience=run.spec.config.collective_timeout_seconds)
         if not self._launched:
             self._start_ranks()
         self._supervisor.fill(self._supervisor.slots[0])
@@ -140,6 +140,7 @@ class Leader:
 
     def explain(self, error: RanksLost) -> Outcome:
         """Which rank is lost, and why: it said so itself, its process has ended, or its heartbeat has stopped."""
+        self._board.notice()
         self._view.say("ranks are lost; looking for the cause")
         before = self._board.beats()
         for _ in polling(SILENT_SECONDS, POLL_SECONDS):
@@ -156,6 +157,7 @@ class Leader:
     def close(self) -> None:
         """End the run: tell the others, write their last rows, and end all processes that were started here."""
         run = self._run
+        self._board.notice()
         with contextlib.suppress(RuntimeError):
             self._board.put("over", True)
         with contextlib.suppress(RuntimeError):
@@ -184,8 +186,7 @@ class Leader:
         """The exception that a rank has reported, or the exit of one that was started here; None if all is well."""
         folder = self._run.spec.folder
         for rank, (cause, traceback) in sorted(self._board.each("cause").items()):
-            with contextlib.suppress(OSError):
-                folder.traceback_file(name_of(rank)).write_text(traceback)
+            folder.write_traceback(name_of(rank), traceback)
             return failed(f"{self._names([rank])} raised {cause}", traceback)
         left = self._board.each("left")
         for rank, process in self._ranks.items():

@@ -96,8 +96,8 @@ class Board(Sealed):
         Raises RanksLost if no store answers in JOIN_SECONDS, UsageError if rank 0 has another `secret`.
         """
         self.rank, self.size = rank, size
-        self.begun = 0
-        """Exchanges this rank has begun."""
+        self.begun, self.came = 0, time.monotonic()
+        """Exchanges this rank has begun, and when it came to the newest one."""
         store = _serve_store(host, port) if serve else _open_store(host, port)
         self.host, self.port = host, int(store.port)
         self.store: Store = PrefixStore("gloo", store)
@@ -106,25 +106,46 @@ class Board(Sealed):
         self._warned = False
         self._nonce = secrets.token_hex(16) if serve else ""
         self.announce()
-        nonce: str = self._nonce or await_rank_0(store, secret, "nonce", f"{host}:{port}")
+        nonce = self._nonce or self._join(store, secret)
         # Messages of earlier runs are strangers', too.
         super().__init__(store, hmac.digest(secret, nonce.encode(), "sha256"), self._warn)
         self._beats: dict[int, tuple[int, int]] = {}
-        self._closed = threading.Event()
+        self._closed, self._noticed = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def announce(self) -> None:
-        """Rank 0: tell those who know the secret which run this is; again, if a stranger has overwritten it."""
+        """Rank 0: tell those who know the secret that it is here, and whoever asks which run this is.
+
+        Repeated, a stranger cannot prevent it by overwriting a message. The question is part of the answer, so that no
+        answer of an earlier run is taken for one.
+        """
         if self._nonce:
-            self._joining.put("nonce", self._nonce)
+            self._joining.put("here", True)
+            for rank in range(1, self.size):
+                if (question := self._joining.get(f"question/{rank}")) is not None:
+                    self._joining.put(f"nonce/{rank}", [question, self._nonce])
+
+    def _join(self, store: Store, secret: bytes) -> str:
+        """Ask rank 0 which run this is."""
+        await_rank_0(store, secret, "here", f"{self.host}:{self.port}")
+        question = secrets.token_hex(16)
+        for _ in polling(JOIN_SECONDS, POLL_SECONDS):
+            self._joining.put(f"question/{self.rank}", question)
+            answer = self._joining.get(f"nonce/{self.rank}")
+            if answer is not None and answer[0] == question:
+                return str(answer[1])
+        raise RanksLost(f"rank 0 at {self.host}:{self.port} did not answer within {JOIN_SECONDS:.0f} s")
 
     def each(self, key: str) -> dict[int, Any]:
         """The values that ranks have written under `key/RANK`, by rank."""
         found = {rank: self.get(f"{key}/{rank}") for rank in range(self.size)}
         return {rank: value for rank, value in found.items() if value is not None}
 
-    def beat(self, end: Callable[[int], None] = os._exit) -> None:
-        """Start the heartbeat. `end` kills this process if it must."""
+    def beat(self, end: Callable[[int], None] = os._exit, patience: float = 0.0) -> None:
+        """Start the heartbeat. `end` kills this process if it has not noticed the end of the run in time.
+
+        `patience` are seconds beyond GRACE_SECONDS: it may still be on its way to an exchange that will fail.
+        """
         own = Sealed(_open_store(self.host, self.port), self._secret, self._warn)  # the other one may be waiting
         leaving = ["over"] if self.rank else [f"left/{rank}" for rank in range(1, self.size)]
 
@@ -139,7 +160,8 @@ class Board(Sealed):
                 except RuntimeError:  # rank 0 or the connection to it is lost
                     over = True
                 over_since = (over_since or time.monotonic()) if over else None
-                if over_since is not None and watch.silence(over_since) > GRACE_SECONDS and not self._closed.is_set():
+                late = over_since is not None and watch.silence(over_since) > GRACE_SECONDS + patience
+                if late and not (self._noticed.is_set() or self._closed.is_set()):
                     print_line(
                         f"asyncrl: rank {self.rank} does not respond at the end of the run, so it exits", error=True
                     )
@@ -185,6 +207,10 @@ class Board(Sealed):
         for _ in polling(GRACE_SECONDS, POLL_SECONDS):
             if others <= self.each("ended").keys():
                 return
+
+    def notice(self) -> None:
+        """This process knows that the run is over, and ends by itself."""
+        self._noticed.set()
 
     def close(self) -> None:
         """Stop the heartbeat."""

@@ -126,7 +126,7 @@ class Exchanges:
     def _begin(self, start: Callable[[Any], Work]) -> Callable[[], None]:
         if self._group is None:
             return lambda: None
-        self._board.begun += 1
+        self._board.begun, self._board.came = self._board.begun + 1, time.monotonic()
         try:
             work = self._newest = start(self._group)
         except RuntimeError as error:

@@ -88,7 +88,7 @@ def launched(environment: Mapping[str, str], init_method: str = "") -> Launch | 
 
     `init_method` overrides the launcher's address.
     """
-    by = next((by for by, names in LAUNCHERS.items() if all(name in environment for name in names[:2])), None)
+    by = _launcher(environment)
     if by is None:
         return None
     name, of, here = LAUNCHERS[by]
@@ -107,6 +107,13 @@ def launched(environment: Mapping[str, str], init_method: str = "") -> Launch | 
     if secret and len(secret) < SHORTEST_SECRET:
         raise UsageError(f"{SECRET} must have at least {SHORTEST_SECRET} characters: openssl rand -hex 16 makes some")
     return Launch(by, rank, size, address, agent, attempt, alone, secret.encode())
+
+
+def _launcher(environment: Mapping[str, str]) -> str | None:
+    """Who has started this process. SLURM's plugin for PMI says the same as srun, which also knows the hosts."""
+    said = {by: [environment.get(name) for name in names[:2]] for by, names in LAUNCHERS.items()}
+    by = next((by for by, values in said.items() if None not in values), None)
+    return "srun" if by == "PMI" and said["srun"] == said["PMI"] else by
 
 
 def _address(by: str, alone: bool | None, environment: Mapping[str, str]) -> str:
@@ -139,12 +146,13 @@ def _port(environment: Mapping[str, str]) -> int:
 def tcp_address(address: str) -> tuple[str, int]:
     """Host and port of tcp://HOST:PORT, with the name resolved. Raises UsageError, where gloo would wait for ever."""
     host, colon, port = address.removeprefix("tcp://").rpartition(":")
-    if not address.startswith("tcp://") or not colon or not port.isdigit() or not 0 < int(port) < 65536:
+    if not address.startswith("tcp://") or not colon or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(f"--init-method takes tcp://HOST:PORT or file://PATH, got {address!r}")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise UsageError(f"where ranks meet: there is no host {host!r} ({error.strerror or error})") from None
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "no such name can exist"
+        raise UsageError(f"where ranks meet: there is no host {host!r} ({reason})") from None
     found.sort(key=lambda one: one[0] != socket.AF_INET)  # gloo finds its interface by an IPv4 address
     return str(found[0][4][0]), int(port)
 

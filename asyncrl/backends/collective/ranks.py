@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -177,19 +178,21 @@ def attend(
 
 def _take_part(board: Board, signals: Signals, spec_of: Callable[[Beginning], RunSpec]) -> int:
     """The same for a rank that has joined. Raises RanksLost if rank 0 is lost; its own exceptions rank 0 reports."""
+    seconds = 0.0
     try:
         told = board.wait_for("answer")
         if isinstance(told, int):
             board.put(f"ended/{board.rank}", True)
             return told
         spec = spec_of(told)
-        with closing(Exchanges(board, spec.config.collective_timeout_seconds, signals)) as exchanges:
+        seconds = spec.config.collective_timeout_seconds
+        with closing(Exchanges(board, seconds, signals)) as exchanges:
             size = sum(int(torch.Size(shape).numel()) for _, shape in spec.layout)
             handles = share(spec, torch.zeros(size), told["steps"], told["seconds"], board.rank)
             connect(handles, exchanges, board.rank, Counts(*told["counts"]))
             return _work(Run(spec, handles), board, exchanges, signals)
     except (RanksLost, DistError) as error:
-        _await_end(board, error)
+        _await_end(board, error, max(0.0, board.came + seconds - time.monotonic()))
         return 1
     except Interrupted:
         with contextlib.suppress(RuntimeError):
@@ -221,10 +224,10 @@ def _work(run: Run, board: Board, exchanges: Exchanges, signals: Signals) -> int
     return 128 + agreement.decided if agreement.decided > 0 else 0
 
 
-def _await_end(board: Board, error: Exception) -> None:
+def _await_end(board: Board, error: Exception, seconds: float) -> None:
     """An exchange failed through no fault of this rank: wait until rank 0 ends the run, for it says why.
 
-    Raises RanksLost if rank 0 is the one that is lost.
+    Rank 0 may be on its way to the exchange for so many `seconds`. Raises RanksLost if rank 0 is the one that is lost.
     """
 
     def report() -> None:
@@ -234,7 +237,7 @@ def _await_end(board: Board, error: Exception) -> None:
 
     who = f"rank 0 at {board.host}"
     try:
-        if in_thread(report)(GRACE_SECONDS):  # the board may be behind a broken link, and never answer
+        if in_thread(report)(GRACE_SECONDS + seconds):  # the board may be behind a broken link, and never answer
             return
     except RuntimeError:
         raise RanksLost(f"{who} is gone, and the run with it ({first_line(error)})") from None

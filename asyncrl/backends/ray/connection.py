@@ -53,6 +53,6 @@ def is_reached(host: str, port: int) -> bool:
     """Whether a connection can be opened."""
     try:
         socket.create_connection((host, port), REACH_SECONDS).close()
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for what cannot be a host's name
         return False
     return True

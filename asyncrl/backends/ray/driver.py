@@ -276,9 +276,9 @@ class Driver:
         return nowhere or all(place.gone for place in self._places)
 
     def _all_left(self) -> bool:
-        """Whether the hosts have finished their work."""
+        """Whether the hosts have finished their work, or the run has ended while none was there."""
         at_work = [place for place in self._places if place.actor is not None]
-        return not at_work and any(place.left for place in self._places)
+        return not at_work and (self._order() == FINISH or any(place.left for place in self._places))
 
     def _tell_ready(self) -> None:
         """Tell the supervisor that the run can begin: all hosts are ready, or those that came in time."""
