@@ -31,6 +31,7 @@ DISTRIBUTIONS: dict[str, tuple[Draw, float, float]] = {
     "normal": (lambda random, n: random.normal(10, 3, n), 10.0, 10.0),
     "exponential": (lambda random, n: random.exponential(1.0, n), 1.0, math.log(2)),
     "log-normal": (lambda random, n: random.lognormal(0, 0.5, n), math.exp(0.125), 1.0),
+    "1 in 85 % of cases, 0 otherwise": (lambda random, n: random.binomial(1, 0.85, n).astype(float), 0.85, 1.0),
 }
 """How to draw, the true mean, and the true median."""
 

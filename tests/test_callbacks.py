@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -125,6 +126,13 @@ class Strict(asyncrl.Callback):
 
     def on_end(self, run: asyncrl.Running) -> None:
         raise ZeroDivisionError(run.state)
+
+
+def test_numpys_false_ends_a_run_too(tmp_path: Path) -> None:
+    """As comparisons of means give it."""
+    run = asyncrl.train("a3c", **ENDLESS, runs_dir=tmp_path, on_evaluation=lambda row: np.mean(row["returns"]) > 1e9)
+
+    assert (run.state, run.reason) == ("stopped", "on_evaluation returned False")
 
 
 def test_a_callback_that_breaks_ends_the_run_in_order_and_is_named(tmp_path: Path) -> None:

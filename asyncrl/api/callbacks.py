@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from asyncrl.api.training import Ended
 from asyncrl.backends.outcome import Signals
 from asyncrl.core.errors import UsageError, one_line
@@ -171,7 +173,8 @@ class Calls:
             return
         name = method if isinstance(callback, _Functions) else f"{type(callback).__name__}.{method}"
         try:
-            if getattr(callback, method)(run, *arguments) is False:
+            result = getattr(callback, method)(run, *arguments)
+            if isinstance(result, bool | np.bool_) and not result:
                 run.stop(f"{name} returned False")
         except BaseException as error:
             error.add_note(f"raised by the callback {name} at step {run.steps:,}; the run is in {run.path}")

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from asyncrl.commands.program import run_with
-from asyncrl.core.errors import UsageError
+from asyncrl.core.errors import UsageError, one_line
 from asyncrl.core.output import print_line
 
 
@@ -48,15 +48,18 @@ def draw(config: Config) -> int:
     from asyncrl.plots.figures import save_figure
 
     references = [one for path in config.reference for one in read_references(path, config.x, config.reference_until)]
-    runs = [RunData(path) for path in config.runs]
-    curves = [run for run in runs if run.evaluations]
-    if not curves:
-        raise UsageError("none of these runs has an evaluation yet")
-    for run in runs:
-        if not run.evaluations:
-            print_line(f"left out: {run.path} has no evaluations yet", error=True)
-    save_figure(draw_curves(curves, config.x, config.title, references), config.out)
-    print_line(config.out)
+    try:
+        runs = [RunData(path) for path in config.runs]
+        curves = [run for run in runs if run.evaluations]
+        if not curves:
+            raise UsageError("none of these runs has an evaluation yet")
+        for run in runs:
+            if not run.evaluations:
+                print_line(f"left out: {run.path} has no evaluations yet", error=True)
+        figure = draw_curves(curves, config.x, config.title, references)
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise UsageError(f"the records of these runs cannot be shown: {one_line(error)}") from None
+    print_line(save_figure(figure, config.out))
     return 0
 
 

@@ -47,7 +47,7 @@ def report(config: Config) -> int:
         raise UsageError(f"the records of these runs cannot be shown: {one_line(error)}") from None
     try:
         config.out.parent.mkdir(parents=True, exist_ok=True)
-        config.out.write_text(page, encoding="utf-8")
+        config.out.write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UsageError(f"cannot write {config.out}: {error}") from None
     print_line(f"{config.out} ({config.out.stat().st_size / 1000:.0f} kB)")

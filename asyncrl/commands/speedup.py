@@ -126,8 +126,13 @@ def study(words: Sequence[str]) -> int:
 
 def check(config: Config) -> None:
     """Raise UsageError for an impossible setting."""
-    if 1 not in config.workers:
-        raise UsageError("--workers must include 1: speed-ups are relative to one worker")
+    if 1 not in config.workers or min(config.workers) < 1:
+        raise UsageError("--workers must be positive and include 1: speed-ups are relative to one worker")
+    if min(config.total_steps) < 1:
+        raise UsageError("--total-steps must be at least 1")
+    for name in ("max_seconds", "evaluation_interval_steps", "price_per_core_hour"):
+        if getattr(config, name) < 0:
+            raise UsageError(f"--{name.replace('_', '-')} must not be negative")
     if not 0 < config.reference_fraction <= 1:
         raise UsageError(f"--reference-fraction must lie in (0, 1], got {config.reference_fraction:g}")
     if config.reference_evaluations < 1:

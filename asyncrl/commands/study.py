@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from asyncrl import catalog
 from asyncrl.algorithm import load
-from asyncrl.config.commandline import parse
+from asyncrl.config.commandline import parse, understood
 from asyncrl.core.devices import usable_cores
 from asyncrl.core.errors import UsageError
 from asyncrl.core.output import print_line
@@ -47,6 +47,8 @@ class StudyConfig:
     def __post_init__(self) -> None:
         if self.seeds < 1 or self.jobs < 0:
             raise UsageError("--seeds must be at least 1, and --jobs not negative")
+        if getattr(self, "evaluation_episodes", 1) < 1:
+            raise UsageError("--evaluation-episodes must be at least 1")
         for name in ("algorithms", "env_ids", "workers"):
             values = getattr(self, name, None)
             if isinstance(values, tuple) and (values or getattr(type(self), name)):  # a sweep needs no environments
@@ -158,7 +160,7 @@ def parse_study(config: type[C], words: Sequence[str], kind: Kind, *taken: str) 
     Raises UsageError, also if the latter would override what the study sets itself: `TAKEN`, and `taken`.
     """
     at = list(words).index("--") if "--" in words else len(words)
-    further = tuple(words[at + 1 :])
+    further = tuple(understood(words[at + 1 :]))
     check_free(further, (*TAKEN, *taken))
     parsed = parse(config, list(words[:at]), f"asyncrl {kind}")
     check_algorithms([word.partition("@")[0] for word in parsed.algorithms])

@@ -32,7 +32,7 @@ def read_settings(path: Path) -> Stored:
         data = tomllib.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"--config {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--config {path} cannot be read: {type(error).__name__}: {error}") from None
     algorithm = str(data.pop("algorithm", ""))
     flat: dict[str, Any] = {}

@@ -186,7 +186,10 @@ def _number(name: str, kinds: tuple[Any, ...], value: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a scalar of numpy
         value = value.item()
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise UsageError(f"{name} takes float, got a number of more than 300 digits") from None
     if int in kinds and isinstance(value, float) and value.is_integer():  # 1e6
         return int(value)
     if type(value) not in kinds:

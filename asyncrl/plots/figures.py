@@ -216,10 +216,12 @@ def unit_of(axis: str, most: float) -> tuple[str, float]:
     return ("millions", 1e6) if most >= 1e6 else ("thousands", 1e3)
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write the figure in the format of the suffix. Raises UsageError if that cannot be done."""
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write the figure in the format of the suffix, PNG without one; returns its path. Raises UsageError."""
+    path = path if path.suffix else path.with_suffix(".png")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=130)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot write {path}: {error}") from None
+    return path

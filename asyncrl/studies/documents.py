@@ -114,8 +114,10 @@ def write_pages(folder: Path, title: str, blocks: Sequence[Block]) -> Path:
     """Write report.md and report.html into the folder; returns the path of report.md."""
     blocks = [heading(title, 1), *blocks]
     path = folder / "report.md"
-    path.write_text("\n\n".join(block.markdown for block in blocks) + "\n")
-    (folder / "report.html").write_text(PARTS.page(title, [block.html for block in blocks]))
+    texts = {path: "\n\n".join(block.markdown for block in blocks) + "\n"}
+    texts[folder / "report.html"] = PARTS.page(title, [block.html for block in blocks])
+    for file, text in texts.items():  # a path in a command may be in another encoding
+        file.write_text(text, encoding="utf-8", errors="backslashreplace")
     return path
 
 
@@ -133,7 +135,7 @@ def write_csv(path: Path, rows: Rows) -> None:
     writer = csv.DictWriter(lines, list(rows[0]) if rows else ["empty"], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    replace_file(path, lines.getvalue().encode())
+    replace_file(path, lines.getvalue().encode("utf-8", "backslashreplace"))
 
 
 def write_runs(folder: Path, runs: Sequence[tuple[str, Measurement]]) -> Rows:

@@ -14,6 +14,7 @@ import re
 import shlex
 import statistics
 import threading
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -197,6 +198,8 @@ class Search:
     draw_seed: int
     """Seed of the proposals."""
     _asking: threading.Lock = field(default_factory=threading.Lock)
+    _making: dict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
+    """Trials may have the same settings, and so the same runs: the second one waits for the first."""
 
     def run(self, slots: int, lock: int, say: Say) -> list[str]:
         """Make the remaining trials, `slots` at a time, and report each; returns a line for each that failed."""
@@ -226,15 +229,27 @@ class Search:
         states = import_optuna().trial.TrialState
         with self._asking:
             trial = optuna.ask()
-            point = {axis.field: propose(trial, axis, axis.field in self.whole) for axis in self.axes}
+            try:
+                point = {axis.field: propose(trial, axis, axis.field in self.whole) for axis in self.axes}
+            except ValueError as error:
+                optuna.tell(trial, state=states.FAIL)
+                raise UsageError(
+                    f"no trial can be proposed ({error}); a search among other values needs another --runs-dir"
+                ) from None
         told = ", ".join(f"{axis.field} {point[axis.field]}" for axis in self.axes if axis.varies)
         scores = []
         for seed in range(1, self.seeds + 1):
             cell = self._add(point, seed)
             job, folder = self.study.job(cell), self.study.folder(cell)
             watch = Watch(trial, folder) if self.prune and seed == 1 else None
-            done = is_done(job, self.study.runs_dir)
-            failure = "" if done else running.run(job, watch.enough if watch else None)
+            with self._asking:
+                making = self._making[job.name]
+            with making:
+                try:
+                    done = is_done(job, self.study.runs_dir)
+                    failure = "" if done else running.run(job, watch.enough if watch else None)
+                except UsageError as error:  # settings that are impossible together
+                    failure = str(error).removeprefix(f"{job}: ")
             if running.stopping:
                 return f"{told}: not finished", False  # `_put_back` proposes it again when the search is continued
             if watch is not None and watch.pruned:

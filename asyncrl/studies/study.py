@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from asyncrl.core.errors import UsageError
 from asyncrl.storage.files import read_json, write_json
@@ -140,16 +140,20 @@ class Study:
         """Read the file, if there is one. Raises UsageError if it is that of another kind of study."""
         self.runs_dir, self._path = runs_dir, runs_dir / "study.json"
         try:
-            stored = read_json(self._path)
+            self._take(read_json(self._path), kind)
         except FileNotFoundError:
-            stored = {"kind": kind}
+            self._take({"kind": kind}, kind)
         except ValueError as error:
             raise UsageError(str(error)) from None
+        except (TypeError, LookupError, AttributeError) as error:  # of another version, or of something else
+            raise UsageError(f"{self._path} cannot be used ({type(error).__name__}: {error})") from None
+
+    def _take(self, stored: dict[str, Any], kind: Kind) -> None:
         self.cells = [Cell(**plain) for plain in stored.get("cells", ())]
         # The files of older versions have no kind, and "" for no ablation. Only a race's cells have no workers.
         self.kind = stored.get("kind") or ("race" if self.cells and not self.cells[0].workers else "speedup")
         if self.kind != kind:
-            raise UsageError(f"{runs_dir} is a {self.kind}, no {kind}: choose another --runs-dir")
+            raise UsageError(f"{self.runs_dir} is a {self.kind}, no {kind}: choose another --runs-dir")
         self.ablation = stored.get("ablation") or "none"
         self.variants: dict[str, Point] = stored.get("variants") or dict(ABLATIONS[self.ablation].variants)
         self.commands: list[str] = stored.get("commands", [])

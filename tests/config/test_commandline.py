@@ -104,6 +104,14 @@ def test_a_run_is_repeated_by_its_config_json(tmp_path: Path) -> None:
         config_of("--config", str(tmp_path / "config.json"), algorithm="asyncrl.ppo")
 
 
+def test_a_number_of_hundreds_of_digits_is_refused(tmp_path: Path) -> None:
+    """It is no float, though it is written as a whole number."""
+    (tmp_path / "mine.toml").write_text("learning_rate = 1" + 400 * "0")
+
+    with pytest.raises(UsageError, match="takes float, got a number of more than 300 digits"):
+        config_of("--config", str(tmp_path / "mine.toml"))
+
+
 def test_settings_stand_in_toml_by_themselves_or_in_tables(tmp_path: Path) -> None:
     """With either line, and by any of their names."""
     file = tmp_path / "mine.toml"
@@ -129,7 +137,7 @@ name = "x"
     assert config.env_kwargs == ("size=3", "name='x'")
 
 
-@pytest.mark.parametrize("content", ["workers = ", "[[1]]"])
+@pytest.mark.parametrize("content", ["workers = ", "[[1]]", "a = " + 100_000 * "[", '{"a": ' + 100_000 * "["])
 def test_a_file_that_is_none_is_refused(content: str, tmp_path: Path) -> None:
     """With what is wrong with it."""
     for name in ("mine.toml", "mine.json"):

@@ -35,4 +35,4 @@ def test_being_above_the_goal_does_not_make_up_for_the_others() -> None:
 
 def test_scores_are_normalised_by_two_players() -> None:
     assert normalized([-20.0, 0.0, 30.0], -20.0, 20.0) == [0.0, 0.5, 1.25]
-    assert normalized([3.0, 3.0], 3.0, 3.0) == [0.0, 0.0]
+    assert normalized([3.0, 3.0], 3.0, 3.0) == [1.0, 1.0]  # all are the best

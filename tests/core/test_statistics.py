@@ -128,6 +128,17 @@ def test_fewer_than_five_runs_have_no_interval(runs: int) -> None:
     assert not mean([unity(), ratio(sample, sample)]).has_interval
 
 
+@pytest.mark.parametrize(("usual", "other"), [(500.0, 100.0), (0.0, 1.0)])
+def test_the_interval_of_a_mean_is_open_to_both_sides_though_most_are_equal(usual: float, other: float) -> None:
+    """Of a task that is solved but for one game: as far as the means of resamples, none to six of the other."""
+    estimate = mean_of([usual] * 9 + [other])
+
+    step = (other - usual) / 10
+    low, high = sorted((usual, usual + 3 * step))
+    assert estimate.low <= low + 1e-9
+    assert estimate.high >= high - 1e-9
+
+
 def test_the_interval_of_a_skewed_mean_reaches_further_up() -> None:
     """The studentised bootstrap knows that a sample of a skewed distribution often lacks its large values."""
     values = [1.0, 1.1, 1.2, 1.4, 1.5, 1.7, 2.0, 2.5, 3.5, 8.0]

@@ -210,6 +210,18 @@ def test_a_run_whose_config_is_torn_is_refused(tmp_path: Path) -> None:
         RunData(run)
 
 
+def test_what_is_no_run_of_ours_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a figure without a suffix has the name that is told."""
+    run = make_run(tmp_path / "run", [0.0, 1.0])
+    assert main([str(run), "--out", str(tmp_path / "curves")]) == 0
+    assert Path(capsys.readouterr().out.strip()).stat().st_size > 1000
+    (run / "config.json").write_text(json.dumps({"algorithm": "a3c", "config": {}}))
+
+    assert main([str(run), "--out", str(tmp_path / "curves")]) == 2
+
+    assert "the records of these runs cannot be shown: " in capsys.readouterr().err
+
+
 def test_a_figure_needs_a_run(capfd: pytest.CaptureFixture[str]) -> None:
     """One line."""
     assert main([]) == 2

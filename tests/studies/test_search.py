@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from asyncrl.commands.sweep import main, understand
+from asyncrl.core.errors import UsageError
 from asyncrl.core.extras import to_install
 from asyncrl.studies import jobs
 from asyncrl.studies.jobs import Job, RunningJobs
@@ -125,6 +127,61 @@ def test_a_run_that_failed_is_told_and_not_repeated(
     assert "failed: a3c Catch " in capsys.readouterr().err
     assert main(line) == 0
     assert len(asked) == 2
+
+
+def test_settings_that_are_impossible_together_are_a_trial_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: list[Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The search goes on."""
+    made_up, asked = RunningJobs.run, []
+
+    def run(self: RunningJobs, job: Job, enough: Callable[[], bool] | None) -> str:
+        asked.append(job)
+        if len(asked) == 1:
+            raise UsageError(f"{job}: this is too much of that")
+        return made_up(self, job, enough)
+
+    monkeypatch.setattr(RunningJobs, "run", run)
+    line = [*WORDS, "--trials", "3", "--runs-dir", str(tmp_path)]
+
+    assert main(line) == 1
+    assert capsys.readouterr().err.count(": this is too much of that") == 1
+    assert main(line) == 0
+    assert (len(asked), len(runs)) == (3, 2)
+
+
+def test_trials_of_the_same_settings_share_their_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if they begin at the same time."""
+    made: list[str] = []
+
+    def run(self: RunningJobs, job: Job, enough: Callable[[], bool] | None) -> str:
+        folder = job.folder(self._runs_dir)
+        folder.mkdir(parents=True)
+        made.append(job.name)
+        time.sleep(0.1)
+        (folder / "evaluator.jsonl").write_text(json.dumps({"steps": 1000, "mean": 3.0}) + "\n")
+        (folder / "status.json").write_text(json.dumps({"state": "finished", "steps": 1000}))
+        return ""
+
+    monkeypatch.setattr(RunningJobs, "run", run)
+    words = ["--env-ids", "Catch", "--total-steps", "1000", "--jobs", "4", "--gamma", "0.9", "0.99", "--trials", "8"]
+
+    assert main([*words, "--runs-dir", str(tmp_path)]) == 0
+
+    assert len(made) == len(set(made)) <= 2
+
+
+def test_a_search_among_other_values_is_another_one(
+    tmp_path: Path, runs: list[Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, and the one that is there can be continued."""
+    line = [*WORDS, "--runs-dir", str(tmp_path), "--gamma", "0.9", "0.99"]
+    assert main([*line, "--trials", "1"]) == 0
+
+    assert main([*line, "0.95", "--trials", "2"]) == 2
+    assert "a search among other values needs another --runs-dir" in capsys.readouterr().err.splitlines()[-1]
+    assert main([*line, "--trials", "2"]) == 0
+    assert len(runs) == 2
 
 
 @pytest.mark.parametrize(

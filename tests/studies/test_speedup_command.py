@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,7 +28,13 @@ SMALL = (
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--workers", "2", "4"], "--workers must include 1"),
+        (["--workers", "2", "4"], "--workers must be positive and include 1"),
+        (["--workers", "0", "1"], "--workers must be positive and include 1"),
+        (["--total-steps", "0"], "--total-steps must be at least 1"),
+        (["--evaluation-episodes", "0"], "--evaluation-episodes must be at least 1"),
+        (["--price-per-core-hour", "-3"], "--price-per-core-hour must not be negative"),
+        (["--max-seconds", "-1"], "--max-seconds must not be negative"),
+        (["--", "--num-workers", "3"], "--workers is set by the study itself"),
         (["--algorithms", "a4c"], "--algorithms: there is no algorithm 'a4c'"),
         (
             ["--env-ids", "Catch", "Chain", "--total-steps", "1", "2", "3"],
@@ -96,6 +103,18 @@ def test_a_study_refuses_cells_that_could_not_be_compared(tmp_path: Path, capfd:
         assert main([*place, "--env-ids", "Catch", "--algorithms", "a3c", *words]) == 2
         assert message in capfd.readouterr().err
     assert finished.read_text() == before
+
+
+@pytest.mark.parametrize("content", [{"cells": [{"newer": 1}]}, [3], {"ablation": "unheard of"}, {"cells": 7}])
+def test_a_study_of_another_version_is_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], content: object
+) -> None:
+    """Or of something else."""
+    (tmp_path / "study.json").write_text(json.dumps(content))
+
+    assert main(["--runs-dir", str(tmp_path), "--report-only"]) == 2
+
+    assert re.match(r"asyncrl speedup: error: \S+/study\.json cannot be used \(\w+Error: ", capfd.readouterr().err)
 
 
 def test_a_slip_of_the_finger_is_not_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
