@@ -177,7 +177,8 @@ def conclude(outcome: Outcome, monitor: Monitor) -> Outcome:
         return failed(reason)
     try:
         try:
-            monitor.save_checkpoint()
+            if not monitor.save_checkpoint():
+                raise ValueError("the learner is gone, and theta contains half of its last update")
         finally:
             monitor.end()
     except (OSError, ValueError, FolderLost) as error:

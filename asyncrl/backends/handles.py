@@ -54,7 +54,7 @@ def experience_of(spec: RunSpec, clock: Clock, moments: RunMoments) -> Experienc
         from asyncrl.experience.replay import Replay
 
         make = partial(make_normalizer, moments, LEARNER, spec)
-        place = (spec.part, *([spec.first_worker] if spec.first_worker else []))
+        place = (spec.random_part, *([spec.first_worker] if spec.first_worker else []))
         return Replay(memory_plan(spec, place), clock, make)
     from asyncrl.experience.batches import Batches
 

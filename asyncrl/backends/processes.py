@@ -112,8 +112,7 @@ class Child:
             yield
         except BaseException as error:
             if self.clock.cause(self.who) == UNKNOWN:
-                with contextlib.suppress(OSError):
-                    self.folder.traceback_file(self.name).write_text(traceback.format_exc())
+                self.folder.write_traceback(self.name, traceback.format_exc())
                 self.clock.explain(self.who, _kind_of(error))
             raise
 
@@ -125,7 +124,7 @@ class Child:
         if kind in (DISK_FULL, DISK_FAILS):
             return End(kind, f"could not save a checkpoint: the disk {'is full' if kind == DISK_FULL else 'fails'}")
         try:
-            text = self.folder.traceback_file(self.name).read_text()
+            text = self.folder.traceback_file(self.name).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return End(kind, "raised an exception that could not be passed on")
         return End(kind, f"raised {last_line(text)}", text)

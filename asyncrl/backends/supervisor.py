@@ -177,10 +177,12 @@ class Supervisor:
         """Handle the end of a process."""
         assert slot.process is not None
         clock, spec = self._run.handles.clock, self._run.spec
-        if slot.process.exitcode == 0 and clock.phase(slot.number) == ENDED:
+        ended = slot.child.end_of(slot.process)
+        # The evaluator's environments may crash when they are closed, after its last evaluation.
+        is_done = slot.process.exitcode == 0 or (slot.number == EVALUATOR and ended.kind == UNKNOWN)
+        if is_done and clock.phase(slot.number) == ENDED:
             self._close(slot)
             return None
-        ended = slot.child.end_of(slot.process)
         stops = slot.number != EVALUATOR and spec.config.on_worker_error == "stop"
         if ended.kind in (DISK_FULL, DISK_FAILS, NOT_FINITE) or (ended.kind == RAISED and stops):
             return failed(f"{slot.child.name} {ended.cause}", ended.traceback if ended.kind == RAISED else None)
@@ -240,7 +242,7 @@ class Supervisor:
         Counts stay, and so do moments of observations, which no learner writes. What theta falls back by is lost.
         """
         store, spec = self._run.handles.store, self._run.spec
-        if not (len(self.learners) == 1 and store.torn):  # with several it is Hogwild, which any may die in
+        if not store.torn:
             return ""
         from asyncrl.backends.restoring import flat_parameters
 

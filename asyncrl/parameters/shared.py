@@ -103,9 +103,9 @@ class SharedStore:
 
     @property
     def torn(self) -> bool:
-        """Whether the learner has begun an update but not ended it: if it is dead, theta contains half an update."""
+        """Whether the only learner has begun an update and not ended it: if it is dead, half an update is in theta."""
         own = self._counts[self._row(LEARNER)]
-        return bool(own[BEGUN] != own[UPDATES])
+        return len(self._clock.learners) < 2 and bool(own[BEGUN] != own[UPDATES])
 
     def counts(self, worker: int | None = None) -> Counts:
         """Counts of one worker's updates since the run began or was resumed; None: of all updates of the run."""

@@ -150,7 +150,7 @@ class Evaluator:
         before = self.state() if self._config.backend == "serial" else None
         # Counters before parameters: workers push before they count, so theta contains everything counted.
         steps, seconds = clock.steps, clock.seconds
-        version = self._replica.pull(store)
+        version, lost = self._replica.pull(store), store.lost
         beside = beside_theta(self._run)
         require_finite(self._replica.theta, self._run.spec.layout)
         if self._normalizer is not None:
@@ -176,7 +176,7 @@ class Evaluator:
             "steps": steps,
             "frames": steps * self._run.spec.environment.frames_per_step,
             "seconds": round(seconds, 3),
-            "updates": version - store.lost,
+            "updates": version - lost,
             "returns": scores,
             "lengths": [episode.length for episode in episodes],
             "cut": sum(episode.cut for episode in episodes),

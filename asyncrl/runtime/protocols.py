@@ -157,7 +157,7 @@ class Store(Protocol):
 
     @property
     def torn(self) -> bool:
-        """Whether the learner has begun an update and not ended it: if it is dead, theta contains half an update."""
+        """Whether the only learner has begun an update and not ended it: if it is dead, half an update is in theta."""
         ...
 
     def counts(self, worker: int | None = None) -> Counts:

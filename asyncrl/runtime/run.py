@@ -44,6 +44,12 @@ class RunSpec(Plan):
     first_learner: int = 0
     """Several hosts: how many learners the hosts before this one have."""
 
+    @property
+    def random_part(self) -> int:
+        """The part that has this one's random streams: an exact resume goes on with earlier ones."""
+        earlier = None if self.exact is None else self.exact.get("part")
+        return earlier if isinstance(earlier, int) else self.part
+
     def among_all(self, who: int) -> int:
         """The number of a worker or learner of this host among those of all hosts; of the evaluator its own."""
         if who >= 0:
@@ -59,7 +65,7 @@ class RunSpec(Plan):
 
     def stream(self, worker: int, *place: int) -> tuple[int, ...]:
         """What distinguishes a random stream of a worker from all others of its purpose."""
-        return (self.among_all(worker), *place, self.part, *([self.incarnation] if self.incarnation else []))
+        return (self.among_all(worker), *place, self.random_part, *([self.incarnation] if self.incarnation else []))
 
 
 def _arrived(parcels: tuple[Parcel, ...], values: dict[str, Any], settings: dict[str, Any]) -> RunSpec:

@@ -122,12 +122,15 @@ def append_whole(file: FileIO, content: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the disk has the names in a folder (Windows has no such call, and needs none)."""
+    """Wait until the disk has the names in a folder. Windows and some file systems have no such call."""
     if os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
     finally:
         os.close(descriptor)
 

@@ -103,6 +103,7 @@ class Hold:
         with contextlib.suppress(OSError):
             if self.lost() is None:
                 self._file.truncate(0)
+        unlock(self.fileno())
 
     def _renew(self) -> None:
         while not self._over.wait(RENEWAL_SECONDS):
@@ -187,6 +188,14 @@ def lock(descriptor: int, shared: bool = False, wait: bool = False) -> bool | No
         else:
             return True
     return False
+
+
+def unlock(descriptor: int) -> None:
+    """Give the lock back. Closing does not, if a process was forked meanwhile."""
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _await_strangers(

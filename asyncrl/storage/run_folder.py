@@ -164,6 +164,11 @@ class RunFolder:
         """Where a process that fails leaves its traceback; `role` is such as "worker-03" or "evaluator"."""
         return self.path / f"{role}.traceback.txt"
 
+    def write_traceback(self, role: str, text: str) -> None:
+        """Leave a traceback there if that is possible, with escapes for what UTF-8 has not."""
+        with contextlib.suppress(OSError):
+            self.traceback_file(role).write_text(text, encoding="utf-8", errors="backslashreplace")
+
     def culprit_file(self, role: str) -> Path:
         """What a process whose gradients are not finite any more has learnt from last, and with which parameters."""
         return self.path / f"{role}.culprit.safetensors"

@@ -26,15 +26,19 @@ from asyncrl.storage.files import AppendedFile
 
 FIRST = {"async/": "workers/", "learner/": "workers/learner_"}
 """Other names for what TensorBoard, which sorts by the alphabet, would otherwise show before the scores."""
-PLAIN = (bool, int, float, str)
+PLAIN = (bool, int, float)
+
+
+def encodable(text: str) -> str:
+    """The text with escapes for what UTF-8 has not, such as the bytes of a path in another encoding."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def shown(tag: str) -> str:
     """The tag under which TensorBoard shows what the records call `tag`."""
     for before, after in FIRST.items():
-        if tag.startswith(before):
-            return after + tag.removeprefix(before)
-    return tag
+        tag = after + tag.removeprefix(before) if tag.startswith(before) else tag
+    return encodable(tag)
 
 
 class TensorBoardWriter(AppendedFile):
@@ -62,11 +66,11 @@ class TensorBoardWriter(AppendedFile):
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
         """Write a text in Markdown."""
-        self._event(step=step, summary=text_pb(f"{shown(tag)}/text_summary", text))
+        self._event(step=step, summary=text_pb(f"{shown(tag)}/text_summary", encodable(text)))
 
     def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
         """A row of the tab HPARAMS: the settings of the run, and its scores by their tags."""
-        plain = {name: value if isinstance(value, PLAIN) else str(value) for name, value in settings.items()}
+        plain = {name: value if isinstance(value, PLAIN) else encodable(str(value)) for name, value in settings.items()}
         scores = [Metric(shown(tag)) for tag in metrics]
         for summary in (hparams_config_pb([HParam(name) for name in plain], scores), hparams_pb(plain)):
             self._event(summary=summary)

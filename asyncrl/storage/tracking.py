@@ -39,6 +39,8 @@ class Tracker(Backlog[Callable[[], None]]):
         """Begin a run there, or go on with that of the `key`; `title` is what people see."""
         super().__init__(lambda call: call())
         self._due = 0.0
+        self._tries = 0
+        """Of the call that is next."""
 
     def hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
         """Send the settings of the run, once, and which tags are its scores."""
@@ -62,8 +64,13 @@ class Tracker(Backlog[Callable[[], None]]):
     def _fail(self, error: Exception) -> None:
         super()._fail(error)
         self._due = time.monotonic() + min(LONGEST_PAUSE_SECONDS, PAUSE_SECONDS * 2 ** (self._failed - 1))
-        if self._failed >= TRIES:
+        self._tries = 1 if self._failed == 1 else self._tries + 1  # the first failure after a success, or a further one
+        if self._tries >= TRIES:
             self._give_up()
+
+    def _give_up(self) -> None:
+        super()._give_up()
+        self._tries = 0
 
     def _hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
         raise NotImplementedError

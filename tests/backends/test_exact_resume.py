@@ -88,6 +88,9 @@ CASES = {
     "cartpole, ppo": ("ppo", "--env-id", "CartPole-v1", "--t-max", "16"),
     "cartpole, impala": ("impala", "--env-id", "CartPole-v1", "--delays", "1", "1", "2", "4"),
     "cartpole, gorila": ("gorila", "--env-id", "CartPole-v1", *MEMORY, "--schedule", "random"),
+    "cartpole, gorila, its first minibatch later": (
+        "gorila", "--env-id", "CartPole-v1", *MEMORY, "--warmup-steps", str(3 * INTERVAL // 2),
+    ),
     "cartpole, apex": ("apex", "--env-id", "CartPole-v1", *MEMORY),
     "pendulum, apex_dpg": ("apex_dpg", "--env-id", "Pendulum-v1", *MEMORY, "--minibatch", "32"),
     "pendulum, sac": ("sac", "--env-id", "Pendulum-v1", *MEMORY, "--minibatch", "32"),

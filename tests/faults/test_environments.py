@@ -180,7 +180,7 @@ def test_every_environment_of_a_run_that_is_stopped_is_closed(tmp_path: Path, ba
 
 
 QUITTING = """
-import os, sys, time
+import multiprocessing, os, sys, time
 import gymnasium, numpy as np
 from torch import nn
 WHERE, HOW = {where!r}, {how!r}
@@ -190,6 +190,7 @@ def trouble(where):
         if HOW == "exit": sys.exit(0)
         if HOW == "cancel": import asyncio; raise asyncio.CancelledError
         if HOW == "abort": os.abort()
+        if HOW == "abort evaluator" and multiprocessing.current_process().name == "evaluator": os.abort()
         if HOW == "hang": time.sleep(600)
         if HOW == "print": print("hello from", where); os.write(1, b"and from C\\n")
         if HOW == "float64": import torch; torch.set_default_dtype(torch.float64)
@@ -326,6 +327,20 @@ def test_an_environment_that_changes_its_process_or_does_not_close_can_be_traine
     assert Path.cwd() == tmp_path
     if line not in told_before:
         assert line in capsys.readouterr().err
+
+
+def test_an_evaluator_that_crashes_as_it_closes_is_not_followed(
+    tmp_path: Path, module: Callable[[str, str], None]
+) -> None:
+    """Its last evaluation is made: a successor would make it again, and the best of several would count."""
+    module("close", "abort evaluator")
+
+    assert main("asyncrl.a3c", words(tmp_path / "runs", *OWN, "--backend", "local", "--total-steps", "300")) == 0
+
+    run = the_run(tmp_path / "runs")
+    assert status_of(run)["evaluator_restarts"] == 0
+    steps = [row["steps"] for row in evaluations_of(run)]
+    assert len(steps) == len(set(steps)) > 0
 
 
 def test_an_environment_whose_close_does_not_return_is_left(

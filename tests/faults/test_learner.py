@@ -234,6 +234,16 @@ def test_a_learner_that_died_within_an_update_is_followed_from_the_newest_checkp
     assert float(run.handles.store.snapshot().abs().max()) < 100
 
 
+def test_an_end_that_could_not_be_saved_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is half an update in theta, and no checkpoint to go back to."""
+    monkeypatch.setattr(SharedStore, "torn", True)
+
+    outcome = outcome_of(make_run(tmp_path, "a2c", backend="serial", total_steps=300))
+
+    assert outcome.state == "failed"
+    assert outcome.reason.startswith("could not save the end of the run: the learner is gone")
+
+
 @pytest.mark.parametrize("trouble", ["dies", "raises"])
 def test_a_run_that_ends_with_its_learner_is_saved_as_its_newest_checkpoint_was(tmp_path: Path, trouble: str) -> None:
     """Gone for good, or ended by an exception: what is saved is never half an update."""

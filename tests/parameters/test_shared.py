@@ -416,15 +416,18 @@ def test_an_update_that_the_learner_began_and_did_not_end_shows(monkeypatch: pyt
     assert (store.updates, store.counts(LEARNER)) == (1, Counts(1))
 
 
-def test_a_worker_that_dies_within_an_update_tears_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("who", "learners"), [(0, 0), (LEARNER, 2)])
+def test_one_of_several_writers_that_dies_within_an_update_tears_nothing(
+    monkeypatch: pytest.MonkeyPatch, who: int, learners: int
+) -> None:
     """Hogwild lives with it: the others write as well."""
-    store = shared_store(torch.zeros(2), PLAIN_SGD)
+    store = shared_store(torch.zeros(2), PLAIN_SGD, clock=Clock(1, 10**9, learners=learners))
 
     def half(*_: object) -> None:
         raise Interrupted
 
     monkeypatch.setattr(UpdateRule, "apply", half)
     with pytest.raises(Interrupted):
-        push(store, 0, torch.ones(2), 0)
+        push(store, who, torch.ones(2), 0)
 
     assert not store.torn

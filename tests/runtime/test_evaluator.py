@@ -447,6 +447,26 @@ def test_parameters_that_changed_right_after_the_pull_have_not_been_evaluated(
     assert evaluator.evaluated_last()
 
 
+def test_updates_that_are_lost_meanwhile_do_not_change_what_was_evaluated(
+    tmp_path: Path, evaluate: Callable[..., Evaluator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first update was in theta at the pull, whatever an earlier theta took away after that."""
+    run = make_run(tmp_path)
+    evaluator, store = evaluate(run, 4.0), run.handles.store
+    push(store, 0, torch.ones_like(store.theta), 0)
+    play = module.play
+
+    def then_lose(*given: Any, **more: Any) -> Any:
+        store.lose(30)
+        return play(*given, **more)
+
+    monkeypatch.setattr(module, "play", then_lose)
+    row = evaluator.evaluate()
+
+    assert row is not None
+    assert row["updates"] == checkpoints.load_newest(run.spec.folder.checkpoints, "best")[0].updates == 1
+
+
 def test_a_resumed_evaluator_knows_the_best_score_so_far(tmp_path: Path, evaluate: Callable[..., Evaluator]) -> None:
     """A worse score after the resumption does not replace it."""
     run = make_run(tmp_path)

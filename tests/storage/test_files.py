@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,25 @@ def test_the_content_is_synced_before_the_rename_and_the_folder_after(
     monkeypatch.setattr(os, "replace", record_replace)
     write_json(tmp_path / "status.json", {})
     assert tape == ["sync file", "rename to status.json", "sync folder"]
+
+
+@pytest.mark.parametrize(("number", "is_borne"), [(errno.EINVAL, True), (errno.EIO, False)])
+def test_folders_that_cannot_be_synced_are_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_borne: bool
+) -> None:
+    """Some file systems have no such call; a disk that fails is another matter."""
+    fsync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with nullcontext() if is_borne else pytest.raises(OSError, match="Input/output"):
+        write_json(tmp_path / "status.json", {"steps": 3})
+
+    assert read_json(tmp_path / "status.json") == {"steps": 3}
 
 
 def test_reading_something_else_names_the_file(tmp_path: Path) -> None:

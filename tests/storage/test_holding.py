@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -71,6 +72,21 @@ def test_a_second_one_is_refused_until_the_first_has_ended(file: Path) -> None:
     with held(file):
         pass
     assert file.read_bytes() == b""
+
+
+def test_a_process_that_was_forked_meanwhile_holds_nothing(file: Path) -> None:
+    """It has a copy of the descriptor, as helpers of an environment have."""
+    with held(file):
+        helper = os.fork()
+        if not helper:
+            time.sleep(600)
+            os._exit(0)
+    try:
+        with held(file):
+            pass
+    finally:
+        os.kill(helper, signal.SIGKILL)
+        os.waitpid(helper, 0)
 
 
 def test_after_a_kill_on_this_machine_nobody_waits(file: Path) -> None:

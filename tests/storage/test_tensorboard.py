@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,18 @@ def test_settings_and_scores_are_a_row_of_the_tab_hparams(tmp_path: Path) -> Non
         "algorithm": "string_value", "learning_rate": "number_value", "workers": "number_value",
         "life_loss": "bool_value", "hidden_sizes": "string_value", "stop_at_score": "string_value",
     }  # fmt: skip
+
+
+def test_what_utf_8_has_not_is_escaped(tmp_path: Path) -> None:
+    """Such as a path in another encoding."""
+    path = os.fsdecode(b"/caf\xe9")
+    writer = TensorBoardWriter(tmp_path)
+    writer.hparams({"runs_dir": path}, ["eval/mean_reward"])
+    writer.text("command", path)
+    writer.close()
+
+    assert writer.missing == 0
+    assert read(tmp_path).Tensors("command/text_summary")[0].tensor_proto.string_val[0] == b"/caf\\udce9"
 
 
 def test_scalars_are_read_back_by_tensorboard(tmp_path: Path) -> None:

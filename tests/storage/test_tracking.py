@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -175,6 +176,32 @@ def test_a_tracker_that_fails_for_a_while_is_told_all(monkeypatch: pytest.Monkey
     assert told == [1, *range(3, 100)]
     assert remote.missing == 1
     assert len(set(tried)) < 97  # there were pauses
+
+
+def test_each_call_is_tried_three_times_in_a_long_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings, which are sent once, no less than the numbers after them."""
+    tries: Counter[str] = Counter()
+    now = [0.0]
+    monkeypatch.setattr(files.time, "monotonic", lambda: now[0])
+
+    class Remote(Tracker):
+        def _hparams(self, settings: Mapping[str, Any], metrics: Sequence[str]) -> None:
+            tries["hparams"] += 1
+            raise ConnectionError("nobody is there")
+
+        def _scalars(self, values: Mapping[str, float], step: int) -> None:
+            tries[f"step {step}"] += 1
+            raise ConnectionError("nobody is there")
+
+    remote = Remote("", "", Path(), None)
+    remote.hparams({}, [])
+    for step in range(1800):
+        now[0] += 2.0
+        remote.scalars({}, step)
+
+    *given_up, _ = tries.values()
+    assert len(given_up) >= 2
+    assert set(given_up) == {3}
 
 
 def test_a_tracker_that_cannot_begin_is_one_line_and_leaves_nothing(
