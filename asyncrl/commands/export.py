@@ -34,6 +34,8 @@ class Config(CheckpointSettings):
         files = [file for file in (self.onnx, self.torch, self.safetensors) if file]
         if not files:
             raise UsageError("name a file to write: --onnx FILE, --torch FILE or --safetensors FILE")
+        if len({Path(file).absolute() for file in files}) < len(files):
+            raise UsageError("--onnx, --torch and --safetensors need a file each")
         for file in files:
             if not Path(file).absolute().parent.is_dir():
                 raise UsageError(f"{file}: there is no such folder")

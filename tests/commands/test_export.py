@@ -223,6 +223,7 @@ def test_a_model_that_says_something_else_is_noticed(cartpole: Path) -> None:
     [
         ([], "name a file to write: --onnx FILE, --torch FILE or --safetensors FILE"),
         (["--onnx", "nowhere/a.onnx"], "nowhere/a.onnx: there is no such folder"),
+        (["--onnx", "same", "--torch", "./same"], "--onnx, --torch and --safetensors need a file each"),
         (["--torch", "a.pt2", "--checkpoint", "step_9"], "step_9: no such checkpoint"),
     ],
 )
