@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,9 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+_LAUNCHERS = re.compile(r"(SLURM|OMPI|PMI|MASTER)_|ASYNCRL_SECRET|((LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE)$")
+for _name in filter(_LAUNCHERS.match, list(os.environ)):
+    del os.environ[_name]  # the tests are no ranks of whoever has started them
 
 _LASTING = ("forkserver", "resource_tracker")
 """Helpers of multiprocessing that serve the whole test session."""
@@ -41,7 +45,7 @@ def a_key_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """Fail a test that leaves a process behind, or a file in shared memory."""
+    """Fail a test that leaves a process behind, which is killed, or a file in shared memory."""
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     files = _shared_memory_files()
     yield
@@ -51,6 +55,7 @@ def nothing_left_behind() -> Iterator[None]:
             command = " ".join(child.cmdline())
             if child.pid not in before and not any(name in command for name in _LASTING):
                 left.append(f"{child.pid}: {command}")
+                child.kill()
         except psutil.Error:
             continue
     assert not left, f"left running: {left}"

@@ -15,7 +15,7 @@ from asyncrl.runtime.link import Empty, State
 ray = pytest.importorskip("ray")
 
 from asyncrl.backends.ray.actors import Place, Poller  # noqa: E402
-from asyncrl.backends.ray.driver import Driver, HostPlace  # noqa: E402
+from asyncrl.backends.ray.driver import LOST_SECONDS, Driver, HostPlace  # noqa: E402
 from asyncrl.backends.ray.servers import ServerPlace  # noqa: E402
 
 SILENT = object()
@@ -156,3 +156,18 @@ def test_a_run_that_ends_while_no_host_is_there_has_ended(order: int, is_over: b
         driver._clock.stop(order)
 
     assert driver._over() is is_over
+
+
+def test_a_run_without_any_host_is_given_up_in_the_end() -> None:
+    """In one line, and no earlier."""
+    said: list[tuple[Any, ...]] = []
+    driver = object.__new__(Driver)
+    driver._clock, driver._learner, driver._watch = Clock(1, 100), None, Watch()
+    driver._places, driver._nodes = [HostPlace(0, driver)], [{"NodeID": "a"}]
+    driver._tell = lambda *words: said.append(words)  # type: ignore[method-assign, assignment]
+
+    driver._inhabited = time.monotonic() - LOST_SECONDS + 60
+    assert not driver._over()
+    driver._inhabited = time.monotonic() - LOST_SECONDS - 1
+    assert driver._over()
+    assert said == [("failed", "no host was available for 120 seconds", None)]

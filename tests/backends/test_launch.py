@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,9 +121,17 @@ def test_an_address_is_a_host_and_a_port(address: str) -> None:
         tcp_address(address)
 
 
-def test_a_host_that_does_not_exist_is_named() -> None:
+def test_a_host_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looked up first: gloo would wait for it and then fill the screen."""
-    for host in ("nowhere.invalid", "node..cluster", ".local", 64 * "x" + ".local"):
+    look_up = socket.getaddrinfo
+
+    def nobody(host: str, *more: Any, **options: Any) -> Any:
+        if host == "nowhere.invalid":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return look_up(host, *more, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    for host in ("nowhere.invalid", "node..cluster", ".cluster", 64 * "x" + ".cluster"):
         with pytest.raises(UsageError, match=rf"there is no host '{re.escape(host)}' \("):
             tcp_address(f"tcp://{host}:1")
 

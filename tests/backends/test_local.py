@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from asyncrl.backends.processes import Child
+from asyncrl.backends import processes
+from asyncrl.backends.outcome import Signals
+from asyncrl.backends.processes import Child, end_all, start, start_context
 from asyncrl.core.updates import UpdateRule
 from asyncrl.parameters.shared import SharedStore
 from asyncrl.runtime.clock import UNKNOWN
@@ -22,6 +26,17 @@ from asyncrl.storage import checkpoints
 from asyncrl.storage.checkpoints import NotSaved
 from tests.seams.running import train
 from tests.support import make_run
+
+
+def test_after_a_second_signal_nobody_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who does not leave is killed at once."""
+    monkeypatch.setattr(processes, "LEAVE_SECONDS", 1e6)
+    child = start_context("asyncrl.a3c").Process(target=time.sleep, args=(1e6,))  # type: ignore[attr-defined]
+    start(child)
+
+    end_all([child], Signals([signal.SIGINT, signal.SIGINT]), make_run(tmp_path).spec.folder)
+
+    assert child.exitcode == -signal.SIGKILL
 
 
 def test_a_run_begins_when_all_are_ready_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

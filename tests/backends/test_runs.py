@@ -186,3 +186,4 @@ def test_an_exception_in_a_worker_ends_the_run_with_its_traceback(
     status = status_of(the_run(tmp_path / "runs"))
     assert status["state"] == "failed"
     assert "RuntimeError: the wheels came off" in status["traceback"]
+    assert load_newest(the_run(tmp_path / "runs") / "checkpoints")[0].steps == status["steps"]

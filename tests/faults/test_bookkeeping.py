@@ -125,7 +125,8 @@ def test_a_folder_that_is_deleted_ends_the_run_in_one_line(tmp_path: Path, backe
     assert process.stdout is not None
     folder = process.stdout.readline().removeprefix("run folder: ").strip()
     assert any(line.startswith("exploration: ") for line in process.stdout)
-    shutil.rmtree(tmp_path / "runs", ignore_errors=True)  # it fails where a file is written meanwhile
+    while (tmp_path / "runs").exists():
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)  # it fails where a file is written meanwhile
     out, errors = process.communicate(timeout=200)
 
     assert (process.returncode, errors) == (1, "")

@@ -13,6 +13,7 @@ from asyncrl.commands.evaluate import main as evaluate
 from asyncrl.commands.train import main
 from asyncrl.core.user_code import changed
 from asyncrl.envs import gymnasium_env
+from asyncrl.storage.checkpoints import load_newest
 from asyncrl.storage.records import read_records
 from tests.faults.running import environment_of, running
 from tests.support import evaluations_of, status_of, the_run
@@ -65,6 +66,7 @@ def test_a_broken_environment_ends_the_run_and_is_named(
     assert "module:make broke" in status["reason"]
     assert complaint in status["reason"]
     assert "BadEnvironment" in status["traceback"]
+    assert load_newest(the_run(tmp_path / "runs") / "checkpoints")[0].steps == status["steps"]
 
 
 @pytest.mark.parametrize("kind", BROKEN)
@@ -89,10 +91,10 @@ def test_a_broken_environment_can_be_rebuilt_instead(
 
 @pytest.mark.slow
 def test_a_slow_environment_does_not_hang(tmp_path: Path) -> None:
-    """A rollout takes 3.2 seconds, a step of all environments 1.6, and a hang 1: each step is a sign of life."""
-    source = SOURCE.format(trouble="time.sleep(0.4)").replace("import random", "import random, time")
+    """A rollout takes 8 seconds, a step of all environments 4, and a hang 3: each step is a sign of life."""
+    source = SOURCE.format(trouble="time.sleep(1)").replace("import random", "import random, time")
     command = ["--env-id", "module:make", "--workers", "1", "--t-max", "2", "--envs-per-worker", "4", "--quiet"]
-    command += ["--total-steps", "8", "--hang-seconds", "1", "--evaluation-episodes", "4", "--max-episode-steps", "1"]
+    command += ["--total-steps", "8", "--hang-seconds", "3", "--evaluation-episodes", "4", "--max-episode-steps", "1"]
     with running(tmp_path / "runs", *command, env=environment_of(tmp_path, source)) as run:
         run.ends_with(0)
 

@@ -112,8 +112,8 @@ def test_a_family_ends_alone() -> None:
 
 
 @pytest.mark.slow
-def test_simulators_end_with_a_killed_worker_and_after_a_second_ctrl_c(tmp_path: Path) -> None:
-    """Those of the worker alone; then, while nobody has had time to close anything, all."""
+def test_simulators_end_with_a_killed_worker_and_after_ctrl_c(tmp_path: Path) -> None:
+    """Those of the worker alone; then all."""
     with engines(tmp_path) as run:
         run.until(run.all_run, "the simulators")
         before = run.simulators()
@@ -126,7 +126,6 @@ def test_simulators_end_with_a_killed_worker_and_after_a_second_ctrl_c(tmp_path:
         assert not set(own) & set(run.simulators())
         assert set(before) - set(own) <= set(run.simulators())
 
-        run.process.send_signal(signal.SIGINT)
         run.process.send_signal(signal.SIGINT)
         run.ends_with(130)
 
@@ -171,7 +170,7 @@ def test_simulators_that_close_leaves_end_with_the_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_simulators_end_with_a_worker_that_hangs(tmp_path: Path) -> None:
     """Its successor hangs as well, after as many steps, with its own two."""
-    with engines(tmp_path, "--hang-seconds", "2", trouble="hangs") as run:
+    with engines(tmp_path, "--hang-seconds", "10", trouble="hangs") as run:
         run.until(run.all_run, "the simulators")
         run.until(lambda: len(run.first - set(run.simulators())) == 2, "the end of the worker's two simulators")
         run.until(lambda: run.restarts >= 1, "the loss")
@@ -185,7 +184,7 @@ def test_simulators_end_with_a_worker_that_hangs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_z_stops_everybody_and_leaves_nobody_to_a_killed_command(tmp_path: Path) -> None:
     """All go on together, stopped for longer than a hang may take though they were; stopped again, all end."""
-    with engines(tmp_path, "--hang-seconds", "2") as run:
+    with engines(tmp_path, "--hang-seconds", "10") as run:
         run.until(run.all_run, "the simulators")
         everyone = [run.everyone()[0], *run.workers(), run.evaluator()]
 
@@ -194,7 +193,7 @@ def test_ctrl_z_stops_everybody_and_leaves_nobody_to_a_killed_command(tmp_path: 
 
         run.process.send_signal(signal.SIGTSTP)
         run.until(stopped, "everybody stopped")
-        time.sleep(3)
+        time.sleep(12)
         run.process.send_signal(signal.SIGCONT)
         steps = run.status["steps"]
         run.until(lambda: run.status["steps"] > steps, "steps afterwards")

@@ -55,6 +55,10 @@ def test_nohup_keeps_a_run_from_being_stopped_by_a_closed_terminal(tmp_path: Pat
         run.process.send_signal(signal.SIGHUP)
         before = run.status["steps"]
         run.until(lambda: run.status["steps"] > before, "steps after the hang-up")
+        run.process.send_signal(signal.SIGTERM)
+        run.ends_with(143)
+
+        assert run.status["reason"] == "received SIGTERM"
 
 
 def test_nobody_survives_the_supervisor(tmp_path: Path) -> None:

@@ -227,13 +227,13 @@ def test_exit_codes_of_user_code_say_nothing_but_themselves(tmp_path: Path) -> N
 def test_nobody_hangs_who_was_stopped_together_with_the_supervisor(tmp_path: Path, algorithm: str) -> None:
     """As by `scontrol suspend`, a frozen container or a closed lid; afterwards a hang is still found."""
     with running(
-        tmp_path, *CATCH, "--workers", "2", "--hang-seconds", "2", "--total-steps", "1e9", algorithm=algorithm
+        tmp_path, *CATCH, "--workers", "2", "--hang-seconds", "10", "--total-steps", "1e9", algorithm=algorithm
     ) as run:
         run.until(lambda: run.status.get("steps", 0) > 0, "the first steps")
         everyone = run.everyone()
         for process in everyone:
             process.suspend()
-        time.sleep(4)
+        time.sleep(12)
         for process in reversed(everyone):
             process.resume()
         steps, seconds = run.status["steps"], run.status["seconds"]
@@ -257,6 +257,28 @@ def test_a_killed_evaluator_is_replaced_and_never_disturbs_training(tmp_path: Pa
         assert run.status["worker_restarts"] == [0, 0]
         run.process.send_signal(signal.SIGTERM)
         run.ends_with(143)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "cause"),
+    [
+        ("raise RuntimeError('no picture')", "broke in step()"),
+        pytest.param("time.sleep(10_000)", "made no progress for 10 seconds", marks=pytest.mark.slow),
+    ],
+)
+def test_an_evaluator_that_raises_or_hangs_is_replaced_too(tmp_path: Path, trouble: str, cause: str) -> None:
+    """Its successor evaluates, and no worker was touched."""
+    where = f"multiprocessing.current_process().name == 'evaluator' and first({str(tmp_path / 'seen')!r})"
+    source = "import multiprocessing\n" + CARTPOLE.format(trouble=f"if {where}: {trouble}")
+    words = (*MODULE, "--evaluation-interval-steps", "500", "--hang-seconds", "10", "--total-steps", "1e9")
+    with running(tmp_path / "runs", *words, env=environment_of(tmp_path, source)) as run:
+        run.until(lambda: run.status.get("evaluator_restarts") == 1, "a restart")
+        run.until(lambda: len(evaluations_of(run.folder)) > 0, "an evaluation after it")
+        run.process.send_signal(signal.SIGTERM)
+        run.ends_with(143)
+
+        assert [event["who"] for event in losses(run)] == ["evaluator"]
+        assert cause in losses(run)[0]["cause"]
 
 
 def test_training_goes_on_without_an_evaluator_that_is_gone(tmp_path: Path) -> None:

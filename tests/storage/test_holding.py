@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundredths of a second in place of seconds."""
-    for name, seconds in (("RENEWAL", 0.05), ("STALE", 1.0), ("SETTLE", 0.05), ("POLL", 0.01)):
+    for name, seconds in (("RENEWAL", 0.1), ("STALE", 5.0), ("SETTLE", 0.5), ("POLL", 0.01)):
         monkeypatch.setattr(holding, f"{name}_SECONDS", seconds)
 
 
@@ -144,7 +144,7 @@ def test_a_lease_that_is_not_renewed_is_taken_over(file: Path, without_locks: No
             assert str(first.lost()).startswith(f"another process has taken over {file.parent}")
         assert first.lost() is not None
         first.release()
-    assert said == [f"waiting 1 seconds to see whether another process still works in {file.parent}"]
+    assert said == [f"waiting 5 seconds to see whether another process still works in {file.parent}"]
 
 
 def test_two_at_the_same_moment_without_locks(file: Path, without_locks: None) -> None:
