@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -230,6 +231,8 @@ def test_a_run_that_broke_raises_its_reason_with_the_traceback(tmp_path: Path) -
     assert "ValueError: the light went out" in failed.value.traceback
     assert failed.value.__notes__ == [failed.value.traceback]
     assert status_of(failed.value.path)["state"] == "failed"
+    sent = pickle.loads(pickle.dumps(failed.value))  # as from a pool's process
+    assert (str(sent), sent.path, sent.traceback) == (str(failed.value), failed.value.path, failed.value.traceback)
 
 
 @pytest.mark.parametrize(
@@ -349,6 +352,28 @@ def test_a_run_is_made_again_by_its_folder(tmp_path: Path) -> None:
     stored = [status_of(run.path) for run in (first, again)]
     assert stored[0]["worker_steps"] == stored[1]["worker_steps"]
     assert first.best_score == again.best_score
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({"learning_rate": lambda left: 1e-3 * left}, {"learning_rate": 1e-3, "learning_rate_schedule": "0:1,1:0"}),
+        ({"epsilons": [(0, 1.0), (1, 0.1)]}, {"epsilon_schedule": "0:1,1:0.1"}),
+        ({"n_envs": 6, "workers": 3}, {"workers": 3, "envs_per_worker": 2}),
+        ({"learning_rate": 1e-3}, {"learning_rate": 1e-3, "learning_rate_schedule": "0:1,1:0.5"}),
+    ],
+)
+def test_what_a_call_gives_by_another_name_overrides_a_runs_settings(
+    tmp_path: Path, given: dict[str, Any], taken: dict[str, Any]
+) -> None:
+    """Schedules as functions or points, and the number of all environments; the rest stays."""
+    words = TINY | {"learning_rate_schedule": "0:1,1:0.5", "total_steps": 100}
+    run = asyncrl.train("one_step_q", env_id="Catch", **words, runs_dir=tmp_path)
+
+    settings = request_for(None, run.path, given).settings
+
+    assert {name: settings[name] for name in taken} == taken
+    assert settings["env_id"] == "Catch"
 
 
 def test_a_run_goes_on_where_it_was_left(tmp_path: Path) -> None:
@@ -512,6 +537,79 @@ def run_script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "script.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=500
     )
+
+
+def test_each_process_has_global_random_numbers_of_its_own(tmp_path: Path) -> None:
+    """For environments that draw from them: the same again for the same seed."""
+    script = """
+import gymnasium, multiprocessing, random
+import numpy as np
+import torch
+import asyncrl
+class Drawing(gymnasium.Wrapper):
+    def __init__(self, seed):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        with open(f"{multiprocessing.current_process().name}-{seed}", "a") as file:
+            file.write(f"{random.random()} {np.random.random()} {torch.rand(1).item()} ")
+for name, seed in ("a", 1), ("b", 1), ("c", 2):
+    words = {"workers": 2, "envs_per_worker": 1, "total_steps": 50, "evaluation_episodes": 1, "seed": seed}
+    asyncrl.train("a3c", env_id=Drawing, env_kwargs={"seed": name}, run_name=name, **words)
+"""
+    done = run_script(tmp_path, script)
+    assert done.returncode == 0, done.stderr
+
+    drawn = {file.name: file.read_text().split() for file in tmp_path.glob("*-?")}
+    for who in ("worker-00", "worker-01", "evaluator"):
+        assert drawn[f"{who}-a"] == drawn[f"{who}-b"]
+    different = [drawn[name][:3] for name in ("worker-00-a", "worker-01-a", "evaluator-a", "worker-00-c")]
+    assert [len(set(numbers)) for numbers in zip(*different, strict=True)] == [4, 4, 4]
+
+
+def test_an_algorithm_that_was_changed_and_imported_again_is_trained(tmp_path: Path) -> None:
+    """In all processes, of which one has lived since before."""
+    text = """
+from asyncrl.a3c import A3C
+VERSION = 1
+class Mine(A3C):
+    def act(self, *given):
+        open(f"seen-{self.who}-{VERSION}", "w").close()
+        return super().act(*given)
+"""
+    script = f"""
+import importlib, pathlib
+import asyncrl, mine
+words = {{"env_id": "Chain", "workers": 1, "total_steps": 50, "evaluation_episodes": 1}}
+asyncrl.train(mine.Mine, **words)
+pathlib.Path("mine.py").write_text({text.replace("VERSION = 1", "VERSION = 22")!r})
+asyncrl.train(importlib.reload(mine).Mine, **words)
+"""
+    (tmp_path / "mine.py").write_text(text)
+    done = run_script(tmp_path, script)
+    assert done.returncode == 0, done.stderr
+
+    seen = sorted(file.name for file in tmp_path.glob("seen-*"))
+    assert seen == ["seen-evaluator-1", "seen-evaluator-22", "seen-worker-1", "seen-worker-22"]
+
+
+def test_runs_of_an_algorithm_of_the_program_are_used_by_it(tmp_path: Path) -> None:
+    """Earlier runs keep their class, though there is another one of its name."""
+    script = """
+import asyncrl
+from asyncrl.a2c import A2C
+words = {"env_id": "Chain", "backend": "serial", "workers": 1, "total_steps": 100, "evaluation_episodes": 1}
+class Mine(A2C):
+    pass
+runs = [asyncrl.train(Mine, **words, run_name="a")]
+class Mine(A2C):
+    pass
+runs.append(asyncrl.train(Mine, **words, run_name="b"))
+for run in runs:
+    asyncrl.load(run)
+print(asyncrl.train(resume=runs[1], total_steps=200).state)
+"""
+    done = run_script(tmp_path, script)
+
+    assert (done.stdout, done.stderr) == ("finished\n", "")
 
 
 def test_importing_the_package_is_not_importing_torch(tmp_path: Path) -> None:
@@ -731,6 +829,27 @@ def test_runs_and_policies_say_what_they_are(cartpole: asyncrl.Run) -> None:
     )
     gone = asyncrl.Run(Path("nowhere"), "stopped", "received SIGINT", None)
     assert repr(gone) == "<Run of a folder that cannot be read: stopped, not evaluated, in nowhere>"
+
+
+def test_threads_may_share_a_policy(tmp_path: Path) -> None:
+    """As those of a web server do; compiled code has one memory for its numbers."""
+    words = TINY | {"backend": "local", "total_steps": 100}
+    run = asyncrl.train("one_step_q", env_id="CartPole-v1", **words, runs_dir=tmp_path, hidden_sizes=(256, 256))
+    policy = asyncrl.load(run, greedy=True)
+    seen = np.random.default_rng(0).normal(size=(2, 64, 4)).astype(np.float32)
+    expected = [policy.act(observations)[0] for observations in seen]
+    wrong: list[int] = []
+
+    def act(number: int) -> None:
+        wrong.append(sum((policy.act(seen[number])[0] != expected[number]).any() for _ in range(100)))
+
+    threads = [threading.Thread(target=act, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert wrong == [0, 0]
 
 
 def test_a_policy_that_draws_repeats_with_its_seed(tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ def is_held(path: Path) -> bool:
                 return False
             locked = lock(file.fileno(), shared=True)
             age = time.time() - os.fstat(file.fileno()).st_mtime
+            unlock(file.fileno())
     except OSError:
         return False
     if locked is False:

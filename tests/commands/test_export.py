@@ -16,11 +16,12 @@ import torch
 from safetensors import safe_open
 
 import asyncrl
-from asyncrl.api.exporting import ComparedAgent, ExportedAgent, compare
+from asyncrl.api.exporting import ComparedAgent, ExportedAgent, compare, read_torch, write_torch
 from asyncrl.api.playing import load_run
 from asyncrl.commands.export import main
 from asyncrl.commands.train import main as train
 from asyncrl.core.extras import to_install
+from asyncrl.storage.stored import Permission
 from tests.support import the_run
 
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
@@ -152,6 +153,18 @@ def test_parts_and_masks_are_inputs_of_both_programs(
         assert session.run(["action"], given)[0].tolist() == list(range(actions))
         torch_program = torch.export.load(program).module()
         assert torch_program(*(torch.from_numpy(given[name]) for name in inputs))[0].tolist() == list(range(actions))
+
+
+def test_what_acts_by_compiled_code_is_exported_too(tmp_path: Path) -> None:
+    """As every run but a serial one does. Two streams, and one."""
+    for number, words in enumerate(([], ["--dueling"])):
+        run = make_run(tmp_path / str(number), "one_step_q", "CartPole-v1", *words)
+        loaded = load_run(run, greedy=True, permission=Permission({"backend": "local"}))
+
+        model = ExportedAgent(loaded)
+        write_torch(loaded, model, tmp_path / "agent.pt2")
+
+        assert compare(loaded, model, read_torch(tmp_path / "agent.pt2"), observations=40).good
 
 
 def test_the_weights_alone_are_enough_for_a_program_without_torch(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asyncrl.envs.environment import MOST_BREAKS, BadEnvironment, EpisodeLost, Rebuilding
+from asyncrl.envs.environment import BadEnvironment, EpisodeLost
+from asyncrl.envs.rebuilding import MOST_BREAKS, Rebuilding
 from tests.support import Counting
 
 

@@ -16,9 +16,10 @@ from asyncrl.config.arguments import write_argument
 from asyncrl.core.errors import UsageError
 from asyncrl.core.spaces import Spaces
 from asyncrl.envs.encoders import rows_of
-from asyncrl.envs.environment import BadEnvironment, Rebuilding
+from asyncrl.envs.environment import BadEnvironment
 from asyncrl.envs.gymnasium_env import GymnasiumEnvironment
 from asyncrl.envs.preprocessed import Preprocessed
+from asyncrl.envs.rebuilding import Rebuilding
 from asyncrl.envs.spec import EnvSpec
 
 HERE = __name__

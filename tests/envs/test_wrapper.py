@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from asyncrl.api.films import Filmed
-from asyncrl.envs.environment import Environment, Rebuilding, Wrapper, restore_all, states_of
+from asyncrl.envs.environment import Environment, Wrapper, restore_all, states_of
+from asyncrl.envs.rebuilding import Rebuilding
 from asyncrl.envs.spec import EnvSpec
 
 AROUND: list[Callable[[Environment], Environment]] = [

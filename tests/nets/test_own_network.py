@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.exploration import EpsilonGreedy
 from asyncrl.core.spaces import Spaces
 from asyncrl.nets.actor_critic import ActorCritic
+from asyncrl.runtime.protocols import EVALUATOR
+from asyncrl.runtime.roles import build_agent
+from tests.support import make_run
 
 HERE = __name__
 SPACES = Spaces((4,), "float32", 2)
@@ -86,6 +90,23 @@ def test_what_is_no_body_is_refused(factory: Callable[..., nn.Module], line: str
     name = f"{HERE}:{factory.__name__}"
     with pytest.raises(UsageError, match=f"--network {name} {line}"):
         asyncrl.a3c.A3C.make_network(asyncrl.a3c.A3C.Config(network=name), SPACES)
+
+
+def with_dropout(shape: tuple[int, ...]) -> nn.Module:
+    return nn.Sequential(nn.Linear(shape[0], 32), nn.Tanh(), nn.Dropout(0.5))
+
+
+def test_who_plays_drops_nothing_out(tmp_path: Path) -> None:
+    """Neither the evaluator nor a policy: the same observation has the same value each time; a worker's has not."""
+    run = make_run(tmp_path, "one_step_q", env_id="CartPole-v1", network=f"{HERE}:with_dropout")
+
+    def values_of(who: int) -> int:
+        agent, replica = build_agent(run, who)
+        replica.pull(run.handles.store)
+        return len({tuple(agent.network.values_at(torch.ones(1, 4))[0].tolist()[0]) for _ in range(20)})
+
+    assert values_of(EVALUATOR) == 1
+    assert values_of(0) > 1
 
 
 def half_and_half(config: Any, worker: int) -> EpsilonGreedy:

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from asyncrl.backends.restoring import flat_parameters, restore
-from asyncrl.envs.environment import BadEnvironment, Rebuilding
+from asyncrl.envs.environment import BadEnvironment
+from asyncrl.envs.rebuilding import Rebuilding
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime import evaluator as module
 from asyncrl.runtime.clock import ENDED, FINISH, LEAVE, Clock
