@@ -27,6 +27,7 @@ from asyncrl.core.errors import UsageError
 from asyncrl.core.extras import to_install
 from asyncrl.core.moments import LARGEST, standardize
 from asyncrl.core.rollout import State
+from asyncrl.nets.acting import act_by_torch
 from asyncrl.runtime.collect import for_environments
 from asyncrl.storage.files import disk_is_full, plain, replace_file
 from asyncrl.storage.stored import read_stored
@@ -49,6 +50,7 @@ class ExportedAgent(nn.Module):
         super().__init__()
         self.spaces, self.agent = loaded.run.spec.spaces, loaded.agent
         self.network: Any = loaded.agent.network
+        act_by_torch(self.network)
         for parameter in self.network.parameters():
             parameter.data = parameter.data.clone()  # they are views of one vector, which a file would repeat for each
         self.moments = None if loaded.normalizer is None else loaded.normalizer.used

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,8 @@ class Policy:
         environment.close()
         self._environment: Any = environment
         self._loaded = loaded
+        self._acting = threading.Lock()
+        """Of all threads one acts at a time: random numbers, and the memory of compiled code, are shared."""
         self._other: Policy | None = None
         """The same policy, sampling instead of greedy or the reverse; None until `predict` needs it."""
 
@@ -100,7 +103,8 @@ class Policy:
             observations = torch.from_numpy(seen)
             if self._normalizer is not None:
                 observations = self._normalizer.observe(observations)
-            chosen, memory, _ = self._agent.act(observations, state.memory, self.steps)
+            with self._acting:
+                chosen, memory, _ = self._agent.act(observations, state.memory, self.steps)
         actions = [self._environment.native_action(one) for one in for_environments(chosen, self.spaces)]
         return (actions[0] if single else np.array(actions)), PolicyState(memory, seen)
 

@@ -145,7 +145,7 @@ def request_for(
         if settings:
             raise UsageError("give the settings one by one or a config, not both")
         return Request(name, config, own, trust)
-    from asyncrl.config.files import read_settings
+    from asyncrl.config.files import read_settings, told_otherwise
 
     given, stored = own_names(settings), read_settings(Path(config))
     permission = Permission(given | ({"algorithm": _name(algorithm)} if algorithm else {}), trust)
@@ -155,20 +155,16 @@ def request_for(
         raise UsageError(f"{stored.path} has settings of {catalog.name_of(there)}, not of {catalog.name_of(name)}")
     cls = load(name).Config
     kept = own_names(stored.usable_config(permission, trains=True))
+    kept = {name: value for name, value in kept.items() if name not in told_otherwise(given)}
     return Request(name, None, settings_for(cls, kept | given | own), trust)
 
 
 def refuse_launcher(resolved: ResolvedRun) -> None:
     """Raise UsageError in a program that a launcher has started as a rank: each would start ranks of its own."""
-    if resolved.config.backend != "collective":
-        return
-    from asyncrl.backends.collective.launch import launched
+    if resolved.config.backend == "collective":
+        from asyncrl.backends.collective.launch import refuse_program
 
-    if (launch := launched(os.environ)) is not None:
-        raise UsageError(
-            f"under {launch.by} use the command, python -m asyncrl.{catalog.short(resolved.algorithm)} --backend "
-            "collective: from Python each of its processes would start ranks of its own"
-        )
+        refuse_program(os.environ, catalog.short(resolved.algorithm))
 
 
 def backend_of(config: RunConfig) -> Any:

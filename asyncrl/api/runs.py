@@ -38,6 +38,9 @@ class RunFailed(RuntimeError):
         if traceback:
             self.add_note(traceback)
 
+    def __reduce__(self) -> Any:
+        return type(self), (self.path, self.reason, self.traceback)  # a pool's process may have raised it
+
 
 class Rows(list[RowT]):
     """Rows of records: a list of dictionaries."""

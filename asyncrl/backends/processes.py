@@ -29,6 +29,7 @@ from asyncrl.core.errors import NotFinite
 from asyncrl.runtime.clock import DISK_FAILS, DISK_FULL, ENDED, NOT_FINITE, RAISED, UNKNOWN, Clock, polling
 from asyncrl.runtime.protocols import EVALUATOR, name_of
 from asyncrl.runtime.run import Run
+from asyncrl.runtime.seeding import seed_libraries
 from asyncrl.runtime.threads import compute_with, enforce_one_thread, keep_freed_memory
 from asyncrl.storage.checkpoints import NotSaved
 from asyncrl.storage.files import disk_is_full
@@ -162,8 +163,9 @@ def start_context(algorithm: str) -> BaseContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [
-            "torch", "gymnasium", "ale_py", "cv2", algorithm, "asyncrl.backends.local", "asyncrl.runtime.evaluator",
+            "torch", "gymnasium", "ale_py", "cv2", "asyncrl.backends.local", "asyncrl.runtime.evaluator",
             "asyncrl.runtime.roles", "asyncrl.envs.atari", "asyncrl.backends.preloaded",
+            *([algorithm] if algorithm.startswith("asyncrl.") else []),  # a user's own may change before the next run
         ]
     )  # fmt: skip
     return context
@@ -218,6 +220,7 @@ def _main(child: Child, token: str, target: Callable[..., None], given: Sequence
 
 def role_process(run: Run, who: int) -> None:
     """The process of a worker, a learner or the evaluator; however it ends, its environments are closed."""
+    seed_libraries(run.spec.config.seed, *run.spec.stream(who))
     # Only the run's own processes need these: the fork server imports them, the command does not.
     if who == EVALUATOR:
         from asyncrl.runtime.evaluator import Evaluator, serve
@@ -267,15 +270,20 @@ def leave_with_parent(tree: str) -> None:
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
 
 
+def control_groups(root: Path = Path("/")) -> list[Path]:
+    """The folders of this process's control group and of those above it, as far as there are any."""
+    top, own = root / "sys/fs/cgroup", ""
+    with contextlib.suppress(OSError):  # version 2 of control groups has one line, 0::/PATH
+        own = (root / "proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
+    # In a container the group is mounted as the root, so that its own path need not exist.
+    return [group for group in (top / own, *(top / own).parents) if group.is_relative_to(top)]
+
+
 class Kills:
     """Counts processes that the kernel has killed for lack of memory: in this control group, or on this machine."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        top, own = root / "sys/fs/cgroup", ""
-        with contextlib.suppress(OSError):  # version 2 of control groups has one line, 0::/PATH
-            own = (root / "proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
-        # In a container the group is mounted as the root, so that its own path need not exist.
-        self._group = next((group for group in (top / own, top) if (group / "memory.events").exists()), None)
+        self._group = next((group for group in control_groups(root) if (group / "memory.events").exists()), None)
         self._file = self._group / "memory.events" if self._group else root / "proc/vmstat"
         self._count = self._read()
         self._risen: list[float] = []

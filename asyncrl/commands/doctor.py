@@ -20,11 +20,11 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
 from rich.table import Table
 
 from asyncrl import catalog
 from asyncrl.algorithm import GRADIENT, algorithm_of, load
+from asyncrl.api.request import backend_of
 from asyncrl.api.training import prepare
 from asyncrl.backends.collective.board import RanksLost, first_line
 from asyncrl.backends.collective.exchanges import leave
@@ -58,7 +58,7 @@ from asyncrl.doctor.room import check_room, raised_limit, shared_bytes
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.plan import Plan
 from asyncrl.runtime.run import Run, initial_parameters
-from asyncrl.runtime.terminal import shown
+from asyncrl.runtime.terminal import Screen, shown
 from asyncrl.runtime.threads import enforce_one_thread, request_one_thread
 
 LEAST_FILES = 48
@@ -181,6 +181,8 @@ def find(config: Config, launch: Launch | None, words: Sequence[str]) -> list[Fi
     spaces = probe(spec, algorithm, HANG_SECONDS, here=False, steps=False)
     plan = Plan(algorithm, planned(config, algorithm, spaces), spec, spaces)
     plan.check()
+    wished = dataclasses.replace(plan.config, backend=config.backend)
+    backend_of(wished).refuse(dataclasses.replace(plan, config=wished))
     parameters = initial_parameters(plan)[0].numel()
     found = []
     if launch is not None or config.backend == "collective":
@@ -280,7 +282,7 @@ def show(findings: Sequence[Finding], config: Config) -> None:
             )
         )
         return
-    console = Console(
+    console = Screen(
         width=None if sys.stdout.isatty() else max(80, shutil.get_terminal_size().columns), highlight=False
     )
     console.print(table(findings))
@@ -298,7 +300,7 @@ def table(findings: Sequence[Finding]) -> Table:
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     grid.add_column(no_wrap=True)
     grid.add_column()
-    grid.add_column()
+    grid.add_column(overflow="fold")
     for finding in findings:
         figure = shown(finding.figure)
         if finding.remedy:

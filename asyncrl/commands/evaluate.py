@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from asyncrl.api.films import Film, Filmed, check_file, frame_rate, magnified, with_pictures
@@ -24,7 +23,7 @@ from asyncrl.core.statistics import Estimate, mean_of
 from asyncrl.core.wrapping import fitted
 from asyncrl.envs.spec import NOOP_MAX, EnvSpec
 from asyncrl.runtime.evaluator import cut_in_words
-from asyncrl.runtime.terminal import shown
+from asyncrl.runtime.terminal import Screen, shown
 from asyncrl.storage import checkpoints
 from asyncrl.storage.run_folder import RunFolder
 from asyncrl.studies.scores import SOURCES, Reference, Score, Total, human_normalized, totals
@@ -186,7 +185,7 @@ def show_all(rows: Sequence[dict[str, Any]], config: Config) -> None:
     if config.json:
         print_line(json.dumps({"results": rows, "totals": list(map(_total_as_data, together))}, indent=2))
         return
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console = Screen(width=None if sys.stdout.isatty() else 160, highlight=False)
     console.print(_table(rows))
     _say(f"{config.episodes} episodes each, seed {config.seed}{_protocol(config)}")
     if any("human_normalized" in row for row in rows):
@@ -200,7 +199,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
     human = ["human %"] if any("human_normalized" in row for row in rows) else []
     words, numbers = ("run", "environment", "checkpoint", "steps", "policy"), ("mean", "95 % interval", "min", "max")
     for name in (*words, *numbers, *human):
-        table.add_column(name, justify="left" if name in words and name != "steps" else "right")
+        is_text = name in words and name != "steps"
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
     for row in rows:
         percent = f"{row['human_normalized']:.1f}" if "human_normalized" in row else "-"
         interval = "-" if row["interval"] is None else "{:.2f} to {:.2f}".format(*row["interval"])

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.settings import ALL_ENVIRONMENTS
 from asyncrl.core.errors import UsageError
 from asyncrl.storage.stored import Stored, read_stored
 
 NOT_TAKEN = ("resume", "run_name", "runs_dir", "quiet")
 """Of a run's settings, those that another run does not take from its config.json."""
+
+
+def told_otherwise(given: Mapping[str, Any]) -> set[str]:
+    """Which settings of a file a call's settings replace by other names: functions or points say schedules as well,
+    n_envs the numbers of workers and of their environments."""
+    from asyncrl.config.functions import SCHEDULES, sampled
+
+    said = {other for name in SCHEDULES if name in given for other in sampled(name, given[name], {})}
+    return said | ({"workers", "envs_per_worker"} if ALL_ENVIRONMENTS in given else set())
 
 
 def read_settings(path: Path) -> Stored:

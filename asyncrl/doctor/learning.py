@@ -302,14 +302,16 @@ def ask(
 ) -> list[Any]:
     """The answer of a process for each of `everyone`, started as a run starts its workers.
 
-    If one fails, or does not end within `seconds`, all are killed. Raises NoAnswer.
+    If one fails, or neither ends nor makes a step within `seconds`, all are killed. Raises NoAnswer.
     """
     children: list[BaseProcess] = []
     try:
         for who in everyone:
             children.append(Child.of(run, who).start(context, partial(_answer, question), run, who))
-        deadline = time.monotonic() + seconds
-        while (running := [child for child in children if child.exitcode is None]) and time.monotonic() < deadline:
+        began, clock = time.monotonic(), run.handles.clock
+        while running := [child for child in children if child.exitcode is None]:
+            if time.monotonic() > max(began, *map(clock.heartbeat, everyone)) + seconds:
+                break
             if any(child.exitcode for child in children):
                 break
             running[0].join(0.02)

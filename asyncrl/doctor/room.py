@@ -15,6 +15,7 @@ import psutil
 
 from asyncrl.algorithm import MEMORY
 from asyncrl.backends.handles import experience_bytes
+from asyncrl.backends.processes import control_groups
 from asyncrl.core.errors import UsageError
 from asyncrl.doctor import Finding, judge
 from asyncrl.runtime.plan import Plan
@@ -45,7 +46,7 @@ def check_room(plan: Plan, parameters: int, place: Path) -> Iterator[Finding]:
     also = {0: "", 1: " and a learner"}.get(learners, f" and {learners} learners")
     who = f"{workers} workers{also} need" if workers else "the run needs"
 
-    memory = psutil.virtual_memory().available
+    memory = available_memory()
     if plan.method.experience == MEMORY:
         steps = config.memory_steps // max(1, plan.replay_hosts)  # type: ignore[attr-defined]
         room = min(memory, shutil.disk_usage(SHARED_MEMORY).free) if SHARED_MEMORY.is_dir() else memory
@@ -72,6 +73,17 @@ def check_room(plan: Plan, parameters: int, place: Path) -> Iterator[Finding]:
         f"run `ulimit -n {files}` (or more) before, or use fewer --workers",
     )
     yield check_disk(checkpoint_bytes(plan, parameters, experience), place)
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes that processes can still take: of the machine's memory, or of what a container or a cluster's job may."""
+    least: int = psutil.virtual_memory().available
+    for group in control_groups(root):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # no limit, or no such group
+            limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            least = min(least, limit - used + int(stat["inactive_file"]))  # such pages of files are given up
+    return max(0, least)
 
 
 def demand(findings: Iterable[Finding]) -> None:

@@ -80,6 +80,13 @@ def act_compiled(network: nn.Module, changing: bool) -> list[Callable[[], None]]
     return [outputs.renew]
 
 
+def act_by_torch(network: nn.Module) -> None:
+    """Undo `act_compiled`, for whoever must see each operation."""
+    for part in network.modules():
+        for name in ("step", "policy_at", "policy_and_value_at", "values_at"):
+            vars(part).pop(name, None)
+
+
 def is_known(trunk: Trunk) -> bool:
     """Whether there is compiled code for a trunk: it has a body of the package's own, in float32 on the CPU."""
     weights = [weight for name, weight in trunk.body.named_parameters() if name.endswith("weight")]

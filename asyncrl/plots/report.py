@@ -27,7 +27,9 @@ PHASES = {
 OTHER_PHASE = "#c4c8ce"
 EPISODES = 20
 """A worker's return is the mean of so many of its newest episodes."""
-FAULTS = ("restarted", "gone", "lost", "unrecorded", "resumed")
+FAULTS = (
+    "restarted", "gone", "lost", "unrecorded", "resumed", "host_lost", "host_gone", "shard_lost", "replay_host_lost",
+)  # fmt: skip
 """The supervisor's events that are shown."""
 LOST = ("updates_lost", "dropped_gradients", "stale_gradients", "outlier_gradients")
 """Counts of status.json that are shown among the faults."""
@@ -59,7 +61,8 @@ class ReportData(RunData):
             self.host = {}
         supervisor = read_records(self.folder.supervisor_file)
         self.rows = [row for row in supervisor if "event" not in row]
-        self.workers = {k: read_records(self.folder.worker_file(k)) for k in range(self.config["workers"])}
+        files = {int(file.stem.removeprefix("worker-")): file for file in path.glob("worker-*.jsonl")}
+        self.workers = {k: read_records(files[k]) for k in sorted(files)}  # with hosts, those of all of them
         self.worker_rows = list(itertools.chain(*self.workers.values()))
         self.learner_rows = [row for file in sorted(path.glob("learner*.jsonl")) for row in read_records(file)]
         own = [{**row, "who": row["worker"]} for row in self.worker_rows if row.get("event") not in (None, "ready")]

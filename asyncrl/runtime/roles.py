@@ -38,6 +38,7 @@ def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
     with GLOBAL_GENERATOR, torch.device(spec.learner_device if worker <= LEARNER else CPU):
         network = algorithm.make_network(spec.config, spec.spaces)
         target = algorithm.make_network(spec.config, spec.spaces) if algorithm.has_target else None
+    network.train(worker != EVALUATOR)  # which has no dropout
     # The only writer of theta may compute on it; so may those whose method is to do so while others write.
     only_writer = worker == LEARNER and len(run.handles.clock.learners) == 1
     private_copy = worker == EVALUATOR or (algorithm.private_copy and not only_writer)
@@ -85,7 +86,7 @@ def build_environments(
             if spec.config.on_env_error == "stop":
                 environments.append(make(e, 0))
                 continue
-            from asyncrl.envs.environment import Rebuilding
+            from asyncrl.envs.rebuilding import Rebuilding
 
             environments.append(Rebuilding(partial(make, e), evaluation, say))
     return environments

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import numpy as np
 import torch
 
-ENVIRONMENT, ACTIONS, SCHEDULE, NETWORK, REPLAY = range(5)
+ENVIRONMENT, ACTIONS, SCHEDULE, NETWORK, REPLAY, LIBRARIES = range(6)
 """What a stream is for."""
 NO_PART = -1
 """In place of the part of a run, for playing outside of runs. No run, whatever its seed, uses these streams."""
@@ -26,6 +27,12 @@ def derive(seed: int, purpose: int, *place: int) -> int:
     key = [number + 1 if number >= -1 else number % 2**32 for number in place]
     sequence = np.random.SeedSequence(seed, spawn_key=(purpose, *key))
     return int(sequence.generate_state(1, np.uint32)[0]) >> 1
+
+
+def seed_libraries(seed: int, *place: int) -> None:
+    """Give a run's own process random streams of its own in Python, numpy and torch, for user code that draws there."""
+    for seed_library in (random.seed, np.random.seed, torch.manual_seed):
+        seed_library(derive(seed, LIBRARIES, *place))
 
 
 def generator(seed: int, purpose: int, *place: int) -> torch.Generator:

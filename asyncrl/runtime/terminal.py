@@ -46,6 +46,14 @@ def shown(text: str, style: str = "") -> Text:
     return Text(clean(text), style)
 
 
+class Screen(Console):
+    """rich's console; if nobody reads it any more it raises BrokenPipeError, where rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        """What it does then."""
+        raise BrokenPipeError
+
+
 class TerminalView(View):
     """Shows a run as a panel that renews itself, or as a line every ten seconds in logs and pipes.
 
@@ -54,8 +62,10 @@ class TerminalView(View):
 
     def __init__(self, title: str, more: Mapping[str, str] = MappingProxyType({})) -> None:
         """`more` are further rows of the panel, which may change."""
-        console = Console()
-        draws = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
+        console = Screen()
+        # Variables such as FORCE_COLOR make rich take a pipe for a terminal.
+        draws = sys.stdout is not None and sys.stdout.isatty() and console.is_terminal
+        draws = draws and not console.is_dumb_terminal and not console.options.ascii_only
         self.live = Live(console=console, refresh_per_second=4) if draws else None
         """What renews the panel; None: there is none."""
         self._title, self._more = title, more

@@ -149,7 +149,7 @@ def write_stored(file: Path, algorithm: str, config: Mapping[str, Any], environm
     The signatures of the old file and of the new one are written first, so that no kill leaves a file without its own.
     """
     data = {"algorithm": algorithm, "config": config, "environment": environment}
-    if "__main__:" in str(config):
+    if "__main__:" in f"{algorithm} {config}":
         from asyncrl.core.named import PROGRAM
 
         data["program"] = PROGRAM

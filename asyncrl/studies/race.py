@@ -41,6 +41,7 @@ POLICIES = {
     OWN: "with the actions of each method's own default",
 }
 """How all entrants were evaluated."""
+IN_TURNS = "Times mean nothing on the serial backend, whose workers take turns: compare steps."
 WIDE = 30
 """From this ratio of the largest time to the smallest on, an axis of times is logarithmic."""
 Named = tuple[str, Measurement]
@@ -207,10 +208,11 @@ def _conditions(settings: Settings, runs: Sequence[Named]) -> str:
     limits = [f"{settings.max_seconds / 60:g} minutes"] if settings.max_seconds else []
     limits += [f"{settings.max_steps:,} steps"] if settings.max_steps else []
     most = f"; a run had at most {' and '.join(limits)}" if limits else ""
+    in_turns = "" if all(run.cell.backend != "serial" for _, run in runs) else f" {IN_TURNS}"
     aim = "No score to reach" if settings.score is None else f"The score to reach is {settings.score:g}"
     return (
         f"{aim}, in the mean of {settings.evaluation_episodes} whole episodes {POLICIES[settings.evaluation_policy]}. "
-        f"{finished} of {len(runs)} runs finished{most}."
+        f"{finished} of {len(runs)} runs finished{most}.{in_turns}"
     )
 
 

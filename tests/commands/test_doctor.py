@@ -370,6 +370,14 @@ def raise_something(exercise: Run, number: int) -> None:
     raise ValueError("no ladder here")
 
 
+def step_slowly(run: Run, who: int) -> list[int]:
+    """As an environment does whose steps take long."""
+    for _ in range(9):
+        time.sleep(1)
+        run.handles.clock.beat(who)
+    return [9]
+
+
 def wait_for_ever(exercise: Run, number: int) -> None:
     import threading
 
@@ -391,9 +399,30 @@ class TestProcesses:
         with pytest.raises(NoAnswer, match="did not answer within 1 s"):
             learning.ask(start_context(A3C), wait_for_ever, exercise_run(A3C, tmp_path), [0], seconds=1)
 
+    def test_a_child_that_is_only_slow_is_waited_for(self, tmp_path: Path) -> None:
+        """Each step is a sign of life."""
+        run = exercise_run(A3C, tmp_path)
+
+        assert learning.ask(start_context(A3C), step_slowly, run, [0], seconds=4) == [[9]]
+
 
 class TestRoom:
     """Memory, files and disk."""
+
+    def test_memory_is_what_control_groups_leave(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The least of all above a process; pages of files can be given up."""
+        monkeypatch.setattr(room.psutil, "virtual_memory", lambda: SimpleNamespace(available=9_000))
+        assert room.available_memory(tmp_path) == 9_000
+        job = tmp_path / "sys/fs/cgroup/job"
+        (job / "step").mkdir(parents=True)
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/cgroup").write_text("0::/job/step\n")
+        for place, most, now in ((job, "5000", "2000"), (job / "step", "max", "1500")):
+            (place / "memory.max").write_text(f"{most}\n")
+            (place / "memory.current").write_text(f"{now}\n")
+            (place / "memory.stat").write_text("anon 700\ninactive_file 500\n")
+
+        assert room.available_memory(tmp_path) == 5_000 - 2_000 + 500
 
     @pytest.mark.parametrize("statistics", ["shared", "per-worker"])
     def test_shared_memory_is_what_the_store_takes(self, tmp_path: Path, statistics: str) -> None:
@@ -687,6 +716,7 @@ class TestCommand:
             (["--algorithm", "a4c"], "there is no algorithm 'a4c'"),
             (["--algorithm", "ppo", "--statistics", "per-worker"], "--statistics per-worker is for workers that learn"),
             (["--algorithm", "n_step_q", "--env-id", "Pendulum-v1"], "Pendulum-v1 has continuous actions"),
+            (["--algorithm", "impala", "--backend", "collective"], "asyncrl impala does not wait for its actors"),
         ],
     )
     def test_a_mistake_is_one_line_and_exit_code_2(

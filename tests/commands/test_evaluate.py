@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from asyncrl.api.films import LEAST_HEIGHT, Film, Filmed, Step, frame_rate, magnified, watchable, with_pictures
+from asyncrl.commands import evaluate as evaluating
 from asyncrl.commands.evaluate import (
     Config,
     main,
@@ -28,6 +30,7 @@ from asyncrl.core.extras import to_install
 from asyncrl.envs import spec as spec_module
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime import seeding
+from asyncrl.runtime.terminal import Screen
 from tests.support import evaluations_of, the_run
 
 HERE = __name__
@@ -198,6 +201,24 @@ def test_text_holds_all_episodes_and_their_summary(catch: Path, capsys: pytest.C
     assert len(out[2].removeprefix("returns: ").split()) == 3
     assert out[3] == "lengths: 9 9 9"
     assert out[4].endswith("mean length 9.0 steps")
+
+
+def test_a_narrow_table_has_whole_numbers(
+    catch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words go on below."""
+    monkeypatch.setattr(evaluating, "Screen", partial(Screen, width=80))
+    row = {
+        "run": "a/run/of-a-long-name-with-a-seed-1", "algorithm": "one_step_q", "env_id": "ALE/SpaceInvaders-v5",
+        "checkpoint": "step_000010000000", "steps": 10_000_000, "policy": "sampled", "mean": -12345.67,
+        "interval": (-12400.5, -12300.25), "min": -13000, "max": -12000,
+    }  # fmt: skip
+    evaluating.show_all([row, row], Config((catch,)))
+
+    out = capsys.readouterr().out
+    for number in ("10,000,000", "-12345.67", "-12400.50 to -12300.25", "-13000", "-12000"):
+        assert number in out
+    assert "\u2026" not in out
 
 
 def test_all_checkpoints_stand_in_one_table(catch: Path, capsys: pytest.CaptureFixture[str]) -> None:

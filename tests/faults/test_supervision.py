@@ -227,13 +227,13 @@ def test_exit_codes_of_user_code_say_nothing_but_themselves(tmp_path: Path) -> N
 def test_nobody_hangs_who_was_stopped_together_with_the_supervisor(tmp_path: Path, algorithm: str) -> None:
     """As by `scontrol suspend`, a frozen container or a closed lid; afterwards a hang is still found."""
     with running(
-        tmp_path, *CATCH, "--workers", "2", "--hang-seconds", "10", "--total-steps", "1e9", algorithm=algorithm
+        tmp_path, *CATCH, "--workers", "2", "--hang-seconds", "5", "--total-steps", "1e9", algorithm=algorithm
     ) as run:
         run.until(lambda: run.status.get("steps", 0) > 0, "the first steps")
         everyone = run.everyone()
         for process in everyone:
             process.suspend()
-        time.sleep(12)
+        time.sleep(7)
         for process in reversed(everyone):
             process.resume()
         steps, seconds = run.status["steps"], run.status["seconds"]

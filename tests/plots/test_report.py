@@ -242,6 +242,24 @@ def test_faults_are_told_with_their_cause(runs: list[Path], tmp_path: Path) -> N
     assert "ValueError: &lt;lamp&gt;" in told
 
 
+def test_hosts_are_told_as_well(runs: list[Path], tmp_path: Path) -> None:
+    """Their losses, and the workers of all of them; --workers are those of one."""
+    run = Path(shutil.copytree(runs[0], tmp_path / "run"))
+    shutil.copy(run / "worker-00.jsonl", run / "worker-07.jsonl")
+    with (run / "supervisor.jsonl").open("a") as file:
+        for event in ({"event": "host_lost", "host": 1}, {"event": "shard_lost", "shard": 0}):
+            file.write(json.dumps(event | {"cause": "its machine went down", "steps": 700, "seconds": 65.0}) + "\n")
+
+    (data,) = read_runs([run])
+    page = make_page([data])
+
+    assert list(data.workers)[-1] == 7
+    assert len(data.workers) == 1 + len(read_runs(runs[:1])[0].workers)
+    told = section(page, "Faults")
+    assert "<td>host_lost</td><td>host 1</td><td>its machine went down</td>" in told
+    assert "<td>shard_lost</td><td>shard 0</td><td>its machine went down</td>" in told
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [([], "give the folder of at least one run"), (["nowhere"], "nowhere is not a run: no such folder")],

@@ -17,6 +17,7 @@ from asyncrl.core.wrapping import Typed
 from asyncrl.runtime import terminal
 from asyncrl.runtime.monitor import Summary, View
 from asyncrl.runtime.terminal import (
+    Screen,
     TerminalView,
     number,
     one_line,
@@ -66,6 +67,16 @@ def test_frames_are_told_where_they_are_not_steps() -> None:
     """Four a step on Atari."""
     assert speed(PONG) == "1,500 steps/s (6,000 frames/s)"
     assert speed(Summary(steps_per_second=1500.0)) == "1,500 steps/s"
+
+
+def test_a_pipe_is_no_terminal_whatever_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets lines; and who closes it ends no run, which `print` would tell as well."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+
+    assert TerminalView("a run").live is None
+    with pytest.raises(BrokenPipeError):
+        Screen().on_broken_pipe()
 
 
 def test_a_line_holds_what_matters() -> None:

@@ -109,6 +109,15 @@ def launched(environment: Mapping[str, str], init_method: str = "") -> Launch | 
     return Launch(by, rank, size, address, agent, attempt, alone, secret.encode())
 
 
+def refuse_program(environment: Mapping[str, str], method: str) -> None:
+    """Raise UsageError in a program that a launcher has started as a rank: each would start ranks of its own."""
+    if (launch := launched(environment)) is not None:
+        raise UsageError(
+            f"under {launch.by} use the command, python -m asyncrl.{method} --backend collective: from Python each of "
+            "its processes would start ranks of its own"
+        )
+
+
 def _launcher(environment: Mapping[str, str]) -> str | None:
     """Who has started this process. SLURM's plugin for PMI says the same as srun, which also knows the hosts."""
     said = {by: [environment.get(name) for name in names[:2]] for by, names in LAUNCHERS.items()}

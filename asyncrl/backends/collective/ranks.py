@@ -42,6 +42,7 @@ from asyncrl.runtime.normalize import GROWTH, RunMoments
 from asyncrl.runtime.protocols import Counts
 from asyncrl.runtime.roles import Role, build_learner, build_worker
 from asyncrl.runtime.run import Handles, Run, RunSpec
+from asyncrl.runtime.seeding import seed_libraries
 from asyncrl.storage.files import plain
 from asyncrl.storage.run_folder import RunFolder
 
@@ -209,6 +210,7 @@ def _work(run: Run, board: Board, exchanges: Exchanges, signals: Signals) -> int
     """Act and push until all ranks leave; returns the exit code."""
     clock, agreement = run.handles.clock, run.handles.agreement
     assert agreement is not None
+    seed_libraries(run.spec.config.seed, *run.spec.stream(board.rank))
     with contextlib.ExitStack() as stack:
         roles = [stack.enter_context(closing(build_worker(run, board.rank, make_writer=lambda _: Mailbox(board))))]
         if run.spec.config.reduce == "gradients":  # its learner's rows would only repeat rank 0's
