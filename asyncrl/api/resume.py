@@ -78,6 +78,8 @@ def differences(stored: RunConfig, config: RunConfig) -> list[str]:
     """A line for each setting that differs in the resumed run, except for how much it prints. Raises UsageError."""
     if config.load != stored.load:
         raise UsageError("--load is for a new run: a run that is resumed has its own weights")
+    if config.preset != stored.preset:
+        raise UsageError(f"--preset is for a new run: this one began with {stored.preset}; give the settings to change")
     before, after = to_plain(stored), to_plain(config)
     names = [name for name in after if name not in ("resume", "quiet") and before[name] != after[name]]
     return [f"changed on resume: {flag(name)} {before[name]} -> {after[name]}" for name in names]
@@ -86,7 +88,8 @@ def differences(stored: RunConfig, config: RunConfig) -> list[str]:
 def load_for_resume(algorithm: str, config: RunConfig, layout: Layout) -> Checkpoint:
     """The newest valid checkpoint of the run to resume. Raises UsageError if there is none that fits."""
     try:
-        checkpoint, skipped = checkpoints.load_newest(RunFolder.open(Path(config.resume)).checkpoints)
+        folder = RunFolder.open(Path(config.resume)).checkpoints
+        checkpoint, skipped = checkpoints.load_newest(folder, set_aside=True)
     except BadCheckpoint as error:
         raise UsageError(f"nothing to resume in {config.resume}: {error}") from None
     for line in skipped:

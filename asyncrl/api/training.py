@@ -148,7 +148,7 @@ def prepare(plan: Plan, say: Callable[[str], None] = _say_nothing) -> Run:
     )  # fmt: skip
     handles = backend_of(config).share(spec, theta, *begun)
     if checkpoint:
-        restore(handles, theta, checkpoint)
+        restore(handles, theta, checkpoint, exactly=exact is not None)
     elif moments:
         handles.moments.restore(moments)
     return Run(spec, handles)

@@ -13,15 +13,20 @@ from asyncrl.runtime.snapshots import DROPPED, REPLAY
 from asyncrl.storage.checkpoints import Checkpoint
 
 
-def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint) -> None:
+def restore(handles: Handles, theta: Tensor, checkpoint: Checkpoint, exactly: bool = False) -> None:
     """Put theta `[P]`, statistics, moments, counts and any memory of a checkpoint into the memory of a run.
 
-    Raises UsageError, naming the setting, for a checkpoint that does not fit.
+    `exactly`: a serial run goes on where it was, and restores its memory itself. Raises UsageError, naming the setting,
+    for a checkpoint that does not fit.
     """
     handles.store.restore(theta, checkpoint.tensors, counts_of(checkpoint))
     handles.store.lose(lost_before(checkpoint))
     handles.moments.restore(checkpoint.tensors)
     memory = {name.removeprefix(REPLAY): own for name, own in checkpoint.tensors.items() if name.startswith(REPLAY)}
+    if not memory and checkpoint.facts.get("exact") and not exactly:
+        from asyncrl.backends.serial import join
+
+        memory = join(checkpoint.facts["exact"], checkpoint.tensors).get("experience") or {}
     if memory:
         from asyncrl.experience.replay import Replay
 

@@ -201,7 +201,8 @@ def _take_turns(run: Run, turns: Turns, monitor: Monitor, view: View, signals: S
     reason = monitor.verdict() or "total_steps reached"
     if not evaluator.evaluated_last():
         evaluator.evaluate()
-    return finished(reason)
+        monitor.look_at_evaluations()  # it may have reached the score
+    return finished(monitor.verdict() or reason)
 
 
 def random_order(workers: int, seed: int) -> Iterator[int]:

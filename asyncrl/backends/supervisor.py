@@ -247,7 +247,7 @@ class Supervisor:
         from asyncrl.backends.restoring import flat_parameters
 
         try:
-            checkpoint, _ = checkpoints.load_newest(spec.folder.checkpoints)
+            checkpoint, _ = checkpoints.load_newest(spec.folder.checkpoints, set_aside=True)
         except checkpoints.BadCheckpoint:
             return " within an update, and there is no checkpoint to go back to"
         store.lose(store.updates - checkpoint.updates)

@@ -15,7 +15,7 @@ import psutil
 
 from asyncrl.algorithm import MEMORY
 from asyncrl.backends.handles import experience_bytes
-from asyncrl.backends.processes import control_groups
+from asyncrl.backends.processes import control_groups, size_of
 from asyncrl.core.errors import UsageError
 from asyncrl.doctor import Finding, judge
 from asyncrl.runtime.plan import Plan
@@ -72,7 +72,10 @@ def check_room(plan: Plan, parameters: int, place: Path) -> Iterator[Finding]:
         f"{who} about {files}, " + (f"{limit} allowed" if limit else "no limit known"),
         f"run `ulimit -n {files}` (or more) before, or use fewer --workers",
     )
-    yield check_disk(checkpoint_bytes(plan, parameters, experience), place)
+    # A run that is resumed in `place` has some already.
+    files = (place / "checkpoints").rglob("*.*") if config.is_resumed else ()
+    there = sum(size_of(file) for file in files if file.is_file())
+    yield check_disk(max(0, checkpoint_bytes(plan, parameters, experience) - there), place)
 
 
 def available_memory(root: Path = Path("/")) -> int:

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -184,6 +185,8 @@ class Monitor:
         """Rows of workers and learner that have been read, for the supervisor's next one."""
         self._scores: deque[float] = deque(maxlen=EPISODES_AVERAGED)
         self._lengths: deque[float] = deque(maxlen=EPISODES_AVERAGED)
+        self._episodes: list[tuple[float, float, float]] = []
+        """Of the newest rows: when in them each ended, its score and its length."""
         self._recorder = Recorder(folder, clock.steps if spec.part else None, trackers, say)
         self._started = (started_at(folder.path) if folder.status_file.exists() else datetime.now(UTC)).isoformat()
         self._looked_at = time.monotonic()
@@ -303,21 +306,30 @@ class Monitor:
             self._listener.evaluated(cast("Evaluation", row))
 
     def _read_all(self) -> list[dict[str, Any]]:
-        return [row for who in self._readers for row in self._read(who)]
+        rows = [row for who in self._readers for row in self._read(who)]
+        self._take_episodes()
+        return rows
+
+    def _take_episodes(self) -> None:
+        """Add new episodes to the means, those of all workers in turn, as far as their order is known."""
+        for _, score, length in sorted(self._episodes, key=itemgetter(0)):
+            self._scores.append(score)
+            self._lengths.append(length)
+        self._episodes.clear()
 
     def _read(self, who: int) -> list[dict[str, Any]]:
         """New rows of a worker or the learner; those that sum something up are kept for the supervisor's next row."""
         rows = self._readers[who].new()
         recorded = self._recorded[who]
-        for row in rows:
+        for number, row in enumerate(rows):
             if "time" not in row:
                 continue
             self._rows.append(row)
             for name, key in COUNTED.items():
                 recorded[name] += row.get(key, 0)
-            for score, length in row.get("episodes", ()):
-                self._scores.append(score)
-                self._lengths.append(length)
+            episodes = row.get("episodes", ())
+            for place, (score, length) in enumerate(episodes, 1):
+                self._episodes.append((number + place / len(episodes), score, length))
                 self._listener.played(who, score, length)
         return rows
 

@@ -121,17 +121,24 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(*counters, parameters, tensors, manifest["facts"])
 
 
-def load_newest(folder: Path, kind: str = "step") -> tuple[Checkpoint, list[str]]:
+def load_newest(folder: Path, kind: str = "step", set_aside: bool = False) -> tuple[Checkpoint, list[str]]:
     """Return the newest valid checkpoint of a kind, "step" or "best", and a line for each newer one that was skipped.
 
-    Raises BadCheckpoint when there is none.
+    `set_aside`: the run goes on from it, so the skipped ones get other names: if they could be read again later, they
+    would take the place of what follows. Raises BadCheckpoint when there is none.
     """
     skipped: list[str] = []
-    for path in reversed(find(folder, kind)):
+    paths = find(folder, kind)
+    for number, path in reversed(list(enumerate(paths))):
         try:
-            return load(path), skipped
+            checkpoint = load(path)
         except BadCheckpoint as error:
             skipped.append(f"skipped a checkpoint: {error}")
+            continue
+        for newer in paths[number + 1 :] if set_aside else ():
+            with contextlib.suppress(OSError):
+                newer.rename(newer.with_name(f"skipped_{newer.name}"))
+        return checkpoint, skipped
     raise BadCheckpoint("; ".join([f"{folder}: no valid checkpoint", *skipped]))
 
 

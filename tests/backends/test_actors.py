@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from asyncrl.backends.ray.reports import Tell
 from asyncrl.runtime.clock import FINISH, GO_ON, LEAVE, Clock, Watch
@@ -171,3 +173,46 @@ def test_a_run_without_any_host_is_given_up_in_the_end() -> None:
     driver._inhabited = time.monotonic() - LOST_SECONDS - 1
     assert driver._over()
     assert said == [("failed", "no host was available for 120 seconds", None)]
+
+
+def test_no_host_is_started_where_one_has_just_left() -> None:
+    """The run is at its end there, though the driver's count of it is half a second behind."""
+    driver = object.__new__(Driver)
+    driver._clock, driver._nodes = Clock(1, 100), [{"NodeID": "a"}]
+    driver._places = [HostPlace(number, driver) for number in range(3)]
+    driver._places[0].node, driver._places[0].left = "a", True
+    filled: list[Any] = []
+    driver._fill = lambda *given: filled.append(given)  # type: ignore[method-assign]
+
+    driver._fill_places()
+
+    assert filled == []
+
+
+def test_hosts_that_have_left_end_the_run_for_the_learner_too() -> None:
+    """They had made all steps, of which the last report was lost: the learner would wait for ever."""
+    driver = object.__new__(Driver)
+    driver._clock, driver._learner, driver._servers = Clock(1, 100), None, SimpleNamespace(ended=False)
+    driver._places, driver._writers = [HostPlace(0, driver)], {}
+    driver._places[0].left = True
+    driver._poll = driver._enter = driver._tell = lambda *_, **__: None  # type: ignore[method-assign, assignment]
+
+    driver._end()
+
+    assert driver._order() == FINISH
+
+
+def test_a_host_that_joins_gets_the_count_of_updates_of_the_statistics() -> None:
+    """They are those of one host, and Adam corrects them by what that one has made: 7, in two workers."""
+    driver, begun = object.__new__(Driver), list[Any]()
+    driver._spec = SimpleNamespace(config=SimpleNamespace(workers=2))  # type: ignore[assignment]
+    driver._servers = SimpleNamespace(steps=0, moments=(), updates=9, places=[])  # type: ignore[assignment]
+    driver._store = SimpleNamespace(state=lambda: {"worker_updates": torch.tensor([1, 1, 3, 4])})  # type: ignore[assignment]
+    driver._clock, driver._memories, driver._ready = Clock(4, 100), [], False
+    driver._enter = lambda *_: None  # type: ignore[method-assign]
+    place = HostPlace(0, driver)
+    place.fill = lambda node, begin, wire: begun.append(begin)  # type: ignore[method-assign]
+
+    driver._fill(place, {})
+
+    assert begun[0].state["worker_updates"].tolist() == [3, 4]

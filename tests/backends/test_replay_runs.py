@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from asyncrl.api.request import request_for
+from asyncrl.api.training import prepare
 from asyncrl.commands.train import main
-from asyncrl.storage.checkpoints import load_newest
+from asyncrl.experience.replay import Replay
+from asyncrl.storage.checkpoints import find, load_newest
 from asyncrl.storage.records import read_records
 from tests.support import status_of, the_run
 
@@ -46,6 +50,21 @@ def possible_updates_bundled(status: dict[str, Any]) -> range:
 
 def learners_rows(run: Path, file: str = "learner.jsonl") -> list[dict[str, object]]:
     return [row for row in read_records(run / file) if "batches" in row]
+
+
+def test_a_memory_in_an_exact_checkpoint_is_taken_by_a_run_that_is_not_exact(tmp_path: Path) -> None:
+    """With another setting, and on another backend."""
+    words = ("--backend", "serial", "--checkpoint-replay", "--checkpoint-interval-steps", "600")
+    run = train(tmp_path, "gorila", *words, "--checkpoints-kept", "9")
+    for path in find(run / "checkpoints")[2:]:
+        shutil.rmtree(path)
+    (steps,) = {one.steps for one in [load_newest(run / "checkpoints")[0]]}
+    assert 600 <= steps < 1000
+
+    for given in ({"evaluation_episodes": 2}, {"backend": "local"}):
+        resumed = prepare(request_for("gorila", None, {"resume": str(run)} | given).resolved())
+        assert isinstance(resumed.handles.experience, Replay)
+        assert resumed.handles.experience.steps.put.sum() == steps
 
 
 @pytest.mark.parametrize("backend", ["serial", "local"])

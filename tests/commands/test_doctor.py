@@ -498,6 +498,20 @@ class TestRoom:
             assert re.fullmatch(figure, failed[check].figure)
             assert "--workers" in failed[check].remedy
 
+    def test_checkpoints_of_a_resumed_run_are_there_already(self, tmp_path: Path) -> None:
+        """Its disk need not have room for them twice."""
+        run, needed = make_run(tmp_path, "a3c"), []
+        config = dataclasses.replace(run.spec.config, resume=str(run.spec.folder.path))
+        there = run.spec.folder.checkpoints / "step_000000000100"
+        there.mkdir()
+        (there / "weights.safetensors").write_bytes(bytes(5_000))
+        for plan in (run.spec, dataclasses.replace(run.spec, config=config)):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(room, "check_disk", lambda bytes_needed, folder: needed.append(bytes_needed))
+                list(room.check_room(plan, 10_000, run.spec.folder.path))
+
+        assert needed[0] - needed[1] == 5_000
+
     def test_processes_need_memory_for_emulators_parameters_and_rollouts(self) -> None:
         """10 MB, 3 MB an emulator, 8 bytes a parameter, 4 bytes a number of an observation; a learner all rollouts."""
         spaces = Spaces(observation_shape=(4, 42, 42), observation_dtype="float32", actions=3)

@@ -26,6 +26,30 @@ def test_flags_of_a_resumed_run_are_checked_against_its_own_settings(
     assert status_of(run)["steps"] >= 300
 
 
+def test_a_preset_is_for_a_new_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its settings are not those of the run, whatever it would be called; the one it has may be given again."""
+    words = ["--env-id", "Catch", "--backend", "serial", "--workers", "1", "--evaluation-episodes", "1"]
+    assert main("asyncrl.a3c", [*words, "--total-steps", "100", "--runs-dir", str(tmp_path)]) == 0
+    again = ["--resume", str(the_run(tmp_path)), "--total-steps", "200"]
+
+    assert main("asyncrl.a3c", [*again, "--preset", "paper"]) == 2
+    assert "--preset is for a new run: this one began with default" in capfd.readouterr().err
+    assert main("asyncrl.a3c", [*again, "--preset", "default"]) == 0
+
+
+@pytest.mark.parametrize("backend", ["serial", "local"])
+def test_a_score_that_the_last_evaluation_reaches_is_the_reason(tmp_path: Path, backend: str) -> None:
+    """Every score in Catch is at least -1. The run has reached its end then, not only its time."""
+    words = ["--env-id", "Catch", "--backend", backend, "--workers", "1", "--stop-at-score", "-1", "--run-name", "one"]
+    words += ["--evaluation-interval-steps", "1000000", "--runs-dir", str(tmp_path), "--max-seconds", "0.2"]
+    assert main("asyncrl.a3c", words) == 0
+    status = status_of(the_run(tmp_path))
+
+    assert status["reason"] == "an evaluation reached -1.0"
+    assert main("asyncrl.a3c", [*words, "--resume", "auto"]) == 0
+    assert status_of(the_run(tmp_path))["steps"] == status["steps"]
+
+
 @pytest.mark.parametrize(
     ("words", "value"),
     [

@@ -287,6 +287,17 @@ def test_only_the_last_hundred_episodes_count(run: Run, monitor: Monitor, clock:
     assert monitor.summary.score_mean == 1.0
 
 
+def test_the_last_hundred_are_those_of_all_workers(run: Run, monitor: Monitor, clock: list[float]) -> None:
+    """Of short episodes each has more than a hundred in a row: one worker's with 0, and one's with 1."""
+    for worker, score in enumerate((0.0, 1.0)):
+        write(run.spec.folder.worker_file(worker), row(worker=worker, episodes=[[score, 1]] * 200))
+    clock[0] += 2.0
+
+    assert monitor.look()
+
+    assert monitor.summary.score_mean == 0.5
+
+
 def test_a_checkpoint_is_saved_when_a_multiple_is_crossed(run: Run, monitor: Monitor) -> None:
     """At 1050 for 1000, not again at 1990, at 4100 once for 2000, 3000 and 4000; the first is at the start."""
     for steps in (990, 60, 940, 2110, 0):

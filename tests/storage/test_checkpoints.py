@@ -296,6 +296,22 @@ def test_the_newest_valid_one_is_loaded_and_each_skipped_one_told(tmp_path: Path
         checkpoints.load_newest(tmp_path)
 
 
+def test_what_a_run_has_gone_back_behind_never_comes_back(tmp_path: Path) -> None:
+    """The disk can be read again; what was made meanwhile is the newest all the same."""
+    for steps in (100, 200, 300):
+        checkpoints.save(tmp_path, make(steps))
+    (tmp_path / "step_000000000300" / "weights.safetensors").rename(tmp_path / "elsewhere")
+    assert checkpoints.load_newest(tmp_path)[0].steps == 200
+    assert len(checkpoints.find(tmp_path)) == 3  # who only looks changes nothing
+
+    assert checkpoints.load_newest(tmp_path, set_aside=True)[0].steps == 200
+    (tmp_path / "elsewhere").rename(tmp_path / "skipped_step_000000000300" / "weights.safetensors")
+    checkpoints.save(tmp_path, make(250))
+
+    assert checkpoints.load_newest(tmp_path)[0].steps == 250
+    assert checkpoints.load(tmp_path / "skipped_step_000000000300").steps == 300
+
+
 def test_no_checkpoint_at_all_is_said_in_one_line(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "absent"):
         with pytest.raises(BadCheckpoint, match=r"no valid checkpoint$"):

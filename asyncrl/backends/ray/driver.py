@@ -151,7 +151,7 @@ class Driver:
         taken = {place.node for place in self._places if place.actor is not None}
         now = time.monotonic()
         # The machine of a lost host waits with its place, so that no other place is filled there meanwhile.
-        taken |= {place.node for place in self._places if place.gone or now < place.due}
+        taken |= {place.node for place in self._places if place.gone or place.left or now < place.due}
         free = [node for node in self._nodes if node["NodeID"] not in taken]
         for place in self._places:
             if place.actor is None and not place.gone and not place.left and now >= place.due and free:
@@ -159,6 +159,9 @@ class Driver:
 
     def _fill(self, place: HostPlace, node: dict[str, Any]) -> None:
         known, state = self._servers, {name: tensor.numpy() for name, tensor in self._store.state().items()}
+        # The statistics are of one host: Adam corrects them by what that one, or one like it, has made.
+        made = state["worker_updates"].reshape(-1, self._spec.config.workers)
+        state["worker_updates"] = made[made.sum(1).argmax()]
         begin = Beginning(
             self._spec, place.number, place.incarnation + 1, known.steps, self._clock.seconds, known.moments,
             cast(State, state), known.updates,
@@ -292,6 +295,8 @@ class Driver:
 
     def _end(self) -> None:
         """All hosts are done: copy the last theta, and let the supervisor finish."""
+        if any(place.left for place in self._places):  # by their own count, the end of which may have been lost
+            self._clock.stop(FINISH)
         if self._learner is not None:
             self._await_learner(self._learner)
         self._servers.ended = True

@@ -78,8 +78,8 @@ class Leader:
                 return stopped(signals.first)
             if (reason := monitor.verdict()) is not None and clock.started():
                 clock.stop(FINISH)
-            if self._ended:
-                return finished(reason) if reason is not None else failed("all hosts left before the end of the run")
+            if self._ended:  # hosts leave at the end by their own count, of which the last may have been lost
+                return finished(reason or "total_steps reached")
             if self._driver.exitcode is not None:
                 self._listen()
                 return self._failed or self._without_driver()

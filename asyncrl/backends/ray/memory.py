@@ -235,6 +235,8 @@ class RemoteReplay(WithoutActors):
 
         One that does not answer any more is not waited for.
         """
+        if self._ending == math.inf:
+            self._watch = Watch(LAST_SECONDS)
         self._ending = ending = min(self._ending, time.monotonic())
         return all(
             lane.empty > ending
