@@ -28,6 +28,9 @@ from asyncrl.runtime.roles import build_environments
 from asyncrl.runtime.threads import one_thread
 from asyncrl.storage.stored import Permission
 
+ACTING = threading.Lock()
+"""Of all threads one acts at a time: a policy has one memory for random numbers and for what compiled code computes."""
+
 
 @dataclass(frozen=True)
 class PolicyState:
@@ -63,8 +66,6 @@ class Policy:
         environment.close()
         self._environment: Any = environment
         self._loaded = loaded
-        self._acting = threading.Lock()
-        """Of all threads one acts at a time: random numbers, and the memory of compiled code, are shared."""
         self._other: Policy | None = None
         """The same policy, sampling instead of greedy or the reverse; None until `predict` needs it."""
 
@@ -103,7 +104,7 @@ class Policy:
             observations = torch.from_numpy(seen)
             if self._normalizer is not None:
                 observations = self._normalizer.observe(observations)
-            with self._acting:
+            with ACTING:
                 chosen, memory, _ = self._agent.act(observations, state.memory, self.steps)
         actions = [self._environment.native_action(one) for one in for_environments(chosen, self.spaces)]
         return (actions[0] if single else np.array(actions)), PolicyState(memory, seen)

@@ -155,7 +155,8 @@ def request_for(
         raise UsageError(f"{stored.path} has settings of {catalog.name_of(there)}, not of {catalog.name_of(name)}")
     cls = load(name).Config
     kept = own_names(stored.usable_config(permission, trains=True))
-    kept = {name: value for name, value in kept.items() if name not in told_otherwise(given)}
+    replaced = told_otherwise(given)
+    kept = {name: value for name, value in kept.items() if name not in replaced}
     return Request(name, None, settings_for(cls, kept | given | own), trust)
 
 

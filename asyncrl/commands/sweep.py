@@ -100,11 +100,22 @@ def search(config: Config, axes: Sequence[Axis], words: Sequence[str]) -> int:
         for algorithm, env_id in pairs:
             whole = [name for name, kind in settings_of(algorithm).items() if kind is int]
             settings = config.trials, config.seeds, config.prune, config.draw_seed
-            one = Search(study, command_of("sweep", words), algorithm, env_id, axes, whole, *settings)
+            one = Search(study, command_of("sweep", words), algorithm, env_id, axes, whole, *settings, refused)
             failures += one.run(slots, lock, print_line)
         return failures
 
     return conduct("sweep", config, run, report)
+
+
+def refused(job: Job) -> str:
+    """Why a run of these settings would be refused, whatever room there is; "" if it would not."""
+    from asyncrl.commands.train import configure
+
+    try:
+        configure(catalog.module_of(job.algorithm), job.arguments(Path("runs")))
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def report(study: Study) -> Path:

@@ -82,10 +82,11 @@ def available_memory(root: Path = Path("/")) -> int:
     """Bytes that processes can still take: of the machine's memory, or of what a container or a cluster's job may."""
     least: int = psutil.virtual_memory().available
     for group in control_groups(root):
-        with contextlib.suppress(OSError, ValueError, KeyError):  # no limit, or no such group
+        with contextlib.suppress(OSError, ValueError):  # no limit, or no such group
             limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            least = min(least, limit - used + int(stat["inactive_file"]))  # such pages of files are given up
+            given_up = sum(int(stat.get(kind, 0)) for kind in ("inactive_file", "active_file", "slab_reclaimable"))
+            least = min(least, limit - used + given_up)
     return max(0, least)
 
 

@@ -466,6 +466,7 @@ class Monitor:
                 # A worker that did not exit in time was killed, but not noted as a loss.
                 if any((missing := self._settle(worker)).values()):
                     self.note_event("unrecorded", who=in_records(worker), unrecorded=missing)
+            self._take_episodes()
             self._write_row()
             self._recorder.tell_trouble()
             self.summary.ended = True

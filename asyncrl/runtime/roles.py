@@ -38,7 +38,8 @@ def build_agent(run: Run, worker: int) -> tuple[Agent, Replica]:
     with GLOBAL_GENERATOR, torch.device(spec.learner_device if worker <= LEARNER else CPU):
         network = algorithm.make_network(spec.config, spec.spaces)
         target = algorithm.make_network(spec.config, spec.spaces) if algorithm.has_target else None
-    network.train(worker != EVALUATOR)  # which has no dropout
+    if worker == EVALUATOR:
+        network.eval()  # it has no dropout
     # The only writer of theta may compute on it; so may those whose method is to do so while others write.
     only_writer = worker == LEARNER and len(run.handles.clock.learners) == 1
     private_copy = worker == EVALUATOR or (algorithm.private_copy and not only_writer)

@@ -95,15 +95,16 @@ class Hold:
                 raise Held(self._path.parent)
         self._thread.start()
 
-    def release(self) -> None:
-        """Leave the file empty, unless it is another's by now."""
+    def release(self, shared: bool = False) -> None:
+        """Leave the file empty, unless it is another's by now; other processes that `shared` the lock keep it."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(RENEWAL_SECONDS)
         with contextlib.suppress(OSError):
             if self.lost() is None:
                 self._file.truncate(0)
-        unlock(self.fileno())
+        if not shared:
+            unlock(self.fileno())
 
     def _renew(self) -> None:
         while not self._over.wait(RENEWAL_SECONDS):
@@ -147,7 +148,7 @@ def holding(
         try:
             yield hold
         finally:
-            hold.release()
+            hold.release(shared=bool(waits))  # the next one waits for runs of a study that go on
 
 
 def is_held(path: Path) -> bool:

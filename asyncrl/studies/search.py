@@ -15,7 +15,7 @@ import shlex
 import statistics
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ import numpy as np
 from asyncrl.core.errors import UsageError
 from asyncrl.core.extras import to_install
 from asyncrl.storage.records import read_records
-from asyncrl.studies.jobs import RunningJobs, Say, Told, is_done, run_tasks
+from asyncrl.studies.jobs import Job, RunningJobs, Say, Told, is_done, run_tasks
 from asyncrl.studies.measure import measure
 from asyncrl.studies.study import Cell, Point, Settings, Study, StudyPlan, words_of
 
@@ -197,6 +197,8 @@ class Search:
     """Stop a run whose best evaluation so far is below the median of the others at that time."""
     draw_seed: int
     """Seed of the proposals."""
+    refuses: Callable[[Job], str] = lambda job: ""
+    """Why the settings of a run are impossible together; "" if they are not."""
     _asking: threading.Lock = field(default_factory=threading.Lock)
     _making: dict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
     """Trials may have the same settings, and so the same runs: the second one waits for the first."""
@@ -248,8 +250,10 @@ class Search:
                 try:
                     done = is_done(job, self.study.runs_dir)
                     failure = "" if done else running.run(job, watch.enough if watch else None)
-                except UsageError as error:  # settings that are impossible together
-                    failure = str(error).removeprefix(f"{job}: ")
+                except UsageError:
+                    failure = self.refuses(job)
+                    if not failure:  # the machine is to blame, not these settings: the trial is made again later
+                        raise
             if running.stopping:
                 return f"{told}: not finished", False  # `_put_back` proposes it again when the search is continued
             if watch is not None and watch.pruned:

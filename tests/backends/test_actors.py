@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from asyncrl.backends.outcome import Signals
 from asyncrl.backends.ray.reports import Tell
 from asyncrl.runtime.clock import FINISH, GO_ON, LEAVE, Clock, Watch
 from asyncrl.runtime.link import Empty, State
 
 ray = pytest.importorskip("ray")
 
+from asyncrl.backends.ray import leader as leader_of  # noqa: E402
 from asyncrl.backends.ray.actors import Place, Poller  # noqa: E402
 from asyncrl.backends.ray.driver import LOST_SECONDS, Driver, HostPlace  # noqa: E402
 from asyncrl.backends.ray.servers import ServerPlace  # noqa: E402
@@ -216,3 +218,23 @@ def test_a_host_that_joins_gets_the_count_of_updates_of_the_statistics() -> None
     driver._fill(place, {})
 
     assert begun[0].state["worker_updates"].tolist() == [3, 4]
+
+
+def test_a_run_that_is_resumed_at_its_end_begins_for_its_last_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No host comes, and nobody else would start the clock that the evaluator waits for."""
+    monkeypatch.setattr(leader_of, "wait", lambda *_, **__: None)
+    leader, clock, begun = object.__new__(leader_of.Leader), Clock(1, 100, 100), list[int]()
+    monitor = SimpleNamespace(
+        begin=lambda: begun.append(1), look=lambda: False, look_at_evaluations=lambda: None, verdict=lambda: "all steps"
+    )
+    leader._run, leader._monitor = SimpleNamespace(handles=SimpleNamespace(clock=clock)), monitor  # type: ignore[assignment]
+    leader._driver = SimpleNamespace(sentinel=0, exitcode=None)  # type: ignore[assignment]
+    leader._pipe = SimpleNamespace(poll=lambda: False)  # type: ignore[assignment]
+    leader._failed, leader._ended = None, True
+    supervisor: Any = SimpleNamespace(sentinels=list, tend=lambda: None)
+
+    outcome = leader.follow(supervisor, Signals())
+
+    assert (outcome.state, outcome.reason) == ("finished", "all steps")
+    assert clock.started()
+    assert begun == [1]

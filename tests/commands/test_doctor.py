@@ -420,7 +420,7 @@ class TestRoom:
         for place, most, now in ((job, "5000", "2000"), (job / "step", "max", "1500")):
             (place / "memory.max").write_text(f"{most}\n")
             (place / "memory.current").write_text(f"{now}\n")
-            (place / "memory.stat").write_text("anon 700\ninactive_file 500\n")
+            (place / "memory.stat").write_text("anon 700\ninactive_file 300\nactive_file 200\n")
 
         assert room.available_memory(tmp_path) == 5_000 - 2_000 + 500
 

@@ -297,6 +297,10 @@ def test_the_last_hundred_are_those_of_all_workers(run: Run, monitor: Monitor, c
 
     assert monitor.summary.score_mean == 0.5
 
+    write(run.spec.folder.worker_file(1), row(worker=1, episodes=[[3.0, 1]] * 100))
+    monitor.end()  # what comes with the last rows counts too
+    assert monitor.summary.score_mean == 3.0
+
 
 def test_a_checkpoint_is_saved_when_a_multiple_is_crossed(run: Run, monitor: Monitor) -> None:
     """At 1050 for 1000, not again at 1990, at 4100 once for 2000, 3000 and 4000; the first is at the start."""

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -87,6 +88,20 @@ def test_a_process_that_was_forked_meanwhile_holds_nothing(file: Path) -> None:
     finally:
         os.kill(helper, signal.SIGKILL)
         os.waitpid(helper, 0)
+
+
+def test_runs_of_a_study_that_was_interrupted_keep_its_folder(file: Path) -> None:
+    """They have the lock from it, and the next study waits for them."""
+    with held(file, waits="waiting") as hold:
+        run = subprocess.Popen(["sleep", "1000"], pass_fds=(hold.fileno(),))
+    try:
+        with pytest.raises(Held), held(file):
+            pass
+    finally:
+        run.kill()
+        run.wait()
+    with held(file):
+        pass
 
 
 def test_after_a_kill_on_this_machine_nobody_waits(file: Path) -> None:

@@ -64,6 +64,9 @@ class Leader:
     def follow(self, supervisor: Supervisor, signals: Signals) -> Outcome:
         """Follow the run until all hosts have ended, the driver is lost, or somebody asks the run to stop."""
         clock, monitor = self._run.handles.clock, self._monitor
+        if clock.finished():  # resumed at its end: no host will come, and what is missing is the last evaluation
+            monitor.begin()
+            clock.start()
         while True:
             wait([self._driver.sentinel, self._pipe, *supervisor.sentinels()], timeout=POLL_SECONDS)
             self._listen()
