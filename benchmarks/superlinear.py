@@ -413,7 +413,7 @@ def main() -> None:
     slots = arguments.jobs or len(usable_cores())
 
     if arguments.pong:
-        study.make(list(pong_jobs().values()), slots)
+        study.make(pong_jobs(), slots)
         print_pong(study)
         return
     if arguments.confirm:
